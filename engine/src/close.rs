@@ -23,13 +23,13 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     let deadline = shared.now().after(timeout);
     shared.lock().drop_waiting_groups();
     let flushed = flush::begin(&shared)
-        .and_then(|ids| ids.into_iter().try_for_each(|id| await_answer(&shared, id, deadline)));
+        .and_then(|ids| ids.into_iter().try_for_each(|id| await_answer_or_failure(&shared, id, deadline)));
     drain_peer_queue(&shared, deadline);
     shared.closed.store(true, Ordering::Release);
     let closed = flushed.and_then(|()| {
         let asked = shared.lock().ask(|id| Job::Close { id });
         shared.work.raise();
-        asked.map_or(Ok(()), |id| await_answer(&shared, id, deadline))
+        asked.map_or(Ok(()), |id| await_answer_or_failure(&shared, id, deadline))
     });
     let (unsaved_objects, unsaved_bytes) = shared.lock().unsaved();
     // Do not wait for a failed tier: operations that it has not completed by now may never
@@ -45,7 +45,7 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
 }
 
 /// Wait until the flusher answers request `id`, or until the tier fails.
-fn await_answer(shared: &Shared, id: u64, deadline: Mono) -> Result<()> {
+fn await_answer_or_failure(shared: &Shared, id: u64, deadline: Mono) -> Result<()> {
     loop {
         let seen = shared.progress.value();
         if let Some(answer) = shared.answer(id, deadline, "close") {

@@ -1,29 +1,30 @@
-//! The few kinds of errors there are, each saying what the caller should do. A miss is not an error.
+//! Error kinds, each of which tells the caller what to do. A miss is not an error.
 
 use std::fmt;
 
 use pagelith_io::fault::{FaultKind, IoFault};
 use pagelith_layouts::error::FormatError;
 
-/// What kind of error, and so what to do.
+/// The kind of an error, which determines what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The request itself is wrong; it will be wrong again. Fix the call or the configuration.
+    /// The request itself is wrong, and will fail again. Fix the call or the configuration.
     Invalid,
-    /// At a bound for the moment (arena full of unflushed pages, staging all lent). Try again later, or go on
-    /// without.
+    /// A limit is reached for now (arena full of unflushed pages, staging memory in use). Retry
+    /// later, or continue without.
     Busy,
     /// No room on the file system, or no room for another namespace. Make room.
     NoSpace,
-    /// A device or a file did not do its work. What was asked has not happened; the store goes on without it.
+    /// A device or file failed. The request was not carried out; the store continues without it.
     Unavailable,
-    /// Stored bytes failed verification where nothing else can answer (opening a store). Run `verify`.
+    /// Stored bytes failed verification and no other copy exists (opening a store). Run `verify`.
     Damaged,
-    /// The store on disk is of another format or another configuration. Nothing was touched.
+    /// The store on disk has another format or configuration. Nothing was changed.
     Incompatible,
     /// The store was closed.
     Closed,
-    /// Another process holds the store, the file system is read-only, or others can read a file of keys.
+    /// Another process holds the store, the file system is read-only, or others can read a key
+    /// file.
     Denied,
     /// A bug in Pagelith.
     Internal,
@@ -32,7 +33,7 @@ pub enum ErrorKind {
 /// An error: its kind, and a message that names field, file, offset or key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// What to do.
+    /// The kind.
     pub kind: ErrorKind,
     /// What happened, lower-case, with `name=value` at the end.
     pub message: String,
@@ -56,13 +57,13 @@ impl Error {
         Error::new(ErrorKind::Busy, message)
     }
 
-    /// Put words in front of the message.
+    /// Prefix the message with a context.
     pub(crate) fn context(mut self, what: impl fmt::Display) -> Error {
         self.message = format!("{what}: {}", self.message);
         self
     }
 
-    /// Bytes that opening a store could not read; `message` says where they lie too.
+    /// Bytes that could not be decoded while opening a store; `message` also says where they are.
     pub(crate) fn format(error: &FormatError, message: impl Into<String>) -> Error {
         let kind = match error {
             FormatError::Version { .. } => ErrorKind::Incompatible,

@@ -1,4 +1,4 @@
-//! Waiting until what was put is durable.
+//! Waits until earlier puts are durable.
 
 use crate::batch::Options;
 use crate::core::Job;
@@ -16,7 +16,7 @@ pub(crate) fn flush(shared: &Shared, options: Options) -> Result<FlushReport> {
     Ok(report(shared))
 }
 
-/// Ask for it; the answers to wait for.
+/// Queue a flush; returns the answers to wait for.
 pub(crate) fn begin(shared: &Shared) -> Result<Vec<u64>> {
     shared.check_open()?;
     let asked = shared.lock().ask(|id| Job::Flush { id });
@@ -24,7 +24,7 @@ pub(crate) fn begin(shared: &Shared) -> Result<Vec<u64>> {
     Ok(asked.into_iter().collect())
 }
 
-/// All that happened since the embedding process was told last.
+/// The counts since the last report to the embedding process.
 pub(crate) fn report(shared: &Shared) -> FlushReport {
     shared.lock().flushes.report()
 }

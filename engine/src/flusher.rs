@@ -27,7 +27,7 @@ use crate::index::SsdPlace;
 use crate::probe::Probe;
 use crate::quarantine::Purge;
 use crate::reclaim::{DeferredVictim, Reclaim};
-use crate::scrub::Background;
+use crate::scrub::BackgroundScrub;
 use crate::shared::Shared;
 use crate::stall::StallDetector;
 
@@ -118,7 +118,7 @@ pub(crate) struct Flusher {
     pub tombstones: HashMap<u64, RecordPlace>,
     pub reading_back: HashMap<u64, (u64, SegmentId)>,
     pub to_read_back: Vec<u64>,
-    pub scrub: Background,
+    pub scrub: BackgroundScrub,
     /// Detects that the device completes nothing.
     stall: StallDetector,
     /// Why the tier last stopped.
@@ -164,7 +164,7 @@ impl Flusher {
             tombstones: HashMap::new(),
             reading_back: HashMap::new(),
             to_read_back: Vec::new(),
-            scrub: Background::default(),
+            scrub: BackgroundScrub::default(),
             stall,
             reason: String::new(),
             closing: None,

@@ -1,4 +1,4 @@
-//! Opening a store: files, memory, recovery, the flusher. Everything big is allocated here.
+//! Opens a store: files, memory, recovery, the flusher. All large memory is allocated here.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -60,30 +60,30 @@ use crate::written_namespaces::WrittenNamespaces;
 
 const OPEN_WAIT_MIN: Duration = Duration::from_secs(30);
 
-/// What opening found.
+/// Result of opening a store.
 #[derive(Clone, Debug)]
 pub struct OpenReport {
-    /// The store was made just now.
+    /// Whether the store was created by this open.
     pub made: bool,
-    /// How long recovery took.
+    /// Duration of recovery.
     pub recovery: Duration,
     /// Objects found.
     pub objects: u64,
-    /// Which side moves bytes to and from SSD; `None` without an SSD tier.
+    /// I/O backend of the SSD tier; `None` without one.
     pub side: Option<Side>,
-    /// Why that side.
+    /// Reason for that backend.
     pub side_reason: String,
-    /// The memory that is allocated.
+    /// The memory that was allocated.
     pub memory: MemoryPlan,
-    /// Segments, and the length of one in bytes.
+    /// Number of segments.
     pub segments: u32,
     /// Length of a segment in bytes.
     pub segment_bytes: u64,
-    /// Largest object that the store takes, in bytes.
+    /// Largest object that the store accepts, in bytes.
     pub object_bytes_max: u64,
     /// Whether a checkpoint shortened recovery.
     pub from_checkpoint: bool,
-    /// Checkpoints that say they are whole and are not: their file was damaged.
+    /// Checkpoints that claim to be complete and are not: their files are damaged.
     pub refused_checkpoints: u32,
     /// Footers read.
     pub footers: u32,
@@ -91,13 +91,13 @@ pub struct OpenReport {
     pub scanned_segments: u32,
     /// Records that a crash tore; no flush had covered them.
     pub torn_records: u64,
-    /// Manifest blocks mended from the other copy.
+    /// Manifest blocks repaired from the other copy.
     pub mended_blocks: u32,
 }
 
-/// The real world for a configuration, in which files are made until `stop` is raised.
+/// The system environment for a configuration. Creation of files stops once `stop` is raised.
 pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<AtomicBool>) -> Result<Env> {
-    // Memory that nothing is known of does not limit: whoever made the configuration valid knew better.
+    // An unknown amount of memory sets no limit: the configuration was validated by the caller.
     let unlimited = |_| Facts { memory_bytes: u64::MAX, memory_source: String::new() };
     let facts = Facts::of_this_machine().unwrap_or_else(unlimited);
     config.check_machine(&facts).map_err(|e| Error::invalid(e.to_string()))?;
@@ -167,7 +167,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         .map_err(|e| Error::new(ErrorKind::Busy, format!("ssd.headers_bytes: {e}")))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
-    // Behind what may fail: a store that cannot be opened is not made.
+    // After all other steps that may fail: a store that cannot be opened is not created.
     let mut ssd = match (&env.disk, config.has_ssd()) {
         (Some(_), true) => Some(open_volume(&config, &env)?),
         _ => None,
@@ -178,7 +178,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         let bytes = config.memory_plan().total;
         all().map_err(|e| Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={bytes}")))?;
     }
-    // A frame has a block of the arena at least, also one that is on its way out.
+    // Each frame has at least one block of the arena, even while it is being dropped.
     let frame_numbers = (config.arena_bytes() / ALIGN).min(u64::from(FRAME_MAX) + 1) as usize;
     let touches =
         Touches::new(frame_numbers).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
@@ -193,7 +193,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         None => frame_policy(name, &touches),
     };
     let mut policy = policy.ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
-    // A frame has an object at least, and that a block of the arena.
+    // Each frame has at least one object, and each object at least one block of the arena.
     let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize + SPARE_NUMBERS;
     policy.expect(frames_max);
     let mut fingerprint_key = [0; FINGERPRINT_KEY_BYTES];
@@ -236,7 +236,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let durable_generations = ssd.iter().flat_map(|o| o.manifest.generations()).collect();
     write_back_generations(&mut core, &durable_generations);
     let (volume, manifest) = ssd.map(|o| (Arc::new(o.volume), o.manifest)).unzip();
-    // What was found at the open did not happen now.
+    // Events start here: recovery's findings are not events.
     core.events = EventLog::new(config.events_max());
     let published = Published::of(&mut core);
     let shared = Arc::new(Shared {
@@ -284,7 +284,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
             match env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone()) {
                 Ok(writer) => Some(writer),
                 Err(fault) => {
-                    end_flusher(&shared, flusher);
+                    stop_flusher(&shared, flusher);
                     return Err(fault.into());
                 }
             }
@@ -294,8 +294,8 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     Ok(Opened { shared, flusher, writer, report })
 }
 
-/// The store is not opened after all: its files are let go of.
-fn end_flusher(shared: &Shared, flusher: Option<Box<dyn Join>>) {
+/// The open failed after the flusher was started: stop it, so that the files are closed.
+fn stop_flusher(shared: &Shared, flusher: Option<Box<dyn Join>>) {
     shared.lock().stopping = true;
     shared.work.raise();
     if let Some(flusher) = flusher {
@@ -303,19 +303,20 @@ fn end_flusher(shared: &Shared, flusher: Option<Box<dyn Join>>) {
     }
 }
 
-/// The longest that one read or write may take while a store is opened: `deadline_ms` is for calls, and may be short.
-fn patience(config: &ValidConfig) -> Duration {
+/// Longest duration of one read or write during open; `deadline_ms` applies to calls and may be
+/// shorter.
+fn io_timeout(config: &ValidConfig) -> Duration {
     config.deadline().max(OPEN_WAIT_MIN)
 }
 
-/// Whether a full file system kept the store from being written: its tier is read-only then.
+/// If the file system was full, open the tier read-only.
 fn open_for_reading(
     core: &mut Core,
     opened: Option<&OpenedVolume>,
     recovered: Option<&Recovered>,
     now: Mono,
 ) -> Option<Full> {
-    // One of the two at most: the manifest is not written again while a copy of it is behind.
+    // At most one is set: recovery does not write the manifest while one of its copies is outdated.
     let full = opened.and_then(|o| o.full.clone()).or_else(|| recovered.and_then(|r| r.full.clone()));
     if let (Some(full), Some(ssd)) = (&full, core.ssd.as_mut()) {
         ssd.health.stop_writing(now);
@@ -332,7 +333,7 @@ fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
     let geometry = config.geometry(dirs);
     let geometry = geometry.ok_or_else(|| Error::invalid(format!("ssd.bytes: too small dirs={dirs}")))?;
     let owner = pagelith_io::owner::this_process();
-    let opened = open_or_make(disk.clone(), geometry, &*env.entropy, &owner, patience(config));
+    let opened = open_or_make(disk.clone(), geometry, &*env.entropy, &owner, io_timeout(config));
     opened.map_err(|error| {
         let mut error = volume_error(error);
         if error.kind == ErrorKind::Damaged {
@@ -367,11 +368,11 @@ fn recover_into(
     now: Mono,
 ) -> Result<Recovered> {
     let volume: &Volume = &opened.volume;
-    let mut serial = Serial::new(&*volume.disk, patience(config))?;
+    let mut serial = Serial::new(&*volume.disk, io_timeout(config))?;
     let mut collector = Collector::new(secret, opened.manifest.generations());
     let constant = config.constant_fingerprint();
-    let behind = opened.full.as_ref().is_some_and(|full| full.copy.is_some());
-    let manifest = (&mut opened.manifest, behind);
+    let outdated = opened.full.as_ref().is_some_and(|full| full.copy.is_some());
+    let manifest = (&mut opened.manifest, outdated);
     let recovered = recover(volume, manifest, &mut serial, !constant, &mut collector)
         .map_err(|f| Error::from(f).context("recover"))?;
     let policy = match config.ssd_policy() {
@@ -403,19 +404,21 @@ fn recover_into(
         damage: Damage::default(),
     });
     core.counters.bytes_to_device = recovered.bytes_written;
-    // Of one that was made for more, the setting is to blame also after a crash.
+    // If the store was created for more objects than the setting allows, the setting is wrong even
+    // after a crash.
     let crashed = !recovered.clean && config.max_objects() >= volume.geometry.objects_max;
     collector.finish(core, constant.then_some(crate::shared::CONSTANT), crashed)?;
     Ok(recovered)
 }
 
-/// A generation that recovery knows only from records was on its way into the manifest when the store ended.
+/// Queue the clears that recovery knows only from records: the store ended before the manifest had
+/// their generations.
 fn write_back_generations(core: &mut Core, durable: &HashMap<NamespaceId, Generation>) {
     let newer = core.visibility.generations().iter().filter(|(ns, g)| durable.get(ns) != Some(g));
     let mut newer: Vec<_> = newer.map(|(ns, g)| (*ns, *g)).collect();
     newer.sort_unstable();
     for (namespace, generation) in newer {
-        // Nobody waits for this one.
+        // No caller waits for this clear.
         if let Some(ssd) = core.ssd.as_mut() {
             ssd.queue.push_back(Job::Clear { id: 0, namespace, generation });
         }

@@ -1,7 +1,8 @@
-//! What recovery found, made into an index.
+//! Builds the index from the records that recovery finds.
 //!
-//! Of each key the youngest put wins, unless a tombstone is younger; of a group all members or none; what is
-//! attached to a group only with that; and nothing from before its namespace's last clear.
+//! Of each key the youngest put wins, unless a tombstone is younger. A group is recovered with all
+//! its members or not at all, and an attached object only with its base group. Nothing from before
+//! its namespace's last clear is recovered.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,46 +18,46 @@ use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Entry, SsdPlace, name_of};
 
-/// An object that was found.
+/// An object that recovery found.
 #[derive(Clone, Copy, Debug)]
 struct Object {
-    /// The true fingerprint, whatever the index is configured to use.
+    /// The true fingerprint, even if the index is configured to use a constant one.
     fingerprint: u128,
     sequence: u64,
-    /// Found later in the log.
+    /// Position in the log, to order objects of equal sequence.
     position: u64,
     place: SsdPlace,
     length: u32,
     tick: Option<u32>,
-    /// Members of its record; 0 if a checkpoint says so, which only holds whole groups.
+    /// Members of its record; 0 if it comes from a checkpoint, which contains whole groups only.
     member_count: u32,
     namespace: Option<(NamespaceId, Generation)>,
     attached: bool,
-    /// Name of the base group that it is attached to, if it is and its record said so.
+    /// Name of its base group, if it is attached and its record names one.
     base: Option<u64>,
 }
 
 impl Object {
-    /// The record it lies in: segment and block.
+    /// The segment and block of its record.
     fn record(&self) -> (u32, u16) {
         (self.place.segment, self.place.record_block)
     }
 }
 
-/// Collects what recovery finds.
+/// Collects the objects, tombstones and generations that recovery finds.
 pub(crate) struct Collector {
     secret: [u8; FINGERPRINT_KEY_BYTES],
     objects: Vec<Object>,
     tombstones: HashMap<u128, u64>,
-    /// Records (segment, block) that the checkpoint says something of and takes back.
+    /// Records (segment, block) that the checkpoint lists and withdraws.
     withdrawn: HashSet<(u32, u16)>,
-    /// Of objects that the checkpoint says are attached: to which base group.
+    /// Base group of each attached object of the checkpoint, by fingerprint.
     links: HashMap<u128, u64>,
     generations: HashMap<NamespaceId, Generation>,
 }
 
 impl Collector {
-    /// With the generations that the manifest knows.
+    /// A collector that starts with the generations of the manifest.
     pub fn new(
         secret: [u8; FINGERPRINT_KEY_BYTES],
         generations: impl Iterator<Item = (NamespaceId, Generation)>,
@@ -66,19 +67,19 @@ impl Collector {
         Collector { secret, objects: Vec::new(), tombstones, withdrawn, links, generations }
     }
 
-    /// Drop what is not to be found again; returns how many groups went that are not whole, or not attached to
-    /// anything.
-    fn settle(&mut self) -> u64 {
+    /// Drop objects that must not be recovered; returns how many groups were dropped because they
+    /// are incomplete or lack their base.
+    fn drop_unrecoverable(&mut self) -> u64 {
         let generations = &self.generations;
         let current = |(ns, generation): (NamespaceId, Generation)| {
             generations.get(&ns).copied().unwrap_or(Generation::FIRST) == generation
         };
         self.objects.retain(|o| o.namespace.is_none_or(current));
         let withdrawn = &self.withdrawn;
-        // Only of what the checkpoint said: in a replayed segment the same place is another record.
+        // Only checkpoint entries: in a replayed segment the same place holds another record.
         self.objects.retain(|o| o.namespace.is_some() || !withdrawn.contains(&o.record()));
-        // Records of which a member is hidden or replaced. The checkpoint does not say who lies with whom, so
-        // of its objects these are the parts of groups.
+        // Records with a hidden or replaced member. The checkpoint does not list the members of a
+        // record, so its objects in these records belong to incomplete groups.
         let mut broken = HashSet::new();
         let tombstones = &self.tombstones;
         self.objects.retain(|o| {
@@ -91,7 +92,7 @@ impl Collector {
         self.objects.sort_unstable_by_key(|o| (o.fingerprint, o.sequence, o.position));
         let shared = self.shared_records();
         let mut older = Vec::new();
-        // Keep the last of each key.
+        // Keep the youngest object of each key.
         self.objects.dedup_by(|later, kept| {
             let same = later.fingerprint == kept.fingerprint;
             if same {
@@ -120,8 +121,8 @@ impl Collector {
             whole
         });
         self.drop_without_base(&mut dropped);
-        // What was by itself, was taken into an attached group, and has lost that, is by itself again: a flush may
-        // have covered it.
+        // An object that was stored alone, was then put as a part of an attached group, and lost
+        // that group, is recovered as stored alone: a flush may have covered it.
         if !older.is_empty() {
             let here: HashSet<u128> = self.objects.iter().map(|o| o.fingerprint).collect();
             self.objects.extend(older.into_iter().filter(|o| !here.contains(&o.fingerprint)));
@@ -129,7 +130,8 @@ impl Collector {
         dropped.len() as u64
     }
 
-    /// Records of which several objects were found; none is looked for if nothing is attached.
+    /// Records of which several objects were found; empty, without a search, if no object is
+    /// attached.
     fn shared_records(&self) -> HashSet<(u32, u16)> {
         if !self.objects.iter().any(|o| o.attached) {
             return HashSet::new();
@@ -138,7 +140,7 @@ impl Collector {
         self.objects.iter().map(Object::record).filter(|record| !seen.insert(*record)).collect()
     }
 
-    /// Drop what is attached to a base group that was not found, or that was removed since.
+    /// Drop objects whose base group was not found, or was removed after they were put.
     fn drop_without_base(&mut self, dropped: &mut HashSet<(u32, u16)>) {
         let mut removed: HashMap<u64, u64> = HashMap::new();
         for (fingerprint, sequence) in &self.tombstones {
@@ -149,7 +151,7 @@ impl Collector {
             self.objects.iter().filter(|o| !o.attached).map(|o| name_of(o.fingerprint)).collect();
         let links = &self.links;
         self.objects.retain_mut(|o| {
-            // The checkpoint's links are of its own objects.
+            // The checkpoint's links apply to the checkpoint's objects only.
             let link = || links.get(&o.fingerprint).filter(|_| o.namespace.is_none()).copied();
             o.base = o.base.or_else(link).filter(|_| o.attached);
             let here = !o.attached || o.base.is_some_and(|base| bases.contains(&base));
@@ -161,13 +163,15 @@ impl Collector {
         });
     }
 
-    /// Fill the core: generations, index, live counts. `constant` replaces every fingerprint. `crashed`: what was found
-    /// may be more than the index ever held, since a crash brings objects back that were forgotten to make room in it.
+    /// Fill the core: generations, index, live counts. `constant` replaces every fingerprint.
+    /// `crashed` means that more objects may be found than the index ever held, since a crash
+    /// restores objects that were dropped to make room in it.
     ///
     /// # Errors
-    /// The index has no room for what was found, and nothing but a smaller `index.max_objects` can be why.
+    /// The index has no room for the objects found, which only a smaller `index.max_objects` can
+    /// cause.
     pub fn finish(mut self, core: &mut Core, constant: Option<u128>, crashed: bool) -> Result<()> {
-        core.counters.groups_dropped += self.settle();
+        core.counters.groups_dropped += self.drop_unrecoverable();
         let entries =
             self.objects.len() as u64 + self.objects.iter().filter(|o| o.base.is_some()).count() as u64;
         let room = core.index.capacity();
@@ -190,7 +194,7 @@ impl Collector {
                 freq: 0,
                 attached: o.attached,
             };
-            // An index with one fingerprint for all has one name for all.
+            // An index with a constant fingerprint has one name for all.
             let base = o.base.map(|base| constant.map_or(base, name_of));
             let linked = base.is_none_or(|base| core.index.insert_link(entry.fingerprint, base).is_ok());
             if !linked || core.index.insert(&entry).is_err() {
@@ -202,7 +206,7 @@ impl Collector {
             }
             core.place_ssd(entry.fingerprint, |e| e.ssd.is_none() && e.length == o.length, o.place);
         }
-        // A group that had room for some of its members only goes as a whole.
+        // A group with room for only some of its members is dropped as a whole.
         for o in &self.objects {
             if without_room.contains(&o.record()) {
                 core.drop_ssd(constant.unwrap_or(o.fingerprint), o.place, None);
@@ -223,7 +227,7 @@ impl Collector {
         Ok(())
     }
 
-    /// The newest tick that a checkpoint knew.
+    /// The newest tick in the checkpoint.
     pub fn newest_tick(&self) -> u64 {
         self.objects.iter().filter_map(|o| o.tick).max().map_or(0, u64::from)
     }
@@ -241,7 +245,8 @@ impl Sink for Collector {
         }
         self.objects.push(Object {
             fingerprint: u128::from_le_bytes(entry.fingerprint),
-            // The snapshot is of this moment: older tombstones had their effect on it, younger ones count.
+            // A snapshot reflects all tombstones that are older than it; younger ones apply to its
+            // entries.
             sequence: facts.sequence.0.saturating_sub(1),
             position: 0,
             place: SsdPlace {
@@ -265,14 +270,14 @@ impl Sink for Collector {
     }
 
     fn forget_all(&mut self) {
-        // Tombstones, generations and withdrawals stay: they only ever hide something.
+        // Tombstones, generations and withdrawals stay: they only hide objects.
         self.objects.clear();
     }
 
     fn log_entry(&mut self, segment: SegmentId, entry: &FooterEntry) {
         let (namespace, generation) = (entry.key.namespace(), Generation(entry.generation));
-        // A record of a generation that the manifest does not know yet: the clear was under way, and
-        // something put after it is durable. It counts as done.
+        // A record with a generation newer than the manifest's: a clear was in progress, and an
+        // object put after it is durable. The clear counts as done.
         let known = self.generations.get(&namespace).copied().unwrap_or(Generation::FIRST);
         if generation > known {
             self.generations.insert(namespace, generation);
@@ -313,7 +318,8 @@ mod tests {
         ObjectKey::new(ns, PrefixHash([1; 32]), Role::Target, "kv", component, Shard::Whole).expect("a key")
     }
 
-    /// An object of the record at (`segment`, 1), as a checkpoint whose snapshot began at sequence 100 has it.
+    /// Adds an object of the record at (`segment`, 1), from a checkpoint whose snapshot began at
+    /// sequence 100.
     fn snapshot(collector: &mut Collector, component: &str, segment: u32, payload_delta: u16) {
         let facts = CheckpointFacts {
             store: StoreId([7; 16]),
@@ -356,7 +362,7 @@ mod tests {
         }
     }
 
-    fn whole_page() -> Collector {
+    fn complete_page() -> Collector {
         let mut collector = Collector::new(SECRET, std::iter::empty());
         snapshot(&mut collector, "k", 0, 1);
         snapshot(&mut collector, "v", 0, 3);
@@ -364,25 +370,25 @@ mod tests {
     }
 
     #[test]
-    fn a_tombstone_of_one_member_takes_the_group_out_of_a_checkpoint() {
-        // The page was evicted when `k` was removed, so the store did not know that `v` lies with it; its
-        // segment was not yet used again when the store crashed.
-        let mut collector = whole_page();
+    fn tombstone_of_member_drops_group_of_checkpoint() {
+        // The page was evicted when `k` was removed, so the store did not know that `v` shares its
+        // record. Its segment was not reused before the crash.
+        let mut collector = complete_page();
         collector.log_entry(SegmentId(3), &entry("k", RecordKind::Tombstones, 100, 1));
-        assert_eq!(collector.settle(), 1);
+        assert_eq!(collector.drop_unrecoverable(), 1);
         assert!(collector.objects.is_empty(), "half a page: {:?}", collector.objects);
     }
 
     #[test]
-    fn a_member_put_again_takes_the_rest_of_its_old_group_out_of_a_checkpoint() {
-        let mut collector = whole_page();
+    fn member_put_again_drops_old_group_of_checkpoint() {
+        let mut collector = complete_page();
         collector.log_entry(SegmentId(3), &entry("k", RecordKind::Data, 101, 1));
-        assert_eq!(collector.settle(), 1);
+        assert_eq!(collector.drop_unrecoverable(), 1);
         let places: Vec<_> = collector.objects.iter().map(Object::record).collect();
         assert_eq!(places, [(3, 2)]);
     }
 
-    /// A checkpoint of page `k` in the log, attached to `base`.
+    /// A log entry of object `t`, attached to the page with key `base`.
     fn attached(sequence: u64, base: &str) -> FooterEntry {
         let name = name_of(fingerprint(&SECRET, &key(base), Generation::FIRST));
         let kind = GroupKind::Attached as u8;
@@ -394,40 +400,40 @@ mod tests {
         }
     }
 
-    fn settled(entries: &[FooterEntry]) -> (u64, Vec<(u32, u16)>) {
+    fn recovered_from(entries: &[FooterEntry]) -> (u64, Vec<(u32, u16)>) {
         let mut collector = Collector::new(SECRET, std::iter::empty());
         entries.iter().for_each(|e| collector.log_entry(SegmentId(3), e));
-        let dropped = collector.settle();
+        let dropped = collector.drop_unrecoverable();
         (dropped, collector.objects.iter().map(Object::record).collect())
     }
 
     #[test]
-    fn what_is_attached_is_found_with_its_base_only() {
+    fn attached_object_is_recovered_only_with_its_base() {
         let base = entry("k", RecordKind::Data, 5, 1);
         let gone = entry("k", RecordKind::Tombstones, 8, 1);
         let again = FooterEntry { record_block: 4, ..entry("k", RecordKind::Data, 9, 1) };
-        let with = |rest: &[FooterEntry]| settled(&[&[attached(7, "k")], rest].concat());
+        let with = |rest: &[FooterEntry]| recovered_from(&[&[attached(7, "k")], rest].concat());
         assert_eq!(with(&[]), (1, vec![]));
-        assert_eq!(with(&[entry("x", RecordKind::Data, 5, 1)]).0, 1, "another's base");
+        assert_eq!(with(&[entry("x", RecordKind::Data, 5, 1)]).0, 1, "another key's page is no base");
         assert_eq!(with(std::slice::from_ref(&base)).1.len(), 2);
-        assert_eq!(with(&[base, gone, again]), (0, vec![(3, 4)]), "it went with the base that was removed");
+        assert_eq!(with(&[base, gone, again]), (0, vec![(3, 4)]), "removed with its first base");
     }
 
     #[test]
-    fn what_was_by_itself_before_it_was_attached_comes_back_without_the_base() {
+    fn object_stored_alone_before_attached_put_is_recovered_without_base() {
         let alone = entry("t", RecordKind::Data, 3, 1);
-        assert_eq!(settled(&[alone, attached(7, "k")]), (1, vec![(3, 2)]));
-        // One of two in its record: the other is gone, so it is too.
+        assert_eq!(recovered_from(&[alone, attached(7, "k")]), (1, vec![(3, 2)]));
+        // One of two in its record: the other member is gone, so this one is dropped too.
         let two = ["t", "u"].map(|c| entry(c, RecordKind::Data, 3, 2));
-        assert_eq!(settled(&[two[0], two[1], attached(7, "k")]).1, vec![]);
+        assert_eq!(recovered_from(&[two[0], two[1], attached(7, "k")]).1, vec![]);
     }
 
     #[test]
-    fn an_untouched_group_of_a_checkpoint_stays() {
-        let mut collector = whole_page();
+    fn untouched_group_of_checkpoint_stays() {
+        let mut collector = complete_page();
         collector.log_entry(SegmentId(3), &entry("x", RecordKind::Tombstones, 100, 1));
         collector.log_entry(SegmentId(3), &entry("k", RecordKind::Tombstones, 98, 1));
-        assert_eq!(collector.settle(), 0);
+        assert_eq!(collector.drop_unrecoverable(), 0);
         assert_eq!(collector.objects.len(), 2);
     }
 }

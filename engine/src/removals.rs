@@ -1,43 +1,44 @@
-//! Removals and clears under way, for who is about to make visible here what a peer had a moment ago.
+//! A fence between removals (or clears) and objects that arrive from peers.
 //!
-//! A removal is invisible here at once, and at the peer when that has answered. Until then the peer may send what is removed, and what it
-//! sent may be on its way still when the removal has ended. So what a peer sent is kept only if no removal was under way when it was asked
-//! for, nor began or ended since.
+//! A removal takes effect in this store at once, and at a peer when the peer has answered. Until
+//! then the peer may still send removed objects, and such a transfer may arrive after the removal
+//! ended. So an object from a peer is kept only if no removal was in progress when it was
+//! requested, and none began or ended since.
 
 use std::sync::atomic::Ordering::SeqCst;
 
 use pagelith_io::sync::{Arc, AtomicU64};
 
-/// How many are under way, and how often one began or ended.
+/// Removals in progress, and the epoch: how often one began or ended.
 #[derive(Default)]
 pub(crate) struct Removals {
-    under_way: AtomicU64,
-    turns: AtomicU64,
+    in_progress: AtomicU64,
+    epoch: AtomicU64,
 }
 
-/// A moment at which none was under way.
+/// An epoch in which no removal was in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quiet(u64);
 
-/// One that is under way until it is dropped.
+/// A removal in progress; dropping it ends the removal.
 pub(crate) struct Removing(Arc<Removals>);
 
 impl Removals {
-    /// One begins: before anything of it is done under the core's lock.
+    /// Begin a removal. Call this before any of its changes under the core's lock.
     pub fn begin(self: &Arc<Self>) -> Removing {
-        self.under_way.fetch_add(1, SeqCst);
-        self.turns.fetch_add(1, SeqCst);
+        self.in_progress.fetch_add(1, SeqCst);
+        self.epoch.fetch_add(1, SeqCst);
         Removing(self.clone())
     }
 
-    /// This moment, if none is under way.
+    /// The current epoch, if no removal is in progress.
     pub fn quiet(&self) -> Option<Quiet> {
-        let turns = self.turns.load(SeqCst);
-        (self.under_way.load(SeqCst) == 0).then_some(Quiet(turns))
+        let epoch = self.epoch.load(SeqCst);
+        (self.in_progress.load(SeqCst) == 0).then_some(Quiet(epoch))
     }
 
-    /// Whether none began or ended since, and none is under way. Under the core's lock: what begins later finds what was made visible
-    /// before.
+    /// Whether no removal began or ended since `then`, and none is in progress. Call this under the
+    /// core's lock: a later removal then finds what was made visible before it.
     pub fn none_since(&self, then: Quiet) -> bool {
         self.quiet() == Some(then)
     }
@@ -45,8 +46,8 @@ impl Removals {
 
 impl Drop for Removing {
     fn drop(&mut self) {
-        self.0.turns.fetch_add(1, SeqCst);
-        self.0.under_way.fetch_sub(1, SeqCst);
+        self.0.epoch.fetch_add(1, SeqCst);
+        self.0.in_progress.fetch_sub(1, SeqCst);
     }
 }
 
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_removal_ends_every_quiet_moment_before_its_end() {
+    fn removal_invalidates_every_earlier_epoch() {
         let removals = Arc::new(Removals::default());
         let before = removals.quiet().expect("none is under way");
         assert!(removals.none_since(before));
@@ -65,7 +66,7 @@ mod tests {
         drop(removing);
         assert!(removals.quiet().is_none());
         drop(other);
-        assert!(!removals.none_since(before), "it has ended, and what was asked for before may come still");
+        assert!(!removals.none_since(before), "transfers requested before the removal may still arrive");
         let after = removals.quiet().expect("none is under way");
         assert!(removals.none_since(after));
     }

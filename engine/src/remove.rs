@@ -1,4 +1,4 @@
-//! Removing objects and clearing namespaces, durably.
+//! Removes objects and clears namespaces, durably.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -19,33 +19,34 @@ use crate::session::{Session, recency};
 use crate::shared::Shared;
 use crate::store::Store;
 
-/// Remove `keys`, the rest of their groups and what is attached to them: invisible at once, tombstones synced
-/// before it returns.
+/// Remove `keys`, the rest of their groups and the objects attached to them. They are invisible at
+/// once; their tombstones are synced before this returns.
 pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Result<usize> {
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.removals.begin();
     let Begun { answers, here, gone } =
         store.with_session(options.timeout, |session| begin(shared, session, keys, &options, deadline))??;
-    // Every answer is taken, also behind one that failed: nobody else would.
+    // Take every answer, even after a failed one, so that none stays in the core.
     let told = tell(shared, |id| RemoteJob::Remove { id, keys: gone });
-    let ends: Vec<_> =
+    let results: Vec<_> =
         answers.into_iter().chain(told).map(|id| shared.await_answer(id, deadline, "remove")).collect();
-    ends.into_iter().collect::<Result<()>>()?;
+    results.into_iter().collect::<Result<()>>()?;
     Ok(here)
 }
 
-/// A removal that is invisible here.
+/// A removal that took effect in this store and is not durable yet.
 pub(crate) struct Begun {
     /// The answers to wait for.
     pub answers: Vec<u64>,
-    /// How many of the keys were here.
+    /// How many of the keys were stored.
     pub here: usize,
-    /// They, and what lay with them: a peer may have something attached to an object of a group that it has no more.
+    /// The keys and all members of their groups: a peer may hold objects attached to a member of a
+    /// group that it has lost itself.
     pub gone: Vec<ObjectKey>,
 }
 
-/// Make them invisible and queue their tombstones.
+/// Make the objects invisible and queue their tombstones.
 pub(crate) fn begin(
     shared: &Shared,
     session: &mut Session,
@@ -58,7 +59,7 @@ pub(crate) fn begin(
     let mut gone: BTreeSet<ObjectKey> = keys.iter().copied().collect();
     let mut here = vec![false; keys.len()];
     let answers = loop {
-        // Where they lie, and who lies with them: only the headers know.
+        // Find their places and the other members of their groups, which only record headers list.
         let probed = session.probe(keys, at, deadline);
         let mut core = shared.lock();
         let again = if keys.iter().zip(&probed).any(|(key, p)| has_moved(shared, &core, key, p.as_ref())) {
@@ -68,7 +69,7 @@ pub(crate) fn begin(
             for ((key, probed), here) in keys.iter().zip(probed).zip(&mut here) {
                 *here |= unlink(shared, &mut core, key, probed, &mut gone);
             }
-            // Under one fingerprint for all, a key may have been found in one place and lie in another too.
+            // With a constant fingerprint a key may be stored in several places.
             found && shared.config.constant_fingerprint()
         };
         if !again {
@@ -81,13 +82,13 @@ pub(crate) fn begin(
         }
     };
     shared.work.raise();
-    forget_attached(shared, &gone);
+    drop_attached(shared, &gone);
     let here = here.into_iter().filter(|here| *here).count();
     Ok(Begun { answers, here, gone: gone.into_iter().collect() })
 }
 
-/// Whether what a probe said of a key is no longer so: its record was moved or written meanwhile, and who lies
-/// with it would be missed.
+/// Whether a probe is outdated: the record was moved or written since, so members of its group
+/// might be missed.
 fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&Probed>) -> bool {
     let generation = core.generation(key.namespace());
     let fingerprint = |key: &ObjectKey| shared.fingerprint(key, generation);
@@ -96,17 +97,17 @@ fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&Prob
     }
     match probed {
         Some(p) => {
-            let lies = |(key, place): &(ObjectKey, SsdPlace)| {
+            let in_place = |(key, place): &(ObjectKey, SsdPlace)| {
                 core.index.find(fingerprint(key)).any(|e| e.ssd == Some(*place))
             };
-            let own = p.siblings.iter().filter(|(k, _)| k == key).any(lies);
+            let own = p.siblings.iter().filter(|(k, _)| k == key).any(in_place);
             !own && !core.find_ssd(fingerprint(key)).is_empty()
         }
         None => !shared.config.constant_fingerprint() && !core.find_ssd(fingerprint(key)).is_empty(),
     }
 }
 
-/// Take a key and its group out of DRAM and index; true if it was there.
+/// Remove a key and its group from DRAM and the index; true if the key was stored.
 fn unlink(
     shared: &Shared,
     core: &mut Core,
@@ -136,7 +137,7 @@ fn unlink(
         gone.insert(sibling);
     }
     if !shared.config.constant_fingerprint() {
-        // It may have moved since its header was read.
+        // It may have been moved since its header was read.
         while let Some(entry) = core.remove_entry(fingerprint, |e| e.frame.is_none()) {
             core.note_gone(key, &entry);
             core.pins.end_lease(fingerprint);
@@ -146,10 +147,10 @@ fn unlink(
     found
 }
 
-/// Drop what was attached to objects that are `gone`, so that it does not come back with a later base of the
-/// same name; after a crash their tombstones hide it. It is invisible already, so this takes its time: a walk over
-/// the index, since only links know.
-fn forget_attached(shared: &Shared, gone: &BTreeSet<ObjectKey>) {
+/// Drop objects that were attached to removed ones, so that they do not return with a later base of
+/// the same name; after a crash the bases' tombstones hide them. They are invisible already, so
+/// this may take a walk over the index: only links name the base.
+fn drop_attached(shared: &Shared, gone: &BTreeSet<ObjectKey>) {
     let mut core = shared.lock();
     if core.index.links() == 0 {
         return;
@@ -165,14 +166,14 @@ fn forget_attached(shared: &Shared, gone: &BTreeSet<ObjectKey>) {
             Visited::Link { fingerprint, base } if names.contains(&base) => attached.push(fingerprint),
             Visited::Link { .. } | Visited::Object(_) => {}
         });
-        attached.into_iter().for_each(|fingerprint| forget_one(&mut core, fingerprint, before));
+        attached.into_iter().for_each(|fingerprint| drop_attached_object(&mut core, fingerprint, before));
         drop(core);
         core = shared.lock();
     }
 }
 
 /// Drop an attached object, unless it was put since.
-fn forget_one(core: &mut Core, fingerprint: u128, before: Sequence) {
+fn drop_attached_object(core: &mut Core, fingerprint: u128, before: Sequence) {
     let entries: Vec<_> = core.index.find(fingerprint).filter(|e| e.attached).collect();
     for entry in entries {
         match entry.frame.map(FrameId) {
@@ -181,7 +182,7 @@ fn forget_one(core: &mut Core, fingerprint: u128, before: Sequence) {
             }
             Some(_) => {}
             None => {
-                // All that lies with it at once, although the walk comes to the others later.
+                // Hide all members of the record at once; the walk reaches the others later.
                 core.hide_record(&entry);
                 core.remove_entry(fingerprint, |e| *e == entry);
             }
@@ -189,8 +190,8 @@ fn forget_one(core: &mut Core, fingerprint: u128, before: Sequence) {
     }
 }
 
-/// Tombstones for all of `gone`, also for what is not in the index: an older record of it may still lie on
-/// SSD, and come back at a crash.
+/// Queue tombstones for all removed keys, even those not in the index: an older record may still be
+/// on SSD and return after a crash.
 fn queue_tombstones(core: &mut Core, gone: &BTreeSet<ObjectKey>) -> Vec<u64> {
     let mut by_namespace: BTreeMap<NamespaceId, Vec<ObjectKey>> = BTreeMap::new();
     gone.iter().for_each(|k| by_namespace.entry(k.namespace()).or_default().push(*k));
@@ -206,19 +207,20 @@ fn queue_tombstones(core: &mut Core, gone: &BTreeSet<ObjectKey>) -> Vec<u64> {
     answers
 }
 
-/// Raise a namespace's generation: what it holds is unreachable at once, and for ever once this returns.
+/// Raise a namespace's generation: its objects are unreachable at once, and durably so once this
+/// returns.
 pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -> Result<Generation> {
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.removals.begin();
     let (generation, answer) = begin_clear(shared, namespace)?;
     let told = tell(shared, |id| RemoteJob::Clear { id, namespace });
-    let ends: Vec<_> =
+    let results: Vec<_> =
         answer.into_iter().chain(told).map(|id| shared.await_answer(id, deadline, "clear")).collect();
-    ends.into_iter().collect::<Result<()>>()?;
+    results.into_iter().collect::<Result<()>>()?;
     Ok(generation)
 }
 
-/// Have peers told; the answer to wait for, if there are any.
+/// Notify the peers; returns the answer to wait for, if there are peers.
 pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
     let remote = shared.remote.as_ref()?;
     let asked = shared.lock().ask_remote(job);
@@ -226,7 +228,7 @@ pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Optio
     asked
 }
 
-/// Make what the namespace holds unreachable; the answer to wait for.
+/// Make a namespace's objects unreachable; returns the answer to wait for.
 pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Generation, Option<u64>)> {
     shared.check_open()?;
     let mut core = shared.lock();
@@ -234,12 +236,14 @@ pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Ge
     let (has_row, rows) = (rows.contains_key(&namespace), rows.len());
     let (holds, may_hold) = core.holds_of(namespace);
     if !has_row && !may_hold {
-        // Nothing of it can come back: a row would be for nothing, and everybody's are few.
+        // Nothing of it can return after a crash, so it needs no row: rows are few, and all clients
+        // share them.
         core.clear_waiting_groups(namespace);
         return Ok((core.generation(namespace), None));
     }
     let max = shared.config.namespaces_max();
-    // Clears on suspicion leave half of them for namespaces that hold something.
+    // Namespaces that only may hold objects get half of the rows, to leave the rest for those that
+    // do.
     let room = if holds { max } else { max.div_ceil(2) };
     if !has_row && rows >= room as usize {
         let detail =

@@ -1,7 +1,9 @@
-//! Scrub: reading what lies on SSD before anybody asks for it, so that what rots is found while DRAM may still have it.
+//! Scrub reads records on SSD before any get needs them, so that latent damage is found while DRAM
+//! may still hold a copy.
 //!
-//! [`Store::scrub`] makes one pass in the caller's thread, with a disk queue of its own. With `ssd.scrub_bytes_per_s` the
-//! flusher makes one pass after the other while it has nothing else in flight.
+//! [`Store::scrub`] makes one pass in the caller's thread, with its own disk queue. With
+//! `ssd.scrub_bytes_per_s` set, the flusher makes one pass after another while it has nothing else
+//! in flight.
 
 mod pass;
 
@@ -17,24 +19,26 @@ use crate::flusher::{Flusher, TAG_SCRUB};
 use crate::shared::Shared;
 use crate::store::Store;
 
-/// Longest single wait, so that a closed store is noticed.
+/// Longest single wait, so that a close of the store is noticed.
 const STEP: Duration = Duration::from_millis(100);
-/// From the beginning of one background pass to that of the next, at least.
+/// Least time between the starts of two background passes.
 const BETWEEN: Duration = Duration::from_secs(60);
 
-/// How a scrub goes about its work.
+/// Options of a scrub.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScrubOptions {
-    /// Bytes read per second, on average over the pass; 0 reads as fast as the device gives, one read at a time.
+    /// Bytes read per second, on average over the pass; 0 reads as fast as the device allows, one
+    /// read at a time.
     pub bytes_per_s: u64,
-    /// Longest that the pass may take; then it ends with what it has. Each read has the configured `deadline_ms`.
+    /// Longest duration of the pass, which then ends with a partial report. Each read has the
+    /// configured `deadline_ms`.
     pub timeout: Option<Duration>,
 }
 
-/// What a scrub found. What is not intact was dropped: the next `exists` says no.
+/// Result of a scrub. Damaged objects were dropped: the next `exists` returns false for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubReport {
-    /// Segments of which every record was looked at.
+    /// Segments of which every record was checked.
     pub segments: u64,
     /// Objects of which every byte was verified.
     pub objects: u64,
@@ -42,13 +46,14 @@ pub struct ScrubReport {
     pub bytes: u64,
     /// Objects that failed verification.
     pub damaged: u64,
-    /// Objects that the device did not give, each read tried twice.
+    /// Objects that could not be read; each read was tried twice.
     pub unreadable: u64,
-    /// Of both, objects that DRAM had too, and that are on their way to SSD again.
+    /// Of the damaged and unreadable objects, those that DRAM also held, and that are being written
+    /// to SSD again.
     pub repaired_from_dram: u64,
 }
 
-/// Spends bytes no faster than a rate.
+/// Limits reads to a rate.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     per_s: u64,
@@ -61,7 +66,7 @@ impl Budget {
         Budget { per_s, began, spent: 0 }
     }
 
-    /// How long to wait before anything more is read.
+    /// Time to wait before the next read.
     fn wait(&self, now: Mono) -> Duration {
         if self.per_s == 0 {
             return Duration::ZERO;
@@ -101,26 +106,27 @@ pub(crate) fn scrub(store: &Store, options: ScrubOptions) -> Result<ScrubReport>
         let completion = done.pop();
         let late = completion.is_none();
         if late {
-            // The kernel has the memory until the queue is gone; nobody writes there before that.
+            // The kernel may write to the buffer until the queue is dropped; the segment stays
+            // pinned until then.
             drop(queue);
             pass.ended(shared, None);
-            let detail = "scrub: a read did not end in time";
+            let detail = "scrub: read exceeded deadline_ms";
             return Err(Error::new(ErrorKind::Unavailable, detail));
         }
         pass.ended(shared, completion);
     }
 }
 
-/// The flusher's own passes.
+/// The flusher's background passes.
 #[derive(Default)]
-pub(crate) struct Background {
+pub(crate) struct BackgroundScrub {
     pass: Option<(Pass, Budget)>,
     began: Option<Mono>,
     reading: bool,
 }
 
 impl Flusher {
-    /// Go on with the background pass while nothing else is in flight; true if anything was done.
+    /// Continue the background pass while nothing else is in flight; true if anything was done.
     pub(crate) fn step_scrub(&mut self) -> bool {
         let per_s = self.shared.config.scrub_bytes_per_s();
         let busy = self.scrub.reading || self.log.in_flight() > 0 || self.closing.is_some();
@@ -167,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_spent_no_faster_than_the_rate() {
+    fn budget_delays_reads_to_the_rate() {
         let mut b = Budget::new(1 << 20, Mono(0));
         assert_eq!(b.wait(Mono(0)), Duration::ZERO);
         b.spent = 3 << 19;

@@ -1,4 +1,5 @@
-//! Which namespaces the log may hold anything of: to clear one that it holds nothing of needs no row in the manifest.
+//! Tracks the namespaces of which the log may hold records. Clearing any other namespace needs no
+//! row in the manifest.
 
 use std::collections::BTreeSet;
 
@@ -6,24 +7,24 @@ use pagelith_layouts::ids::NamespaceId;
 
 use crate::core::Core;
 
-/// Most namespaces that are remembered; with more any may have been written.
+/// Most namespaces remembered; beyond that, any namespace may have been written.
 const NAMESPACES_MAX: usize = 65_536;
 
-/// Namespaces that something was written of.
+/// Namespaces of which records were written.
 #[derive(Debug, Default)]
 pub(crate) struct WrittenNamespaces {
     known: BTreeSet<NamespaceId>,
-    /// It may be others too.
+    /// Whether other namespaces may have been written too.
     others: bool,
 }
 
 impl WrittenNamespaces {
-    /// Of a log that was found: a checkpoint says what lies in it without saying of which namespace.
+    /// For a new log, or a recovered one: a checkpoint lists objects without their namespaces.
     pub fn of_log(is_new: bool) -> WrittenNamespaces {
         WrittenNamespaces { known: BTreeSet::new(), others: !is_new }
     }
 
-    /// Something of this one is about to be written.
+    /// A record of this namespace is about to be written.
     pub fn add(&mut self, namespace: NamespaceId) {
         if self.known.len() < NAMESPACES_MAX {
             self.known.insert(namespace);
@@ -32,7 +33,7 @@ impl WrittenNamespaces {
         }
     }
 
-    /// Whether it is known that something of it was written, and whether something may have been.
+    /// Whether records of the namespace were certainly written, and whether any may have been.
     pub fn has(&self, namespace: NamespaceId) -> (bool, bool) {
         let known = self.known.contains(&namespace);
         (known, known || self.others)
@@ -40,11 +41,12 @@ impl WrittenNamespaces {
 }
 
 impl Core {
-    /// Whether a namespace holds anything here, and whether it may: of what lies on SSD that is not always known.
+    /// Whether this store certainly holds objects of a namespace, and whether it may: the
+    /// namespaces on SSD are not always known.
     pub fn holds_of(&self, namespace: NamespaceId) -> (bool, bool) {
         let (written, may) = self.ssd.as_ref().map_or((false, false), |ssd| ssd.written.has(namespace));
         let in_memory = || self.frames.iter().any(|(_, f)| !f.dead && f.data.namespace == namespace);
-        // What is being made visible now is told by the raised generation alone that it was cleared.
+        // A commit in progress learns of a clear only through the raised generation.
         let holds = written || self.waiting.commits_in(namespace) || in_memory();
         (holds, holds || may)
     }
@@ -55,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn namespace_was_written_if_it_is_known_or_the_log_was_found_or_there_are_too_many() {
+    fn namespace_may_be_written_if_known_or_log_recovered_or_limit_exceeded() {
         let id = |n: u32| NamespaceId(u128::from(n).to_le_bytes());
         let mut written = WrittenNamespaces::of_log(true);
         assert_eq!(written.has(id(1)), (false, false));

@@ -1,8 +1,8 @@
-//! One pass over the sealed segments, without I/O: it says what to read next and is told what came. Whoever drives it
-//! decides how fast.
+//! One pass over the sealed segments, without I/O: it returns the next read and receives its
+//! completion. The driver decides the pace.
 //!
-//! A segment is held (a reader counted) only while a read is under way, so a slow pass never keeps reclaim from it; one
-//! that was reclaimed meanwhile is left.
+//! A segment is pinned (a reader counted) only while a read is in flight, so a slow pass never
+//! delays its reclaim. A segment reclaimed in the meantime is skipped.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -23,12 +23,12 @@ use crate::index::{SsdPlace, Visited};
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
-/// Bytes of a payload that are read at a time.
+/// Bytes of a payload per read.
 const CHUNK: u64 = 256 * 1024;
-/// Home slots looked at in one critical section: some 100 us.
+/// Home slots visited in one critical section: some 100 us.
 const HOMES: u64 = 4096;
 
-/// A member of a record: what the index knows it by, where, and what its bytes must be.
+/// A member of a record: its index entry, its position, and the checksums of its bytes.
 struct Member {
     fingerprint: u128,
     place: SsdPlace,
@@ -39,60 +39,61 @@ struct Member {
     block_bytes: u32,
 }
 
-/// A record that the index finds something in.
-struct Live {
+/// A record of which the index finds at least one member.
+struct LiveRecord {
     offset: u64,
     bytes: u64,
     members: Vec<Member>,
-    /// Members that the index found when it was met.
+    /// Members that the index found when the header was read.
     live: u32,
 }
 
 /// A record whose payload is being read.
 struct Verifying {
-    record: Live,
-    /// Byte offset in the record of what is read next.
+    record: LiveRecord,
+    /// Byte offset in the record of the next read.
     at: u64,
     verifiers: Vec<Verifier<std::vec::IntoIter<Checksum>>>,
-    /// It was not intact once: one read may have brought what lies elsewhere.
-    again: bool,
+    /// Verification failed once and is repeated: a single read may have returned the wrong bytes.
+    retried: bool,
 }
 
-struct Current {
+struct SegmentPass {
     identity: SegmentIdentity,
-    /// Where the segment's records end.
+    /// End of the segment's records.
     end: u64,
     walk: Walk,
-    /// Records with a header, by block.
+    /// Blocks of records with a valid header.
     seen: HashSet<u16>,
-    /// Objects of them that the index finds.
+    /// Objects of those records that the index finds.
     live: u32,
-    found: VecDeque<Live>,
+    found: VecDeque<LiveRecord>,
     verifying: Option<Verifying>,
-    /// The last read failed and is tried again.
-    tried: bool,
-    /// The headers are looked at a second time.
-    again: bool,
+    /// The last read failed and is being retried.
+    retrying: bool,
+    /// The headers are being read a second time.
+    second_scan: bool,
 }
 
 /// A pass under way.
 pub(crate) struct Pass {
-    todo: VecDeque<SegmentId>,
-    current: Option<Current>,
+    pending_segments: VecDeque<SegmentId>,
+    current: Option<SegmentPass>,
     pub report: ScrubReport,
 }
 
 impl Pass {
-    /// Over the segments that are sealed now, the oldest first.
+    /// A pass over the segments that are sealed now, oldest first.
     pub fn new(shared: &Shared) -> Pass {
         let core = shared.lock();
         let mut sealed: Vec<_> = core.ssd.iter().flat_map(|s| s.segments.sealed()).collect();
         sealed.sort_by_key(|s| s.order);
-        let todo = sealed.into_iter().map(|s| s.segment).collect();
-        Pass { todo, current: None, report: ScrubReport::default() }
+        let pending_segments = sealed.into_iter().map(|s| s.segment).collect();
+        Pass { pending_segments, current: None, report: ScrubReport::default() }
     }
 
-    /// What to read next; `None` when all is read. Until [`Pass::ended`] is called nothing else may be asked.
+    /// The next read; `None` at the end of the pass. Call [`Pass::ended`] before calling this
+    /// again.
     pub fn next_op(&mut self, shared: &Shared) -> Option<Op> {
         let volume = shared.volume.as_ref()?;
         loop {
@@ -105,9 +106,9 @@ impl Pass {
                 continue;
             };
             let segment = current.identity.segment;
-            let buf = AlignedBuf::new(len as usize).ok().filter(|_| hold(shared, current.identity));
+            let buf = AlignedBuf::new(len as usize).ok().filter(|_| pin_segment(shared, current.identity));
             let Some(buf) = buf else {
-                // Reclaimed or quarantined meanwhile, or no memory: the next pass comes.
+                // Reclaimed or quarantined since, or no memory: the next pass covers it.
                 self.current = None;
                 continue;
             };
@@ -117,13 +118,13 @@ impl Pass {
     }
 
     fn begin_segment(&mut self, shared: &Shared) -> bool {
-        let Some(segment) = self.todo.pop_front() else { return false };
+        let Some(segment) = self.pending_segments.pop_front() else { return false };
         let Some(volume) = shared.volume.as_ref() else { return false };
         let core = shared.lock();
         let Some(s) = core.ssd.as_ref().map(|s| *s.segments.get(segment)) else { return false };
         let identity = SegmentIdentity { store: volume.store, segment, incarnation: s.incarnation };
         let end = if s.data_end > 0 { s.data_end } else { volume.geometry.segment_bytes };
-        self.current = Some(Current {
+        self.current = Some(SegmentPass {
             identity,
             end,
             walk: Walk::new(identity, end),
@@ -131,28 +132,28 @@ impl Pass {
             live: 0,
             found: VecDeque::new(),
             verifying: None,
-            tried: false,
-            again: false,
+            retrying: false,
+            second_scan: false,
         });
         true
     }
 
-    /// The read of [`Pass::next_op`] ended, or was never submitted (`None`).
+    /// The read from [`Pass::next_op`] ended, or was never submitted (`None`).
     pub fn ended(&mut self, shared: &Shared, completion: Option<Completion>) {
         let Some(current) = self.current.as_mut() else { return };
         crate::session::release_segment(shared, current.identity.segment);
         let Some(completion) = completion else { return };
         if completion.result.is_err() {
-            if !std::mem::replace(&mut current.tried, true) {
+            if !std::mem::replace(&mut current.retrying, true) {
                 return;
             }
-            current.tried = false;
+            current.retrying = false;
             shared.lock().counters.read_errors += 1;
             match current.verifying.take() {
                 Some(v) => {
                     self.report.unreadable += v.record.members.len() as u64;
                     current.live = current.live.saturating_sub(v.record.live);
-                    self.lost(shared, &v.record.members);
+                    self.drop_record(shared, &v.record.members);
                 }
                 None => {
                     current.walk.skip();
@@ -162,7 +163,7 @@ impl Pass {
             }
             return;
         }
-        current.tried = false;
+        current.retrying = false;
         let Some(part) = completion.op.into_parts().pop() else { return };
         self.report.bytes += part.len() as u64;
         shared.lock().counters.scrubbed_bytes += part.len() as u64;
@@ -175,21 +176,22 @@ impl Pass {
                     shared.lock().counters.scrubbed_objects += objects;
                 }
                 Ok(false) => current.verifying = Some(v),
-                Err(()) if !v.again => {
-                    current.verifying = Some(Verifying { again: true, ..Verifying::new(v.record) });
+                Err(()) if !v.retried => {
+                    current.verifying = Some(Verifying { retried: true, ..Verifying::new(v.record) });
                 }
                 Err(()) => {
                     self.report.damaged += v.record.members.len() as u64;
-                    // The segment has so many less too.
+                    // `end_segment` compares this with the segment's count, from which `lost`
+                    // removes them too.
                     current.live = current.live.saturating_sub(v.record.live);
-                    self.lost(shared, &v.record.members);
+                    self.drop_record(shared, &v.record.members);
                 }
             },
         }
     }
 
-    /// A record cannot be read or is not intact: nothing of it is found any more, and what DRAM has is written again.
-    fn lost(&mut self, shared: &Shared, members: &[Member]) {
+    /// A record cannot be read or is damaged: drop its entries, and queue the copies in DRAM.
+    fn drop_record(&mut self, shared: &Shared, members: &[Member]) {
         let Some(segment) = members.first().map(|m| SegmentId(m.place.segment)) else { return };
         tracing::warn!(segment = segment.0, block = members[0].place.record_block, "scrub: record is lost");
         let now = shared.now();
@@ -208,8 +210,9 @@ impl Pass {
         shared.work.raise();
     }
 
-    /// Every header was looked at. What the index finds in a record without one is lost, if a second look does not find the
-    /// header either; it is looked for only if the segment has more than was met, since that is a walk over the index.
+    /// Every header was read. Entries whose record has no valid header are lost if a second read of
+    /// the headers finds none either. They are sought, by a walk over the index, only if the
+    /// segment has more live objects than were met.
     fn end_segment(&mut self, shared: &Shared) {
         let Some(mut current) = self.current.take() else { return };
         let segment = current.identity.segment;
@@ -218,8 +221,8 @@ impl Pass {
             let live = core.ssd.as_ref().map_or(0, |s| s.segments.get(segment).live_objects);
             (core.index.home_slots(), live)
         };
-        if current.live < live && !current.again {
-            current.again = true;
+        if current.live < live && !current.second_scan {
+            current.second_scan = true;
             current.walk = Walk::new(current.identity, current.end);
             self.current = Some(current);
             return;
@@ -251,13 +254,13 @@ impl Pass {
         unseen.sort_by_key(|m| m.place.record_block);
         for record in unseen.chunk_by(|a, b| a.place.record_block == b.place.record_block) {
             self.report.damaged += record.len() as u64;
-            self.lost(shared, record);
+            self.drop_record(shared, record);
         }
     }
 }
 
-impl Current {
-    /// Byte offset in the segment and length of what is to be read next.
+impl SegmentPass {
+    /// Byte offset in the segment and length of the next read.
     fn next_read(&mut self) -> Option<(u64, u64)> {
         if self.verifying.is_none() {
             self.verifying = self.found.pop_front().map(Verifying::new);
@@ -268,7 +271,7 @@ impl Current {
         }
     }
 
-    /// Headers came: those that the index finds something of are verified next.
+    /// Process headers: queue the records with live members for verification.
     fn feed(&mut self, shared: &Shared, bytes: &[u8]) {
         let mut records = Vec::new();
         let (seen, segment) = (&mut self.seen, self.identity.segment);
@@ -276,7 +279,7 @@ impl Current {
             let facts = record.facts();
             let new = seen.insert(SsdPlace::at(segment, facts.offset, 0).record_block);
             if new && facts.kind == RecordKind::Data {
-                records.push(live(shared, segment, record));
+                records.push(live_record(shared, segment, record));
             }
         });
         let core = shared.lock();
@@ -289,7 +292,7 @@ impl Current {
     }
 }
 
-fn live(shared: &Shared, segment: SegmentId, record: &Record<'_>) -> Live {
+fn live_record(shared: &Shared, segment: SegmentId, record: &Record<'_>) -> LiveRecord {
     let facts = record.facts();
     let member = |m: pagelith_layouts::record::Member| Member {
         fingerprint: shared.fingerprint(&m.key, facts.generation),
@@ -299,7 +302,7 @@ fn live(shared: &Shared, segment: SegmentId, record: &Record<'_>) -> Live {
         checksums: record.checksums(&m).collect(),
         block_bytes: facts.block_bytes,
     };
-    Live {
+    LiveRecord {
         offset: facts.offset,
         bytes: record.record_bytes(),
         members: record.members().map(member).collect(),
@@ -308,13 +311,13 @@ fn live(shared: &Shared, segment: SegmentId, record: &Record<'_>) -> Live {
 }
 
 impl Verifying {
-    fn new(record: Live) -> Verifying {
+    fn new(record: LiveRecord) -> Verifying {
         let verifier = |m: &Member| Verifier::new(m.checksums.clone(), 0, m.length, m.block_bytes);
         let at = record.members.iter().map(|m| m.offset).min().unwrap_or(record.bytes);
-        Verifying { at, verifiers: record.members.iter().map(verifier).collect(), record, again: false }
+        Verifying { at, verifiers: record.members.iter().map(verifier).collect(), record, retried: false }
     }
 
-    /// The next bytes of the record; true once all of it verified.
+    /// Verify the next bytes of the record; true once all of it is verified.
     fn feed(&mut self, bytes: &[u8]) -> Result<bool, ()> {
         let (from, to) = (self.at, self.at + bytes.len() as u64);
         for (m, verifier) in self.record.members.iter().zip(&mut self.verifiers) {
@@ -331,8 +334,8 @@ impl Verifying {
     }
 }
 
-/// Count a reader in, if the segment is still what it was.
-fn hold(shared: &Shared, identity: SegmentIdentity) -> bool {
+/// Pin the segment (count a reader), if it is still the same incarnation.
+fn pin_segment(shared: &Shared, identity: SegmentIdentity) -> bool {
     let core = shared.lock();
     let Some(ssd) = core.ssd.as_ref().filter(|s| s.health.reads()) else { return false };
     let s = ssd.segments.get(identity.segment);
