@@ -1,4 +1,4 @@
-//! What callers hand in: keys, sources, destinations, and how long it may take.
+//! Arguments of calls: keys, sources, destinations and options.
 
 use std::any::Any;
 use std::ops::Range;
@@ -13,21 +13,22 @@ use smallvec::SmallVec;
 use crate::put::placed::Arrived;
 use crate::put::vouched::Vouched;
 
-/// One request of a cache controller (one prompt, say): what is asked for under it counts as equally recent,
-/// deeper pages before shallower ones. From [`crate::Store::begin_request`].
+/// One request of a cache controller (for example one prompt): objects used under it count as
+/// equally recent, deeper pages before shallower ones. From [`crate::Store::begin_request`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request(pub(crate) u64);
 
-/// How a batch is to be treated.
+/// Options of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// The request that the batch belongs to; by default each batch is one of its own.
+    /// The request to which the batch belongs; by default each batch is its own request.
     pub request: Option<Request>,
     /// Chain depth in pages of the batch's first key; deeper keys follow in order. Default 0.
     pub depth: u32,
-    /// Longest that the batch may take; by default the configured `deadline_ms`.
+    /// Longest duration of the batch; by default the configured `deadline_ms`.
     pub timeout: Option<Duration>,
-    /// Longest that a put waits for room in a full arena before it answers `Busy`; by default until the timeout.
+    /// Longest wait of a put for room in a full arena before it returns `Busy`; by default until
+    /// the timeout.
     pub wait: Option<Duration>,
 }
 
@@ -59,7 +60,7 @@ impl Source {
         Source { parts: Vec::new(), elsewhere: Some(elsewhere) }
     }
 
-    /// Store a buffer's bytes; it comes back when the put is done.
+    /// Store a buffer's bytes; the buffer is returned when the put is done.
     pub fn owned(buffer: AlignedBuf) -> Source {
         Source::of(vec![buffer.into_part()])
     }
@@ -68,8 +69,8 @@ impl Source {
     pub fn shared(bytes: Arc<[u8]>) -> Source {
         let (ptr, len) = (NonNull::from(&bytes[..]).cast(), bytes.len());
         let keep: Keep = Arc::new(bytes);
-        // SAFETY: the bytes live on the heap behind the Arc that `keep` holds, are initialised, and nobody
-        // can write them while a clone of the Arc exists.
+        // SAFETY: the bytes are on the heap behind the Arc that `keep` holds, are initialised, and
+        // cannot be written while a clone of the Arc exists.
         Source::of(vec![unsafe { Part::shared(ptr, len, Some(keep)) }])
     }
 
@@ -83,7 +84,7 @@ impl Source {
         keep: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Source {
         let part = |&(ptr, len): &(NonNull<u8>, usize)| {
-            // SAFETY: the caller's promise is exactly the one asked for.
+            // SAFETY: the caller's contract is the one that `Part::shared` requires.
             unsafe { Part::shared(ptr, len, keep.clone()) }
         };
         Source::of(pieces.iter().map(part).collect())
@@ -100,7 +101,7 @@ impl Source {
             }
     }
 
-    /// Whether there is no byte.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -111,22 +112,23 @@ impl Source {
     }
 }
 
-/// Where an object's bytes are to go, in one or several pieces; their sum must be the object's (or range's)
-/// length. Memory is owned, or borrowed under a guard, until the get is done. If the get is not a hit, what
-/// the pieces hold then is unspecified.
+/// Memory for an object's bytes, in one or several pieces; their sum must be the length of the
+/// object (or range). Memory is owned, or borrowed under a guard, until the get is done. Unless the
+/// get is a hit, the contents of the pieces are then unspecified.
 #[derive(Debug)]
 pub struct Destination(pub(crate) Parts);
 
-/// The pieces of one object's memory: mostly one, which is then not kept in a list of its own.
+/// The pieces of one object's memory: usually one, which needs no heap allocation.
 pub(crate) type Parts = SmallVec<[Part; 1]>;
 
 impl Destination {
-    /// Fill a buffer; it comes back with the outcome.
+    /// Fill a buffer, which is returned with the outcome.
     pub fn owned(buffer: AlignedBuf) -> Destination {
         Destination([buffer.into_part()].into())
     }
 
-    /// Fill `pieces`, in order. Pieces whose address and length are multiples of 4096 are read straight into.
+    /// Fill `pieces`, in order. Pieces whose address and length are multiples of 4096 are read into
+    /// without a copy.
     ///
     /// # Safety
     /// Each (address, length) is initialised memory that stays valid, and that nothing else reads or writes,
@@ -136,7 +138,7 @@ impl Destination {
         keep: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Destination {
         let part = |&(ptr, len): &(NonNull<u8>, usize)| {
-            // SAFETY: the caller's promise is exactly the one asked for.
+            // SAFETY: the caller's contract is the one that `Part::exclusive` requires.
             unsafe { Part::exclusive(ptr, len, keep.clone()) }
         };
         Destination(pieces.iter().map(part).collect())
@@ -147,7 +149,7 @@ impl Destination {
         self.0.iter().map(|p| p.len() as u64).sum()
     }
 
-    /// Whether there is no byte.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -172,25 +174,25 @@ pub struct Put {
     pub source: Source,
 }
 
-/// Objects of one page, put together: visible together or not at all, one unit of eviction and reclaim.
-/// A group of one is an object by itself.
+/// Objects of one page, put together: visible together or not at all, one unit of eviction and
+/// reclaim. A group of one is a standalone object.
 #[derive(Debug)]
 pub struct PutGroup {
-    /// The objects, all of one page, no key twice; in the order in which they will lie on SSD.
+    /// The objects, all of one page, no key twice; in the order in which they are stored on SSD.
     pub objects: Vec<Put>,
-    /// For objects of pools that a page need not have (a Mamba checkpoint, a sliding window): an object of the
-    /// base group that they are attached to, of the same page. They are visible only while that is. If it is not
-    /// here yet, they wait for it.
+    /// For objects of pools that a page need not have (a Mamba checkpoint, a sliding window): an
+    /// object of the base group to which they are attached, of the same page. They are visible only
+    /// while the base is. If the base is absent, they wait for it.
     pub base: Option<ObjectKey>,
 }
 
 impl PutGroup {
-    /// A base group, or an object by itself.
+    /// A base group, or a standalone object.
     pub fn new(objects: Vec<Put>) -> PutGroup {
         PutGroup { objects, base: None }
     }
 
-    /// Objects that are attached to the group of `base`.
+    /// Objects attached to the group of `base`.
     pub fn attached(base: ObjectKey, objects: Vec<Put>) -> PutGroup {
         PutGroup { objects, base: Some(base) }
     }
@@ -201,13 +203,13 @@ impl PutGroup {
 pub struct Get {
     /// Its key.
     pub key: ObjectKey,
-    /// Which of its bytes; `None` for all. A range is widened to whole checksum blocks inside.
+    /// The byte range; `None` for all. A range is widened to whole checksum blocks internally.
     pub range: Option<Range<u64>>,
     /// Where they go.
     pub destination: Destination,
 }
 
-/// An object to be put from memory that the caller lends for the call.
+/// An object to be put from memory borrowed for the call.
 #[derive(Clone, Copy, Debug)]
 pub struct PutSlice<'a> {
     /// Its key.
@@ -216,13 +218,13 @@ pub struct PutSlice<'a> {
     pub pieces: &'a [&'a [u8]],
 }
 
-/// An object to be got into memory that the caller lends for the call.
+/// An object to be got into memory borrowed for the call.
 #[derive(Debug)]
 pub struct GetSlice<'a, 'b> {
     /// Its key.
     pub key: ObjectKey,
-    /// Which of its bytes; `None` for all.
+    /// The byte range; `None` for all.
     pub range: Option<Range<u64>>,
-    /// Where they go, in pieces.
+    /// The destination, in pieces.
     pub pieces: &'a mut [&'b mut [u8]],
 }

@@ -1,9 +1,13 @@
-//! What is told of objects that come and go: for routers, and for the events of the engines that use a store.
+//! Events about objects that appear in and leave a store: for routers, and for engines that use a
+//! store.
 //!
 //! Invariants:
-//! - Events are noted under the core's lock, with the change that they tell of, and so in the order of the changes.
-//! - What is not told by its key is told by [`Event::Forgot`]: who notes each event, and asks again where it says so, knows what is here.
-//! - Each has a number, from 0 on. The last ones are kept, as many as were asked for, whoever was told of them: several may listen, each from where it was.
+//! - Events are recorded under the core's lock, together with the change that they describe, hence
+//!   in the order of the changes.
+//! - A change that is not reported by key is reported by [`Event::Forgot`]. A listener that applies
+//!   every event, and repeats its lookups after `Forgot`, knows the store's contents.
+//! - Events are numbered from 0. The last `max` are kept, whether they were read or not: several
+//!   listeners may read, each from its own position.
 
 use std::collections::VecDeque;
 
@@ -12,46 +16,47 @@ use pagelith_layouts::key::ObjectKey;
 
 use crate::outcome::Tier;
 
-/// Most events that are copied under one lock.
+/// Most events that are copied under one acquisition of the lock.
 pub(crate) const PIECE: usize = 1024;
 
-/// What happened to an object. Of an object that is attached to a base it says where the object lies; it is found only together
-/// with its base.
+/// A change to an object. For an object that is attached to a base it reports where the object is
+/// stored; the object is visible only together with its base.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It is in this tier now: put there, promoted, or written to SSD. It was not before.
+    /// It was added to this tier by a put, a promotion, or a write to SSD. It was not there before.
     Stored {
-        /// Which: `Memory` or `Ssd`.
+        /// The tier: `Memory` or `Ssd`.
         tier: Tier,
         /// The object.
         key: ObjectKey,
-        /// It was in no tier of this store before.
+        /// Whether it was in no tier of this store before.
         new: bool,
     },
-    /// It is in this tier no more.
+    /// It left this tier.
     Removed {
-        /// Which: `Memory` or `Ssd`.
+        /// The tier: `Memory` or `Ssd`.
         tier: Tier,
         /// The object.
         key: ObjectKey,
-        /// It is in no tier of this store any more.
+        /// Whether it is now in no tier of this store.
         gone: bool,
     },
-    /// Everything of this namespace is gone from every tier.
+    /// All objects of this namespace left every tier.
     Cleared {
         /// The namespace.
         namespace: NamespaceId,
     },
-    /// Objects are gone from this tier whose keys the store does not know, since what names them could not be read or is not
-    /// trusted: a segment, a record, or all of the tier. What is said to be there may be asked for again.
+    /// Objects left this tier whose keys the store does not know, because the headers that name
+    /// them cannot be read or are untrusted: those of a segment, a record, or the whole tier.
+    /// Listeners should look up again the objects that they believe to be in this tier.
     Forgot {
-        /// Which: `Ssd`.
+        /// The tier: `Ssd`.
         tier: Tier,
     },
 }
 
 impl Event {
-    /// The namespace that it is about; `None` of what has no name.
+    /// The event's namespace; `None` if it has none.
     pub fn namespace(&self) -> Option<NamespaceId> {
         match self {
             Event::Stored { key, .. } | Event::Removed { key, .. } => Some(key.namespace()),
@@ -61,100 +66,102 @@ impl Event {
     }
 }
 
-/// What happened since it was asked last, the oldest first.
+/// Events since the last call, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Events {
-    /// In the order in which it happened.
+    /// In the order of the changes.
     pub events: Vec<Event>,
-    /// Events before or between these that were dropped, because nobody took them in time: what is here has to be asked
-    /// for.
+    /// Events before these that were dropped because they were not read in time: look up again the
+    /// objects of interest.
     pub lost: u64,
 }
 
-/// The last events, and where the one listener in this process is.
+/// The last events, and the position of the listener in this process.
 #[derive(Default)]
 pub(crate) struct EventLog {
     max: usize,
-    kept: VecDeque<Event>,
-    /// The number of the next.
+    recent: VecDeque<Event>,
+    /// Number of the next event.
     next: u64,
-    /// The first that [`EventLog::take`] has not brought.
+    /// Number of the first event that [`EventLog::take`] has not returned.
     taken: u64,
-    /// Nobody was told of this one yet, or of one behind it.
-    untold: u64,
+    /// Number of the first event that no listener has read.
+    unread_from: u64,
 }
 
-/// Events from a number on.
+/// Events from a given number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Since {
     pub events: Vec<Event>,
-    /// From where on to ask next.
+    /// The number to read from next.
     pub next: u64,
-    /// How many were dropped before the first.
+    /// Events that were dropped before the first of these.
     pub lost: u64,
 }
 
 impl EventLog {
-    /// Of which so many are kept; with 0 none is noted.
+    /// A log that keeps `max` events; with 0 it records none.
     pub fn new(max: usize) -> EventLog {
         EventLog { max, ..EventLog::default() }
     }
 
-    /// Note what happened.
+    /// Record an event.
     pub fn note(&mut self, event: impl FnOnce() -> Event) {
         if !self.is_on() {
             return;
         }
-        if self.kept.len() == self.max {
-            self.kept.pop_front();
+        if self.recent.len() == self.max {
+            self.recent.pop_front();
         }
-        self.kept.push_back(event());
+        self.recent.push_back(event());
         self.next += 1;
     }
 
-    /// An object is in a tier now.
+    /// An object was added to a tier.
     pub fn stored(&mut self, tier: Tier, key: &ObjectKey, new: bool) {
         self.note(|| Event::Stored { tier, key: *key, new });
     }
 
-    /// An object is in a tier no more.
+    /// An object left a tier.
     pub fn removed(&mut self, tier: Tier, key: &ObjectKey, gone: bool) {
         self.note(|| Event::Removed { tier, key: *key, gone });
     }
 
-    /// Objects are gone from SSD that cannot be named. Said once, until something else is or somebody was told.
+    /// Objects left SSD that cannot be named. Recorded once, until another event is recorded or a
+    /// listener reads it.
     pub fn forgot(&mut self) {
         let forgot = Event::Forgot { tier: Tier::Ssd };
-        if self.untold == self.next || self.kept.back() != Some(&forgot) {
+        if self.unread_from == self.next || self.recent.back() != Some(&forgot) {
             self.note(|| forgot);
         }
     }
 
-    /// Whether any are kept.
+    /// Whether events are recorded.
     pub fn is_on(&self) -> bool {
         self.max > 0
     }
 
-    /// As [`EventLog::since`], by numbers from 1 on: 0 is for what happens from now on. `None` if none are kept.
+    /// As [`EventLog::since`], with numbers from 1: 0 stands for the next event. `None` if no
+    /// events are recorded.
     pub fn since_number(&mut self, number: u64, most: usize) -> Option<Since> {
         let from = number.checked_sub(1).unwrap_or(self.next);
         self.is_on().then(|| self.since(from, most)).map(|since| Since { next: since.next + 1, ..since })
     }
 
-    /// Those from number `from` on, `most` at most.
+    /// At most `most` events from number `from`.
     pub fn since(&mut self, from: u64, most: usize) -> Since {
-        let first = self.next - self.kept.len() as u64;
-        // Of a number that was never given out nothing is known.
+        let first = self.next - self.recent.len() as u64;
+        // A number that was never given out counts as the next one.
         let from = from.min(self.next);
         let lost = first.saturating_sub(from);
         let skip = (from + lost - first) as usize;
-        let events: Vec<Event> = self.kept.range(skip..).take(most).cloned().collect();
+        let events: Vec<Event> = self.recent.range(skip..).take(most).cloned().collect();
         let next = from + lost + events.len() as u64;
-        self.untold = self.untold.max(next);
+        self.unread_from = self.unread_from.max(next);
         Since { events, next, lost }
     }
 
-    /// The oldest that this did not bring yet, `most` at most.
+    /// At most `most` events that this has not returned yet, oldest first.
     pub fn take(&mut self, most: usize) -> Events {
         let Since { events, next, lost } = self.since(self.taken, most);
         self.taken = next;
@@ -171,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_make_room_and_are_counted_once() {
+    fn oldest_events_are_dropped_and_counted_once() {
         let mut log = EventLog::new(3);
         (0..5).for_each(|n| log.note(|| cleared(n)));
         assert_eq!(log.take(2), Events { events: vec![cleared(2), cleared(3)], lost: 2 });
@@ -181,16 +188,16 @@ mod tests {
     }
 
     #[test]
-    fn none_is_noted_unless_asked_for() {
+    fn no_event_is_recorded_without_events_max() {
         let mut log = EventLog::new(0);
-        log.note(|| panic!("nobody asked"));
+        log.note(|| panic!("events are off"));
         log.forgot();
         assert_eq!(log.take(9), Events::default());
         assert_eq!(log.since_number(0, 9), None);
     }
 
     #[test]
-    fn several_listen_each_from_where_it_was() {
+    fn listeners_read_from_their_own_positions() {
         let mut log = EventLog::new(3);
         (0..2).for_each(|n| log.note(|| cleared(n)));
         let here = log.since_number(0, 9).expect("it is on");
@@ -201,13 +208,13 @@ mod tests {
         assert_eq!(log.take(9), Events { events: (1..4).map(cleared).collect(), lost: 1 });
         let then = log.since_number(first.next, 9).expect("it is on");
         assert_eq!((then.events, then.next, then.lost), (vec![cleared(3)], 5, 0));
-        // Numbers of another process, or made up.
+        // Numbers from another process, or invented.
         let odd = log.since(u64::MAX, 9);
         assert_eq!((odd.events.len(), odd.next, odd.lost), (0, 4, 0));
     }
 
     #[test]
-    fn what_is_forgotten_is_said_again_once_somebody_was_told() {
+    fn forgot_is_recorded_again_after_a_read() {
         let mut log = EventLog::new(9);
         let forgot = Event::Forgot { tier: Tier::Ssd };
         log.forgot();
@@ -217,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_said_once_until_something_else_is() {
+    fn forgot_is_recorded_once_until_another_event() {
         let mut log = EventLog::new(9);
         let forgot = Event::Forgot { tier: Tier::Ssd };
         log.forgot();

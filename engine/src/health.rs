@@ -1,13 +1,15 @@
-//! Whether the SSD tier takes and gives: a state machine without I/O, told what the device does and what time it is.
+//! Health of the SSD tier: whether it accepts writes and serves reads. A state machine without I/O
+//! or clock; the caller reports the device's results and the time.
 //!
 //! | state | writes | reads | left when |
 //! | --- | --- | --- | --- |
-//! | `on` | yes | yes | a sync or the manifest fails, [`ROUNDS_MAX`] rounds of writes fail within [`WINDOW`], nothing ends for too long, too many segments are quarantined |
-//! | `read-only` | no | yes | a trial succeeds (`on`); another sync fails before the tier was well for [`WINDOW`] (`off`) |
-//! | `off` | no | no | a trial succeeds (`on`) |
+//! | `on` | yes | yes | a sync or the manifest fails, [`ROUNDS_MAX`] rounds of writes fail within [`WINDOW`], no operation completes for too long, too many segments are quarantined |
+//! | `read-only` | no | yes | a probe succeeds (`on`); another sync fails before the tier was healthy for [`WINDOW`] (`off`) |
+//! | `off` | no | no | a probe succeeds (`on`) |
 //!
-//! A round is all that fails in one segment: writes in flight together fail together, and the segment is sealed at
-//! the first. Trials come after a pause that doubles each time the tier was not well for long.
+//! A round is all failures in one segment: writes in flight together fail together, and the segment
+//! is sealed at the first failure. Probes are made after a pause, which doubles unless the tier was
+//! healthy for [`WINDOW`].
 //! Decision 0009 has the reasons.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,23 +18,23 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::{Incarnation, SegmentId};
 
-/// What failures are counted in, and how long the tier has to be on to count as well again.
+/// Interval in which failures are counted, and for which the tier must be on to count as healthy.
 pub(crate) const WINDOW: Duration = Duration::from_secs(60);
-/// Failing rounds of writes within [`WINDOW`] after which nothing more is written.
+/// Failing rounds of writes within [`WINDOW`] after which the tier becomes read-only.
 pub(crate) const ROUNDS_MAX: usize = 3;
 
-/// Whether the SSD tier takes and gives.
+/// What the SSD tier accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     On,
-    /// What is there is served; nothing is written.
+    /// Reads are served; nothing is written.
     ReadOnly,
-    /// Nothing is read either, and what the index knew of it is forgotten.
+    /// Nothing is read either, and the index drops its SSD places.
     Off,
 }
 
 impl State {
-    /// As `ssd_state` has it.
+    /// The value of `ssd_state`.
     pub fn name(self) -> &'static str {
         match self {
             State::On => "on",
@@ -42,10 +44,10 @@ impl State {
     }
 }
 
-/// What the configuration says of it.
+/// Limits from the configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Pause before the first trial, and the longest.
+    /// Pause before the first probe, and the longest pause.
     pub probe: Duration,
     pub probe_max: Duration,
     /// Failing reads in a segment after which it is quarantined.
@@ -54,13 +56,13 @@ pub(crate) struct Limits {
     pub segments: u32,
 }
 
-/// The state, and what led to it.
+/// The state, and the failures that determine it.
 #[derive(Debug)]
 pub(crate) struct Health {
     limits: Limits,
     state: State,
     changes: u64,
-    /// When rounds of writes failed, and the segment of the last.
+    /// Times at which rounds of writes failed, and the segment of the last round.
     rounds: Vec<Mono>,
     round: Option<(SegmentId, Incarnation)>,
     sync_failed: bool,
@@ -73,7 +75,7 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// A tier that was just opened, and so is on.
+    /// A tier that was just opened, in state `on`.
     pub fn new(limits: Limits, now: Mono) -> Health {
         Health {
             limits,
@@ -94,7 +96,7 @@ impl Health {
         self.state
     }
 
-    /// Whether anything is written but trials.
+    /// Whether anything but probes is written.
     pub fn writes(&self) -> bool {
         self.state == State::On
     }
@@ -104,12 +106,12 @@ impl Health {
         self.state != State::Off
     }
 
-    /// How often the state has changed.
+    /// Number of changes of state.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Segments of which reads have failed and that are read on.
+    /// Segments with failed reads that are still read.
     pub fn suspects(&self) -> usize {
         self.suspects.len()
     }
@@ -119,7 +121,7 @@ impl Health {
         self.quarantined.len()
     }
 
-    /// Which those are.
+    /// The quarantined segments.
     pub fn quarantined_segments(&self) -> impl Iterator<Item = SegmentId> {
         self.quarantined.iter().copied()
     }
@@ -128,12 +130,12 @@ impl Health {
         !self.quarantined.is_empty() && self.quarantined.contains(&segment)
     }
 
-    /// Whether the tier has been on for as long as failures are remembered.
-    fn was_well(&self, now: Mono) -> bool {
+    /// Whether the tier has been on for [`WINDOW`].
+    fn was_healthy(&self, now: Mono) -> bool {
         self.state == State::On && now.since(self.on_since) >= WINDOW
     }
 
-    /// A write to a segment failed; true if the tier is read-only from now on.
+    /// A write to a segment failed; true if this made the tier read-only.
     pub fn write_failed(&mut self, segment: SegmentId, incarnation: Incarnation, now: Mono) -> bool {
         if self.round.replace((segment, incarnation)) == Some((segment, incarnation)) {
             return false;
@@ -145,7 +147,7 @@ impl Health {
 
     /// A sync failed; true if the state changed.
     pub fn sync_failed(&mut self, now: Mono) -> bool {
-        let again = self.sync_failed && !self.was_well(now);
+        let again = self.sync_failed && !self.was_healthy(now);
         self.sync_failed = true;
         if again && self.state != State::Off {
             self.stop_writing(now);
@@ -154,21 +156,22 @@ impl Health {
         self.stop_writing(now)
     }
 
-    /// The tier cannot be written to, for a reason that says nothing about syncs; true if it is read-only from now on.
+    /// Writes are impossible, for a reason other than a failed sync; true if this made the tier
+    /// read-only.
     pub fn stop_writing(&mut self, now: Mono) -> bool {
         if self.state != State::On {
             return false;
         }
         self.pause = match self.changes {
             0 => self.limits.probe,
-            _ if self.was_well(now) => self.limits.probe,
-            _ => self.longer(),
+            _ if self.was_healthy(now) => self.limits.probe,
+            _ => self.next_pause(),
         };
         self.probe_at = now.after(self.pause);
         self.change(State::ReadOnly)
     }
 
-    fn longer(&self) -> Duration {
+    fn next_pause(&self) -> Duration {
         (self.pause * 2).min(self.limits.probe_max)
     }
 
@@ -179,8 +182,8 @@ impl Health {
         changes
     }
 
-    /// What lay at a place of a segment could not be read, or was not what belongs there; true if the segment is
-    /// quarantined from now on. So many of those make the tier read-only.
+    /// A record of a segment could not be read, or was not what belongs there; true if this
+    /// quarantined the segment. Too many quarantined segments make the tier read-only.
     pub fn read_failed(&mut self, segment: SegmentId, now: Mono) -> bool {
         if self.quarantined.contains(&segment) {
             return false;
@@ -198,30 +201,30 @@ impl Health {
         true
     }
 
-    /// Whether more than a quarter of the segments is quarantined: writing on would wear out the rest. Only opening
-    /// the store again ends that.
+    /// Whether more than a quarter of the segments is quarantined: further writes would wear out
+    /// the rest. Only reopening the store clears this.
     fn is_worn(&self) -> bool {
         self.quarantined.len() * 4 > self.limits.segments as usize
     }
 
-    /// A segment has a new incarnation: what was read in the last one says little about this one.
+    /// A segment got a new incarnation: failed reads of the previous one no longer count.
     pub fn reused(&mut self, segment: SegmentId) {
         self.suspects.remove(&segment);
     }
 
-    /// Whether it is time to try whether the device does its work again.
+    /// Whether a probe of the device is due.
     pub fn probe_due(&self, now: Mono) -> bool {
         self.state != State::On && now >= self.probe_at && !self.is_worn()
     }
 
-    /// The trial failed, of a sync or of something else; true if the state changed.
+    /// The probe failed, by a sync or otherwise; true if the state changed.
     pub fn probe_failed(&mut self, sync: bool, now: Mono) -> bool {
-        self.pause = self.longer();
+        self.pause = self.next_pause();
         self.probe_at = now.after(self.pause);
         sync && self.sync_failed(now)
     }
 
-    /// The trial succeeded.
+    /// The probe succeeded.
     pub fn probe_ok(&mut self, now: Mono) {
         self.rounds.clear();
         self.round = None;
@@ -252,20 +255,20 @@ mod tests {
     }
 
     #[test]
-    fn three_rounds_of_failing_writes_and_not_three_writes() {
+    fn third_failing_round_of_writes_makes_tier_read_only() {
         let mut h = health();
         for _ in 0..5 {
             assert!(!h.write_failed(SegmentId(1), I, at(1)), "writes that were in flight together");
         }
         assert!(!h.write_failed(SegmentId(2), I, at(2)));
         assert!(h.writes());
-        assert!(h.write_failed(SegmentId(1), Incarnation(2), at(3)), "another life is another round");
+        assert!(h.write_failed(SegmentId(1), Incarnation(2), at(3)), "another incarnation is another round");
         assert_eq!((h.state(), h.changes()), (State::ReadOnly, 1));
-        assert!(!h.write_failed(SegmentId(3), I, at(3)), "told once");
+        assert!(!h.write_failed(SegmentId(3), I, at(3)), "already read-only");
     }
 
     #[test]
-    fn rounds_that_lie_far_apart_do_not_add_up() {
+    fn rounds_outside_the_window_do_not_add_up() {
         let mut h = health();
         for n in 0..20 {
             assert!(!h.write_failed(SegmentId(n), I, at(u64::from(n) * 31)), "n={n}");
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_failed_sync_turns_the_tier_off() {
+    fn second_failed_sync_turns_tier_off() {
         let mut h = health();
         assert!(h.sync_failed(at(1)));
         assert_eq!(h.state(), State::ReadOnly);
@@ -283,17 +286,17 @@ mod tests {
         assert!(!h.sync_failed(at(3)));
         h.probe_ok(at(4));
         assert_eq!((h.state(), h.changes()), (State::On, 3));
-        // Not well for long enough: off at once.
+        // Not healthy for long enough: off at once.
         assert!(h.sync_failed(at(30)));
         assert_eq!(h.state(), State::Off);
         h.probe_ok(at(40));
-        // Well for a minute: what was is forgotten.
+        // Healthy for `WINDOW`: earlier failures no longer count.
         assert!(h.sync_failed(at(101)));
         assert_eq!(h.state(), State::ReadOnly);
     }
 
     #[test]
-    fn a_trial_that_fails_otherwise_leaves_it_readable() {
+    fn failed_probe_without_failed_sync_keeps_tier_readable() {
         let mut h = health();
         h.stop_writing(at(1));
         for n in 0..5 {
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_doubles_up_to_its_bound_and_begins_anew_when_all_was_well() {
+    fn pause_doubles_to_its_limit_and_resets_after_a_healthy_window() {
         let mut h = health();
         h.stop_writing(at(10));
         let mut now = 10;
@@ -315,7 +318,7 @@ mod tests {
         }
         h.probe_ok(at(now));
         assert!(!h.probe_due(at(now + 1000)), "it is on");
-        // It fails again soon: the pause is not short again.
+        // It fails again soon: the pause is not reset.
         h.stop_writing(at(now + 5));
         assert!(!h.probe_due(at(now + 6)) && h.probe_due(at(now + 65)));
         h.probe_ok(at(now + 65));
@@ -324,14 +327,14 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_suspect_then_quarantined() {
+    fn segment_is_suspect_then_quarantined() {
         let mut h = health();
         assert!(!h.read_failed(SegmentId(1), at(1)));
         assert!(!h.read_failed(SegmentId(1), at(2)));
         assert!(!h.read_failed(SegmentId(2), at(2)));
         assert_eq!((h.suspects(), h.quarantined()), (2, 0));
         assert!(h.read_failed(SegmentId(1), at(3)));
-        assert!(!h.read_failed(SegmentId(1), at(3)), "told once");
+        assert!(!h.read_failed(SegmentId(1), at(3)), "already quarantined");
         assert_eq!((h.suspects(), h.quarantined()), (1, 1));
         assert!(h.is_quarantined(SegmentId(1)) && !h.is_quarantined(SegmentId(2)));
         h.reused(SegmentId(2));
@@ -339,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_quarter_quarantined_is_read_only_for_good() {
+    fn tier_with_over_a_quarter_quarantined_stays_read_only() {
         let mut h = health();
         for s in 0..3 {
             assert_eq!(h.state(), State::On);

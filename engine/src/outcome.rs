@@ -1,4 +1,4 @@
-//! What callers get back: one outcome an object, never one verdict for a batch.
+//! Results of calls: one outcome per object, never one for a whole batch.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::get::LiesOnSsd;
 use crate::hits::PagesFound;
 use crate::together::Together;
 
-/// Where bytes came from.
+/// Where an object's bytes came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
     /// The arena.
@@ -22,18 +22,18 @@ pub enum Tier {
     Remote,
 }
 
-/// Why an object was not got.
+/// Why a get missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MissCause {
-    /// No entry: never put, or evicted, removed, cleared, lost before it was durable.
+    /// No entry: never put, or evicted, removed, cleared, or lost before it was durable.
     Absent,
-    /// What was stored failed verification; the entry is gone and counted.
+    /// The stored bytes failed verification; the entry was dropped and counted.
     Damaged,
-    /// The device failed the read, or was late; the entry of a failed read is gone.
+    /// The device failed the read, or was late; the entry of a failed read was dropped.
     Unreadable,
     /// It was removed, cleared or reclaimed while it was being read.
     Gone,
-    /// The batch's time was up before the store came to it.
+    /// The batch's deadline passed before the store reached the object.
     Late,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for MissCause {
     }
 }
 
-/// What became of a get.
+/// Outcome of a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GetOutcome {
     /// Every byte is in the destination, verified.
@@ -79,33 +79,33 @@ impl GetOutcome {
     }
 }
 
-/// What became of a put.
+/// Outcome of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// It is stored, and `get` hits until eviction, removal, clear or detected damage.
+    /// Stored: `get` hits until eviction, removal, clear or detected damage.
     Stored,
-    /// The key was there already; these bytes were not read.
+    /// The key was present already; the bytes of this put were not read.
     AlreadyPresent,
-    /// It is kept and not visible yet: it is attached to a base that is not here, or its group is not
-    /// complete. At the deadline of its group it is dropped. No flush covers it.
+    /// Kept and not visible yet: its base is absent, or its group is incomplete. It is dropped at
+    /// the deadline of its group. No flush covers it.
     Waiting,
-    /// Policy said no: the index is full of objects that may not be dropped.
+    /// Refused by policy: the index is full of objects that must not be dropped.
     Refused,
 }
 
-/// Names a submitted batch on its session.
+/// Identifies a submitted batch on its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub(crate) u64);
 
-/// A finished get: its outcome, and its memory back. `Err` is for what is wrong with the request
+/// A finished get: its outcome, and the caller's memory. `Err` stands for an invalid request
 /// (`Invalid`), for `Busy`, and for a closed store.
 #[derive(Debug)]
 pub struct GetDone {
-    /// What became of it.
+    /// The outcome.
     pub outcome: Result<GetOutcome>,
     /// The caller's memory.
     pub destination: Destination,
-    /// The object's length in bytes, where it was found.
+    /// The object's length in bytes, if it was found.
     pub(crate) length: u64,
     /// What is said of it beside, where that was asked for.
     pub(crate) proof: Option<Box<Proof>>,
@@ -137,17 +137,17 @@ impl Proof {
     }
 }
 
-/// A finished put: its outcome, and its memory back.
+/// A finished put: its outcome, and the caller's memory.
 #[derive(Debug)]
 pub struct PutDone {
-    /// What became of it. The objects of a group have the same outcome, except that what was here by itself
-    /// and is now of the group is `AlreadyPresent` beside others that were `Stored`.
+    /// The outcome. All objects of a group have the same one, except that an object that was stored
+    /// alone and now belongs to the group is `AlreadyPresent` while the others are `Stored`.
     pub outcome: Result<PutOutcome>,
     /// The caller's memory.
     pub source: Source,
 }
 
-/// A finished batch, in the order it was submitted in (groups flattened).
+/// A finished batch, in the order of submission (groups flattened).
 #[derive(Debug)]
 pub enum Done {
     /// Of `submit_put`.
@@ -160,20 +160,20 @@ pub enum Done {
     ExistsGroups(Result<PagesFound>),
 }
 
-/// How a store ended.
+/// Result of closing a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CloseReport {
-    /// What happened since the last flush.
+    /// Counts since the last flush.
     pub flushed: FlushReport,
-    /// Objects that the store had, and that are not durable as it ends. 0 of a store without an SSD tier.
+    /// Objects that are not durable at the end; 0 without an SSD tier.
     pub unsaved_objects: u64,
     /// Their bytes.
     pub unsaved_bytes: u64,
-    /// What kept the store from closing as it should: the time was up, or the tier takes nothing.
+    /// Why the close is incomplete: the timeout passed, or the tier accepts no writes.
     pub error: Option<Error>,
 }
 
-/// What a flush did.
+/// Result of a flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushReport {
     /// Objects made durable since the last report.
@@ -182,7 +182,7 @@ pub struct FlushReport {
     pub durable_bytes: u64,
     /// Objects whose put was refused since the last report.
     pub refused_objects: u64,
-    /// Objects that were acked and could not be made durable: the device failed, or there is no SSD tier to
-    /// take them. They are served from memory until evicted.
+    /// Objects that were acknowledged and could not be made durable: the device failed, or there is
+    /// no SSD tier. They are served from memory until evicted.
     pub lost_objects: u64,
 }

@@ -1,11 +1,12 @@
-//! What will be asked for soon is read from SSD into DRAM before it is: a hint of who has looked a prefix up and does not need it
-//! yet.
+//! Prefetch: reads objects from SSD into DRAM ahead of a get, on hints from a caller that has
+//! looked a prefix up and does not need it yet.
 //!
-//! - A hint promises nothing. What finds no room, is not read in time or changes meanwhile stays where it is, and is read when it is
-//!   asked for.
-//! - Bytes go from the device straight into memory of the arena that was set aside for them, are verified there, and are kept there
-//!   ([`crate::promote`]).
-//! - One task reads ([`reader`]), with a queue of its own to the device. It begins with the first hint: who gives none has no thread more.
+//! - A hint promises nothing. An object that finds no room, is not read in time or changes
+//!   meanwhile stays on SSD, and a get reads it there.
+//! - Bytes are read from the device straight into reserved memory of the arena, are verified there,
+//!   and stay there ([`crate::promote`]).
+//! - One task reads ([`reader`]), with its own disk queue. It starts with the first hint, so a
+//!   store without hints has no extra thread.
 
 mod reader;
 
@@ -30,10 +31,10 @@ use crate::shared::Shared;
 use crate::steps::PageSteps;
 use crate::visibility::Sight;
 
-/// Hints that are looked up under the lock at a time.
-const LOOK_AT_ONCE: usize = 32;
-/// Hints may wait for this share of the arena: what is read ahead pushes out what was.
-const SHARE: u64 = 4;
+/// Hints that are looked up under one acquisition of the lock.
+const LOOKUP_BATCH: usize = 32;
+/// Pending hints may take 1/`ARENA_SHARE` of the arena: prefetched pages evict others.
+const ARENA_SHARE: u64 = 4;
 
 /// An object to be read.
 #[derive(Clone, Copy, Debug)]
@@ -42,49 +43,49 @@ struct Hint {
     /// Length in bytes.
     length: u64,
     at: Recency,
-    /// It is of no use after that.
+    /// The hint is useless after this.
     deadline: Mono,
 }
 
-/// What is to be read ahead.
+/// Pending hints.
 #[derive(Default)]
-struct Queue {
+struct HintQueue {
     hints: VecDeque<Hint>,
     /// Keys that wait or are being read.
     known: FxHashSet<ObjectKey>,
-    /// Bytes of the arena that they will take.
+    /// Arena bytes that they will take.
     bytes: u64,
 }
 
-impl Queue {
-    /// A hint is done with.
-    fn forget(&mut self, hint: &Hint) {
+impl HintQueue {
+    /// A hint is finished or dropped.
+    fn finish(&mut self, hint: &Hint) {
         if self.known.remove(&hint.key) {
             self.bytes -= align_up(hint.length);
         }
     }
 }
 
-/// Hints, and the task that follows them.
+/// The hints, and the task that reads them.
 #[derive(Default)]
 pub(crate) struct Prefetch {
-    queue: Mutex<Queue>,
+    queue: Mutex<HintQueue>,
     /// Wakes the task.
     work: Signal,
     task: Mutex<Option<Box<dyn Join>>>,
 }
 
 impl Prefetch {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, HintQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Objects that wait, or are being read.
+    /// Number of objects that wait or are being read.
     pub fn waiting(&self) -> u64 {
         self.queue().known.len() as u64
     }
 
-    /// Wait for the end of the task, of a store that is closed; false if it did not end in time.
+    /// Wait for the task of a closed store to end; false if it did not end in time.
     pub fn stop(&self, timeout: Duration) -> bool {
         self.work.raise();
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -98,39 +99,39 @@ pub(crate) fn prefetch(
     keys: impl Iterator<Item = ObjectKey>,
     options: &Options,
 ) -> usize {
-    // An arena that is only a write buffer keeps nothing.
+    // Without `dram.bytes` the arena is only a write buffer and keeps no pages.
     if shared.volume.is_none() || shared.config.dram_bytes() == 0 || shared.check_open().is_err() {
         return 0;
     }
     let (at, deadline) = (recency(shared, options), shared.deadline(options.timeout));
     let mut steps = PageSteps::default();
     let mut hints = Vec::new();
-    let mut some = Vec::with_capacity(LOOK_AT_ONCE);
-    let mut look = |some: &mut Vec<(ObjectKey, u32)>| {
+    let mut batch = Vec::with_capacity(LOOKUP_BATCH);
+    let mut look_up = |batch: &mut Vec<(ObjectKey, u32)>| {
         let core = shared.lock();
-        for (key, step) in some.drain(..) {
-            if let Some(length) = on_ssd_alone(shared, &core, &key) {
+        for (key, step) in batch.drain(..) {
+            if let Some(length) = on_ssd_only(shared, &core, &key) {
                 let at = Recency { depth: at.depth.saturating_add(step), ..at };
                 hints.push(Hint { key, length, at, deadline });
             }
         }
     };
     for key in keys {
-        some.push((key, steps.step(&key)));
-        if some.len() == LOOK_AT_ONCE {
-            look(&mut some);
+        batch.push((key, steps.step(&key)));
+        if batch.len() == LOOKUP_BATCH {
+            look_up(&mut batch);
         }
     }
-    look(&mut some);
-    let taken = take(shared, hints);
-    if taken > 0 && begin(shared) {
+    look_up(&mut batch);
+    let taken = enqueue(shared, hints);
+    if taken > 0 && start_task(shared) {
         shared.prefetch.work.raise();
     }
     taken
 }
 
-/// The length of an object that is on SSD and not in DRAM, in bytes.
-fn on_ssd_alone(shared: &Shared, core: &Core, key: &ObjectKey) -> Option<u64> {
+/// The length in bytes of an object that is on SSD and not in DRAM.
+fn on_ssd_only(shared: &Shared, core: &Core, key: &ObjectKey) -> Option<u64> {
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(key, generation);
     if core.find_memory(key, fingerprint, generation).is_some() {
@@ -140,14 +141,14 @@ fn on_ssd_alone(shared: &Shared, core: &Core, key: &ObjectKey) -> Option<u64> {
     Some(seen.length.into())
 }
 
-/// Take on as many of the `hints` as there may be; how many.
-fn take(shared: &Shared, hints: Vec<Hint>) -> usize {
-    let most = shared.config.arena_bytes() / SHARE;
+/// HintQueue as many of the `hints` as fit; returns how many.
+fn enqueue(shared: &Shared, hints: Vec<Hint>) -> usize {
+    let most = shared.config.arena_bytes() / ARENA_SHARE;
     let mut queue = shared.prefetch.queue();
     let before = queue.hints.len();
     for hint in hints {
         let bytes = align_up(hint.length);
-        // Whoever names the end of a prefix has named its front before.
+        // Stop here: hints name a prefix from its front, so later ones are worth less.
         if queue.bytes + bytes > most {
             break;
         }
@@ -159,27 +160,27 @@ fn take(shared: &Shared, hints: Vec<Hint>) -> usize {
     queue.hints.len() - before
 }
 
-/// See to it that there is a task; false if there can be none.
-fn begin(shared: &Arc<Shared>) -> bool {
+/// Start the task if it does not run; false if it cannot start.
+fn start_task(shared: &Arc<Shared>) -> bool {
     let mut task = shared.prefetch.task.lock().unwrap_or_else(PoisonError::into_inner);
     if task.is_some() {
         return true;
     }
-    // A store that ends has looked for the task already, or will once this is free.
-    let begun = shared.check_open().and_then(|()| {
+    // `Prefetch::stop` has taken the task already, or will once this lock is free.
+    let started = shared.check_open().and_then(|()| {
         let reader = Box::new(Reader::new(shared.clone())?);
         Ok(shared.env.runtime.spawn("pagelith-prefetch", reader, shared.prefetch.work.clone())?)
     });
-    match begun {
-        Ok(begun) => {
-            *task = Some(begun);
+    match started {
+        Ok(started) => {
+            *task = Some(started);
             true
         }
         Err(error) => {
-            tracing::warn!(%error, "nothing is read ahead");
+            tracing::warn!(%error, "prefetch reader cannot start, hints are dropped");
             let mut queue = shared.prefetch.queue();
             let hints = std::mem::take(&mut queue.hints);
-            hints.iter().for_each(|hint| queue.forget(hint));
+            hints.iter().for_each(|hint| queue.finish(hint));
             false
         }
     }

@@ -1,4 +1,4 @@
-//! Counters. All count from open, unless they say "now".
+//! Counters. All count from open, unless marked "now".
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::outcome::MissCause;
 use crate::shared::Shared;
 
-/// Counted under the core's lock, but for what gets count ([`crate::tally::Tallies`]).
+/// Counted under the core's lock, except for the counts of gets ([`crate::tally::Tallies`]).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     pub puts_stored: u64,
@@ -59,7 +59,7 @@ impl Counters {
     }
 }
 
-/// What a store has done and holds.
+/// Counters and gauges of a store.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Stats {
     /// Objects in the index now.
@@ -68,23 +68,24 @@ pub struct Stats {
     pub dram_objects: u64,
     /// Bytes of the arena in use now.
     pub dram_bytes: u64,
-    /// Most bytes of the arena that were ever in use.
+    /// Highest `dram_bytes` so far.
     pub dram_peak_bytes: u64,
     /// Memory of the index in bytes.
     pub index_bytes: u64,
     /// Objects stored.
     pub puts_stored: u64,
-    /// Objects that were there already.
+    /// Objects whose key was present already.
     pub puts_present: u64,
     /// Objects refused by policy.
     pub puts_refused: u64,
-    /// Objects whose put was answered `Busy`; tries of one object within a second of each other count once.
+    /// Objects whose put returned `Busy`; tries of one object within a second of each other count
+    /// once.
     pub puts_busy: u64,
-    /// Bytes stored, as the callers counted them.
+    /// Bytes stored, by the callers' lengths.
     pub bytes_put: u64,
     /// Objects got from memory.
     pub hits_memory: u64,
-    /// Of those, how many were not verified (`dram.verify_ratio`).
+    /// Of those, objects that were not verified (`dram.verify_ratio`).
     pub hits_unverified: u64,
     /// Objects got from SSD.
     pub hits_ssd: u64,
@@ -98,29 +99,30 @@ pub struct Stats {
     pub bytes_remote: u64,
     /// Objects that a peer stored.
     pub remote_stored: u64,
-    /// Objects that were not offered to a peer, or that it did not take: they left DRAM first, or it did not answer.
+    /// Objects that were not offered to a peer, or not taken by it: they left DRAM first, or it did
+    /// not answer.
     pub remote_skipped: u64,
     /// Bytes that peers stored.
     pub bytes_remote_put: u64,
-    /// Objects not got, by cause.
+    /// Misses, by cause.
     pub misses: BTreeMap<String, u64>,
     /// Objects that failed verification.
     pub damaged: u64,
-    /// Bytes that went through staging.
+    /// Bytes that went through staging buffers.
     pub staged_bytes: u64,
     /// Bytes of hits from SSD that attached processes read themselves, or were told to.
     pub lent_bytes: u64,
-    /// Reads straight into a caller's memory that came back after their deadline.
+    /// Reads into a caller's memory without a copy that completed after their deadline.
     pub late_direct: u64,
     /// Pages evicted from DRAM.
     pub frames_evicted: u64,
-    /// Pages copied from SSD into DRAM, or kept of what a peer sent.
+    /// Pages copied into DRAM from SSD, or from a peer.
     pub promoted: u64,
-    /// Objects read from SSD into DRAM before they were asked for, among those pages.
+    /// Objects among those pages that were prefetched from SSD.
     pub prefetched: u64,
-    /// Objects that wait to be read ahead, or are being read, now.
+    /// Objects that wait to be prefetched, or are being read, now.
     pub prefetch_waiting: u64,
-    /// Everything written to the device in bytes: records, footers, manifest, checkpoints.
+    /// Bytes written to the device: records, footers, manifest, checkpoints.
     pub bytes_to_device: u64,
     /// Syncs of data files.
     pub syncs: u64,
@@ -132,14 +134,14 @@ pub struct Stats {
     pub segments_reclaimed: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
-    /// Checkpoints that failed; the older one stands.
+    /// Checkpoints that failed; the older one stays valid.
     pub checkpoint_failures: u64,
-    /// Groups that never became complete: dropped at their deadline or at close, or found by the open without
-    /// one of their objects or without their base.
+    /// Incomplete groups that were dropped: at their deadline, at close, or by open because an
+    /// object or the base was missing.
     pub groups_dropped: u64,
-    /// Groups that wait for the rest of their objects, or for their base, now.
+    /// Groups that wait for their other objects, or for their base, now.
     pub groups_waiting: u64,
-    /// Bytes of the arena that they take now.
+    /// Arena bytes of those groups now.
     pub waiting_bytes: u64,
     /// Namespaces that the store cleared by itself, because no room was left for their tombstones.
     pub namespaces_forgotten: u64,

@@ -1,4 +1,4 @@
-//! What of a query is here, asked of the index, or of a store elsewhere.
+//! Looks up a query's keys, in the local index or at peers.
 
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::ObjectKey;
@@ -8,15 +8,15 @@ use super::{HitPolicy, PagesQuery, PoolQuery};
 use crate::error::Result;
 use crate::exists;
 
-/// Who can say what is here. What is and is asked about counts as asked for.
+/// A source of lookups. A present object that is looked up counts as used.
 pub(crate) trait Look {
-    /// How many of `keys` are here before the first that is not.
+    /// How many of `keys` are present before the first that is absent.
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize>;
-    /// Which of `keys` are here.
+    /// Which of `keys` are present.
     fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>>;
 }
 
-/// This process's own index.
+/// The local index.
 impl Look for exists::Look<'_> {
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
         Ok(exists::Look::prefix(self, keys))
@@ -27,9 +27,9 @@ impl Look for exists::Look<'_> {
     }
 }
 
-/// Ask about the anchor up to its first hole, then about every other pool on the pages before it: nothing behind
-/// it can be a stop, and what nobody can use must not count as asked for. A prompt that was never seen costs one
-/// look. Block groups are asked by their own keys.
+/// Look up the anchor up to its first hole, then every other pool on the pages before that hole. No
+/// page after it can be a stop, and objects that cannot be used must not count as used. A prompt
+/// that was never stored costs one lookup. Block groups are looked up by their own keys.
 pub(super) fn ask(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<Residency> {
     let anchor = match query.anchor {
         [] => query.pages.len(),
@@ -47,14 +47,14 @@ pub(super) fn ask(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<Reside
     Ok(Residency { anchor: vec![true; anchor], pools })
 }
 
-/// How many of `pages` have all of `objects`, before the first that has not.
+/// How many of `pages` have all of `objects`, before the first that lacks one.
 fn whole_pages(look: &mut impl Look, objects: &[ObjectKey], pages: &[PrefixHash]) -> Result<usize> {
     let keys = pages.iter().flat_map(|page| objects.iter().map(|object| object.on_page(*page)));
     Ok(look.prefix(keys)? / objects.len())
 }
 
-/// Which of the first `pages` pages are here, by pool that has a say in them. All pools of a page are asked about
-/// one after the other: as a page's objects they count as equally recent.
+/// Which of the first `pages` pages are present, by pool that restricts the lengths. All pools of a
+/// page are looked up together: as objects of one page they count as equally recent.
 fn by_page(look: &mut impl Look, query: &PagesQuery<'_>, pages: usize) -> Result<Vec<Vec<bool>>> {
     let has_say = |pool: &&PoolQuery<'_>| !matches!(pool.policy, HitPolicy::BlockGroups { .. });
     let pools: Vec<_> = query.pools.iter().filter(has_say).map(|pool| pool.objects).collect();
@@ -65,7 +65,7 @@ fn by_page(look: &mut impl Look, query: &PagesQuery<'_>, pages: usize) -> Result
     let mut here = vec![Vec::with_capacity(pages.len()); pools.len()];
     for _ in pages {
         for (objects, here) in pools.iter().zip(&mut here) {
-            // Every object's answer is taken, so that the next pool's come next.
+            // `&`, not `&&`: consume every object's answer, so that the next pool's follow.
             here.push(found.by_ref().take(objects.len()).fold(true, |all, found| all & found));
         }
     }

@@ -1,4 +1,4 @@
-//! What is wrong with a query, by field and rule.
+//! Validates a query; errors name the field and the rule.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use pagelith_layouts::key::{ObjectKey, Role};
 use super::{HitPolicy, PagesQuery};
 use crate::error::{Error, Result};
 
-/// Refuse what is no query.
+/// Refuse an invalid query.
 pub(super) fn check(query: &PagesQuery<'_>) -> Result<()> {
     let mut lists = vec![("anchor".to_owned(), query.anchor)];
     for (i, pool) in query.pools.iter().enumerate() {
@@ -49,8 +49,8 @@ fn check_policy(policy: &HitPolicy<'_>, field: &str) -> Result<()> {
     }
 }
 
-/// The pool that all of `objects` are of. `first` is the query's first object, which all others share the
-/// namespace of.
+/// The pool of all `objects`. `first` is the query's first object, whose namespace all others must
+/// share.
 fn check_objects(
     objects: &[ObjectKey],
     field: &str,
@@ -68,7 +68,7 @@ fn check_objects(
             let rule = format!("field={field}[{i}] pool={pool} other={expected}");
             return Err(Error::invalid(format!("a list of objects is of two pools {rule}")));
         }
-        // The hash of a template means nothing.
+        // Templates have no meaningful hash.
         if !seen.insert(object.on_page(PrefixHash([0; 32]))) {
             let (component, shard) = (object.component(), object.shard());
             let rule = format!("field={field}[{i}] component={component} shard={shard}");
@@ -78,7 +78,7 @@ fn check_objects(
     Ok(objects.first().map(pool_of))
 }
 
-/// A pool as keys print it.
+/// A pool's name as printed in keys.
 fn pool_of(object: &ObjectKey) -> String {
     let draft = if object.role() == Role::Draft { "d:" } else { "" };
     format!("{draft}{}", object.pool())
@@ -111,30 +111,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_a_query() {
+    fn valid_queries_are_accepted() {
         let (k, v) = (object(Role::Target, "kv", "k"), object(Role::Target, "kv", "v"));
         let draft = object(Role::Draft, "kv", "k");
         assert_eq!(checked(&[k, v], &[]), Ok(()));
-        assert_eq!(checked(&[k, v], &[(&[draft], HitPolicy::AllPages)]), Ok(()), "a draft's pool is another");
-        assert_eq!(checked(&[], &[(&[k], HitPolicy::TrailingPages(0))]), Ok(()), "a logical anchor");
-        // The hash of a template means nothing, so that keys of any page will do.
+        assert_eq!(
+            checked(&[k, v], &[(&[draft], HitPolicy::AllPages)]),
+            Ok(()),
+            "a draft model has its own pool"
+        );
+        assert_eq!(checked(&[], &[(&[k], HitPolicy::TrailingPages(0))]), Ok(()), "an anchor without objects");
+        // Templates have no meaningful hash, so keys of any page will do.
         assert_eq!(checked(&[k.on_page(PrefixHash([3; 32])), v], &[]), Ok(()));
         let groups = HitPolicy::BlockGroups { block_pages: 2, group_pages: 2, keys: &[] };
         assert_eq!(checked(&[k], &[(&[draft], groups)]), Ok(()));
     }
 
     #[test]
-    fn what_is_none_is_refused_by_field_and_rule() {
+    fn invalid_queries_are_refused_by_field_and_rule() {
         let (k, v) = (object(Role::Target, "kv", "k"), object(Role::Target, "kv", "v"));
         let (x, draft) = (object(Role::Target, "mamba", "x"), object(Role::Draft, "kv", "v"));
         let again = k.on_page(PrefixHash([3; 32]));
         let groups =
             |block_pages, group_pages| HitPolicy::BlockGroups { block_pages, group_pages, keys: &[] };
         let (ours, other) = (k.namespace(), foreign().namespace());
-        let no_say = "an anchor without objects needs a pool with all_pages or trailing_pages field=pools";
+        let no_restricting_pool =
+            "an anchor without objects needs a pool with all_pages or trailing_pages field=pools";
         let cases: [(Result<()>, String); 12] = [
-            (checked(&[], &[]), no_say.into()),
-            (checked(&[], &[(&[x], groups(1, 1))]), no_say.into()),
+            (checked(&[], &[]), no_restricting_pool.into()),
+            (checked(&[], &[(&[x], groups(1, 1))]), no_restricting_pool.into()),
             (
                 checked(&[k], &[(&[x], MAMBA), (&[], MAMBA)]),
                 "only an anchor may have no objects field=pools[1].objects objects=0 min=1".into(),

@@ -1,8 +1,8 @@
-//! The hit rules as a pure function of what is here, linear in pages x pools.
+//! The hit rules as a pure function of a presence table, linear in pages x pools.
 
 use super::{HitPolicy, PagesFound};
 
-/// What is here. What lies beyond the end of a list is not.
+/// Which objects are present. Positions beyond the end of a list are absent.
 #[derive(Debug)]
 pub(super) struct Residency {
     /// The anchor, by page.
@@ -11,10 +11,10 @@ pub(super) struct Residency {
     pub pools: Vec<Vec<bool>>,
 }
 
-/// What the pools, each with its policy, make of what is here.
+/// Apply each pool's policy to the presence table.
 pub(super) fn evaluate(residency: &Residency, policies: &[HitPolicy<'_>]) -> PagesFound {
     let anchor_pages = leading(&residency.anchor);
-    // By length less one: whether all pools so far allow it.
+    // Index is length - 1: whether all pools so far allow that length.
     let mut allowed = vec![true; anchor_pages];
     let fold = |(policy, here): (&HitPolicy<'_>, &Vec<bool>)| match *policy {
         HitPolicy::AllPages => trailing(here, usize::MAX, &mut allowed),
@@ -29,13 +29,13 @@ pub(super) fn evaluate(residency: &Residency, policies: &[HitPolicy<'_>]) -> Pag
     PagesFound { usable_pages: stops.last().copied().unwrap_or(0), anchor_pages, pool_pages, stops }
 }
 
-/// Pages here before the first that is not.
+/// Pages present before the first absent one.
 fn leading(here: &[bool]) -> usize {
     here.iter().take_while(|here| **here).count()
 }
 
-/// Disallow every length of which the last `window` pages are not all here; the longest that they all are at.
-/// All pages are a window as long as there is.
+/// Disallow every length of which the last `window` pages are not all present; returns the longest
+/// allowed length. For `AllPages` the window is unbounded.
 fn trailing(here: &[bool], window: usize, allowed: &mut [bool]) -> usize {
     let (mut run, mut boundary) = (0, 0);
     for (page, allowed) in allowed.iter_mut().enumerate() {

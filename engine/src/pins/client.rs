@@ -1,4 +1,5 @@
-//! Objects that one client has pinned and leased, and its share of the store: others' puts find room whatever it holds.
+//! The pins and leases of one client, and its share of the store: other clients' puts find room
+//! whatever it holds.
 
 use std::collections::HashMap;
 
@@ -8,21 +9,21 @@ use super::Row;
 use crate::config::ValidConfig;
 use crate::error::{Error, Result};
 
-/// All clients together hold one of so many parts of the store.
+/// All clients together hold at most 1/`ALL_SHARE` of the store.
 const ALL_SHARE: u64 = 2;
-/// One client holds one of so many parts of that.
+/// One client holds at most 1/`CLIENT_SHARE` of that.
 const CLIENT_SHARE: u64 = 2;
 
-/// How much is held.
+/// Amounts held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub objects: u64,
-    /// Of the arena.
+    /// Arena bytes.
     pub bytes: u64,
 }
 
 impl Totals {
-    /// As much as all clients may hold of a store of this configuration: something even of the smallest.
+    /// The limit for all clients of a store with this configuration, never 0.
     pub fn of(config: &ValidConfig) -> Totals {
         let (objects, bytes) = (config.max_objects(), config.arena_bytes());
         Totals {
@@ -31,14 +32,14 @@ impl Totals {
         }
     }
 
-    /// As much as one of them may.
+    /// The limit for one client.
     pub fn share_of_client(&self) -> Totals {
         Totals { objects: self.objects / CLIENT_SHARE, bytes: self.bytes / CLIENT_SHARE }
     }
 
-    /// An error if `who` has so much, and would have more than `most` with `more`.
+    /// An error if `self`, the amounts of `who`, would exceed `most` with `more`.
     pub fn check(&self, more: &Totals, most: &Totals, who: &str) -> Result<()> {
-        // An object that is held already may be pinned once more.
+        // An object that is held already may be pinned again.
         if more.objects == 0
             || self.objects + more.objects <= most.objects && self.bytes + more.bytes <= most.bytes
         {
@@ -62,9 +63,9 @@ impl Totals {
     }
 }
 
-/// An object that a client holds.
+/// Pins and lease of one object.
 #[derive(Debug)]
-struct Held {
+struct ClientObject {
     pins: u32,
     lease: Option<Mono>,
     group: u128,
@@ -73,8 +74,8 @@ struct Held {
 /// Objects that a client holds.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
-    objects: HashMap<u128, Held>,
-    /// Of each group of these, how many of them there are, and its bytes when the first came.
+    objects: HashMap<u128, ClientObject>,
+    /// Number of held objects of each group, and the group's bytes when the first was held.
     groups: HashMap<u128, (u32, u64)>,
     bytes: u64,
 }
@@ -88,7 +89,7 @@ impl Client {
         self.objects.is_empty()
     }
 
-    /// How much more it would hold with these.
+    /// How much more it would hold with `rows`.
     pub fn more(&self, rows: &[Row]) -> Totals {
         let new = rows.iter().filter(|row| !self.objects.contains_key(&row.fingerprint));
         let (mut objects, mut groups, mut bytes) = (HashMap::new(), HashMap::new(), 0);
@@ -101,11 +102,14 @@ impl Client {
         Totals { objects: objects.len() as u64, bytes }
     }
 
-    /// Hold it by one pin more, or by a lease until then.
+    /// Add a pin, or a lease until `lease`.
     pub fn hold(&mut self, row: &Row, lease: Option<Mono>) {
         let is_new = !self.objects.contains_key(&row.fingerprint);
-        let held =
-            self.objects.entry(row.fingerprint).or_insert(Held { pins: 0, lease: None, group: row.group });
+        let held = self.objects.entry(row.fingerprint).or_insert(ClientObject {
+            pins: 0,
+            lease: None,
+            group: row.group,
+        });
         held.pins += u32::from(lease.is_none());
         held.lease = held.lease.max(lease);
         if is_new {
@@ -117,37 +121,37 @@ impl Client {
         }
     }
 
-    /// Take a pin back; what is held no more.
+    /// Remove a pin; returns the amounts that are no longer held.
     pub fn let_go(&mut self, fingerprint: u128) -> Totals {
         let Some(held) = self.objects.get_mut(&fingerprint) else { return Totals::default() };
         held.pins = held.pins.saturating_sub(1);
-        let is_over = held.pins == 0 && held.lease.is_none();
-        if is_over { self.forget(fingerprint) } else { Totals::default() }
+        let is_free = held.pins == 0 && held.lease.is_none();
+        if is_free { self.remove(fingerprint) } else { Totals::default() }
     }
 
-    /// A leased object is gone for good; returns what is held no more.
+    /// A leased object was removed; returns the amounts that are no longer held.
     pub fn end_lease(&mut self, fingerprint: u128) -> Totals {
         let Some(held) = self.objects.get_mut(&fingerprint) else { return Totals::default() };
         held.lease = None;
-        let is_over = held.pins == 0;
-        if is_over { self.forget(fingerprint) } else { Totals::default() }
+        let is_free = held.pins == 0;
+        if is_free { self.remove(fingerprint) } else { Totals::default() }
     }
 
-    /// Forget leases that are over; what is held no more.
+    /// End expired leases; returns the amounts that are no longer held.
     pub fn expire(&mut self, now: Mono) -> Totals {
-        let mut over = Vec::new();
+        let mut expired = Vec::new();
         for (fingerprint, held) in &mut self.objects {
             held.lease = held.lease.filter(|until| *until > now);
             if held.pins == 0 && held.lease.is_none() {
-                over.push(*fingerprint);
+                expired.push(*fingerprint);
             }
         }
         let mut less = Totals::default();
-        over.into_iter().for_each(|fingerprint| less.add(&self.forget(fingerprint)));
+        expired.into_iter().for_each(|fingerprint| less.add(&self.remove(fingerprint)));
         less
     }
 
-    fn forget(&mut self, fingerprint: u128) -> Totals {
+    fn remove(&mut self, fingerprint: u128) -> Totals {
         let Some(held) = self.objects.remove(&fingerprint) else { return Totals::default() };
         let mut less = Totals { objects: 1, bytes: 0 };
         if let Some((count, bytes)) = self.groups.get_mut(&held.group) {

@@ -1,4 +1,4 @@
-//! The task that reads ahead.
+//! The task that reads objects into DRAM for hints.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,41 +13,45 @@ use crate::put::placed::{self, SetAside};
 use crate::session::Session;
 use crate::shared::Shared;
 
-/// Objects and bytes of one batch: enough to keep a device busy, and no more than others would wait for.
+/// Objects and bytes of one batch: enough to keep a device busy, and few enough not to delay other
+/// reads.
 const BATCH_OBJECTS: usize = 64;
 const BATCH_BYTES: u64 = 8 << 20;
-/// Batches under way at a time.
-const BATCHES: usize = 2;
-/// Longest wait for the device, and for memory that others have.
+/// Most batches in flight.
+const BATCHES_MAX: usize = 2;
+/// Longest wait for the device, or for memory of the arena.
 const WAIT: Duration = Duration::from_millis(5);
-/// Longest sleep with nothing to do.
+/// Longest sleep without work.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// The task.
 pub(super) struct Reader {
     shared: Arc<Shared>,
     session: Session,
-    under_way: FxHashMap<Ticket, Vec<Hint>>,
+    in_flight: FxHashMap<Ticket, Vec<Hint>>,
 }
 
 impl Reader {
     pub fn new(shared: Arc<Shared>) -> Result<Reader> {
         let session = Session::new(shared.clone())?;
-        Ok(Reader { shared, session, under_way: FxHashMap::default() })
+        Ok(Reader { shared, session, in_flight: FxHashMap::default() })
     }
 
-    /// The next objects to be read together: of one request, each of use still.
+    /// The hints of the next batch: all of one request, none expired.
     fn next(&self) -> Vec<Hint> {
         let now = self.shared.now();
         let mut queue = self.shared.prefetch.queue();
         let (mut hints, mut bytes) = (Vec::<Hint>::new(), 0);
         while let Some(hint) = queue.hints.pop_front() {
             if hint.deadline <= now {
-                queue.forget(&hint);
+                queue.finish(&hint);
                 continue;
             }
-            let other = hints.first().is_some_and(|first| first.at.epoch != hint.at.epoch);
-            if other || hints.len() == BATCH_OBJECTS || (bytes > 0 && bytes + hint.length > BATCH_BYTES) {
+            let other_request = hints.first().is_some_and(|first| first.at.epoch != hint.at.epoch);
+            if other_request
+                || hints.len() == BATCH_OBJECTS
+                || (bytes > 0 && bytes + hint.length > BATCH_BYTES)
+            {
                 queue.hints.push_front(hint);
                 break;
             }
@@ -57,9 +61,9 @@ impl Reader {
         hints
     }
 
-    /// Begin to read what there is memory for; false if others have it.
+    /// Submit batches for which memory is free; false if none is free now.
     fn begin(&mut self) -> bool {
-        while self.under_way.len() < BATCHES {
+        while self.in_flight.len() < BATCHES_MAX {
             let hints = self.next();
             let Some(first) = hints.first().copied() else { return true };
             let lengths: Vec<u64> = hints.iter().map(|hint| hint.length).collect();
@@ -67,38 +71,38 @@ impl Reader {
                 SetAside::Now(memory) => {
                     let objects = hints.iter().map(|hint| hint.key).zip(memory).collect();
                     let ticket = self.session.begin_ahead(objects, first.at, first.deadline);
-                    self.under_way.insert(ticket, hints);
+                    self.in_flight.insert(ticket, hints);
                 }
                 SetAside::Later => {
                     let mut queue = self.shared.prefetch.queue();
                     hints.into_iter().rev().for_each(|hint| queue.hints.push_front(hint));
                     return false;
                 }
-                // Whoever is in DRAM is in use: nothing of it goes for a hint.
-                SetAside::Full => self.forget(&hints),
+                // The pages in DRAM are in use: a hint evicts none of them.
+                SetAside::Full => self.finish(&hints),
             }
         }
         true
     }
 
-    fn forget(&self, hints: &[Hint]) {
+    fn finish(&self, hints: &[Hint]) {
         let mut queue = self.shared.prefetch.queue();
-        hints.iter().for_each(|hint| queue.forget(hint));
+        hints.iter().for_each(|hint| queue.finish(hint));
     }
 }
 
 impl Task for Reader {
     fn step(&mut self) -> Step {
-        // What is under way ends with the session.
+        // Batches in flight end with the session.
         if self.shared.check_open().is_err() {
             return Step::Done;
         }
         let room = self.begin();
         if let Some((ticket, done)) = self.session.poll() {
-            // What was not kept is the arena's again before nobody waits for it any more.
+            // Return unused memory to the arena before the hints stop counting as pending.
             drop(done);
-            if let Some(hints) = self.under_way.remove(&ticket) {
-                self.forget(&hints);
+            if let Some(hints) = self.in_flight.remove(&ticket) {
+                self.finish(&hints);
             }
             return Step::Again;
         }
@@ -106,7 +110,7 @@ impl Task for Reader {
             self.session.pause(WAIT);
             return Step::Again;
         }
-        match self.under_way.is_empty() && room {
+        match self.in_flight.is_empty() && room {
             true => Step::Idle(IDLE),
             false => Step::Idle(WAIT),
         }

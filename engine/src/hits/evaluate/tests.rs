@@ -1,5 +1,5 @@
-//! The rules against a reference that takes them at their word: a length is allowed if what it demands is a
-//! subset of what is here.
+//! Tests the rules against a literal reference: a length is allowed if the set of objects it
+//! requires is a subset of those present.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// (Pool, page or own key); the anchor is pool 0.
+/// (Pool, page or own key); pool 0 is the anchor.
 type Objects = BTreeSet<(usize, usize)>;
 
-/// What a policy demands of pool `pool` for a stop at `length`.
+/// The objects that a policy requires of pool `pool` for a stop at `length`.
 fn demanded(pool: usize, policy: &HitPolicy<'_>, length: usize) -> Objects {
     let pages: Vec<usize> = (0..length).collect();
     let demanded: Vec<usize> = match *policy {
@@ -94,7 +94,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
 
     #[test]
-    fn the_rules_are_what_they_demand((pages, policies, residency) in case()) {
+    fn rules_match_the_reference((pages, policies, residency) in case()) {
         let here = as_set(&residency);
         prop_assert_eq!(evaluate(&residency, &policies), reference(pages, &policies, &here));
     }
@@ -113,7 +113,7 @@ fn found(anchor: &str, pools: &[(HitPolicy<'_>, &str)]) -> PagesFound {
 const MAMBA: HitPolicy<'_> = HitPolicy::TrailingPages(1);
 
 #[test]
-fn of_the_anchor_alone_every_length_is_a_stop() {
+fn anchor_alone_allows_every_length() {
     let expected = PagesFound { usable_pages: 3, anchor_pages: 3, pool_pages: vec![], stops: vec![1, 2, 3] };
     assert_eq!(found("xxx-xx", &[]), expected);
     assert_eq!(found("", &[]), PagesFound::default());
@@ -121,12 +121,12 @@ fn of_the_anchor_alone_every_length_is_a_stop() {
 }
 
 #[test]
-fn a_trailing_pool_leaves_holes() {
+fn trailing_pool_leaves_holes() {
     let mamba = found("xxxxx-", &[(MAMBA, "-x-x-x")]);
     assert_eq!((mamba.usable_pages, mamba.anchor_pages, &mamba.stops[..]), (4, 5, &[2, 4][..]));
-    assert_eq!(mamba.pool_pages, [4], "a checkpoint behind the anchor's first hole is of no use");
+    assert_eq!(mamba.pool_pages, [4], "a checkpoint after the anchor's first hole is of no use");
     let no_keys = found("xxxxx-", &[(HitPolicy::TrailingPages(0), "-x-x-x")]);
-    assert_eq!(no_keys, mamba, "a window of no pages is one of one");
+    assert_eq!(no_keys, mamba, "a window of 0 pages acts as one of 1");
     let window = |here: &str| found("xxxxxx", &[(HitPolicy::TrailingPages(3), here)]).stops;
     assert_eq!(window("xxxxxx"), [1, 2, 3, 4, 5, 6]);
     assert_eq!(window("xx-xxx"), [1, 2, 6], "a window ends at the span's start");
@@ -134,18 +134,18 @@ fn a_trailing_pool_leaves_holes() {
 }
 
 #[test]
-fn a_mamba_and_a_window_share_only_some_stops() {
+fn mamba_and_window_pools_share_only_some_stops() {
     let swa = HitPolicy::TrailingPages(2);
     let both = found("xxxxxxxx", &[(MAMBA, "-x-xx--x"), (swa, "--xx-xxx")]);
     assert_eq!(both.pool_pages, [8, 8]);
     assert_eq!(both.stops, [4, 8]);
-    // Each has a longest length of its own; the shorter of the two is not allowed by the other.
+    // Each pool has its own longest length; the shorter one is not allowed by the other pool.
     let apart = found("xxxxxxxx", &[(MAMBA, "-x-xx--x"), (swa, "-xx--xx-")]);
     assert_eq!((&apart.pool_pages[..], apart.usable_pages, &apart.stops[..]), (&[8, 7][..], 0, &[][..]));
 }
 
 #[test]
-fn a_pools_own_boundary_does_not_see_its_neighbours() {
+fn pool_boundary_is_independent_of_other_pools() {
     let pools = [(HitPolicy::AllPages, "xx-xxx"), (MAMBA, "xxxxxx"), (HitPolicy::AllPages, "xxxxxx")];
     let all = found("xxxx-x", &pools);
     assert_eq!((all.usable_pages, all.anchor_pages, &all.pool_pages[..]), (2, 4, &[2, 4, 4][..]));
@@ -153,7 +153,7 @@ fn a_pools_own_boundary_does_not_see_its_neighbours() {
 }
 
 #[test]
-fn block_groups_have_a_boundary_and_no_say() {
+fn block_groups_report_a_boundary_without_restricting_stops() {
     let groups = HitPolicy::BlockGroups { block_pages: 4, group_pages: 2, keys: &[] };
     for (here, covered) in [("xxxx", 8), ("xxx-", 4), ("x-xx", 0), ("xxx", 4), ("", 0)] {
         let all = found("xx-xxxxx", &[(groups, here), (MAMBA, "-xxxxxxx")]);
