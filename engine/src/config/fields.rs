@@ -1,5 +1,6 @@
-//! The table of settings: one row each. Reading, checking, "did you mean", the environment's names and the
-//! reference that `pagelith` prints all go by this table, so a setting missing here cannot be set at all.
+//! The table of settings, one row each. Reading, checking, suggestions, names of environment
+//! variables and the reference that `pagelith` prints all use this table, so a setting missing here
+//! cannot be set.
 
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_tiers::dram::arena::ARENA_BYTES_MAX;
@@ -13,7 +14,7 @@ use super::setting::Setting;
 use super::size::Size;
 use crate::index::SEGMENT_MAX;
 
-/// What every environment variable that is a setting starts with.
+/// Prefix of every environment variable that is a setting.
 pub const ENV_PREFIX: &str = "PAGELITH_";
 
 /// One setting.
@@ -24,7 +25,7 @@ pub struct Field {
     value: for<'a> fn(&'a Config) -> Value<'a>,
 }
 
-/// A row for the member of [`Config`] that is named; the path is the member's, letter by letter.
+/// A row for a member of [`Config`]; the path is spelled like the member.
 macro_rules! row {
     ($section:ident . $name:ident, $rule:expr) => {
         row!(@ concat!(stringify!($section), ".", stringify!($name)), [$section.$name], $rule)
@@ -51,7 +52,7 @@ const SEGMENT_BYTES_MAX: Size = Size::mib(256);
 const KIB_64: Size = Size::kib(64);
 
 const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
-// The files beside the segments take one at least.
+// The other files take the space of at least one segment.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
 static FIELDS: [Field; 38] = [
@@ -88,7 +89,7 @@ static FIELDS: [Field; 38] = [
     row!(remote.key, Rule::File),
     row!(staging.bytes, Rule::Size { min: KIB_64, max: TIB, grain: Grain::Any }),
     row!(staging.ratio, Rule::RatioAboveZero { max: 1.0 }),
-    // Whole checksum blocks, so that each chunk can be verified by itself.
+    // Whole checksum blocks, so that each chunk can be verified separately.
     row!(
         staging.chunk_bytes,
         Rule::Size { min: KIB_64, max: Size::mib(256), grain: Grain::MultipleOf(BLOCK_BYTES as u64) }
@@ -132,7 +133,7 @@ impl Field {
         env_name(self.path)
     }
 
-    /// What the setting may be, such as `a power of two between 1MiB and 256MiB`.
+    /// The allowed values, such as `a power of two between 1MiB and 256MiB`.
     pub fn expects(&self) -> String {
         self.rule.to_string()
     }
@@ -142,8 +143,8 @@ impl Field {
         (self.value)(config).to_string()
     }
 
-    /// Put the node's value into `config`; the message if it is not of the setting's type. A value of the
-    /// right type but outside its range is put, and [`Field::check`] names it.
+    /// Set the node's value in `config`; a message if it is not of the setting's type. A value of
+    /// the right type but out of range is set, and [`Field::check`] reports it.
     pub(super) fn put(&self, config: &mut Config, node: &Node) -> Result<(), String> {
         (self.read)(config, node).map_err(|detail| {
             let colon = if detail.is_empty() { "" } else { ": " };
