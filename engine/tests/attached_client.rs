@@ -151,7 +151,7 @@ fn get(client: &Attached, page: u8) -> pagelith::Result<GetOutcome> {
 }
 
 #[test]
-fn what_a_process_took_with_it_is_said_by_the_next_flush_once() {
+fn objects_lost_with_a_server_are_reported_by_the_next_flush_once() {
     let first = Process::at(&anywhere(), 1);
     let client = first.client(Duration::from_secs(30));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
@@ -172,7 +172,7 @@ fn what_a_process_took_with_it_is_said_by_the_next_flush_once() {
 }
 
 #[test]
-fn a_process_that_is_gone_is_an_error_and_one_that_is_deaf_is_late() {
+fn dead_server_is_an_error_and_unresponsive_server_times_out() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_millis(100));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
@@ -197,7 +197,7 @@ fn a_process_that_is_gone_is_an_error_and_one_that_is_deaf_is_late() {
 }
 
 #[test]
-fn what_no_store_takes_is_refused_here_and_the_link_goes_on() {
+fn invalid_put_is_refused_locally_and_connection_survives() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_secs(30));
     let empty = client.put_batch(&[PutSlice { key: key(1), pieces: &[] }], Options::default()).remove(0);
@@ -235,7 +235,7 @@ fn put_part(client: &Attached, object: &str) -> pagelith::Result<PutOutcome> {
 }
 
 #[test]
-fn a_part_that_a_process_took_with_it_is_put_again() {
+fn part_lost_with_a_server_is_put_again() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_secs(60));
     assert_eq!(put_part(&client, "v"), Ok(PutOutcome::Waiting));
@@ -248,7 +248,7 @@ fn a_part_that_a_process_took_with_it_is_put_again() {
 }
 
 #[test]
-fn a_store_of_a_time_before_parts_is_named_and_the_link_goes_on() {
+fn server_without_parts_is_named_and_connection_survives() {
     let old = Offer::of_this_build([1; 16]).without(Feature::Parts);
     let process = Process::offering(&anywhere(), old);
     let client = process.client(Duration::from_secs(60));
@@ -266,7 +266,7 @@ fn counter(client: &Attached, name: &str) -> u64 {
 }
 
 #[test]
-fn a_pin_says_when_it_is_lost_and_is_let_go_over_no_other_link() {
+fn lost_pin_is_reported_and_not_released_over_a_new_connection() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_secs(60));
     for page in 0..3 {
@@ -296,7 +296,7 @@ fn a_pin_says_when_it_is_lost_and_is_let_go_over_no_other_link() {
 }
 
 #[test]
-fn a_store_of_a_time_before_pins_is_named_and_the_link_goes_on() {
+fn server_without_pins_is_named_and_connection_survives() {
     let old = Offer::of_this_build([1; 16]).without(Feature::Pins).without(Feature::Begun);
     let process = Process::offering(&anywhere(), old);
     let client = process.client(Duration::from_secs(60));
@@ -313,7 +313,7 @@ fn a_store_of_a_time_before_pins_is_named_and_the_link_goes_on() {
 }
 
 #[test]
-fn a_group_goes_with_its_process_and_says_so() {
+fn group_lost_with_its_server_is_reported() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_secs(60));
     let bytes = vec![7; LEN];
@@ -341,7 +341,7 @@ fn a_group_goes_with_its_process_and_says_so() {
 }
 
 #[test]
-fn a_client_is_told_what_came_and_went_since_it_first_asked() {
+fn client_receives_events_since_its_first_read() {
     let process = Process::at(&anywhere(), 1);
     let (client, other) = (process.client(PATIENCE), process.client(PATIENCE));
     let stores = |client: &Attached, page| assert_eq!(put(client, page), Ok(PutOutcome::Stored));
@@ -369,7 +369,7 @@ fn a_client_is_told_what_came_and_went_since_it_first_asked() {
 }
 
 #[test]
-fn events_of_namespaces_that_a_client_may_not_read_are_passed_over() {
+fn events_of_unreadable_namespaces_are_skipped() {
     let own = NamespaceId([5; 16]);
     let offer = Offer::of_this_build([1; 16]);
     let process = Process::of(&anywhere(), offer, Rights::of(Namespaces::These([own].into())), 3000);
@@ -393,7 +393,7 @@ fn events_of_namespaces_that_a_client_may_not_read_are_passed_over() {
 }
 
 #[test]
-fn a_store_that_keeps_no_events_or_tells_none_says_so() {
+fn store_without_events_says_so() {
     let none = Process::of(&anywhere(), Offer::of_this_build([1; 16]), Rights::all(), 0);
     let refused = none.client(PATIENCE).take_events(1, Options::default()).expect_err("none are kept");
     assert_eq!(

@@ -228,7 +228,7 @@ fn addresses(buffers: &[AlignedBuf]) -> Vec<*const u8> {
 }
 
 #[test]
-fn each_batch_comes_back_once_with_its_own_bytes() {
+fn each_batch_completes_once_with_its_own_bytes() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -283,7 +283,7 @@ fn each_batch_comes_back_once_with_its_own_bytes() {
 
 /// Batches that one link took with it are asked once more over the next, all of them.
 #[test]
-fn what_a_link_took_with_it_is_asked_of_the_next_process() {
+fn requests_lost_with_a_connection_go_to_the_next_server() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -314,7 +314,7 @@ fn what_a_link_took_with_it_is_asked_of_the_next_process() {
 }
 
 #[test]
-fn a_process_that_is_gone_is_an_error_for_each_batch_and_the_memory_comes_back() {
+fn dead_server_fails_each_batch_and_returns_its_memory() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -371,7 +371,7 @@ fn what_came_into_memory_behind_a_put_is_never_what_was_put() {
 
 /// Each batch has its own time, however many are under way.
 #[test]
-fn a_batch_whose_time_is_up_is_late_and_the_others_go_on() {
+fn batch_past_its_deadline_is_late_and_others_continue() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -410,7 +410,7 @@ fn a_batch_whose_time_is_up_is_late_and_the_others_go_on() {
 /// A store that is too slow for whom it serves is asked on, however much of what it was asked before nobody waited for: a link takes so
 /// much at once (256), and what is beyond that waits for its time as well.
 #[test]
-fn a_link_that_was_full_of_what_was_late_is_as_good_as_before() {
+fn connection_full_of_late_batches_recovers() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -435,7 +435,7 @@ fn a_link_that_was_full_of_what_was_late_is_as_good_as_before() {
 
 /// What is lent is nobody else's once a session is gone, whether the store answers or not, and the link is as good as before.
 #[test]
-fn a_session_that_is_dropped_has_nothing_of_the_callers_any_more() {
+fn dropped_session_releases_caller_memory() {
     for (way, hears) in WAYS.iter().flat_map(|way| [(*way, false), (*way, true)]) {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -476,7 +476,7 @@ fn a_session_that_is_dropped_has_nothing_of_the_callers_any_more() {
 
 /// A link has what was shared when it was made: one of before is not there for calls of after.
 #[test]
-fn what_is_shared_while_a_session_lives_is_shown_over_links_of_later() {
+fn memory_shared_during_a_session_is_exported_over_later_connections() {
     let (address, _dir) = place(Way::Shown);
     let process = Process::at(Way::Shown, &address, 1);
     let (client, _) = process.client(1);

@@ -1,4 +1,5 @@
-//! Every behaviour over every side, with true fingerprints and with a constant one.
+//! Runs every behaviour over every backend and transport, with true fingerprints and with a
+//! constant one.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -55,7 +55,7 @@ fn get(store: &Store, pool: &mut [u8], objects: std::ops::Range<usize>, shift: u
 }
 
 #[test]
-fn what_comes_is_what_was_put_whatever_is_registered() {
+fn hits_are_correct_with_any_registration() {
     let home = tempfile::tempdir().unwrap();
     let store = open(&home);
     for n in 0..60 {
@@ -104,7 +104,7 @@ fn what_comes_is_what_was_put_whatever_is_registered() {
 }
 
 #[test]
-fn what_cannot_be_registered_is_said() {
+fn registration_failure_is_reported() {
     let home = tempfile::tempdir().unwrap();
     let store = open(&home);
     let memory = AlignedBuf::new(4096).unwrap();
@@ -127,7 +127,7 @@ fn what_cannot_be_registered_is_said() {
 /// An object shorter than an alignment unit, got from SSD straight into memory that happens to be aligned,
 /// was called damaged and dropped: the caller's only part was lost on the way back from the read.
 #[test]
-fn a_short_object_comes_whole_into_aligned_memory() {
+fn short_object_is_read_whole_into_aligned_memory() {
     let home = tempfile::tempdir().unwrap();
     let lengths = [1usize, 9, 511, 512, 4095, 4096, 4097];
     let store = open(&home);

@@ -31,7 +31,7 @@ fn code_wins_over_environment_over_file_over_defaults() {
 }
 
 #[test]
-fn a_wrong_value_is_refused_even_where_a_later_layer_replaces_it() {
+fn wrong_value_is_refused_even_if_a_later_layer_replaces_it() {
     let error = Config::builder()
         .file(ConfigFormat::Toml, "read.depth = 0")
         .env([("PAGELITH_READ__DEPTH", "7")])
@@ -41,7 +41,7 @@ fn a_wrong_value_is_refused_even_where_a_later_layer_replaces_it() {
 }
 
 #[test]
-fn every_problem_of_every_layer_is_told_at_once() {
+fn every_problem_of_every_layer_is_reported_at_once() {
     let file = "deadline_ms = 0\nnope.x = 1\nnope.y = 2\n[dram]\nbytes = \"64MB!\"\npromote = true\n\
                 [staging]\nchunk_bytes = \"128MiB\"\n[ssd]\ndirs = [\"/a\"]";
     let error = Config::builder()
@@ -71,14 +71,14 @@ fn every_problem_of_every_layer_is_told_at_once() {
 }
 
 #[test]
-fn a_misspelled_setting_is_not_also_reported_as_missing() {
+fn misspelled_setting_is_not_also_reported_as_missing() {
     let text = "ssd.byts = \"1GiB\"\nssd.dirs = [\"/a\"]";
     let error = Config::builder().file(ConfigFormat::Toml, text).validate(&facts(1 << 40)).unwrap_err();
     assert_eq!(error.to_string(), "ssd.byts: is not a setting; did you mean ssd.bytes?");
 }
 
 #[test]
-fn code_that_sets_fields_is_checked_as_a_file_is() {
+fn fields_set_by_code_are_checked_like_a_file() {
     let mut config = Config::default();
     config.staging.ratio = f64::NAN;
     config.ssd.segment_bytes = Some(Size::mib(3));
@@ -95,7 +95,7 @@ fn code_that_sets_fields_is_checked_as_a_file_is() {
 
 #[cfg(unix)]
 #[test]
-fn what_is_not_utf8_is_refused_and_does_not_panic() {
+fn text_that_is_not_utf8_is_refused() {
     use std::ffi::OsString;
     use std::os::unix::ffi::OsStringExt;
     let broken = || OsString::from_vec(vec![b'/', 0xff]);
@@ -120,7 +120,7 @@ fn what_is_not_utf8_is_refused_and_does_not_panic() {
 }
 
 #[test]
-fn a_variable_set_twice_is_refused() {
+fn variable_set_twice_is_refused() {
     let variables = [("PAGELITH_READ__DEPTH", "1"), ("PAGELITH_READ__DEPTH", "2")];
     let error = Config::builder().env(variables).build().unwrap_err();
     assert_eq!(
@@ -177,7 +177,7 @@ const SERVICE_LINKS: [(&str, &str); 17] = [
 ];
 
 #[test]
-fn links_to_services_are_passed_over_and_all_else_with_the_prefix_is_refused() {
+fn service_links_are_ignored_and_other_prefixed_variables_refused() {
     let config = Config::builder().env(SERVICE_LINKS).env([("PAGELITH_READ__DEPTH", "3")]).build().unwrap();
     assert_eq!(config.read.depth, 3);
     for (name, text) in [
@@ -210,7 +210,7 @@ fn no_setting_has_the_shape_of_a_service_link() {
 }
 
 #[test]
-fn every_setting_of_a_file_arrives() {
+fn every_setting_of_a_file_is_applied() {
     let text = r#"
         deadline_ms = 1
         close_timeout_ms = 9
@@ -360,7 +360,7 @@ fn derived_numbers() {
 }
 
 #[test]
-fn more_memory_than_there_is_less_the_reserve_is_refused_and_names_each_part() {
+fn memory_plan_above_the_limit_is_refused_with_each_part() {
     let needed = (320 << 20) + 65_536 * 40 + (256 << 20);
     Config::default().validate(&facts(needed)).unwrap();
     let error = Config::default().validate(&facts(needed - 1)).unwrap_err();
@@ -388,7 +388,7 @@ fn more_memory_than_there_is_less_the_reserve_is_refused_and_names_each_part() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test looks at the real directory")]
-fn nothing_is_created_on_disk_whether_refused_or_not() {
+fn validation_creates_no_files() {
     let root = tempfile::tempdir().unwrap();
     let mut config = Config::default();
     config.ssd.bytes = Size::gib(1);
@@ -399,7 +399,7 @@ fn nothing_is_created_on_disk_whether_refused_or_not() {
 }
 
 #[test]
-fn text_that_is_too_long_or_too_deep_is_refused() {
+fn too_long_or_too_deep_text_is_refused() {
     let long = " ".repeat((1 << 20) + 1);
     let error = Config::from_toml_str(&long).unwrap_err();
     assert_eq!(error.to_string(), "(file): must be at most 1MiB of text, got=1048577B");

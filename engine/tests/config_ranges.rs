@@ -92,7 +92,7 @@ const BOTH: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn every_number_in_its_documented_range_opens_or_is_refused_by_name() {
+fn documented_values_open_or_are_refused_by_name() {
     let home = tempfile::tempdir().unwrap();
     let mut tried = 0;
     for field in fields() {
@@ -121,7 +121,7 @@ fn every_number_in_its_documented_range_opens_or_is_refused_by_name() {
 }
 
 #[test]
-fn a_size_that_is_no_whole_number_of_pages_takes_those_that_are_whole() {
+fn sizes_are_used_in_whole_pages() {
     let text = "dram.bytes = \"1GB\"\nstaging.bytes = 2_000_001";
     let facts = Facts { memory_bytes: 8 << 30, memory_source: "test".into() };
     let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts).unwrap();

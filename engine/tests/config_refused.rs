@@ -236,7 +236,7 @@ fn wrong_values_in_the_environment() {
 }
 
 #[test]
-fn there_are_64_peers_at_most() {
+fn more_than_64_peers_are_refused() {
     let of = |count: usize| {
         let peers: Vec<String> = (0..count).map(|number| format!("unix:/{number}")).collect();
         Config::builder().env([("PAGELITH_REMOTE__PEERS", peers.join(","))]).validate(&facts())
@@ -252,7 +252,7 @@ fn there_are_64_peers_at_most() {
 }
 
 #[test]
-fn a_peers_name_has_255_bytes_at_most() {
+fn peer_name_above_255_bytes_is_refused() {
     let of = |bytes: usize| {
         let text = format!("remote.peers = [{{address = \"unix:/a\", name = \"{}\"}}]", "n".repeat(bytes));
         Config::from_toml_str(&text)

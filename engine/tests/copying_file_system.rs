@@ -81,7 +81,7 @@ fn in_place(file: &Path) -> bool {
 const FILES: [&str; 6] = ["LOCK", "segments", "manifest.0", "manifest.1", "checkpoint.0", "checkpoint.1"];
 
 #[test]
-fn a_store_is_made_of_files_that_are_written_in_place_and_works_when_others_have_filled_the_rest() {
+fn store_with_nocow_files_works_on_a_full_file_system() {
     let Some(fs) = btrfs() else { return };
     let dir = fs.path().join("store");
     open(&dir).close().unwrap();
@@ -100,7 +100,7 @@ fn a_store_is_made_of_files_that_are_written_in_place_and_works_when_others_have
 }
 
 #[test]
-fn a_store_of_files_that_are_copied_is_open_for_reading_while_the_file_system_is_full() {
+fn store_with_cow_files_is_read_only_on_a_full_file_system() {
     let Some(fs) = btrfs() else { return };
     let dir = fs.path().join("store");
     let store = open(&dir);

@@ -78,11 +78,11 @@ fn looked_at_while_changing(policy: DramPolicy) {
 }
 
 #[test]
-fn pages_are_whole_and_what_stays_is_found() {
+fn exists_sees_whole_pages_and_kept_keys_during_changes() {
     looked_at_while_changing(DramPolicy::Lru);
 }
 
 #[test]
-fn also_by_a_policy_that_counts_requests() {
+fn exists_sees_whole_pages_under_s3fifo() {
     looked_at_while_changing(DramPolicy::S3Fifo);
 }

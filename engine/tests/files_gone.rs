@@ -77,7 +77,7 @@ fn is_gone(store: &Store, file: &Path, what: &str) {
 }
 
 #[test]
-fn a_flush_after_the_directory_was_removed_is_unavailable_and_counts_what_is_lost() {
+fn flush_after_directory_removal_is_unavailable_and_counts_losses() {
     for io in SIDES {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("store");
@@ -101,7 +101,7 @@ fn a_flush_after_the_directory_was_removed_is_unavailable_and_counts_what_is_los
 }
 
 #[test]
-fn each_file_that_is_removed_is_noticed() {
+fn removal_of_each_file_is_detected() {
     for (dir, name) in [
         (0, "segments"),
         (1, "segments"),
@@ -121,7 +121,7 @@ fn each_file_that_is_removed_is_noticed() {
 }
 
 #[test]
-fn a_removal_or_clear_after_files_were_removed_is_unavailable() {
+fn remove_and_clear_after_file_removal_are_unavailable() {
     let home = tempfile::tempdir().unwrap();
     for removes in [true, false] {
         let dir = home.path().join(format!("store{removes}"));
@@ -139,7 +139,7 @@ fn a_removal_or_clear_after_files_were_removed_is_unavailable() {
 }
 
 #[test]
-fn another_store_in_its_place_is_noticed_and_its_own_is_taken_again_when_it_is_back() {
+fn replaced_store_is_detected_and_original_is_used_again() {
     let home = tempfile::tempdir().unwrap();
     let (dir, aside) = (home.path().join("store"), home.path().join("aside"));
     let store = open(config(std::slice::from_ref(&dir), SsdIo::Auto));
@@ -173,7 +173,7 @@ fn another_store_in_its_place_is_noticed_and_its_own_is_taken_again_when_it_is_b
 }
 
 #[test]
-fn a_file_that_is_cut_is_noticed() {
+fn truncated_file_is_detected() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("store");
     let store = open(config(std::slice::from_ref(&dir), SsdIo::Auto));
@@ -183,7 +183,7 @@ fn a_file_that_is_cut_is_noticed() {
 }
 
 #[test]
-fn a_file_system_mounted_over_the_directory_is_noticed() {
+fn mount_over_the_directory_is_detected() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("store");
     let store = open(config(std::slice::from_ref(&dir), SsdIo::Auto));
@@ -197,7 +197,7 @@ fn a_file_system_mounted_over_the_directory_is_noticed() {
 }
 
 #[test]
-fn a_process_that_changes_its_directory_keeps_a_store_in_a_relative_one() {
+fn store_in_a_relative_directory_survives_chdir() {
     let home = tempfile::tempdir().unwrap();
     std::env::set_current_dir(home.path()).unwrap();
     let store = open(config(&[PathBuf::from("store")], SsdIo::Auto));

@@ -41,7 +41,7 @@ fn loop_fs(mib: u64) -> Option<LoopFs> {
 }
 
 #[test]
-fn a_store_larger_than_the_file_system_is_refused_and_leaves_nothing() {
+fn store_larger_than_file_system_is_refused_and_leaves_no_files() {
     let Some(fs) = loop_fs(32) else { return };
     let free = fs.free_bytes();
     let dir = fs.path().join("a/store");
@@ -74,7 +74,7 @@ fn a_store_larger_than_the_file_system_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn when_one_of_two_directories_is_full_the_other_is_left_as_it_was() {
+fn full_second_directory_leaves_the_first_unchanged() {
     let Some(fs) = loop_fs(16) else { return };
     let home = tempfile::tempdir().unwrap();
     let (roomy, full) = (home.path().join("roomy"), fs.path().join("full"));
@@ -86,7 +86,7 @@ fn when_one_of_two_directories_is_full_the_other_is_left_as_it_was() {
 }
 
 #[test]
-fn a_store_on_a_file_system_that_others_have_filled_still_opens() {
+fn store_on_a_full_file_system_opens() {
     let Some(fs) = loop_fs(32) else { return };
     let dir = fs.path().join("store");
     open(config(&[&dir], Size::mib(16))).unwrap().close().unwrap();
@@ -101,7 +101,7 @@ fn a_store_on_a_file_system_that_others_have_filled_still_opens() {
 }
 
 #[test]
-fn a_read_only_file_system_is_denied_by_name() {
+fn read_only_file_system_is_denied_by_name() {
     let Some(fs) = loop_fs(32) else { return };
     let (with_store, without) = (fs.path().join("store"), fs.path().join("other"));
     open(config(&[&with_store], Size::mib(16))).unwrap().close().unwrap();
@@ -115,7 +115,7 @@ fn a_read_only_file_system_is_denied_by_name() {
 }
 
 #[test]
-fn a_directory_without_a_device_is_served_by_the_blocking_side_which_says_so() {
+fn directory_without_a_device_uses_the_blocking_backend_and_says_so() {
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     if !mounts.lines().any(|l| l.starts_with("tmpfs /dev/shm ") || l.contains(" /dev/shm tmpfs ")) {
         println!("skipped: /dev/shm is no tmpfs here");

@@ -131,7 +131,7 @@ fn in_memory(policy: DramPolicy) -> Store {
 }
 
 #[test]
-fn what_is_got_is_what_was_put_and_pages_are_whole() {
+fn concurrent_gets_return_correct_bytes_and_whole_pages() {
     for policy in [DramPolicy::Lru, DramPolicy::S3Fifo] {
         let store = in_memory(policy);
         let seen = got_while_changing(&store, true);
@@ -145,7 +145,7 @@ fn what_is_got_is_what_was_put_and_pages_are_whole() {
 
 /// An SSD of few segments, which are reclaimed over and over, and DRAM for a part of them.
 #[test]
-fn also_from_ssd_while_it_is_reclaimed() {
+fn concurrent_gets_from_ssd_during_reclaim_are_correct() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut config = Config::default();
     config.dram.bytes = Size::mib(2);

@@ -31,7 +31,7 @@ fn child() {
 }
 
 #[test]
-fn a_write_that_a_killed_process_left_never_lands_in_an_open_store() {
+fn write_left_by_a_killed_process_never_reaches_an_open_store() {
     let slow = LoopFs::new(96).and_then(|fs| Throttle::new(&fs, SLOW).map(|throttle| (throttle, fs)));
     let (throttle, fs) = match slow {
         Ok(slow) => slow,

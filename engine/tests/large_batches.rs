@@ -34,7 +34,7 @@ fn put(store: &Store, key: ObjectKey, bytes: &[u8]) {
 
 /// Each object has a record, and so a header, of its own: 1200 of them are twice what scratch holds.
 #[test]
-fn a_batch_has_more_headers_than_scratch() {
+fn batch_with_more_headers_than_scratch_buffers_completes() {
     let home = tempfile::tempdir().unwrap();
     let config = config(&home);
     let store = open(&config);
@@ -61,7 +61,7 @@ fn a_batch_has_more_headers_than_scratch() {
 
 /// Both members have to be staged, one sub-batch each; the one that is asked for first lies behind the other.
 #[test]
-fn the_last_member_of_a_group_is_asked_for_first() {
+fn last_member_of_a_group_may_be_got_first() {
     let home = tempfile::tempdir().unwrap();
     let mut config = config(&home);
     config.staging.bytes = Size::mib(2);
@@ -85,7 +85,7 @@ fn the_last_member_of_a_group_is_asked_for_first() {
 
 /// Each open makes a segment ready that is never written before the close. None of them may be lost.
 #[test]
-fn a_store_that_is_opened_and_closed_often_keeps_its_room() {
+fn repeated_open_and_close_leaks_no_space() {
     let home = tempfile::tempdir().unwrap();
     let mut config = config(&home);
     config.ssd.segment_bytes = Some(Size::mib(4));

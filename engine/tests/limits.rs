@@ -143,8 +143,8 @@ fn sessions_beyond_the_locked_memory_limit_read_without_a_ring() {
 }
 
 #[test]
-fn a_store_whose_rings_do_not_fit_the_locked_memory_limit_opens_blocking_and_names_it() {
-    in_child("a_store_whose_rings_do_not_fit_the_locked_memory_limit_opens_blocking_and_names_it", || {
+fn store_above_the_locked_memory_limit_opens_blocking_and_names_it() {
+    in_child("store_above_the_locked_memory_limit_opens_blocking_and_names_it", || {
         drop_ipc_lock();
         limit(Resource::Memlock, 0);
         let home = tempfile::tempdir().unwrap();
@@ -171,8 +171,8 @@ fn a_store_whose_rings_do_not_fit_the_locked_memory_limit_opens_blocking_and_nam
 
 /// With `auto` sessions do without a ring; with `uring`, which is not done without, calls wait for a session that is free.
 #[test]
-fn calls_go_on_when_no_descriptor_is_left() {
-    in_child("calls_go_on_when_no_descriptor_is_left", || {
+fn calls_work_without_free_descriptors() {
+    in_child("calls_work_without_free_descriptors", || {
         for io in [SsdIo::Auto, SsdIo::Uring] {
             let home = tempfile::tempdir().unwrap();
             let store = match open(&config(&home, io)) {
@@ -207,8 +207,8 @@ fn calls_go_on_when_no_descriptor_is_left() {
 }
 
 #[test]
-fn acknowledged_objects_are_durable_where_no_thread_can_be_started() {
-    in_child("acknowledged_objects_are_durable_where_no_thread_can_be_started", || {
+fn acknowledged_objects_are_durable_without_new_threads() {
+    in_child("acknowledged_objects_are_durable_without_new_threads", || {
         let home = tempfile::tempdir().unwrap();
         drop_root(&home);
         let store = open(&config(&home, SsdIo::Auto)).unwrap();

@@ -15,8 +15,8 @@ mod preferred;
 mod rules;
 #[path = "peers/served.rs"]
 mod served;
-#[path = "peers/told.rs"]
-mod told;
+#[path = "peers/removals.rs"]
+mod removals;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -208,7 +208,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn what_a_peer_sends_is_kept_and_not_offered_back() {
+fn object_from_a_peer_is_kept_and_not_offered_back() {
     let process = Process::new(&memory());
     let front = process.front(&memory(), offer());
     let (single, page) = (key(1, "k"), [key(2, "k"), key(2, "v"), key(2, "i")]);
@@ -239,7 +239,7 @@ fn what_a_peer_sends_is_kept_and_not_offered_back() {
 }
 
 #[test]
-fn it_is_on_ssd_like_a_put() {
+fn kept_object_is_written_to_ssd() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut config = memory();
     config.ssd.bytes = Size::mib(64);
@@ -271,7 +271,7 @@ fn it_is_on_ssd_like_a_put() {
 }
 
 #[test]
-fn it_is_not_kept_where_that_is_not_wanted_or_not_said() {
+fn object_is_not_kept_with_promote_never_or_without_metadata() {
     let process = Process::new(&memory());
     put(&process.store, &[key(1, "k")]);
     let mut never = memory();
@@ -288,7 +288,7 @@ fn it_is_not_kept_where_that_is_not_wanted_or_not_said() {
 
 /// What the peer sent before it heard of the removal comes behind it, and must not stay.
 #[test]
-fn what_is_removed_while_it_is_on_its_way_is_not_kept() {
+fn object_removed_during_its_transfer_is_not_kept() {
     for clears in [false, true] {
         let process = Process::new(&memory());
         let front = process.front(&memory(), offer());

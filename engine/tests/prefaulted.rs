@@ -33,7 +33,7 @@ fn taken(prefault: bool, dram: Size) -> (u64, u64) {
 }
 
 #[test]
-fn memory_is_there_when_the_store_is_open_if_that_is_asked_for() {
+fn prefault_populates_memory_at_open() {
     for dram in [Size::mib(64), Size::ZERO] {
         let (lazy, all) = taken(false, dram);
         assert!(lazy < all / 4, "taken={lazy} of={all}");

@@ -80,7 +80,7 @@ fn put_by_all(pages: u64, lanes: u64, whole: bool) -> Store {
 }
 
 #[test]
-fn what_fits_is_stored_once_and_removed_at_once() {
+fn concurrent_puts_store_each_page_once() {
     for (whole, lanes) in WAYS {
         let pages = u64::from(ROUNDS * PAGES);
         // Room for what is on its way beside what is there.
@@ -102,7 +102,7 @@ fn what_fits_is_stored_once_and_removed_at_once() {
 }
 
 #[test]
-fn what_makes_room_for_it_leaves_no_memory_behind() {
+fn concurrent_puts_with_eviction_leak_no_memory() {
     for (whole, lanes) in WAYS {
         // Four rounds of pages: what is put evicts what was put before, while others put it.
         let store = put_by_all(4 * u64::from(PAGES), lanes, whole);

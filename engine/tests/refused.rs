@@ -52,7 +52,7 @@ fn dir(world: &World) -> String {
 }
 
 #[test]
-fn a_directory_that_is_open_elsewhere() {
+fn directory_of_an_open_store_is_refused() {
     let world = world();
     let first = open(&world).expect("made");
     store_page(&first, 1, LEN);
@@ -71,7 +71,7 @@ fn a_directory_that_is_open_elsewhere() {
 }
 
 #[test]
-fn a_directory_that_is_not_a_store() {
+fn directory_without_a_store_is_refused() {
     let world = world();
     let path = world.paths()[0].clone();
     std::fs::create_dir(&path).expect("made");
@@ -83,7 +83,7 @@ fn a_directory_that_is_not_a_store() {
 }
 
 #[test]
-fn a_file_where_the_directory_should_be() {
+fn file_in_place_of_the_directory_is_refused() {
     let world = world();
     std::fs::write(&world.paths()[0], b"x").expect("written");
     let error = open(&world).expect_err("refused");
@@ -101,7 +101,7 @@ fn forge(world: &World, name: &str, block: usize, change: impl FnOnce(&mut [u8])
 }
 
 #[test]
-fn a_store_of_a_newer_format() {
+fn store_of_a_newer_format_is_refused() {
     let world = closed();
     let before = world.read(0, "segments");
     for name in ["manifest.0", "manifest.1"] {
@@ -121,7 +121,7 @@ fn a_store_of_a_newer_format() {
 }
 
 #[test]
-fn one_damaged_manifest_copy_is_mended() {
+fn damaged_manifest_copy_is_repaired() {
     for name in ["manifest.0", "manifest.1"] {
         for at in [0, 30, 100, 4096 + 9, 2 * 4096 + 70] {
             let world = closed();
@@ -136,7 +136,7 @@ fn one_damaged_manifest_copy_is_mended() {
 }
 
 #[test]
-fn one_truncated_or_missing_manifest_copy_is_made_anew() {
+fn truncated_or_missing_manifest_copy_is_recreated() {
     for name in ["manifest.0", "manifest.1"] {
         for len in [Some(0), Some(5000), None] {
             let world = closed();
@@ -159,7 +159,7 @@ fn truncate(path: &Path, len: u64) {
 }
 
 #[test]
-fn two_damaged_manifest_copies() {
+fn two_damaged_manifest_copies_are_refused() {
     let world = closed();
     for name in ["manifest.0", "manifest.1"] {
         world.flip(0, name, 4096 + 100);
@@ -173,7 +173,7 @@ fn two_damaged_manifest_copies() {
 }
 
 #[test]
-fn two_truncated_manifest_copies() {
+fn two_truncated_manifest_copies_are_refused() {
     let world = closed();
     for name in ["manifest.0", "manifest.1"] {
         truncate(&world.paths()[0].join(name), 4096);
@@ -183,7 +183,7 @@ fn two_truncated_manifest_copies() {
 }
 
 #[test]
-fn a_truncated_segments_file() {
+fn truncated_segments_file_is_refused() {
     let world = closed();
     let path = world.paths()[0].join("segments");
     let whole = std::fs::metadata(&path).expect("a file").len();
@@ -198,14 +198,14 @@ fn a_truncated_segments_file() {
 }
 
 #[test]
-fn a_missing_segments_file() {
+fn missing_segments_file_is_refused() {
     let world = closed();
     std::fs::remove_file(world.paths()[0].join("segments")).expect("removed");
     damaged(&world, &format!("a file of the store is missing dir={} file=segments", dir(&world)));
 }
 
 #[test]
-fn damaged_checkpoints_are_gone_without() {
+fn damaged_checkpoints_are_ignored() {
     let world = closed();
     for name in ["checkpoint.0", "checkpoint.1"] {
         for at in [10, 4096 + 100, 8192] {
@@ -218,7 +218,7 @@ fn damaged_checkpoints_are_gone_without() {
 }
 
 #[test]
-fn an_object_of_no_bytes() {
+fn object_of_no_bytes_is_refused() {
     let store = open(&world()).expect("made");
     let message = format!("object has no bytes key={} length=0", key(1));
     refused(put(&store, key(1), &[]), ErrorKind::Invalid, &message);
@@ -226,7 +226,7 @@ fn an_object_of_no_bytes() {
 }
 
 #[test]
-fn an_object_above_the_maximum() {
+fn object_above_the_maximum_is_refused() {
     let world = world();
     let store = open(&world).expect("made");
     let max = store.opened().object_bytes_max as usize;
@@ -241,7 +241,7 @@ fn an_object_above_the_maximum() {
 }
 
 #[test]
-fn a_destination_of_another_length() {
+fn destination_of_another_length_is_refused() {
     let world = world();
     let store = open(&world).expect("made");
     store_page(&store, 1, LEN);
@@ -263,7 +263,7 @@ fn a_destination_of_another_length() {
 }
 
 #[test]
-fn another_length_for_a_key_that_is_here() {
+fn put_of_another_length_for_a_present_key_is_refused() {
     let store = open(&world()).expect("made");
     assert_eq!(put(&store, key(1), &bytes(1, 100)), Ok(PutOutcome::Stored));
     let message = format!("key is present with another length key={} present=100 given=99", key(1));
@@ -271,7 +271,7 @@ fn another_length_for_a_key_that_is_here() {
 }
 
 #[test]
-fn another_configuration_than_the_store_was_made_with() {
+fn configuration_that_differs_from_the_stores_is_refused() {
     let world = closed();
     type Change = fn(&mut Config);
     let rows: [(&str, u64, u64, Change); 3] = [
@@ -337,7 +337,7 @@ fn small_fs(what: &str) -> Option<SmallFs> {
 }
 
 #[test]
-fn a_full_file_system() {
+fn full_file_system_is_refused() {
     let Some(fs) = small_fs("a full file system") else { return };
     let error = world().try_open(&fs.config(Size::mib(64))).expect_err("refused");
     assert_eq!((error.kind, error.errno), (ErrorKind::NoSpace, Some(28)), "{error}");
@@ -351,7 +351,7 @@ fn a_full_file_system() {
 }
 
 #[test]
-fn a_read_only_file_system() {
+fn read_only_file_system_is_refused() {
     let Some(fs) = small_fs("a read-only file system") else { return };
     let config = fs.config(Size::mib(16));
     let store = world().try_open(&config).expect("made");
@@ -372,7 +372,7 @@ fn a_read_only_file_system() {
 
 /// Both numbers are named, and nothing is forgotten: the store opens with what it had before.
 #[test]
-fn an_index_that_is_too_small_for_what_the_store_holds() {
+fn index_smaller_than_the_stores_contents_is_refused() {
     for (made, used, closes) in [(400, 400, true), (400, 400, false), (50, 400, true)] {
         let world = world();
         let with = |max_objects| {

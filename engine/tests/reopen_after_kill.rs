@@ -29,7 +29,7 @@ fn child() {
 }
 
 #[test]
-fn everything_that_a_flush_covered_is_present_after_a_kill() {
+fn flushed_objects_are_present_after_a_kill() {
     let kills = number("TEST_PAGELITH_KILLS", 30);
     // Five rounds of a store fill less than it holds, so nothing is evicted.
     let plan = |home: &std::path::Path| Plan {
@@ -45,7 +45,7 @@ fn everything_that_a_flush_covered_is_present_after_a_kill() {
 }
 
 #[test]
-fn nothing_wrong_is_found_after_a_kill_while_segments_are_reclaimed() {
+fn kill_during_reclaim_leaves_a_consistent_store() {
     let kills = number("TEST_PAGELITH_KILLS", 30);
     let ended = Campaign::new("overfilled", &overfilled, u64::MAX).run(kills);
     assert!(ended.evicts, "no segment was reclaimed");
@@ -75,7 +75,7 @@ const POINTS_OF_A_NEW_STORE: usize = 3;
 const MORE_LIVES: u64 = 12;
 
 #[test]
-fn nothing_wrong_is_found_after_a_kill_at_each_named_point() {
+fn kill_at_each_named_point_leaves_a_consistent_store() {
     let kills = number("TEST_PAGELITH_KILLS", 2 * POINTS.len() as u64);
     // Small, so that it wraps and moves what was used within a few rounds.
     let plan = |home: &std::path::Path| Plan { ssd_mib: 24, pages: 900, ..overfilled(home) };

@@ -53,7 +53,7 @@ fn keys(reads: &[Read]) -> Vec<ObjectKey> {
 
 /// All eight readers in one batch: whose head is in a block that rotted hears of it, and nobody else.
 #[test]
-fn a_flipped_bit_is_a_miss_of_exactly_the_ranges_that_it_is_in() {
+fn flipped_bit_misses_exactly_the_ranges_that_contain_it() {
     // A head of the target is one checksum block, one of the draft half of one.
     for (role, rotten) in [(Role::Target, vec![3]), (Role::Draft, vec![2, 3])] {
         let (world, case) = (cold(), mha(role, 8, Side::of(Layout::PageHead), Side::of(Layout::PageHead)));
@@ -87,7 +87,7 @@ fn a_flipped_bit_is_a_miss_of_exactly_the_ranges_that_it_is_in() {
 
 /// A rank that never stored its part, or whose part is gone, is a miss of every reader that needs it.
 #[test]
-fn a_rank_that_is_missing_is_a_miss_and_never_a_part() {
+fn missing_rank_is_a_miss_of_the_whole_page() {
     let (world, case) = (cold(), by_heads());
     let store = world.open(&world.cold_config());
     written(&store, &case, 8);
@@ -117,7 +117,7 @@ fn a_rank_that_is_missing_is_a_miss_and_never_a_part() {
 
 /// With a head split, servers whose sizes divide the same number store the same objects.
 #[test]
-fn servers_that_split_heads_alike_share_their_objects() {
+fn servers_with_equal_head_splits_share_objects() {
     for role in [Role::Target, Role::Draft] {
         let side = Side::split(Layout::PageHead, 8);
         let (world, case) = (cold(), mha(role, 8, side, side));

@@ -80,7 +80,7 @@ fn get(store: &Store, options: Options) -> usize {
 }
 
 #[test]
-fn threads_that_come_and_go_share_a_store() {
+fn short_lived_threads_share_a_store() {
     let home = tempfile::tempdir().unwrap();
     let Some(store) = cold(&home) else { return };
     for _ in 0..6 {
@@ -117,7 +117,7 @@ fn end(session: &mut Session, ticket: pagelith::Ticket) {
 
 /// From a thread that goes on living to another and back, with two batches under way.
 #[test]
-fn session_moves_between_threads_with_reads_under_way() {
+fn session_moves_between_threads_with_reads_in_flight() {
     let home = tempfile::tempdir().unwrap();
     let Some(store) = cold(&home) else { return };
     let mut session = store.session().unwrap();

@@ -53,13 +53,13 @@ fn child() {
 }
 
 #[test]
-fn every_behaviour_with_io_uring_refused() {
+fn every_behaviour_works_with_io_uring_refused() {
     if std::env::var_os(CHILD).is_some() {
         return child();
     }
     let program = std::env::current_exe().expect("this program");
     let output = std::process::Command::new(program)
-        .args(["--exact", "every_behaviour_with_io_uring_refused", "--nocapture"])
+        .args(["--exact", "every_behaviour_works_with_io_uring_refused", "--nocapture"])
         .env(CHILD, "1")
         .output()
         .expect("the child ran");

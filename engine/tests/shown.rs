@@ -200,7 +200,7 @@ fn hit(tier: Tier, len: usize) -> pagelith::Result<GetOutcome> {
 const LENGTHS: [usize; 6] = [1, 4096, 32_768, 65_536, 100_001, 1 << 20];
 
 #[test]
-fn hits_and_puts_go_from_where_they_lie() {
+fn hits_and_puts_pass_shared_memory_by_reference() {
     let process = Process::new(Rights::all(), false);
     for (round, len) in LENGTHS.into_iter().enumerate() {
         let (mut buffers, region) = AlignedBuf::shown(4, len).expect("memory");
@@ -226,7 +226,7 @@ fn hits_and_puts_go_from_where_they_lie() {
 
 /// Ten times as much as the arena holds: what is on its way is bounded, and all of it comes back.
 #[test]
-fn a_store_that_is_full_goes_on() {
+fn full_store_keeps_serving_shared_memory() {
     const LEN: usize = 64 << 10;
     let process = Process::new(Rights::all(), false);
     let (mut buffers, region) = AlignedBuf::shown(32, LEN).expect("memory");
@@ -248,7 +248,7 @@ fn a_store_that_is_full_goes_on() {
 /// Room for one of two objects that are looked up together: the first one has it, for a prompt is of use from its beginning. What is shown
 /// is put one after the other.
 #[test]
-fn of_what_has_no_room_together_the_first_is_put() {
+fn first_object_of_a_batch_without_room_is_put() {
     const LEN: usize = 64 << 10;
     let process = Process::new(Rights::all(), false);
     let (mut buffers, region) = AlignedBuf::shown(2, LEN).expect("memory");
@@ -275,7 +275,7 @@ fn of_what_has_no_room_together_the_first_is_put() {
 }
 
 #[test]
-fn hits_from_ssd_are_shown_where_they_were_staged() {
+fn ssd_hits_are_passed_by_reference_from_staging() {
     let process = Process::new(Rights::all(), true);
     let (client, seen) = process.client(Vec::new());
     let pages: Vec<u64> = (0..40).collect();
@@ -314,7 +314,7 @@ fn hits_from_ssd_are_shown_where_they_were_staged() {
 
 /// Who may not read everything sees none of the store's memory.
 #[test]
-fn who_has_rights_in_some_namespaces_is_shown_nothing() {
+fn client_restricted_to_namespaces_gets_no_shared_memory() {
     let process = Process::new(Rights::of(Namespaces::These([NamespaceId([5; 16])].into())), false);
     let (client, seen) = process.client(Vec::new());
     let bytes = content(1, 100_000);
@@ -326,7 +326,7 @@ fn who_has_rights_in_some_namespaces_is_shown_nothing() {
 
 /// Memory whose file its owner makes shorter, or changes while it is put, is a put that fails, and ends nobody.
 #[test]
-fn memory_that_is_taken_away_is_no_put() {
+fn put_from_unmapped_memory_fails() {
     let process = Process::new(Rights::all(), false);
     let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
     rustix::fs::ftruncate(&fd, 1 << 20).expect("memory");

@@ -77,7 +77,7 @@ fn valid(home: &Path, policy: SsdPolicy) -> ValidConfig {
 }
 
 #[test]
-fn the_log_goes_round_with_tombstones_in_it() {
+fn log_wraps_with_tombstones_carried_forward() {
     let home = tempfile::tempdir().unwrap();
     let open = || open(home.path(), SsdPolicy::Fifo);
     let store = open();
@@ -101,7 +101,7 @@ fn the_log_goes_round_with_tombstones_in_it() {
 }
 
 #[test]
-fn a_removed_object_stays_gone_in_a_segment_that_outlasts_its_tombstone() {
+fn object_in_a_segment_older_than_its_tombstone_stays_removed() {
     let home = tempfile::tempdir().unwrap();
     let open = || open(home.path(), SsdPolicy::Recency);
     let store = open();

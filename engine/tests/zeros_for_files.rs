@@ -55,7 +55,7 @@ fn store_without_fallocate_is_filled_with_zeros() {
 }
 
 #[test]
-fn store_that_is_being_filled_is_taken_back_when_told_to_stop() {
+fn interrupted_zero_fill_removes_the_files() {
     let home = tempfile::tempdir().expect("a directory");
     let dir = home.path().join("store");
     let error = open(&dir, true).map(drop).expect_err("told to stop");

@@ -153,7 +153,7 @@ fn prepared(client: &Attached) {
 }
 
 #[test]
-fn every_call_after_an_idle_time_does_what_is_asked() {
+fn every_call_works_after_idle_time() {
     for way in [Way::Tcp, Way::Rings, Way::Told] {
         let process = Timed::over(way);
         let client = attached(&process.address);
@@ -166,7 +166,7 @@ fn every_call_after_an_idle_time_does_what_is_asked() {
 }
 
 #[test]
-fn a_view_after_an_idle_time_is_of_the_new_link() {
+fn view_after_idle_time_uses_the_new_connection() {
     let process = Timed::over(Way::Told);
     let client = attached(&process.address);
     prepared(&client);
@@ -178,7 +178,7 @@ fn a_view_after_an_idle_time_is_of_the_new_link() {
 
 /// Several threads' links end together: that is no sign that the store is gone.
 #[test]
-fn many_idle_links_that_end_together_fail_no_call() {
+fn simultaneous_end_of_idle_connections_fails_no_call() {
     let process = Timed::over(Way::Tcp);
     let client = attached(&process.address);
     prepared(&client);
@@ -214,7 +214,7 @@ fn many_idle_links_that_end_together_fail_no_call() {
 }
 
 #[test]
-fn a_call_whose_new_link_ends_too_is_an_error_and_not_repeated_again() {
+fn call_is_not_repeated_after_its_second_connection_ends() {
     let admission = Admission::Connection(Rights::all());
     let listen = Listen { address: anywhere(), admission, beyond_this_host: false };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));

@@ -35,7 +35,7 @@ fn too_long(files: &[(String, usize)]) -> Vec<String> {
 }
 
 #[test]
-fn no_file_is_too_long() {
+fn no_file_exceeds_the_line_limit() {
     let sources = rust_files().into_iter().filter(|path| path.contains("/src/"));
     let lines: Vec<_> = sources.map(|path| (path.clone(), text(&path).lines().count())).collect();
     assert!(lines.len() > 50, "files={}", lines.len());
@@ -43,7 +43,7 @@ fn no_file_is_too_long() {
 }
 
 #[test]
-fn a_long_file_is_seen() {
+fn long_file_is_detected() {
     assert_eq!(too_long(&[("io/src/a.rs".into(), 500)]), Vec::<String>::new());
     assert_eq!(too_long(&[("io/src/a.rs".into(), 501)]).len(), 1);
 }
@@ -80,7 +80,7 @@ fn names_any_of(names: &[&str], path: &str, rust: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_ships_takes_time_threads_and_files_from_the_seams() {
+fn shipped_code_uses_the_io_seams() {
     let sealed = SEALED.iter().flat_map(|dir| files(&format!("{dir}/src"), ".rs"));
     let found: Vec<_> = sealed
         .filter(|path| !is_test_file(path))
@@ -90,7 +90,7 @@ fn what_ships_takes_time_threads_and_files_from_the_seams() {
 }
 
 #[test]
-fn a_call_around_the_seams_is_seen() {
+fn call_around_the_seams_is_detected() {
     let planted = [
         "use std::time::{Duration, SystemTime};",
         "fn f() { std::fs::read(\"x\"); }",
@@ -115,7 +115,7 @@ fn a_call_around_the_seams_is_seen() {
 }
 
 #[test]
-fn what_ships_prints_through_the_one_module_that_cannot_panic() {
+fn shipped_code_prints_through_the_console_module() {
     let dirs = ["layouts", "io", "tiers", "transport", "engine", "cli", "python"];
     let files = dirs.iter().flat_map(|dir| files(&format!("{dir}/src"), ".rs"));
     let found: Vec<_> = files
@@ -152,7 +152,7 @@ fn every_unsafe_block_has_its_row() {
 }
 
 #[test]
-fn an_unsafe_block_without_a_row_is_seen() {
+fn unsafe_block_without_a_row_is_detected() {
     let page = "| `io/src/a.rs` | 1 | `f` | because | ASan |\n";
     let file = |rust: &str| used([("io/src/a.rs".to_owned(), rust.to_owned())].into_iter());
     assert_eq!(file("// unsafe\nfn f() { unsafe { g() } }"), accounted(page));
@@ -171,7 +171,7 @@ fn strange_variables(text: &str) -> Vec<String> {
 
 /// Each would stop every store of a process that has it, also those of the tests.
 #[test]
-fn variables_that_are_no_settings_have_another_prefix() {
+fn other_environment_variables_have_another_prefix() {
     let scripts = ["sim", "benches", "python"].into_iter().flat_map(|dir| files(dir, ".sh"));
     let all = rust_files()
         .into_iter()

@@ -25,7 +25,7 @@ fn unlisted(contents: &str, pages: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn the_reading_list_names_every_page_and_decision() {
+fn reading_list_contains_every_page_and_decision() {
     let pages: Vec<_> = files("docs", ".md").into_iter().filter(|p| p != "docs/README.md").collect();
     assert!(pages.iter().any(|p| p.starts_with("docs/decisions/0001")), "{pages:?}");
     assert_eq!(unlisted(&text("docs/README.md"), &pages), Vec::<String>::new());
@@ -34,7 +34,7 @@ fn the_reading_list_names_every_page_and_decision() {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_have_existing_targets() {
     let mut broken = Vec::new();
     for page in pages() {
         let dir = page.rsplit_once('/').map_or("", |(dir, _)| dir);
@@ -87,7 +87,7 @@ fn sources() -> Vec<(String, String)> {
 }
 
 #[test]
-fn functions_that_the_documents_name_exist() {
+fn functions_named_in_documents_exist() {
     let sources = sources();
     for page in ["docs/architecture.md", "docs/promises.md", "docs/operations.md", "docs/security.md"] {
         assert_eq!(absent_functions(&text(page), &sources), Vec::<String>::new(), "{page}");
@@ -122,7 +122,7 @@ fn absent_tests(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn tests_that_hold_the_promises_exist() {
+fn tests_named_in_promises_exist() {
     let page = text("docs/promises.md");
     assert!(page.lines().filter(|line| line.starts_with("| ")).count() > 8);
     assert_eq!(absent_tests(&page), Vec::<String>::new());
@@ -139,7 +139,7 @@ fn without_reason(manifest: &str, page: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_dependency_has_its_reason() {
+fn every_dependency_has_a_reason() {
     let (manifest, page) = (text("Cargo.toml"), text("docs/decisions/0002-dependencies.md"));
     assert_eq!(without_reason(&manifest, &page), Vec::<String>::new());
     let planted = "[workspace.dependencies]\nleft-pad = \"1\"\nserde = \"1\"\npagelith-io = {}\n";
@@ -168,7 +168,7 @@ fn example(text: &str, comment: &str, fence: &str) -> String {
 }
 
 #[test]
-fn the_readme_shows_the_crates_own_example() {
+fn readme_contains_the_crate_example() {
     let readme = example(&text("README.md"), "", "```rust");
     let in_crate = example(&text("engine/src/lib.rs"), "//! ", "```").replace("//!", "");
     assert!(readme.contains("Store::open"), "{readme}");

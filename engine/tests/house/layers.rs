@@ -77,14 +77,14 @@ fn manifests() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn the_arrows_hold() {
+fn crates_depend_downwards_only() {
     let manifests = manifests();
     assert!(manifests.contains_key("engine") && manifests.contains_key("sim"), "{:?}", manifests.keys());
     assert_eq!(wrong_arrows(&manifests), Vec::<String>::new());
 }
 
 #[test]
-fn an_arrow_the_wrong_way_is_seen() {
+fn upward_dependency_is_detected() {
     let planted = [
         ("layouts", "pagelith-layouts", "[dependencies]\npagelith-io = {}"),
         ("tiers", "pagelith-tiers", "[dependencies]\npagelith-transport.workspace = true"),

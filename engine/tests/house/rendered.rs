@@ -23,7 +23,7 @@ fn settings() -> String {
 }
 
 #[test]
-fn the_settings_are_those_of_the_code() {
+fn settings_table_matches_the_code() {
     let page = text(PAGE);
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
     let (shown, after) = rest.split_once(END).expect("the end marker");

@@ -140,7 +140,7 @@ pub fn words(code: &str, word: &str) -> usize {
 }
 
 #[test]
-fn comments_and_literals_are_no_code() {
+fn comments_and_literals_are_stripped() {
     let rust = r###"
         // unsafe
         /* unsafe /* unsafe */ unsafe */

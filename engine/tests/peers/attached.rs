@@ -75,7 +75,7 @@ fn moving(config: &Config) -> (Arc<Moving>, Store) {
 }
 
 #[test]
-fn it_goes_to_the_peer_behind_its_base() {
+fn attached_group_is_offered_after_its_base() {
     let mut wide = memory();
     wide.dram.bytes = Size::mib(64);
     let process = Process::new(&wide);
@@ -110,7 +110,7 @@ fn it_goes_to_the_peer_behind_its_base() {
 }
 
 #[test]
-fn it_is_kept_beside_its_base_and_not_offered_back() {
+fn attached_group_from_a_peer_is_kept_with_its_base() {
     let process = Process::new(&memory());
     let page = all_of(1);
     put_all(&process.store, 1);
@@ -142,7 +142,7 @@ fn it_is_kept_beside_its_base_and_not_offered_back() {
 }
 
 #[test]
-fn it_is_not_kept_in_part_nor_without_its_base() {
+fn attached_group_is_not_kept_in_part_or_without_its_base() {
     let process = Process::new(&memory());
     let front = process.front(&memory(), offer());
     put_all(&process.store, 1);
@@ -164,7 +164,7 @@ fn it_is_not_kept_in_part_nor_without_its_base() {
 }
 
 #[test]
-fn it_is_on_ssd_like_a_put_and_of_a_peer_that_has_it_there_alone() {
+fn attached_group_kept_from_a_peers_ssd_is_written_to_ssd() {
     let (dirs, page) = ([0; 3].map(|_| tempfile::tempdir().expect("a directory")), all_of(1));
     let warm = ssd(&dirs[0], Size::mib(16));
     let process = Process::new(&ssd(&dirs[1], Size::ZERO));
@@ -204,7 +204,7 @@ fn reopened(process: Process, config: &Config) -> Process {
 }
 
 #[test]
-fn a_peer_that_starts_again_has_it_still() {
+fn restarted_peer_still_has_the_attached_group() {
     let dir = tempfile::tempdir().expect("a directory");
     let config = ssd(&dir, Size::mib(16));
     let (moving, front) = moving(&memory());
@@ -235,7 +235,7 @@ fn a_peer_that_starts_again_has_it_still() {
 }
 
 #[test]
-fn where_the_peer_lost_the_base_it_is_neither_found_nor_stored() {
+fn attached_group_is_not_stored_at_a_peer_that_lost_its_base() {
     let process = Process::new(&memory());
     let (front, other) = (process.front(&memory(), offer()), process.front(&memory(), offer()));
     put(&front, &kv(1));
@@ -274,7 +274,7 @@ fn found_of(store: &Store) -> usize {
 }
 
 #[test]
-fn behind_a_base_that_was_not_taken_it_is_not_stored() {
+fn attached_group_is_not_stored_after_its_base_was_refused() {
     let process = Process::new(&memory());
     let (moving, front) = moving(&memory());
     put_all(&front, 1);
@@ -294,7 +294,7 @@ fn behind_a_base_that_was_not_taken_it_is_not_stored() {
 }
 
 #[test]
-fn what_is_removed_or_cleared_is_gone_at_the_peer() {
+fn attached_group_removed_or_cleared_is_gone_at_the_peer() {
     let process = Process::new(&memory());
     let (front, other) = (process.front(&memory(), offer()), process.front(&memory(), offer()));
     for clears in [false, true] {
@@ -325,7 +325,7 @@ fn what_is_removed_or_cleared_is_gone_at_the_peer() {
 
 /// What the peer sent before it heard of the removal of its base comes behind it, and must not stay.
 #[test]
-fn what_is_removed_while_it_is_on_its_way_is_not_kept() {
+fn object_removed_during_its_transfer_is_not_kept() {
     for clears in [false, true] {
         let process = Process::new(&memory());
         let front = process.front(&memory(), offer());
@@ -358,7 +358,7 @@ fn what_is_removed_while_it_is_on_its_way_is_not_kept() {
 }
 
 #[test]
-fn a_peer_of_before_is_not_offered_it_and_what_it_sends_is_not_kept() {
+fn attached_group_is_not_exchanged_with_an_older_peer() {
     let process = Process::new(&memory());
     let front = process.front(&memory(), offer().without(Feature::Bases));
     put_all(&front, 1);
@@ -373,7 +373,7 @@ fn a_peer_of_before_is_not_offered_it_and_what_it_sends_is_not_kept() {
 }
 
 #[test]
-fn hit_rules_find_it_at_the_peer() {
+fn hit_rules_find_attached_groups_at_peers() {
     let process = Process::new(&memory());
     let (front, other) = (process.front(&memory(), offer()), process.front(&memory(), offer()));
     for page in 0..4 {
@@ -399,7 +399,7 @@ fn hit_rules_find_it_at_the_peer() {
 
 /// What no segment here has room for is a hit, and stays where it is.
 #[test]
-fn what_could_not_be_put_here_is_not_kept() {
+fn object_that_cannot_be_put_locally_is_not_kept() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut small = ssd(&dir, Size::mib(16));
     small.ssd.segment_bytes = Some(Size::mib(1));

@@ -31,7 +31,7 @@ fn shares(store: &Store, pages: &[ObjectKey], at: [&Process; 2]) -> [usize; 2] {
 }
 
 #[test]
-fn they_share_the_pages_by_their_names_and_weights() {
+fn configured_peers_share_pages_by_name_and_weight() {
     let (one, two) = (Process::new(&memory()), Process::new(&memory()));
     let pages: Vec<ObjectKey> = (1..=100).map(|page| key(page, "k")).collect();
     let heavy = PeerConfig { weight: 9.0, ..peer("b", &two) };
@@ -48,7 +48,7 @@ fn they_share_the_pages_by_their_names_and_weights() {
 }
 
 #[test]
-fn one_that_is_preferred_has_all() {
+fn preferred_peer_gets_all_pages() {
     let (one, two) = (Process::new(&memory()), Process::new(&memory()));
     let pages: Vec<ObjectKey> = (200..240).map(|page| key(page, "k")).collect();
     let store = front(vec![peer("a", &one), PeerConfig { preferred: true, ..peer("b", &two) }]);
@@ -57,7 +57,7 @@ fn one_that_is_preferred_has_all() {
 
 /// Peers given in code are instead of those of the configuration.
 #[test]
-fn who_gives_peers_has_those_and_no_others() {
+fn explicit_peers_replace_configured_ones() {
     let (configured, given) = (Process::new(&memory()), Process::new(&memory()));
     let mut config = memory();
     config.remote.peers = vec![peer("a", &configured)];
@@ -67,7 +67,7 @@ fn who_gives_peers_has_those_and_no_others() {
 }
 
 #[test]
-fn the_key_is_read_at_open_by_its_owner_alone() {
+fn key_file_is_read_at_open_and_must_be_private() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("key");
     let secret = [7; 32];

@@ -23,7 +23,7 @@ fn go_idle(peer: &Process, clock: &SimClock) {
 }
 
 #[test]
-fn a_lookup_and_a_get_after_an_idle_time_find_what_the_peer_has() {
+fn lookup_and_get_after_idle_time_find_the_peers_pages() {
     let (peer, clock) = timed();
     let mut config = memory();
     config.dram.promote = Promote::Never;
@@ -41,7 +41,7 @@ fn a_lookup_and_a_get_after_an_idle_time_find_what_the_peer_has() {
 
 /// Several threads' links end together: that is no sign that the peer is gone.
 #[test]
-fn many_idle_links_that_end_together_make_no_misses() {
+fn simultaneous_end_of_idle_connections_causes_no_misses() {
     let (peer, clock) = timed();
     let mut config = memory();
     config.dram.promote = Promote::Never;
@@ -76,7 +76,7 @@ fn end_links(peer: &Process) {
 }
 
 #[test]
-fn a_removal_and_a_clear_over_links_that_ended_reach_the_peer() {
+fn removal_and_clear_reach_the_peer_after_connections_ended() {
     let peer = Process::new(&memory());
     let front = peer.front(&memory(), offer());
     put(&front, &[key(1, "k")]);

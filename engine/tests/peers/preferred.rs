@@ -32,7 +32,7 @@ fn pages(from: u64) -> Vec<ObjectKey> {
 }
 
 #[test]
-fn all_goes_to_the_preferred_peer_and_is_found_there() {
+fn preferred_peer_receives_and_returns_all_pages() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let store = front(peers(&[("near", &near), ("far", &far)], "near"));
     let keys = pages(1);
@@ -51,7 +51,7 @@ fn all_goes_to_the_preferred_peer_and_is_found_there() {
 }
 
 #[test]
-fn what_the_preferred_peer_has_not_is_asked_of_whoever_owns_it() {
+fn page_absent_at_the_preferred_peer_is_got_from_its_owner() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let others = front(peers(&[("near", &near), ("far", &far)], "nobody"));
     let keys = pages(100);
@@ -74,7 +74,7 @@ fn what_the_preferred_peer_has_not_is_asked_of_whoever_owns_it() {
 
 /// Two peers have a page, each as it was put there: no object of the one is brought with objects of the other.
 #[test]
-fn what_was_put_together_comes_from_one_peer() {
+fn group_is_got_from_one_peer() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let store = front(peers(&[("near", &near), ("far", &far)], "near"));
     for page in 300..340 {
@@ -95,7 +95,7 @@ fn what_was_put_together_comes_from_one_peer() {
 }
 
 #[test]
-fn while_the_preferred_peer_is_gone_owners_are_offered_and_asked() {
+fn owners_replace_an_unreachable_preferred_peer() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let all_peers = peers(&[("near", &near), ("far", &far)], "near");
     drop(near);
@@ -109,7 +109,7 @@ fn while_the_preferred_peer_is_gone_owners_are_offered_and_asked() {
 }
 
 #[test]
-fn two_that_are_preferred_are_refused() {
+fn two_preferred_peers_are_refused() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let mut both = peers(&[("near", &near), ("far", &far)], "near");
     both[1].preferred = true;

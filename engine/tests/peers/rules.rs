@@ -39,7 +39,7 @@ pub fn is(usable_pages: usize, anchor_pages: usize, pool_pages: [usize; 2], stop
 }
 
 #[test]
-fn hit_rules_ask_peers() {
+fn hit_rules_include_peers() {
     let owner = Process::new(&memory());
     let front = owner.front(&memory(), offer());
     // KV of pages 0 to 5, the first two here alone; an indexer on each of them; states of 0 here, of 1, 3 and 4 there.

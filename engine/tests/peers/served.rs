@@ -60,7 +60,7 @@ fn put_of(store: &Store, key: ObjectKey, len: usize) {
 }
 
 #[test]
-fn clients_get_what_a_peer_has() {
+fn clients_get_pages_of_a_peer() {
     let owner = Process::new(&wide());
     // Nothing is kept on the way, so that each answer is of what a peer sent.
     let middle = Process::of(owner.front(&never(), offer()));
@@ -102,7 +102,7 @@ fn clients_get_what_a_peer_has() {
 }
 
 #[test]
-fn what_a_client_gets_of_a_peer_is_kept() {
+fn page_got_by_a_client_from_a_peer_is_kept() {
     let owner = Process::new(&wide());
     let middle = Process::of(owner.front(&wide(), offer()));
     let client = client(&middle);
@@ -130,7 +130,7 @@ fn what_a_client_gets_of_a_peer_is_kept() {
 
 /// What a client of the store in the middle removes or clears is gone at its peer too.
 #[test]
-fn what_a_client_removes_is_gone_at_the_peer() {
+fn page_removed_by_a_client_is_gone_at_the_peer() {
     let owner = Process::new(&memory());
     let middle = Process::of(owner.front(&memory(), offer()));
     let client = client(&middle);
@@ -158,7 +158,7 @@ impl Dial for Later {
 }
 
 #[test]
-fn stores_that_are_peers_of_each_other_ask_once() {
+fn mutual_peers_do_not_forward_requests() {
     let later = Arc::new(Later::default());
     let peer = Peer { name: "b".into(), weight: 1.0, preferred: false, dial: later.clone() };
     let a = Process::of(Store::open_with_peers(valid(&memory()), vec![peer]).expect("opened"));
@@ -194,7 +194,7 @@ fn stores_that_are_peers_of_each_other_ask_once() {
 
 /// What a peer cannot be asked at all, since it reads no such long requests, is not offered to it, and what comes behind is.
 #[test]
-fn a_page_of_more_objects_than_a_peer_reads_of_in_one_request_stays_here() {
+fn page_with_too_many_objects_for_one_request_stays_local() {
     let store = Store::open(valid(&memory())).expect("opened");
     let brief = Offer { control_bytes_max: 16 << 10, ..Offer::of_this_build([1; 16]) };
     let process = Process::offering(store, Admission::Connection(Rights::all()), brief);

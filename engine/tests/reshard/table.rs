@@ -127,7 +127,7 @@ fn table() -> String {
 }
 
 #[test]
-fn every_tp_size_reads_from_ssd_what_every_tp_size_wrote() {
+fn every_tp_size_reads_ssd_pages_of_every_tp_size() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/resharding.md");
     let page = std::fs::read_to_string(&path).expect("docs/resharding.md is there");
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
@@ -142,7 +142,7 @@ fn every_tp_size_reads_from_ssd_what_every_tp_size_wrote() {
 }
 
 #[test]
-fn and_from_memory() {
+fn every_tp_size_reads_memory_pages_of_every_tp_size() {
     for (_, _, case) in cases() {
         let world = in_memory();
         let store = world.open(&world.memory_config(pagelith::Size::mib(24)));

@@ -93,7 +93,7 @@ fn put_that_names_a_page_twice_stores_the_first() {
 }
 
 #[test]
-fn link_that_ends_under_batches_in_flight_takes_nothing_with_it() {
+fn batches_in_flight_survive_the_end_of_a_connection() {
     let process = Process::new(Rights::all(), false);
     let (client, seen, mut buffers) = client(&process, DEPTH, true);
     let mut session = client.session();

@@ -33,7 +33,7 @@ fn let_go(process: &Process) {
 }
 
 #[test]
-fn views_show_what_was_put_whatever_becomes_of_it() {
+fn views_keep_their_bytes_after_eviction_and_removal() {
     let process = Process::new(Rights::all(), false);
     let (client, seen) = process.client(Vec::new());
     for (page, len) in (0..).zip(LENGTHS) {
@@ -68,7 +68,7 @@ fn views_show_what_was_put_whatever_becomes_of_it() {
 }
 
 #[test]
-fn views_are_of_a_quarter_of_the_arena_at_most() {
+fn views_take_at_most_a_quarter_of_the_arena() {
     let process = Process::new(Rights::all(), false);
     let (client, _) = process.client(Vec::new());
     let (other, _) = process.client(Vec::new());
@@ -87,7 +87,7 @@ fn views_are_of_a_quarter_of_the_arena_at_most() {
 }
 
 #[test]
-fn what_was_looked_at_goes_with_the_link() {
+fn views_end_with_their_connection() {
     let process = Process::new(Rights::all(), false);
     let (client, seen) = process.client(Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);
@@ -109,7 +109,7 @@ fn what_was_looked_at_goes_with_the_link() {
 
 /// A link that has ended may look as if it stood: what is held is what the store says.
 #[test]
-fn what_the_store_does_not_say_is_held_is_not() {
+fn view_that_the_store_does_not_hold_is_lost() {
     let process = Process::new(Rights::all(), false);
     let (client, seen) = process.client_within(Duration::from_millis(200), Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);
@@ -121,7 +121,7 @@ fn what_the_store_does_not_say_is_held_is_not() {
 }
 
 #[test]
-fn what_lies_elsewhere_than_the_store_says_is_no_view() {
+fn view_outside_of_the_shared_memory_is_refused() {
     let process = Process::new(Rights::all(), false);
     let (client, seen) = process.client(Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);
@@ -134,7 +134,7 @@ fn what_lies_elsewhere_than_the_store_says_is_no_view() {
 }
 
 #[test]
-fn who_is_shown_nothing_has_no_views() {
+fn client_without_shared_memory_gets_no_views() {
     let process = Process::new(Rights::of(Namespaces::These([NamespaceId([5; 16])].into())), false);
     let (client, _) = process.client(Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);

@@ -1,5 +1,5 @@
-//! Objects of pools that a page need not have (a Mamba checkpoint, a sliding window): visible only with the
-//! base group that they are attached to.
+//! Objects of pools that a page need not have (a Mamba checkpoint, a sliding window): visible only
+//! with the base group to which they are attached.
 
 use super::face::Store;
 use pagelith::layouts::key::ObjectKey;
@@ -34,8 +34,9 @@ fn in_world(world: &World, config: Config) -> Config {
     Config { ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd }, ..config }
 }
 
-/// The configurations that a behaviour is shown in, each with a world of its own. With one fingerprint for all
-/// keys the index cannot tell one base from another: there only bytes are checked, in `with_its_base`.
+/// The configurations of a behaviour, each with its own world. With a constant fingerprint the
+/// index cannot tell bases apart; then only bytes are checked, in
+/// `attached_group_is_visible_with_its_base`.
 fn worlds(world: &World) -> Vec<(World, Config)> {
     if !world.tells_keys_apart() {
         return Vec::new();
@@ -50,7 +51,7 @@ fn worlds(world: &World) -> Vec<(World, Config)> {
         .collect()
 }
 
-pub fn with_its_base(world: &World) {
+pub fn attached_group_is_visible_with_its_base(world: &World) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let config = in_world(&world, config);
@@ -76,7 +77,7 @@ pub fn with_its_base(world: &World) {
     }
 }
 
-pub fn before_its_base(world: &World) {
+pub fn attached_group_waits_for_its_base(world: &World) {
     for (world, config) in worlds(world) {
         let store = world.open(&config);
         let (base, state) = (group(1, 2), checkpoint(1));
@@ -96,7 +97,7 @@ pub fn before_its_base(world: &World) {
     }
 }
 
-pub fn a_base_that_never_comes(world: &World) {
+pub fn attached_group_without_base_is_dropped_at_its_deadline(world: &World) {
     for (world, mut config) in worlds(world) {
         let store = world.open(&config);
         let (base, state) = (group(1, 2), checkpoint(1));
@@ -119,7 +120,7 @@ pub fn a_base_that_never_comes(world: &World) {
     }
 }
 
-pub fn removed_with_its_base(world: &World) {
+pub fn attached_group_is_removed_with_its_base(world: &World) {
     for (world, config) in worlds(world) {
         for checkpointed in [false, true] {
             let world = world.fresh(1);
@@ -137,7 +138,7 @@ pub fn removed_with_its_base(world: &World) {
             }
             assert_eq!(store.remove(&[base[1].0], Options::default()), Ok(1));
             state.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
-            // Nor does it come back with a later base, here or after a crash.
+            // It does not return with a later base either, at once or after a crash.
             assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
             flush(&store);
             state.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
@@ -153,9 +154,9 @@ pub fn removed_with_its_base(world: &World) {
     }
 }
 
-pub fn evicted_from_memory_with_its_base(world: &World) {
+pub fn attached_group_is_evicted_from_memory_with_its_base(world: &World) {
     if !world.tells_keys_apart() {
-        return; // The index cannot tell one base from another.
+        return; // The index cannot tell bases apart.
     }
     let store = world.open(&world.memory_config(Size::mib(1)));
     let pages = 40;
@@ -173,7 +174,7 @@ pub fn evicted_from_memory_with_its_base(world: &World) {
     assert!(both > 0 && both < pages as usize, "both={both}");
 }
 
-pub fn reclaimed_with_its_base(world: &World) {
+pub fn attached_group_is_reclaimed_with_its_base(world: &World) {
     for (world, config) in worlds(world) {
         let config = Config {
             ssd: pagelith::config::SsdConfig { policy: pagelith::config::SsdPolicy::Recency, ..config.ssd },
@@ -184,7 +185,7 @@ pub fn reclaimed_with_its_base(world: &World) {
         for n in 0..pages {
             let (base, state) = (group(n, 2), checkpoint(n));
             assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored), "n={n}");
-            // Between them lies what puts them into different segments.
+            // Pages between them move the two into different segments.
             store_page(&store, 10_000 + n, 400 << 10);
             assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Stored), "n={n}");
             if n % 20 == 19 {
@@ -192,13 +193,13 @@ pub fn reclaimed_with_its_base(world: &World) {
                 store = world.crash(store, &config);
             }
             for n in (0..=n).filter(|m| (n - m) % 7 == 0) {
-                // In one moment: reclaim goes on between two calls.
+                // One call: reclaim runs between calls.
                 let keys: Vec<_> = group(n, 2).iter().chain(&checkpoint(n)).map(|(key, _)| *key).collect();
                 let found = store.exists_batch(&keys, Options::default());
                 let count = |found: &[bool]| found.iter().filter(|here| **here).count();
                 let counts = (count(&found[..2]), count(&found[2..]));
                 assert!([(0, 0), (2, 0), (2, 3)].contains(&counts), "n={n} {counts:?}");
-                // What is still here is right.
+                // Objects that are still present are correct.
                 here(&store, &checkpoint(n));
             }
         }
@@ -206,7 +207,7 @@ pub fn reclaimed_with_its_base(world: &World) {
     }
 }
 
-pub fn what_does_not_fit_together_is_refused(world: &World) {
+pub fn mismatched_attached_groups_are_refused(world: &World) {
     for (world, config) in worlds(world) {
         let store = world.open(&config);
         let (base, state) = (group(1, 2), checkpoint(1));
@@ -224,14 +225,14 @@ pub fn what_does_not_fit_together_is_refused(world: &World) {
             format!("an object is in a group of other objects key={} has={has} given={given}", state[0].0);
         refused(attach(&store, base[0].0, &state[..2]), ErrorKind::Invalid, &message);
         refused(put_group(&store, &state[..2]), ErrorKind::Invalid, &message);
-        // What is attached is nobody's base.
+        // An attached object cannot be a base.
         let window = [(key_in(namespace("m"), 1, "w"), bytes(5, 100))];
         assert_eq!(attach(&store, state[0].0, &window), Ok(PutOutcome::Waiting));
         assert_eq!((here(&store, &state), here(&store, &window)), (3, 0));
     }
 }
 
-pub fn to_a_page_that_is_one_object(world: &World) {
+pub fn attached_group_may_have_a_standalone_base(world: &World) {
     for (world, config) in worlds(world) {
         let store = world.open(&config);
         store_page(&store, 1, 9000);

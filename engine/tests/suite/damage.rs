@@ -1,4 +1,4 @@
-//! Bytes that rot on SSD: a miss, counted, and nothing else lost.
+//! Bytes that change on SSD: a miss, counted, and no other object lost.
 
 use super::face::Store;
 use pagelith::io::fault::{FaultKind, FaultOp};
@@ -39,8 +39,8 @@ fn others_are_fine(store: &Store, without: u64) {
     });
 }
 
-pub fn in_the_payload(world: &World) {
-    // First, middle and last byte, each of another page.
+pub fn damage_in_a_payload_is_a_miss(world: &World) {
+    // First, middle and last byte, each of a different page.
     for (n, at) in [(2, 0), (3, 50_000), (4, LEN as u64 - 1)] {
         for crooked in [false, true] {
             let world = world.fresh(1);
@@ -59,7 +59,7 @@ pub fn in_the_payload(world: &World) {
                 assert_eq!(store.stats().damaged, 1);
             }
             others_are_fine(&store, n);
-            // It can be put again, and lasts.
+            // It can be put again, and stays.
             if world.tells_keys_apart() {
                 store_page(&store, n, LEN);
                 hit_page(&world.reopen(store, &config), n, LEN);
@@ -68,7 +68,7 @@ pub fn in_the_payload(world: &World) {
     }
 }
 
-pub fn in_the_header(world: &World) {
+pub fn damage_in_a_header_is_a_miss(world: &World) {
     // Magic, checksum, lengths, key, block checksums.
     for at in [0, 9, 70, 200, 400] {
         let world = world.fresh(1);
@@ -82,7 +82,7 @@ pub fn in_the_header(world: &World) {
     }
 }
 
-pub fn in_the_footer(world: &World) {
+pub fn damage_in_a_footer_is_survived(world: &World) {
     let mut config = world.config();
     config.ssd.checkpoint_segments = 0;
     let store = world.open(&config);
@@ -102,13 +102,13 @@ pub fn in_the_footer(world: &World) {
     for n in 0..40 {
         hit_page(&store, n, LEN);
     }
-    // It was written anew on the way.
+    // The close wrote it again.
     let store = world.crash(store, &config);
     assert_eq!(store.opened().scanned_segments, 0, "{:?}", store.opened());
 }
 
-/// A head that was acked and never came: what lies behind it was flushed.
-pub fn in_the_head_of_a_segment_costs_nothing(world: &World) {
+/// The device acknowledged a segment head and lost it; the records after it were flushed.
+pub fn damage_in_a_segment_head_costs_nothing(world: &World) {
     let mut config = world.config();
     config.ssd.checkpoint_segments = 0;
     let store = world.open(&config);
@@ -127,9 +127,9 @@ pub fn in_the_head_of_a_segment_costs_nothing(world: &World) {
     gone(world, &store, key(0), LEN);
 }
 
-pub fn in_a_group_takes_all_of_it(world: &World) {
+pub fn damage_in_a_group_drops_the_whole_group(world: &World) {
     if !world.tells_keys_apart() {
-        return; // Siblings cannot be told from strangers.
+        return; // Group members cannot be told from other objects.
     }
     let config = world.config();
     let store = world.open(&config);
@@ -150,9 +150,9 @@ pub fn in_a_group_takes_all_of_it(world: &World) {
     page.iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes)));
 }
 
-pub fn of_a_range_is_found_where_it_is_read(world: &World) {
+pub fn damage_outside_of_a_range_is_not_found_by_its_get(world: &World) {
     if !world.tells_keys_apart() {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let config = closed(world);
     // In the second block.
@@ -166,14 +166,14 @@ pub fn of_a_range_is_found_where_it_is_read(world: &World) {
         assert_eq!(outcome.as_ref().map(GetOutcome::is_hit), Ok(true), "{outcome:?}");
         assert!(to == expected);
     }
-    // One byte of that block, though not the damaged one.
+    // Another byte of that block.
     let outcome = get_range(&store, key(5), Some(32_768..32_769), &mut [0]);
     assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)));
     gone(world, &store, key(5), LEN);
 }
 
-/// A whole valid record where another should be: a misdirected write.
-pub fn by_the_record_of_another_place(world: &World) {
+/// A valid record in the place of another: a misdirected write.
+pub fn misplaced_record_is_a_miss(world: &World) {
     let config = closed(world);
     let file = world.read(0, "segments");
     let (from, to) = (find(world, key(3)), find(world, key(5)));
@@ -187,9 +187,9 @@ pub fn by_the_record_of_another_place(world: &World) {
     }
 }
 
-/// Two gets of a page are under way; one brings it into memory, the other cannot read it. What is durable stays so: it is
-/// written again from memory.
-pub fn met_while_another_get_promotes_it_costs_nothing(world: &World) {
+/// Two gets of a page are in flight; one promotes it, the other cannot read it. The page stays
+/// durable: it is written again from memory.
+pub fn damage_found_while_another_get_promotes_costs_nothing(world: &World) {
     let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
     let mut config = world.config();
     config.dram.promote = pagelith::config::Promote::Always;
@@ -197,7 +197,7 @@ pub fn met_while_another_get_promotes_it_costs_nothing(world: &World) {
     store_page(&store, 1, LEN);
     let store = world.reopen(store, &config);
     let mut session = store.session().expect("a session");
-    // The first read is the first get's; the second get tries twice.
+    // The first get makes the first read; the second get tries twice.
     for nth in [2, 3] {
         sim.disk.inject(FaultPlan::Fail { op: FaultOp::Read, nth, kind: FaultKind::Device });
     }

@@ -1,4 +1,4 @@
-//! The store that a behaviour is shown with: in this process, or in what stands for another, behind a link.
+//! The store under test: embedded, or behind a link in a server that stands for another process.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -54,21 +54,22 @@ pub enum Between {
 
 const SYNCS: &str = "which sync fails is counted, and a link leaves the store time for one more";
 
-/// Behaviours that say nothing over a link, and why: they are shown embedded only.
+/// Behaviours that test nothing over a link, with the reason: they run embedded only.
 pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
     ("tickets::", "a client's sessions are others: `attached_session.rs`"),
-    ("deadlines::no_time_at_all", "over a link nothing happens in no time"),
-    ("found_damage::segment_quarantined_while", "a call over a link takes longer than a checkpoint"),
-    ("headers::are_read_once_and_known_then", "what the server reads into is its own"),
-    ("hits::a_session_answers_at_once", "sessions are a thread's of the store's process"),
-    ("sick::a_second_failed_sync_turns_it_off_and_a_trial_on_again", SYNCS),
-    ("sick::a_tombstone_that_was_acked_and_lost_is_noticed", SYNCS),
-    ("sick_segments::what_is_written_while_an_off_tier_is_forgotten_is_whole_or_gone", SYNCS),
+    ("deadlines::calls_with_zero_timeout_return_at_once", "over a link nothing happens in no time"),
+    ("found_damage::segment_quarantined_during", "a call over a link takes longer than a checkpoint"),
+    ("headers::headers_are_read_once_and_cached", "what the server reads into is its own"),
+    ("hits::session_answers_queries_at_once", "sessions are a thread's of the store's process"),
+    ("sick::second_failed_sync_turns_tier_off_until_a_probe_succeeds", SYNCS),
+    ("sick::lost_tombstone_write_is_detected", SYNCS),
+    ("sick_segments::group_written_while_an_off_tier_is_purged_is_whole_or_gone", SYNCS),
 ];
 
 const STAGING: usize = 192 << 20;
 
-/// A store. What a client can ask goes over the link, if there is one; the rest (views, sessions, counters) is asked of the store itself.
+/// A store. Calls that a client has go over the link, if there is one; the rest (views, sessions,
+/// counters) goes to the store itself.
 pub struct Store {
     client: Option<Attached>,
     serving: Option<Serving>,
@@ -117,7 +118,7 @@ impl Group<'_> {
     }
 }
 
-/// What is pinned.
+/// A pin.
 pub enum Pin {
     Own(pagelith::Pin),
     Attached(attach::Pin),
@@ -139,13 +140,13 @@ impl Pin {
     }
 }
 
-/// Whatever answers on the store's end.
+/// The server of a store.
 enum Serving {
     Threads(Listening),
     Tasks(Arc<SimDial>),
 }
 
-/// A thread that serves whoever comes, and ends with this value.
+/// A thread that accepts and serves connections; dropping it ends the thread.
 struct Listening {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -165,7 +166,7 @@ impl Store {
         Store { client: None, serving: None, store: Arc::new(store), pages: false }
     }
 
-    /// Behind a socket: TCP, or with shared memory.
+    /// Over a socket: TCP, or with shared memory.
     pub fn socket(store: pagelith::Store, timeout: Duration, between: Between) -> Store {
         let store = Arc::new(store);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
@@ -202,7 +203,7 @@ impl Store {
         Store { client: Some(client), serving: Some(serving), store, pages: lends }
     }
 
-    /// Behind the simulated link.
+    /// Over the simulated link.
     pub fn sim(
         store: pagelith::Store,
         timeout: Duration,
@@ -221,7 +222,7 @@ impl Store {
         Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store, pages: false }
     }
 
-    /// End the links, and hand out the store.
+    /// End the connections, and return the store.
     fn detach(mut self) -> pagelith::Store {
         drop(self.client.take());
         match self.serving.take() {
@@ -246,7 +247,8 @@ impl Store {
 
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         match &self.client {
-            // Over a link nothing happens in no time: what is meant is that room is not waited for.
+            // Over a link no call completes in no time: the timeout stands for not waiting for
+            // room.
             Some(client) if options.timeout == Some(Duration::ZERO) => {
                 let put = |put: &PutSlice<'_>| {
                     let source = Source::shared(put.pieces.concat().into());
@@ -351,7 +353,7 @@ impl Store {
         }
     }
 
-    /// The store itself, for what has to be in its process.
+    /// The store itself, for calls that need its process.
     pub fn own(&self) -> &pagelith::Store {
         &self.store
     }
@@ -397,7 +399,7 @@ fn in_pages<T>(gets: &mut [GetSlice<'_, '_>], get: impl FnOnce(&mut [GetSlice<'_
     let page = |piece: &&mut [u8]| AlignedBuf::new(piece.len().max(1)).expect("memory");
     let mut pages: Vec<Vec<AlignedBuf>> =
         gets.iter().map(|get| get.pieces.iter().map(page).collect()).collect();
-    // What a miss leaves there is looked at too.
+    // The contents after a miss are checked too.
     for (get, pages) in gets.iter().zip(&mut pages) {
         get.pieces.iter().zip(pages).for_each(|(piece, page)| page[..piece.len()].copy_from_slice(piece));
     }
@@ -423,7 +425,7 @@ fn in_pages<T>(gets: &mut [GetSlice<'_, '_>], get: impl FnOnce(&mut [GetSlice<'_
     got
 }
 
-/// From now on it is told what comes and goes, if anything is.
+/// Request events once, so that they are recorded from now on, if at all.
 fn begin_listening(client: &Attached) {
     let begun = client.take_events(1, Options::default());
     assert!(begun.map_or_else(|error| error.kind == ErrorKind::Incompatible, |told| told.events.is_empty()));
@@ -469,7 +471,7 @@ fn listen_on(
     })
 }
 
-/// Each link is a network of its own, and its server a task of the machine.
+/// Each link is a network of its own, and its server a task of the simulated machine.
 struct SimDial {
     store: Arc<pagelith::Store>,
     clock: SimClock,
@@ -509,7 +511,8 @@ impl Task for Serve {
             (_, Some(_)) => Step::Done,
             (true, None) => Step::Again,
             (false, None) if server.ops() > 0 => Step::Idle(Duration::from_micros(20)),
-            // Nothing happens until something arrives: minutes of simulated time are not worth millions of steps.
+            // Idle until a packet arrives: minutes of simulated time are not worth millions of
+            // steps.
             (false, None) => Step::Idle(net.due(Side::Server).unwrap_or(Duration::from_secs(1))),
         }
     }

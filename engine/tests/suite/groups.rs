@@ -1,4 +1,4 @@
-//! The objects of a page become visible, stay and go together.
+//! The objects of a page become visible, stay and disappear together.
 
 use super::face::Store;
 use pagelith::layouts::key::ObjectKey;
@@ -11,7 +11,7 @@ fn here(store: &Store, group: &[(ObjectKey, Vec<u8>)]) -> usize {
     group.iter().filter(|(key, bytes)| is_here(store, *key, bytes)).count()
 }
 
-pub fn visible_whole_or_not(world: &World) {
+pub fn group_is_visible_whole_or_not_at_all(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     let mut page = group(1, 10);
@@ -29,7 +29,7 @@ pub fn visible_whole_or_not(world: &World) {
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::AlreadyPresent));
 }
 
-pub fn ten_objects_lie_together_on_ssd(world: &World) {
+pub fn group_of_ten_objects_is_one_record_on_ssd(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     for n in 0..8 {
@@ -47,7 +47,7 @@ pub fn ten_objects_lie_together_on_ssd(world: &World) {
     }
 }
 
-pub fn evicted_whole(world: &World) {
+pub fn group_is_evicted_whole(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(1)));
     let pages = 40;
     for n in 0..pages {
@@ -58,7 +58,7 @@ pub fn evicted_whole(world: &World) {
     assert!(counts.contains(&0) && counts[39] == 10, "{counts:?}");
 }
 
-pub fn larger_than_a_segment_is_invalid(world: &World) {
+pub fn group_larger_than_a_segment_is_invalid(world: &World) {
     let store = world.open(&world.config());
     let page: Vec<_> = group(1, 4).into_iter().map(|(key, _)| (key, bytes(1, 300_000))).collect();
     // Four payloads of 303,104 bytes and a header of one block, against a segment less header and footer.
@@ -71,7 +71,7 @@ pub fn larger_than_a_segment_is_invalid(world: &World) {
     assert_eq!(here(&store, &page[..3]), 3);
 }
 
-pub fn what_is_no_group_is_invalid(world: &World) {
+pub fn invalid_groups_are_refused(world: &World) {
     let store = world.open(&world.config());
     let (a, b) = (group(1, 2), group(2, 1));
     let mixed = [a[0].clone(), b[0].clone()];
@@ -84,7 +84,7 @@ pub fn what_is_no_group_is_invalid(world: &World) {
     let many: Vec<_> = (0..1025).map(|m| (key_in(namespace("m"), 3, &format!("c{m}")), vec![1])).collect();
     let message = "a group has too many objects objects=1025 max=1024";
     refused(put_group(&store, &many), ErrorKind::Invalid, message);
-    // One outcome a group, in order, whatever is wrong with its neighbours.
+    // One outcome per group, in order, independent of its neighbours' faults.
     let piece: [&[u8]; 1] = [b"x"];
     let one = [pagelith::PutSlice { key: key(5), pieces: &piece }];
     let outcomes = store.put_groups(&[&[], &one, &[]], Options::default());
@@ -92,7 +92,7 @@ pub fn what_is_no_group_is_invalid(world: &World) {
     assert_eq!(here(&store, &mixed) + here(&store, &twice) + here(&store, &many), 0);
 }
 
-pub fn a_group_takes_in_what_was_put_alone(world: &World) {
+pub fn group_put_absorbs_standalone_objects(world: &World) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let config = pagelith::Config {
@@ -113,10 +113,11 @@ pub fn a_group_takes_in_what_was_put_alone(world: &World) {
     }
 }
 
-/// A crash brings more objects back than the index ever held: what made room in it lies in the log still.
-pub fn groups_that_a_small_index_has_no_room_for_after_a_crash_go_whole(world: &World) {
+/// A crash restores more objects than the index ever held: those that were dropped to make room are
+/// still in the log.
+pub fn groups_without_index_room_after_a_crash_are_dropped_whole(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let mut config = world.config();
     config.index.max_objects = Some(64);
@@ -138,9 +139,9 @@ pub fn groups_that_a_small_index_has_no_room_for_after_a_crash_go_whole(world: &
     }
 }
 
-pub fn whole_or_gone_after_a_crash(world: &World) {
+pub fn group_is_whole_or_gone_after_a_crash(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let config = world.config();
     let mut store = world.open(&config);

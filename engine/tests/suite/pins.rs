@@ -1,4 +1,4 @@
-//! Pins, leases and views: "not now" to eviction and reclaim.
+//! Pins, leases and views: objects that eviction and reclaim must keep for now.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ fn keys(pages: std::ops::Range<u64>) -> Vec<pagelith::layouts::key::ObjectKey> {
     pages.map(key).collect()
 }
 
-pub fn a_pin_holds_while_its_segment_is_reclaimed(world: &World) {
+pub fn pin_holds_while_its_segment_is_reclaimed(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let config = world.cold_config();
     let store = world.open(&config);
@@ -41,9 +41,9 @@ pub fn a_pin_holds_while_its_segment_is_reclaimed(world: &World) {
     }
 }
 
-pub fn what_was_pinned_goes_when_the_pin_does(world: &World) {
+pub fn unpinned_object_can_be_evicted(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let store = world.open(&world.cold_config());
     store_pages(&store, 0..5, LEN);
@@ -58,9 +58,9 @@ pub fn what_was_pinned_goes_when_the_pin_does(world: &World) {
     assert!((0..5).all(|n| !is_page_here(&store, n, LEN)));
 }
 
-pub fn a_pin_holds_in_memory(world: &World) {
+pub fn pin_holds_in_memory(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let store = world.open(&world.memory_config(Size::mib(1)));
     store_pages(&store, 0..4, LEN);
@@ -73,9 +73,9 @@ pub fn a_pin_holds_in_memory(world: &World) {
     assert!(!is_page_here(&store, 0, LEN) && !is_page_here(&store, 1, LEN));
 }
 
-pub fn a_lease_holds(world: &World) {
+pub fn lease_holds_until_it_expires(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A lease would hold everything.
+        return; // A lease would hold every object.
     }
     let store = world.open(&world.cold_config());
     store_pages(&store, 0..10, LEN);
@@ -89,14 +89,14 @@ pub fn a_lease_holds(world: &World) {
     assert_eq!(here, [false, false, true, true]);
 }
 
-pub fn a_lease_ends(world: &World) {
+pub fn expired_lease_holds_nothing(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A lease would hold everything.
+        return; // A lease would hold every object.
     }
     let store = world.open(&world.cold_config());
     store_pages(&store, 0..5, LEN);
     flush(&store);
-    // Over long before a lap is written; in the simulation the clock is moved.
+    // It expires long before a lap is written; in the simulation the clock is moved.
     let duration = if world.sim().is_some() { Duration::from_secs(60) } else { Duration::from_nanos(1) };
     assert_eq!(store.lease(&keys(0..5), duration), 5);
     if let Some(sim) = world.sim() {
@@ -106,15 +106,15 @@ pub fn a_lease_ends(world: &World) {
     assert!((0..5).all(|n| !is_page_here(&store, n, LEN)));
 }
 
-pub fn a_pin_that_outlives_its_store_holds_nothing(world: &World) {
+pub fn pin_that_outlives_its_store_holds_nothing(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let config = world.config();
     let store = world.open(&config);
     store_pages(&store, 0..3, LEN);
     let pin = store.pin(&keys(0..3));
-    // Its files are free for the next one, whose pins are its own.
+    // The next store can open its files, and has its own pins.
     let store = world.reopen(store, &config);
     let second = store.pin(&keys(0..2));
     assert_eq!(second.pinned(), 2);
@@ -122,7 +122,7 @@ pub fn a_pin_that_outlives_its_store_holds_nothing(world: &World) {
     assert_eq!(store.stats().objects_pinned, 2);
 }
 
-pub fn a_view_survives_pressure(world: &World) {
+pub fn view_stays_valid_under_memory_pressure(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(1)));
     let whole = bytes(0, LEN);
     store_page(&store, 0, LEN);
@@ -135,7 +135,7 @@ pub fn a_view_survives_pressure(world: &World) {
     drop(view);
     store_pages(&store, 200..250, LEN);
     assert!(again[..] == whole[..]);
-    // The view keeps its bytes even when the object is removed.
+    // The view keeps its bytes even after the object is removed.
     assert_eq!(store.remove(&[key(0)], Options::default()), Ok(1));
     store_pages(&store, 300..350, LEN);
     assert!(again[..] == whole[..]);
@@ -144,11 +144,11 @@ pub fn a_view_survives_pressure(world: &World) {
     assert_eq!(put(&store, key(0), &bytes(1, 3)), Ok(PutOutcome::Stored));
 }
 
-pub fn a_view_outlives_its_frame_without_dram(world: &World) {
+pub fn view_outlives_its_frame_without_dram(world: &World) {
     let store = world.open(&world.cold_config());
     let whole = bytes(0, LEN);
     store_page(&store, 0, LEN);
-    // It may be on SSD alone by now, except where nothing moves until it is asked to.
+    // It may be only on SSD by now, except where nothing moves without a request.
     let view = store.view(&key(0)).expect("open");
     assert!(view.is_some() || world.sim().is_none() || !world.is_embedded());
     flush(&store);
@@ -158,9 +158,9 @@ pub fn a_view_outlives_its_frame_without_dram(world: &World) {
     assert_eq!(hit(&store, key(0), &whole), Tier::Ssd);
 }
 
-pub fn remove_is_stronger_than_a_pin(world: &World) {
+pub fn remove_overrides_a_pin(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let config = world.config();
     let store = world.open(&config);
@@ -175,7 +175,7 @@ pub fn remove_is_stronger_than_a_pin(world: &World) {
     drop(pin);
     let store = world.crash(store, &config);
     gone(world, &store, key(1), LEN);
-    // A store of pinned pages only is busy, not broken.
+    // A store full of pinned pages is busy, not broken.
     let full = world.fresh(1);
     let store = full.open(&full.memory_config(Size::mib(1)));
     store_pages(&store, 0..15, LEN);

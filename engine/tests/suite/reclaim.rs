@@ -1,4 +1,4 @@
-//! The log goes round and round: what is overwritten, what is kept, and the cap.
+//! The log wraps repeatedly: which records are overwritten, which are kept, and the size limit.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ use super::world::World;
 
 const LEN: usize = 50_000;
 const LAP: usize = 14 << 20;
-/// As [`World::config`] has it.
+/// Segment size of [`World::config`].
 const SEGMENT: u64 = 1 << 20;
 
-pub fn laps_leave_the_youngest(world: &World) {
+pub fn log_laps_keep_the_youngest_pages(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let config = world.config();
     let store = world.open(&config);
@@ -31,21 +31,21 @@ pub fn laps_leave_the_youngest(world: &World) {
     assert!((220..=300).contains(&kept), "kept={kept}");
     let first = seen.iter().position(|h| *h).expect("some");
     assert!(seen[first + 20..].iter().all(|h| *h), "the youngest are here first={first} {seen:?}");
-    // To open is to make room for what comes: a segment may be reclaimed, the oldest.
+    // Open makes room for new records: one segment may be reclaimed, the oldest.
     let store = world.reopen(store, &config);
     let again = here(&store);
     let lost: Vec<usize> = (0..seen.len()).filter(|i| seen[*i] != again[*i]).collect();
     assert!(lost.len() <= 40 && lost.iter().all(|i| *i < first + 60), "first={first} lost={lost:?}");
 }
 
-pub fn recency_keeps_what_is_asked_for_within_its_budget(world: &World) {
+pub fn recency_policy_keeps_used_pages_within_its_budget(world: &World) {
     if !world.tells_keys_apart() {
-        return; // Asking for one would be asking for any.
+        return; // A use of one object would be a use of any.
     }
     let mut config = world.cold_config();
     config.ssd.policy = SsdPolicy::Recency;
     let store = world.open(&config);
-    // Four are asked for again and again: as many as a quarter of a segment takes, wherever they come to lie.
+    // Four are used repeatedly: as many as a quarter of a segment holds.
     let hot: Vec<_> = (0..100).step_by(25).map(key).collect();
     store_pages(&store, 0..100, LEN);
     let mut next = 1000;
@@ -61,15 +61,15 @@ pub fn recency_keeps_what_is_asked_for_within_its_budget(world: &World) {
     assert!(stats.bytes_reinserted > 0, "{stats:?}");
     let budget = 0.25 * (stats.segments_reclaimed << 20) as f64;
     assert!(stats.bytes_reinserted as f64 <= budget, "{stats:?}");
-    // A clean end says who was asked for, so that what has to leave at the next open is others.
+    // A clean close records recency, so the next open evicts other objects.
     let store = world.reopen(store, &config);
     for n in (0..100).step_by(25) {
         hit_page(&store, n, LEN);
     }
-    // A crash does not: to open is to make room, and a segment that is reclaimed for that takes along what it has.
+    // A crash does not: open makes room, and a segment reclaimed for that takes its objects along.
     pour(&store, next, LEN, LAP / 2);
     let here = |store: &Store, i: usize| is_page_here(store, 25 * i as u64, LEN);
-    // Of what left meanwhile there need be no record any more.
+    // Evicted objects need not have a record any more.
     let before = (0..4).filter(|i| here(&store, *i));
     let places: Vec<_> = before.map(|i| (i, find(world, hot[i]).record / SEGMENT)).collect();
     let store = world.crash(store, &config);
@@ -78,9 +78,9 @@ pub fn recency_keeps_what_is_asked_for_within_its_budget(world: &World) {
     assert!(lost.len() <= 2, "{lost:?} of {places:?}");
 }
 
-pub fn fifo_writes_nothing_again(world: &World) {
+pub fn fifo_policy_rewrites_nothing(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let store = world.open(&world.cold_config());
     store_pages(&store, 0..10, LEN);
@@ -95,7 +95,7 @@ pub fn fifo_writes_nothing_again(world: &World) {
 
 pub fn files_never_exceed_the_cap(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     for mib in [6u64, 9, 16] {
         let world = world.fresh(1);

@@ -1,4 +1,4 @@
-//! Remove and clear: gone at once, and for good.
+//! Remove and clear: effective at once, and durably.
 
 use super::face::Store;
 use pagelith::{GetOutcome, Options, PutOutcome};
@@ -77,7 +77,7 @@ pub fn put_again_after_remove_survives(world: &World) {
     flush(&store);
     for round in 1..4 {
         remove(&store, 1);
-        // Another length and other bytes: nothing of the old object stands in the way.
+        // Another length and other bytes: the old object does not interfere.
         let again = bytes(100 + round, LEN + round as usize);
         assert_eq!(put(&store, key(1), &again), Ok(PutOutcome::Stored));
         hit(&store, key(1), &again);
@@ -90,7 +90,7 @@ pub fn put_again_after_remove_survives(world: &World) {
     }
 }
 
-pub fn one_member_takes_its_group_along(world: &World) {
+pub fn removal_of_a_member_removes_its_group(world: &World) {
     let config = world.config();
     for stage in ["in memory", "on ssd", "after reopen"] {
         let world = world.fresh(1);
@@ -143,7 +143,7 @@ fn clear(store: &Store) {
     store.clear(namespace("a"), Options::default()).expect("cleared");
 }
 
-pub fn clear_takes_one_namespace(world: &World) {
+pub fn clear_affects_one_namespace(world: &World) {
     let store = world.open(&world.config());
     fill_two_namespaces(&store);
     clear(&store);

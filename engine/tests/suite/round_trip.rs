@@ -1,4 +1,4 @@
-//! What was put comes back: any size, from either tier, into any memory.
+//! Gets return what was put: any size, from either tier, into any memory.
 
 use super::face::Store;
 use pagelith::io::buffer::AlignedBuf;
@@ -23,7 +23,7 @@ fn put_sizes(store: &Store) {
     }
 }
 
-pub fn every_size_from_memory_and_cold(world: &World) {
+pub fn objects_of_every_size_are_got_from_memory_and_ssd(world: &World) {
     let config = large(world);
     let store = world.open(&config);
     put_sizes(&store);
@@ -48,7 +48,7 @@ pub fn every_size_from_memory_and_cold(world: &World) {
     check(&world.open(&cold), Tier::Ssd);
 }
 
-pub fn aligned_destinations_are_read_straight_into(world: &World) {
+pub fn aligned_destinations_are_read_without_staging(world: &World) {
     let config = large(world);
     let store = world.open(&config);
     put_sizes(&store);
@@ -156,7 +156,7 @@ pub fn ranges(world: &World) {
     check(&store, Tier::Ssd);
 }
 
-pub fn ranges_that_do_not_fit(world: &World) {
+pub fn invalid_ranges_are_refused(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     store_page(&store, 0, 5000);
@@ -183,7 +183,7 @@ pub fn ranges_that_do_not_fit(world: &World) {
     }
 }
 
-pub fn batches_of_any_size_and_a_key_twice(world: &World) {
+pub fn batches_of_any_size_with_repeated_keys_are_answered(world: &World) {
     const LEN: usize = 5000;
     let config = world.config();
     let store = world.open(&config);
@@ -194,7 +194,7 @@ pub fn batches_of_any_size_and_a_key_twice(world: &World) {
     assert_eq!(store.put_batch(&puts, Options::default()), vec![Ok(PutOutcome::Stored); most]);
     let check = |store: &Store, tier| {
         for size in [1, 2, 3, 64, 65, 299, 300].map(|n| world.many(n)) {
-            // The first key comes once more at the end, and the second in the middle.
+            // The first key is repeated at the end, and the second in the middle.
             let mut order: Vec<usize> = (0..size).collect();
             order.push(0);
             order.insert(size / 2, 1);
@@ -218,10 +218,10 @@ pub fn batches_of_any_size_and_a_key_twice(world: &World) {
     check(&store, Tier::Ssd);
 }
 
-pub fn an_object_of_75_mb(world: &World) {
+pub fn object_of_75_mb_round_trips(world: &World) {
     const LEN: usize = 75_000_001;
     if world.constant {
-        return; // Nothing about its size depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let mut config = world.config();
     config.dram.bytes = Size::mib(128);

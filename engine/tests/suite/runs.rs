@@ -1,4 +1,4 @@
-//! A batch of groups goes through the store in runs, and nobody can tell.
+//! A batch of groups is put in runs, with the same outcomes as one by one.
 
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{Options, PutOutcome, PutSlice, Result, Size};
@@ -22,8 +22,9 @@ fn put_groups(store: &Store, groups: &[Objects]) -> Vec<Result<PutOutcome>> {
     store.put_groups(&slices, Options::default())
 }
 
-/// Pages in every order and guise: one member, all three, too few; with bytes of their own each time. Each has the member that may
-/// have been put by itself: while a group waits for that to be read, others behind it would be put before it.
+/// Pages in every order and form: one member, all three, too few; with different bytes each time.
+/// Each includes the member that may have been put alone: while a group waits for that member to be
+/// read, later groups must not overtake it.
 fn jumble(seed: u64) -> Vec<Objects> {
     let pages = 1 + seed % 4;
     (0..40)
@@ -40,7 +41,7 @@ fn jumble(seed: u64) -> Vec<Objects> {
         .collect()
 }
 
-pub fn a_page_several_times_in_a_batch_is_as_if_put_one_by_one(world: &World) {
+pub fn page_repeated_in_a_batch_is_put_as_if_one_by_one(world: &World) {
     for seed in 0..world.many(24) as u64 {
         let config = world.memory_config(Size::mib(4));
         let (together, apart) = (world.open(&config), world.open(&config));
@@ -58,7 +59,7 @@ pub fn a_page_several_times_in_a_batch_is_as_if_put_one_by_one(world: &World) {
     }
 }
 
-pub fn a_batch_larger_than_the_arena_is_stored(world: &World) {
+pub fn batch_larger_than_the_arena_is_stored(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(1)));
     let groups: Vec<Objects> = (0..40).map(|n| group(n, 10)).collect();
     assert_eq!(put_groups(&store, &groups), vec![Ok(PutOutcome::Stored); 40]);
@@ -67,7 +68,7 @@ pub fn a_batch_larger_than_the_arena_is_stored(world: &World) {
     assert!(groups.iter().filter(whole).count() < 8, "six times the arena");
 }
 
-pub fn what_is_refused_stops_nothing(world: &World) {
+pub fn refused_object_does_not_stop_its_batch(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(4)));
     let mut groups: Vec<Objects> = (0..36).map(|n| group(n, 3)).collect();
     for n in [0, 7, 16, 35] {

@@ -9,7 +9,7 @@ use super::world::World;
 
 const LEN: usize = 50_000;
 
-pub fn without_ssd(world: &World) {
+pub fn store_without_ssd_works(world: &World) {
     let config = world.memory_config(Size::mib(1));
     let store = world.open(&config);
     assert_eq!((store.opened().side, store.opened().segments), (None, 0));
@@ -32,7 +32,7 @@ pub fn without_ssd(world: &World) {
     gone(world, &world.open(&config), key(150), LEN);
 }
 
-pub fn without_dram(world: &World) {
+pub fn store_without_dram_works(world: &World) {
     let config = world.cold_config();
     let store = world.open(&config);
     assert_eq!(store.opened().memory.arena, 2 << 20);
@@ -58,9 +58,9 @@ fn pages_are_here(store: &Store, pages: std::ops::Range<u64>) {
     pages.for_each(|n| assert_eq!(hit_page(store, n, LEN), Tier::Ssd));
 }
 
-pub fn two_directories(world: &World) {
+pub fn store_with_two_directories_works(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let world = world.fresh(2);
     let config = config_of(&world);
@@ -83,7 +83,7 @@ pub fn two_directories(world: &World) {
     }
 }
 
-/// A store in `dirs` directories with something in every segment.
+/// A store in `dirs` directories with records in every segment.
 fn filled(world: &World, dirs: usize) -> (World, Config) {
     let world = world.fresh(dirs);
     let config = config_of(&world);
@@ -93,7 +93,8 @@ fn filled(world: &World, dirs: usize) -> (World, Config) {
     (world, config)
 }
 
-/// Opening with these directories is refused, and afterwards the right ones still open with all their pages.
+/// Opening with these directories is refused; afterwards the original ones still open with all
+/// their pages.
 fn refused_with(world: &World, config: &Config, order: &[usize]) -> pagelith::Error {
     let dirs = order.iter().map(|i| config.ssd.dirs[*i].clone()).collect();
     let wrong = Config { ssd: SsdConfig { dirs, ..config.ssd.clone() }, ..config.clone() };
@@ -104,9 +105,9 @@ fn refused_with(world: &World, config: &Config, order: &[usize]) -> pagelith::Er
     error
 }
 
-pub fn directories_in_another_order_are_refused(world: &World) {
+pub fn reordered_directories_are_refused(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     if world.sim().is_some() {
         return; // Its directories have no names.
@@ -120,9 +121,9 @@ pub fn directories_in_another_order_are_refused(world: &World) {
     }
 }
 
-pub fn a_missing_directory_is_refused(world: &World) {
+pub fn missing_directory_is_refused(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     if world.sim().is_some() {
         return; // Its directories cannot be left out.
@@ -151,9 +152,9 @@ pub fn a_missing_directory_is_refused(world: &World) {
     }
 }
 
-pub fn a_directory_of_another_store_is_refused(world: &World) {
+pub fn directory_of_another_store_is_refused(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     if world.sim().is_some() {
         return; // Its directories cannot be exchanged.

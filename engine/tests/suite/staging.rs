@@ -1,4 +1,4 @@
-//! What cannot be read straight into the caller's memory goes through staging, of which there is little.
+//! Reads that cannot go straight into the caller's memory use staging memory, which is scarce.
 
 use super::face::Store;
 use pagelith::{Config, GetOutcome, GetSlice, Options, PutOutcome, Size, Tier};
@@ -14,7 +14,7 @@ fn tight(world: &World) -> Config {
     config
 }
 
-pub fn an_object_larger_than_the_budget_arrives_whole(world: &World) {
+pub fn object_larger_than_the_budget_is_got_whole(world: &World) {
     const LEN: usize = 20_000_003;
     let mut config = world.config();
     config.dram.bytes = Size::mib(32);
@@ -29,7 +29,7 @@ pub fn an_object_larger_than_the_budget_arrives_whole(world: &World) {
     let store = world.reopen(store, &config);
     assert_eq!(hit_crooked(&store, key(1), &whole), Tier::Ssd);
     staged(world, &store, LEN.next_multiple_of(4096));
-    // A range of it that is above the budget too, beside an object that is not.
+    // Also a range of it above the budget, next to a small object.
     let (mut part, mut small) = (Crooked::new(9_000_000), Crooked::new(5000));
     let mut gets = [
         GetSlice { key: key(2), range: None, pieces: &mut [small.slice()] },
@@ -54,7 +54,7 @@ fn get_all_crooked(store: &Store, pages: u64, len: usize) {
     }
 }
 
-pub fn a_batch_larger_than_the_budget_arrives_whole(world: &World) {
+pub fn batch_larger_than_the_budget_is_got_whole(world: &World) {
     let config = tight(world);
     let store = world.open(&config);
     store_pages(&store, 0..20, 100_000);
@@ -65,10 +65,10 @@ pub fn a_batch_larger_than_the_budget_arrives_whole(world: &World) {
 
 pub fn four_threads_share_a_small_staging(world: &World) {
     if world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     if world.sim().is_some() {
-        return; // One thread there.
+        return; // Simulated stores have one thread.
     }
     let config = tight(world);
     let store = world.open(&config);
@@ -81,7 +81,7 @@ pub fn four_threads_share_a_small_staging(world: &World) {
         for _ in 0..3 {
             scope.spawn(|| (0..rounds).for_each(|_| get_all_crooked(&store, 16, 100_000)));
         }
-        // Above the whole budget: it streams beside the others.
+        // Larger than the budget: it streams while the others are read.
         scope.spawn(|| {
             (0..rounds).for_each(|_| assert_eq!(hit_crooked(&store, key(99), &whole), Tier::Ssd));
         });

@@ -1,4 +1,4 @@
-//! The worlds that a behaviour is shown in: real directories driven by one side or the other, or the
+//! Environments in which a behaviour runs: real directories with one of the I/O backends, or the
 //! simulated machine.
 
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use pagelith_sim::disk::FaultPlan;
 use pagelith_sim::env::SimWorld;
 use tempfile::TempDir;
 
-/// Who moves the bytes.
+/// The I/O backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Uring,
@@ -28,7 +28,7 @@ enum Place {
     Sim(Box<SimWorld>),
 }
 
-/// Where one behaviour is shown. Every store in it is opened in the same directories.
+/// The environment of one behaviour. All its stores use the same directories.
 pub struct World {
     pub kind: Kind,
     /// Every key has the same fingerprint: only whole keys tell objects apart.
@@ -44,7 +44,7 @@ impl World {
         World::behind(Between::Nothing, kind, constant, dirs)
     }
 
-    /// A world of which the stores are behind a link.
+    /// An environment whose stores are accessed over a link.
     pub fn behind(between: Between, kind: Kind, constant: bool, dirs: usize) -> World {
         let place = match kind {
             Kind::Sim => Place::Sim(Box::new(SimWorld::with_dirs(7, dirs))),
@@ -55,7 +55,7 @@ impl World {
         World { kind, constant, between, dirs, place }
     }
 
-    /// Another empty world of this kind.
+    /// Another empty environment of this kind.
     pub fn fresh(&self, dirs: usize) -> World {
         World::behind(self.between, self.kind, self.constant, dirs)
     }
@@ -68,17 +68,17 @@ impl World {
         }
     }
 
-    /// Whether nothing lies between a behaviour and its stores: only then can bytes go straight to where they belong.
+    /// Whether the store is embedded: only then can bytes go straight into the caller's memory.
     pub fn is_embedded(&self) -> bool {
         self.between == Between::Nothing
     }
 
-    /// Whether what `exists` says is about the very key.
+    /// Whether `exists` distinguishes keys.
     pub fn tells_keys_apart(&self) -> bool {
         !self.constant
     }
 
-    /// `n`, or few where each object is compared with all others.
+    /// `n`, or less where each object is compared with all others.
     pub fn many(&self, n: usize) -> usize {
         if self.constant { n.min(24) } else { n }
     }
@@ -182,7 +182,7 @@ impl World {
         store
     }
 
-    /// Let go of the store as a crash would, and open it again.
+    /// Drop the store as a crash would, and open it again.
     pub fn crash(&self, store: Store, config: &Config) -> Store {
         store.abandon();
         self.open(config)
@@ -225,7 +225,7 @@ impl World {
         }
     }
 
-    /// Change bytes of a file, as rot would; the store is closed.
+    /// Change bytes of a file, as damage would; the store is closed.
     pub fn write(&self, dir: usize, name: &str, offset: u64, bytes: &[u8]) {
         match &self.place {
             Place::Sim(sim) => {
@@ -248,7 +248,7 @@ impl World {
     }
 }
 
-/// Why stores of this kind cannot be opened here; `None` if they can.
+/// Why stores of this kind cannot be opened on this machine; `None` if they can.
 pub fn unavailable(kind: Kind) -> Option<String> {
     static REFUSED: OnceLock<Option<String>> = OnceLock::new();
     match kind {
@@ -258,7 +258,7 @@ pub fn unavailable(kind: Kind) -> Option<String> {
     let refused = || {
         let world = World::new(kind, false, 1);
         let error = world.try_open(&world.config()).err()?;
-        // A full disk says nothing of io_uring.
+        // A full disk says nothing about io_uring.
         assert!(![pagelith::ErrorKind::NoSpace, pagelith::ErrorKind::Busy].contains(&error.kind), "{error}");
         Some(error.to_string())
     };

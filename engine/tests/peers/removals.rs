@@ -160,7 +160,7 @@ fn told(manners: &[Manner], offer: Offer) -> (Outcomes, Log) {
 }
 
 #[test]
-fn all_are_told_and_hold_until_all_have_been() {
+fn removal_notifies_all_peers_and_holds_until_all_answered() {
     let (outcomes, asked) = told(&[Manner::Good; 3], offer());
     assert_eq!(outcomes, [Ok(()), Ok(())]);
     for number in 0..3 {
@@ -172,7 +172,7 @@ fn all_are_told_and_hold_until_all_have_been() {
 }
 
 #[test]
-fn one_that_did_not_hold_until_then_makes_it_unavailable() {
+fn peer_whose_hold_expired_makes_removal_unavailable() {
     for manner in [Manner::Lapses, Manner::Leaves] {
         let (outcomes, _) = told(&[Manner::Good, manner], offer());
         assert_eq!(outcomes, [Err(ErrorKind::Unavailable); 2]);
@@ -184,7 +184,7 @@ fn one_that_did_not_hold_until_then_makes_it_unavailable() {
 
 /// A link that was idle may end under whatever is asked next.
 #[test]
-fn a_removal_whose_link_ends_is_told_again_to_all() {
+fn removal_is_resent_to_all_peers_after_a_connection_ends() {
     for number in 1..=3 {
         let (outcomes, asked) = told(&[Manner::Good, Manner::Drops(number)], offer());
         assert_eq!(outcomes, [Ok(()); 2], "number={number}");
@@ -197,7 +197,7 @@ fn a_removal_whose_link_ends_is_told_again_to_all() {
 
 /// What waits for a page that is offered again is offered behind it.
 #[test]
-fn a_page_whose_link_ends_is_offered_again_once() {
+fn page_is_offered_once_more_after_its_connection_ends() {
     let asked = Asked::default();
     let drops = Scripted::new(0, Manner::Drops(2), &asked);
     let store = Store::open_with_peers(valid(&memory()), vec![peer(0, &drops.address, offer())]);
@@ -210,7 +210,7 @@ fn a_page_whose_link_ends_is_offered_again_once() {
 }
 
 #[test]
-fn one_peer_or_peers_of_before_are_told_alone() {
+fn single_or_older_peers_are_notified_without_holds() {
     let (outcomes, asked) = told(&[Manner::Good], offer());
     assert_eq!((outcomes, &asked[..]), ([Ok(()); 2], &[(0, Verb::Remove)][..]));
     let (outcomes, mut asked) = told(&[Manner::Good; 2], offer().without(Feature::Holds));
@@ -219,7 +219,7 @@ fn one_peer_or_peers_of_before_are_told_alone() {
 }
 
 #[test]
-fn one_that_cannot_be_told_makes_it_unavailable_whatever_it_owns() {
+fn unreachable_peer_makes_removal_unavailable() {
     let asked = Asked::default();
     let (good, gone) = (Scripted::new(0, Manner::Good, &asked), Scripted::new(1, Manner::Good, &asked));
     let known = vec![peer(0, &good.address, offer()), peer(1, &gone.address, offer())];
@@ -280,7 +280,7 @@ impl Asker {
 
 /// A store tells a peer of a removal behind the end of what it offered that peer before, which would store it else.
 #[test]
-fn a_peer_is_told_behind_what_it_was_offered() {
+fn removal_reaches_a_peer_after_earlier_offers() {
     let asked = Asked::default();
     let silent = Scripted::new(0, Manner::Silent, &asked);
     let mut config = memory();
@@ -297,7 +297,7 @@ fn a_peer_is_told_behind_what_it_was_offered() {
 
 /// A store that is told of a removal answers when what it offered before has ended: others may have been told already.
 #[test]
-fn who_is_told_answers_behind_its_own_offers() {
+fn notified_peer_answers_after_its_own_offers() {
     let asked = Asked::default();
     let waits = Scripted::new(0, Manner::Waits, &asked);
     let front = Store::open_with_peers(valid(&memory()), vec![peer(0, &waits.address, offer())]);
@@ -328,7 +328,7 @@ fn who_is_told_answers_behind_its_own_offers() {
 }
 
 #[test]
-fn a_link_that_ends_lets_go_what_was_held_over_it() {
+fn ended_connection_releases_its_holds() {
     let process = Process::new(&memory());
     let front = process.front(&memory(), offer());
     let mut asker = Asker::of(&process.address);
@@ -390,7 +390,7 @@ fn are_gone(all: &[Process], keys: &[ObjectKey]) {
 }
 
 #[test]
-fn a_copy_at_a_third_store_goes_too() {
+fn removal_drops_the_copy_at_a_third_store() {
     let all = mutual(3);
     // Of each store some have one other for their owner, and some the other.
     let keys: Vec<ObjectKey> = (0..12).map(|page| key(page, "k")).collect();
@@ -414,7 +414,7 @@ fn a_copy_at_a_third_store_goes_too() {
 
 /// None of them waits for what another waits for.
 #[test]
-fn stores_that_remove_at_once_do_not_wait_for_each_other() {
+fn concurrent_removals_at_two_stores_do_not_deadlock() {
     for count in [2, 3] {
         let all = mutual(count);
         for round in 0..20 {
