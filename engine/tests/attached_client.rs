@@ -1,4 +1,4 @@
-//! A client whose store process ends, is started again, or says nothing any more.
+//! A client whose store process ends, is restarted, or stops answering.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
 #[path = "attached_client/idle.rs"]
@@ -35,11 +35,12 @@ use pagelith::{
 const LEN: usize = 100_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A store process; it ends without a word when dropped.
+/// A store process; dropping it ends it abruptly, as a crash would.
 struct Process {
     address: Address,
     stop: Arc<AtomicBool>,
-    /// It takes connections, and is to answer nothing; whether it does so by now.
+    /// Whether it must stop answering while it still accepts connections, and whether it has
+    /// stopped.
     deaf: Arc<AtomicBool>,
     is_deaf: Arc<AtomicBool>,
     store: Arc<Store>,
@@ -55,7 +56,7 @@ impl Process {
         Process::of(address, offer, Rights::all(), 1000)
     }
 
-    /// Which keeps so many events, and whose clients may do so much.
+    /// A process that keeps `events` events, and whose clients have these rights.
     fn of(address: &Address, offer: Offer, rights: Rights, events: u32) -> Process {
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
@@ -160,7 +161,7 @@ fn objects_lost_with_a_server_are_reported_by_the_next_flush_once() {
     let address = first.address.clone();
     drop(first);
     let second = Process::at(&address, 2);
-    // Asked again over a new link, without a word to the caller.
+    // The request is repeated over a new connection, unnoticed by the caller.
     assert_eq!(get(&client, 2), Ok(GetOutcome::Miss(MissCause::Absent)));
     assert_eq!(put(&client, 3), Ok(PutOutcome::Stored));
     let error = client.flush(Options::default()).expect_err("page 2 is gone");
@@ -177,7 +178,8 @@ fn dead_server_is_an_error_and_unresponsive_server_times_out() {
     let client = process.client(Duration::from_millis(100));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
     process.hear(false);
-    // The memory is the caller's again each time; five in a row open no breaker, since the link stands.
+    // The caller gets its memory back each time; five timeouts in a row open no breaker, since the
+    // connection stays.
     for _ in 0..5 {
         assert_eq!(get(&client, 1), Ok(GetOutcome::Miss(MissCause::Late)));
     }
@@ -258,7 +260,7 @@ fn server_without_parts_is_named_and_connection_survives() {
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
 }
 
-/// What a store says of a counter.
+/// A counter of a store.
 fn counter(client: &Attached, name: &str) -> u64 {
     let text = client.stats(Options::default()).expect("told");
     let value: serde_json::Value = serde_json::from_str(&text).expect("an object");
@@ -284,7 +286,7 @@ fn lost_pin_is_reported_and_not_released_over_a_new_connection() {
     assert_eq!(put(&client, 0), Ok(PutOutcome::Stored));
     assert!(!lost.is_held(), "the store was started again");
     assert_eq!(counter(&client, "objects_pinned"), 0);
-    // What is pinned over the new link is nothing to the old pin.
+    // The old pin is not affected by pins over the new connection.
     let pin = client.pin(&keys, Options::default()).expect("pinned");
     assert_eq!((pin.pinned(), pin.is_held(), lost.is_held()), (1, true, false));
     drop(lost);
@@ -357,7 +359,7 @@ fn client_receives_events_since_its_first_read() {
     stores(&other, 4);
     assert_eq!(told(100), Events { events: vec![removed, stored(4)], lost: 0 });
     assert_eq!(told(100), Events::default());
-    // Another process at the same place: what happened there is not what was asked for.
+    // Another process at the same address: its earlier events are not reported.
     let address = process.address.clone();
     drop(process);
     let again = Process::at(&address, 2);
@@ -381,7 +383,7 @@ fn events_of_unreadable_namespaces_are_skipped() {
         ObjectKey::new(NamespaceId([6; 16]), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
             .expect("names")
     };
-    // More than one answer holds.
+    // More events than one response holds.
     for n in 0..800 {
         let put = PutSlice { key: foreign(n), pieces: &[&[1; 100]] };
         assert_eq!(process.store.put_batch(&[put], Options::default()), [Ok(PutOutcome::Stored)]);

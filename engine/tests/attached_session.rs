@@ -1,5 +1,5 @@
-//! A client with several batches in flight over one link, and what becomes of them when the store says nothing, ends, or is
-//! started again.
+//! A client with several batches in flight over one connection, while the store stops answering,
+//! ends, or is restarted.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
 use std::collections::BTreeMap;
@@ -55,15 +55,15 @@ impl Way {
     }
 }
 
-/// A store process; it ends without a word when dropped.
+/// A store process; dropping it ends it abruptly, as a crash would.
 struct Process {
     way: Way,
     address: Address,
     stop: Arc<AtomicBool>,
-    /// It is to answer nothing; whether it does so by now.
+    /// Whether it must stop answering, and whether it has stopped.
     deaf: Arc<AtomicBool>,
     is_deaf: Arc<AtomicBool>,
-    /// Links that clients made so far.
+    /// Connections that clients made so far.
     links: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
@@ -118,7 +118,7 @@ impl Process {
         }
     }
 
-    /// A client, and buffers that the store is shown where that is the way.
+    /// A client, and buffers that the store maps if the transport allows.
     fn client(&self, buffers: usize) -> (Attached, Vec<AlignedBuf>) {
         let client = Attached::to(&self.address, None, PATIENCE).expect("attached");
         let (buffers, region) = AlignedBuf::shown(buffers, LEN).expect("memory");
@@ -128,7 +128,7 @@ impl Process {
         (client, buffers)
     }
 
-    /// Have it end without a word.
+    /// End it abruptly.
     fn end(mut self) -> (Way, Address) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().map(JoinHandle::join).expect("once").expect("no panic");
@@ -151,7 +151,7 @@ fn offer(way: Way, instance: u8) -> Offer {
     }
 }
 
-/// A place of its own for a store process, and what keeps it.
+/// A directory for a store process's socket.
 fn place(way: Way) -> (Address, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     match way {
@@ -176,7 +176,7 @@ fn pages(n: u64) -> std::ops::Range<u64> {
     n * OBJECTS..(n + 1) * OBJECTS
 }
 
-/// The last so many buffers.
+/// The last `count` buffers.
 fn taken(buffers: &mut Vec<AlignedBuf>) -> Vec<AlignedBuf> {
     buffers.split_off(buffers.len() - OBJECTS as usize)
 }
@@ -203,7 +203,7 @@ fn was_put(done: Option<Done>) -> (Vec<pagelith::Result<PutOutcome>>, Vec<Aligne
     done.into_iter().map(|done| (done.outcome, done.source.into_buffer().expect("its buffer"))).unzip()
 }
 
-/// The same of a get; hits are right.
+/// The same for a get; the bytes of hits are correct.
 fn was_got(n: u64, done: Option<Done>) -> (Vec<pagelith::Result<GetOutcome>>, Vec<AlignedBuf>) {
     let Some(Done::Get(done)) = done else { panic!("not a get: {done:?}") };
     assert_eq!(done.len() as u64, OBJECTS);
@@ -250,7 +250,8 @@ fn each_batch_completes_once_with_its_own_bytes() {
             buffers.extend(back);
         }
         assert!(under_way.is_empty(), "{way:?}: {under_way:?}");
-        // Gets and puts at once: what is here, what is not, and what is here already. The last is waited for first.
+        // Gets and puts together: present, absent, and already present objects. The last batch is
+        // waited for first.
         let mut submit = |n| session.submit_get(gets(n, taken(&mut buffers)), Options::default());
         let got: Vec<Ticket> = [4, 0, 99, 2].map(&mut submit).into();
         let again = session.submit_put(puts(1, taken(&mut buffers)), Options::default());
@@ -281,7 +282,7 @@ fn each_batch_completes_once_with_its_own_bytes() {
     }
 }
 
-/// Batches that one link took with it are asked once more over the next, all of them.
+/// Batches lost with a connection are all repeated once over the next one.
 #[test]
 fn requests_lost_with_a_connection_go_to_the_next_server() {
     for way in WAYS {
@@ -369,7 +370,7 @@ fn what_came_into_memory_behind_a_put_is_never_what_was_put() {
     }
 }
 
-/// Each batch has its own time, however many are under way.
+/// Each batch has its own deadline, independent of the number in flight.
 #[test]
 fn batch_past_its_deadline_is_late_and_others_continue() {
     for way in WAYS {
@@ -377,7 +378,7 @@ fn batch_past_its_deadline_is_late_and_others_continue() {
         let process = Process::at(way, &address, 1);
         let (client, mut buffers) = process.client(7 * OBJECTS as usize);
         let mut session = client.session();
-        // A link takes its time too.
+        // A connection takes time too.
         let first = session.submit_get(gets(0, taken(&mut buffers)), Options::default());
         buffers.extend(was_got(0, session.wait(first, PATIENCE)).1);
         process.hear(false);
@@ -396,7 +397,8 @@ fn batch_past_its_deadline_is_late_and_others_continue() {
         let (outcomes, back) = was_put(session.wait(put, PATIENCE));
         assert!(outcomes.iter().all(Result::is_err), "{way:?} {outcomes:?}");
         buffers.extend(back);
-        // What was given up is the caller's again, whatever the store does with it from now on.
+        // The memory of an expired batch belongs to the caller again, whatever the store does with
+        // the request.
         buffers.iter_mut().for_each(|buffer| buffer.fill(0xcc));
         process.hear(true);
         let absent = Ok(GetOutcome::Miss(MissCause::Absent));
@@ -407,8 +409,9 @@ fn batch_past_its_deadline_is_late_and_others_continue() {
     }
 }
 
-/// A store that is too slow for whom it serves is asked on, however much of what it was asked before nobody waited for: a link takes so
-/// much at once (256), and what is beyond that waits for its time as well.
+/// A store that is too slow for its clients keeps being used, however many earlier requests
+/// expired: a connection carries at most 256 requests, and requests beyond that wait until their
+/// deadline as well.
 #[test]
 fn connection_full_of_late_batches_recovers() {
     for way in WAYS {
@@ -433,7 +436,8 @@ fn connection_full_of_late_batches_recovers() {
     }
 }
 
-/// What is lent is nobody else's once a session is gone, whether the store answers or not, and the link is as good as before.
+/// After a session is dropped, no other party uses its memory, whether the store answers or not,
+/// and the connection works as before.
 #[test]
 fn dropped_session_releases_caller_memory() {
     for (way, hears) in WAYS.iter().flat_map(|way| [(*way, false), (*way, true)]) {
@@ -474,7 +478,8 @@ fn dropped_session_releases_caller_memory() {
     }
 }
 
-/// A link has what was shared when it was made: one of before is not there for calls of after.
+/// A connection exports the memory that was shared when it was made: later memory is exported over
+/// later connections only.
 #[test]
 fn memory_shared_during_a_session_is_exported_over_later_connections() {
     let (address, _dir) = place(Way::Shown);

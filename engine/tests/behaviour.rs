@@ -14,7 +14,7 @@ static SHOWN: AtomicUsize = AtomicUsize::new(0);
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
 fn show(name: &str, between: Between, kind: Kind, constant: bool, behaviour: fn(&World)) {
-    // Past the test harness's capture: what was not tested is said aloud.
+    // Bypasses the test harness's capture, so that skipped behaviours are reported.
     let say = |line: String| {
         let _ = writeln!(std::io::stderr(), "{line}");
     };
@@ -35,7 +35,7 @@ fn show(name: &str, between: Between, kind: Kind, constant: bool, behaviour: fn(
     }
 }
 
-/// Modules below.
+/// Number of modules below.
 const SIDES: usize = 11;
 
 macro_rules! tests {

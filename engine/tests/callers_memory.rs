@@ -1,4 +1,4 @@
-//! Gets into a caller's memory, aligned or not, registered or not: the same bytes, or a miss.
+//! Gets into caller memory, aligned or not, registered or not: correct bytes or a miss.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
 use std::os::unix::fs::FileExt;
@@ -9,7 +9,8 @@ use pagelith::{
 };
 
 const SLOT: usize = 320 << 10;
-/// Of all kinds: less than a block, ragged, and long enough to be read apart from its header.
+/// Lengths of all kinds: less than a block, not a multiple of a block, and long enough to be read
+/// separately from the header.
 const LENGTHS: [usize; 6] = [700, 4096, 65_536, 100_000, 262_144, 300_001];
 
 fn key(n: usize) -> ObjectKey {
@@ -32,7 +33,8 @@ fn open(home: &tempfile::TempDir) -> Store {
     Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap()).unwrap()
 }
 
-/// Get `objects` into the front of their slots, shifted by some bytes; which were hits. What is a hit is compared.
+/// Get `objects` into the front of their slots, shifted by some bytes; returns which were hits,
+/// after comparing their bytes.
 fn get(store: &Store, pool: &mut [u8], objects: std::ops::Range<usize>, shift: usize) -> Vec<bool> {
     pool.fill(0xee);
     let slots = pool.chunks_mut(SLOT).zip(objects.clone());
@@ -69,7 +71,7 @@ fn hits_are_correct_with_any_registration() {
     let mut pool = AlignedBuf::sparse(1, 30 * SLOT).unwrap().pop().unwrap();
     let half = store.register_memory(pool.as_ptr(), 15 * SLOT + 4096).unwrap();
     for round in 0..3 {
-        // First of headers that are not known, then of those that are.
+        // First with headers that are not cached, then with cached ones.
         for shift in [0, 4096, 1] {
             assert!(
                 get(&store, &mut pool, 0..30, shift).iter().all(|here| *here),
@@ -89,7 +91,8 @@ fn hits_are_correct_with_any_registration() {
     assert_eq!(store.stats().damaged, 0);
     store.close().unwrap();
 
-    // A byte in each MiB of the segments is another: some objects are misses, and none has other bytes.
+    // Change a byte in each MiB of the segments: some objects become misses, and none returns other
+    // bytes.
     let segments =
         std::fs::File::options().read(true).write(true).open(home.path().join("store/segments")).unwrap();
     for at in (0..segments.metadata().unwrap().len()).step_by(1 << 20) {
@@ -124,8 +127,9 @@ fn registration_failure_is_reported() {
     drop(outlives);
 }
 
-/// An object shorter than an alignment unit, got from SSD straight into memory that happens to be aligned,
-/// was called damaged and dropped: the caller's only part was lost on the way back from the read.
+/// Regression: an object shorter than the alignment unit, read from SSD into memory that happens to
+/// be aligned, was dropped as damaged, because the caller's only part was lost on completion of the
+/// read.
 #[test]
 fn short_object_is_read_whole_into_aligned_memory() {
     let home = tempfile::tempdir().unwrap();
@@ -138,7 +142,7 @@ fn short_object_is_read_whole_into_aligned_memory() {
     }
     store.close().unwrap();
 
-    // Opened again, nothing is in memory.
+    // After a reopen nothing is in memory.
     let store = open(&home);
     for (n, length) in (0..).zip(lengths) {
         let mut buffer = AlignedBuf::new(8192).unwrap();

@@ -1,4 +1,4 @@
-//! What closing takes, and what it says is not durable.
+//! Duration of a close, and the objects that it reports as not durable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,7 +72,7 @@ fn close_of_slow_drive_exceeds_call_deadline_and_loses_nothing() {
     assert_eq!(found(&open(&world)), PAGES);
 }
 
-/// What reclaim has evicted from SSD is a cache in DRAM, which ends with the process.
+/// Objects that reclaim has evicted from SSD are only cached in DRAM, and are not counted.
 #[test]
 fn close_after_the_log_has_wrapped_reports_no_loss() {
     let world = SimWorld::new(5);
@@ -152,7 +152,7 @@ fn close_of_hung_drive_ends_once_the_stall_is_detected() {
     world.disk.release();
 }
 
-/// A system that has threads for all but the writer to peers.
+/// A runtime that can start every thread except the peer writer's.
 struct NoWriter(Arc<dyn Runtime>);
 
 impl Runtime for NoWriter {

@@ -1,4 +1,4 @@
-//! Which layer wins, what a right configuration comes to, and that no text makes the parsers panic.
+//! Precedence of layers, values of a valid configuration, and robustness of the parsers.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn facts(memory_bytes: u64) -> Facts {
 fn code_wins_over_environment_over_file_over_defaults() {
     let file = "[dram]\nbytes = \"1GiB\"\n[read]\ndepth = 2\n[ssd]\nwrite_depth = 2";
     let environment = [("PAGELITH_READ__DEPTH", "3"), ("PAGELITH_SSD__WRITE_DEPTH", "3"), ("HOME", "/root")];
-    // The order of the calls is not the order of precedence.
+    // The order of the calls does not determine the precedence.
     let config = Config::builder()
         .set(|config| config.ssd.write_depth = 4)
         .env(environment)
@@ -155,7 +155,8 @@ fn peers_in_the_environment_are_separated_by_commas_or_a_json_list_and_replace_t
     assert_eq!(named("[{\"address\": \"unix:/d\", \"weight\": 3}, \"tcp:[::1]:1\"]"), two(3.0));
 }
 
-/// What Kubernetes sets for Services that are named `pagelith` and `pagelith-store`, the first with two ports, one of them named.
+/// Variables that Kubernetes sets for Services named `pagelith` and `pagelith-store`, the first
+/// with two ports, one of them named.
 const SERVICE_LINKS: [(&str, &str); 17] = [
     ("PAGELITH_SERVICE_HOST", "10.96.7.9"),
     ("PAGELITH_SERVICE_PORT", "7411"),
@@ -199,7 +200,7 @@ fn service_links_are_ignored_and_other_prefixed_variables_refused() {
     }
 }
 
-/// None of them looks like a link to a service, so that what Kubernetes sets is never taken for a setting.
+/// No setting resembles a service link, so that no variable of Kubernetes is taken for a setting.
 #[test]
 fn no_setting_has_the_shape_of_a_service_link() {
     for field in fields() {
@@ -405,10 +406,10 @@ fn too_long_or_too_deep_text_is_refused() {
     assert_eq!(error.to_string(), "(file): must be at most 1MiB of text, got=1048577B");
     let json = format!("{}1{}", "{\"a\":".repeat(100_000), "}".repeat(100_000));
     assert_eq!(Config::from_json_str(&json).unwrap_err().problems[0].field, "(file)");
-    // The deepest that each construct of TOML allows, in each other.
+    // The deepest nesting that each construct of TOML allows, inside each other.
     let dotted = ["a"; 79].join(".");
     let inline = format!("{}1{}", format!("{{{dotted}=").repeat(78), "}".repeat(78));
-    // 78 dots and 50 braces: the deepest that is parsed.
+    // 78 dots and 50 braces: the deepest nesting that is parsed.
     let parsed = format!("{{{dotted}={}1{}}}", "{a=".repeat(49), "}".repeat(49));
     let error = Config::from_toml_str(&format!("a={parsed}")).unwrap_err();
     assert!(error.problems[0].message.starts_with("is not a setting"), "{error}");
@@ -417,7 +418,7 @@ fn too_long_or_too_deep_text_is_refused() {
     }
 }
 
-/// Texts that are nearly right: they reach further than noise does.
+/// Texts that are nearly valid: they exercise more code than noise.
 fn nearly_right() -> impl Strategy<Value = String> {
     let key = prop::sample::select(fields().iter().map(|field| field.path().to_owned()).collect::<Vec<_>>());
     let key = prop_oneof![key, "[a-z._\"]{0,12}"];
@@ -438,7 +439,7 @@ fn nearly_right() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Whatever is refused says why; whatever is accepted prints and reads back.
+    /// Every refused text gets a reason; every accepted one prints and reads back.
     #[test]
     fn no_text_panics(
         text in prop_oneof![nearly_right(), "\\PC{0,200}", any::<String>()],

@@ -1,5 +1,5 @@
-//! A configuration that is wrong is refused, and the refusal names the setting and what would be right.
-//! One row a wrong value; the whole message is compared.
+//! A wrong configuration is refused, and the message names the setting and the expected value. One
+//! row per wrong value; the whole message is compared.
 
 use pagelith::config::{Config, ConfigError, ConfigFormat, Facts, PeerConfig, fields};
 use pagelith::transport::address::Address;
@@ -133,7 +133,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("read.depth = 1\nread.depth = 2", "(file)", "is not TOML: duplicate key line=4 column=6"),
 ];
 
-/// (TOML, the setting, the message) where the SSD tier itself is in question.
+/// (TOML, the setting, the message) if the SSD tier itself is concerned.
 #[rustfmt::skip]
 const SSD_ROWS: &[(&str, &str, &str)] = &[
     ("dram.bytes = 0", "dram.bytes", "must be above 0, or ssd.bytes must be: embedded with no capacity, got=0B ssd.bytes=0B"),

@@ -1,4 +1,5 @@
-//! Files that are removed, replaced or cut while a store has them open: later puts are not reported as durable.
+//! Files that are removed, replaced or truncated while a store has them open: later puts are not
+//! reported as durable.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 #![allow(clippy::print_stdout, reason = "a skip is printed")]
 
@@ -62,7 +63,8 @@ fn flush(store: &Store) -> Result<FlushReport, Error> {
     store.flush(Options::default())
 }
 
-/// Nothing is durable from now on, and the store says which file it is, what became of it and what helps.
+/// Nothing is durable from now on, and the error names the file, what happened to it, and the
+/// remedy.
 #[track_caller]
 fn is_gone(store: &Store, file: &Path, what: &str) {
     let error = flush(store).unwrap_err();
@@ -71,7 +73,7 @@ fn is_gone(store: &Store, file: &Path, what: &str) {
         assert!(error.message.contains(words), "{words}: {error}");
     }
     assert_eq!(store.stats().ssd_state, "read-only");
-    // Also who asks later hears why.
+    // Later requests get the reason too.
     let again = flush(store).unwrap_err();
     assert!(again.message.contains(text(file)), "{again}");
 }
@@ -87,7 +89,7 @@ fn flush_after_directory_removal_is_unavailable_and_counts_losses() {
         fs::remove_dir_all(&dir).unwrap();
         (2..11).for_each(|n| put(&store, n));
         is_gone(&store, &dir, "removed");
-        // Trials do not bring it back, and what is in memory is served.
+        // Probes do not turn the tier on again, and DRAM hits are served.
         is_gone(&store, &dir, "removed");
         assert!((2..11).all(|n| hits(&store, n)));
         let closed = store.close().unwrap_err();
@@ -115,7 +117,7 @@ fn removal_of_each_file_is_detected() {
         let dirs = [home.path().join("a"), home.path().join("b")];
         let store = open(config(&dirs, SsdIo::Auto));
         fs::remove_file(dirs[dir].join(name)).unwrap();
-        // Without a put as well: what an earlier flush made durable is lost too.
+        // Without a new put too: objects of an earlier flush are lost as well.
         is_gone(&store, &dirs[dir].join(name), "removed");
     }
 }
@@ -148,7 +150,8 @@ fn replaced_store_is_detected_and_original_is_used_again() {
     assert!(other.opened().made);
     put(&store, 1);
     let start = Instant::now();
-    // It may have noticed before the other one was there; the next trial looks again.
+    // The store may have noticed before the other directory was in place; the next probe checks
+    // again.
     while !flush(&store).unwrap_err().message.contains("the file was replaced") {
         assert!(start.elapsed() < Duration::from_secs(30), "it is not noticed");
     }
@@ -160,7 +163,8 @@ fn replaced_store_is_detected_and_original_is_used_again() {
     fs::rename(&aside, &dir).unwrap();
     let (mut durable, mut lost) = (0, 0);
     while durable == 0 {
-        // One that is asked for just before the tier is on again may be answered in front of what is written again.
+        // A flush requested just before the tier is on again may be answered before the requeued
+        // frames.
         if let Ok(report) = flush(&store) {
             (durable, lost) = (durable + report.durable_objects, lost + report.lost_objects);
         }

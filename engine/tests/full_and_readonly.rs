@@ -1,5 +1,5 @@
-//! Directories that a store cannot be made in, and one that has no device: what the caller is told, and what
-//! is left behind.
+//! Directories in which a store cannot be created, and one without a block device: the error, and
+//! the files left.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 #![allow(clippy::print_stdout, reason = "a skip is printed")]
 
@@ -51,11 +51,11 @@ fn store_larger_than_file_system_is_refused_and_leaves_no_files() {
     assert!(!fs.path().join("a").exists(), "directories are left behind");
     assert_eq!(fs.free_bytes(), free);
 
-    // Nearly all fits, the last of its files does not: there is what a store needs, less a few blocks.
+    // All but the last file fits: the store's needs, less a few blocks.
     open(config(&[&dir], Size::mib(16))).unwrap().close().unwrap();
     let need = free - fs.free_bytes();
     fs::remove_dir_all(fs.path().join("a")).unwrap();
-    // Its blocks are free once the journal has that.
+    // The blocks are free once the journal has committed.
     run("sync", &["-f", text(fs.path())]).unwrap();
     let ballast = fs.path().join("ballast");
     let blocks = ((free - need) / 4096 + 4).to_string();
@@ -68,7 +68,7 @@ fn store_larger_than_file_system_is_refused_and_leaves_no_files() {
     assert_eq!(error.kind, ErrorKind::NoSpace, "{error}");
     assert!(!fs.path().join("a").exists() && fs.free_bytes() == left);
 
-    // And the same place takes a store once there is room.
+    // The same directory takes a store once there is room.
     fs::remove_file(&ballast).unwrap();
     open(config(&[&dir], Size::mib(16))).unwrap().close().unwrap();
 }
@@ -90,7 +90,7 @@ fn store_on_a_full_file_system_opens() {
     let Some(fs) = loop_fs(32) else { return };
     let dir = fs.path().join("store");
     open(config(&[&dir], Size::mib(16))).unwrap().close().unwrap();
-    // The last blocks too: dd ends with an error when nothing more fits.
+    // The last blocks too: dd fails once nothing more fits.
     let rest = format!("of={}", text(&fs.path().join("rest")));
     let full = run("dd", &["if=/dev/zero", &rest, "bs=4096"]).unwrap_err();
     assert!(full.contains("No space left"), "{full}");

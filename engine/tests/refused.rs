@@ -1,4 +1,4 @@
-//! What a store refuses, and in which words: one test a row of "bad input".
+//! Refusals and their messages: one test for each kind of bad input.
 #![allow(clippy::disallowed_methods)] // Tests make files of their own.
 
 mod suite;
@@ -14,7 +14,7 @@ use suite::world::{Kind, World};
 
 const LEN: usize = 50_000;
 
-/// Directories of their own; the side is the one that the machine allows.
+/// Directories with the backend that the machine allows.
 fn world() -> World {
     World::new(Kind::Blocking, false, 1)
 }
@@ -38,7 +38,7 @@ fn closed() -> World {
     world
 }
 
-/// It is refused as damaged, and the command that mends it is named.
+/// The store is refused as damaged, and the message names the repair command.
 #[track_caller]
 fn damaged(world: &World, message: &str) {
     let dir = dir(world);
@@ -91,7 +91,7 @@ fn file_in_place_of_the_directory_is_refused() {
     assert_eq!(std::fs::read(&world.paths()[0]).expect("there"), b"x");
 }
 
-/// Change a manifest block and make its checksum right again.
+/// Change a manifest block and recompute its checksum.
 fn forge(world: &World, name: &str, block: usize, change: impl FnOnce(&mut [u8])) {
     let mut bytes = world.read(0, name)[block * 4096..][..4096].to_vec();
     change(&mut bytes);
@@ -288,13 +288,13 @@ fn configuration_that_differs_from_the_stores_is_refused() {
         );
         refused(world.try_open(&config), ErrorKind::Incompatible, &message);
     }
-    // The size of the index is this process's own matter.
+    // The size of the index is not a property of the store.
     let mut config = config(&world);
     config.index.max_objects = Some(1000);
     hit_page(&world.try_open(&config).expect("opens"), 7, LEN);
 }
 
-/// A small ext4 of its own, gone with the value.
+/// A small ext4, unmounted on drop.
 struct SmallFs {
     mount: tempfile::TempDir,
     _image: tempfile::NamedTempFile,
@@ -330,7 +330,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("{command:?}: {}", said.trim())) }
 }
 
-/// The file system, or a line that says what is not tested without it.
+/// The file system, or a printed line about the skipped test.
 fn small_fs(what: &str) -> Option<SmallFs> {
     use std::io::Write as _;
     SmallFs::new(32).map_err(|why| writeln!(std::io::stderr(), "skipped: {what}: {why}")).ok()
@@ -344,7 +344,7 @@ fn full_file_system_is_refused() {
     assert!(error.message.contains("segments"), "it names the file: {error}");
     let left = std::fs::read_dir(fs.mount.path().join("store")).map_or(0, Iterator::count);
     assert_eq!(left, 0, "nothing is left behind");
-    // And the room is free again.
+    // And the space is free again.
     let store = world().try_open(&fs.config(Size::mib(16))).expect("made");
     store_page(&store, 1, LEN);
     store.close().expect("closed");
@@ -370,7 +370,8 @@ fn read_only_file_system_is_refused() {
     hit_page(&world().try_open(&config).expect("opens again"), 1, LEN);
 }
 
-/// Both numbers are named, and nothing is forgotten: the store opens with what it had before.
+/// The message has both numbers, and nothing was dropped: the store opens with its previous
+/// contents.
 #[test]
 fn index_smaller_than_the_stores_contents_is_refused() {
     for (made, used, closes) in [(400, 400, true), (400, 400, false), (50, 400, true)] {
@@ -396,7 +397,7 @@ fn index_smaller_than_the_stores_contents_is_refused() {
             refused(with(room), ErrorKind::Incompatible, &message);
         }
         assert_eq!(with(100).expect("opens with just enough").opened().objects, 100);
-        // What an index that is nearly full has no room for is reclaimed.
+        // Objects without room in a nearly full index are reclaimed.
         let store = with(120).expect("opens");
         assert_eq!(store.opened().objects, 100, "made={made} closes={closes}");
         (0..100).for_each(|n| assert_eq!(hit_page(&store, n, 4096), pagelith::Tier::Ssd));

@@ -196,7 +196,7 @@ fn hit(tier: Tier, len: usize) -> pagelith::Result<GetOutcome> {
     Ok(GetOutcome::Hit { tier, bytes: len as u64 })
 }
 
-/// Lengths around blocks and pages.
+/// Lengths around multiples of blocks and pages.
 const LENGTHS: [usize; 6] = [1, 4096, 32_768, 65_536, 100_001, 1 << 20];
 
 #[test]
@@ -216,7 +216,7 @@ fn hits_and_puts_pass_shared_memory_by_reference() {
             assert_eq!(get(&client, *page, len), (hit(Tier::Memory, len), content(*page, len)), "len={len}");
         }
         assert_eq!(seen.take(), [4, 0, 0, 0], "len={len}");
-        // Memory that is not shown is sent.
+        // Memory that is not shared is sent.
         let own = content(round as u64 * 100 + 50, len);
         assert_eq!(put(&client, &[round as u64 * 100 + 50], &[&own]), vec![Ok(PutOutcome::Stored)]);
         assert_eq!(seen.take(), [0, 0, 0, 1], "len={len}");
@@ -224,7 +224,7 @@ fn hits_and_puts_pass_shared_memory_by_reference() {
     assert_eq!(process.store.stats().hits_unverified, 0, "who was shown them has verified them");
 }
 
-/// Ten times as much as the arena holds: what is on its way is bounded, and all of it comes back.
+/// Ten times the arena's size: memory in use by transfers is bounded, and all of it is released.
 #[test]
 fn full_store_keeps_serving_shared_memory() {
     const LEN: usize = 64 << 10;
@@ -297,7 +297,7 @@ fn ssd_hits_are_passed_by_reference_from_staging() {
     }
     assert!(of_ssd > 20, "the arena holds 16 of them: {of_ssd}");
     assert_eq!(seen.take(), [of_ssd + of_memory, 0, 0, 0]);
-    // What is longer than a chunk is shown in pieces, and lands in one.
+    // An object longer than a chunk is passed in pieces, and arrives whole.
     let long = content(99, 5_000_000);
     assert_eq!(put(&client, &[99], &[&long]), vec![Ok(PutOutcome::Stored)]);
     client.flush(Options::default()).expect("flushed");
@@ -324,7 +324,8 @@ fn client_restricted_to_namespaces_gets_no_shared_memory() {
     assert_eq!(process.store.stats().hits_unverified, 0, "who is sent it has verified it");
 }
 
-/// Memory whose file its owner makes shorter, or changes while it is put, is a put that fails, and ends nobody.
+/// Memory whose file its owner truncates, or changes during the put, fails the put and crashes no
+/// process.
 #[test]
 fn put_from_unmapped_memory_fails() {
     let process = Process::new(Rights::all(), false);

@@ -1,4 +1,5 @@
-//! A store on a file system that does not allocate: its files are written with zeros, unless the process is told to end.
+//! A store on a file system without fallocate: its files are filled with zeros, unless the process
+//! is asked to stop.
 #![allow(
     clippy::disallowed_methods,
     reason = "a thread of its own wears the filter; a test looks at real files"
@@ -29,7 +30,7 @@ fn refuse_fallocate() {
     seccompiler::apply_filter(&program).expect("put on");
 }
 
-/// Open a store of 16 MiB there, in a thread that cannot allocate.
+/// Open a store of 16 MiB in a thread that cannot allocate.
 fn open(dir: &Path, stop: bool) -> pagelith::Result<Store> {
     let mut config = Config::default();
     config.dram.bytes = Size::mib(4);

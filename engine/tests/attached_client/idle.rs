@@ -1,4 +1,5 @@
-//! Links that were idle until the store closed them, or that end under a call: the next call goes over a new one.
+//! Connections that the store closed because they were idle, or that end during a call: the next
+//! call uses a new one.
 
 use pagelith::io::buffer::AlignedBuf;
 use pagelith::layouts::wire::Kind;
@@ -18,12 +19,12 @@ enum Way {
     Told,
 }
 
-/// A store process whose links go by a clock of the test's.
+/// A store process whose connections use a clock of the test.
 struct Timed {
     address: Address,
     clock: SimClock,
     stop: Arc<AtomicBool>,
-    /// How often it looked at its links, and how many it had then.
+    /// How often it polled its connections, and how many it had then.
     turns: Arc<AtomicU64>,
     links: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
@@ -75,8 +76,8 @@ impl Timed {
         Timed { address, clock, stop, turns, links, thread: Some(thread), _dir: dir }
     }
 
-    /// Let it find its links idle, as it does with time: it pings, and closes them when nothing is heard. The client finds
-    /// both together, the ping first.
+    /// Let it find its connections idle, as it does in time: it pings, and closes them without an
+    /// answer. The client finds both together, the ping first.
     fn find_links_idle(&self) {
         let limits = Limits::default();
         self.clock.advance(limits.ping_after);
@@ -107,7 +108,7 @@ fn plain() -> Options {
     Options::default()
 }
 
-/// Whether it did what is wanted of it. Pages 1 and 2 are there, no other.
+/// Whether a call has the intended outcome. Only pages 1 and 2 are present.
 type Call = fn(&Attached) -> Result<bool>;
 
 const CALLS: &[(&str, Call)] = &[
@@ -142,7 +143,7 @@ fn attached(address: &Address) -> Attached {
     Attached::to(address, None, PATIENCE).expect("attached")
 }
 
-/// Make every link that a client may have, and the pages that calls are about.
+/// Make every connection that a client may have, and the pages of the calls.
 fn prepared(client: &Attached) {
     for page in [1, 2] {
         put(client, page).expect("put");
@@ -176,7 +177,7 @@ fn view_after_idle_time_uses_the_new_connection() {
     assert!(views[0].as_ref().is_some_and(|view| view.is_held()) && views[1].is_none());
 }
 
-/// Several threads' links end together: that is no sign that the store is gone.
+/// Connections of several threads end together: this does not mean that the store is gone.
 #[test]
 fn simultaneous_end_of_idle_connections_fails_no_call() {
     let process = Timed::over(Way::Tcp);
@@ -200,7 +201,7 @@ fn simultaneous_end_of_idle_connections_fails_no_call() {
     for (page, session) in (10..).zip(&mut sessions) {
         tickets.push(if page % 2 == 0 { submit_get(session) } else { submit_put(session, page) });
     }
-    // Each finds its link ended before any has a new one.
+    // Each finds its connection ended before any has a new one.
     for _ in 0..3 {
         sessions.iter_mut().for_each(|session| assert!(session.poll().is_none()));
     }
@@ -231,7 +232,7 @@ fn call_is_not_repeated_after_its_second_connection_ends() {
                     let Arrival::Link(link) = arrival else { panic!("refused") };
                     links.push(link);
                 }
-                // Whatever is asked ends the link.
+                // Any request ends the connection.
                 links.retain_mut(|link| {
                     let mut events = Vec::new();
                     link.poll(&mut events);

@@ -1,4 +1,5 @@
-//! Which crate may name which. Normal and build dependencies count; a crate's tests may name the simulator.
+//! Permitted dependencies between crates. Normal and build dependencies count; a crate's tests may
+//! use the simulator.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +14,19 @@ const ARROWS: [(&str, &str, &[&str]); 11] = [
     ("pagelith", "engine", &["pagelith-layouts", "pagelith-io", "pagelith-tiers", "pagelith-transport"]),
     ("pagelith-cli", "cli", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
     ("pagelith-python", "python", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
-    // Sides of io's and transport's seams, and the explorer that drives a store over them; nothing that ships
-    // depends on it.
+    // Implementations of the seams of io and transport, and the explorer that drives a store over
+    // them; nothing that ships depends on it.
     ("pagelith-sim", "sim", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
-    // The store over the real kernel, from outside like any program; nothing may name it.
+    // Tests of the store over the real kernel, from outside like any program; nothing may depend on
+    // it.
     ("pagelith-kernel-lanes", "sim/kernel", &["pagelith"]),
     // The wheel, the same.
     ("pagelith-python", "python", &["pagelith"]),
-    // Tests alone.
+    // Tests only.
     ("pagelith-concurrency", "sim/concurrency", &[]),
 ];
 
-/// Packages of the workspace that `manifest` depends on other than for its tests.
+/// Packages of the workspace on which `manifest` depends, other than for its tests.
 fn dependencies(manifest: &toml::Table) -> Vec<String> {
     let mut tables: Vec<&toml::Value> = Vec::new();
     let kinds = ["dependencies", "build-dependencies"];
@@ -35,7 +37,7 @@ fn dependencies(manifest: &toml::Table) -> Vec<String> {
     }
     let mut found = Vec::new();
     for (name, value) in tables.iter().filter_map(|t| t.as_table()).flatten() {
-        // A dependency may be renamed; `package` is its true name then.
+        // A dependency may be renamed; `package` is then its true name.
         let package = value.get("package").and_then(toml::Value::as_str).unwrap_or(name);
         if package == "pagelith" || package.starts_with("pagelith-") {
             found.push(package.to_owned());
@@ -44,11 +46,11 @@ fn dependencies(manifest: &toml::Table) -> Vec<String> {
     found
 }
 
-/// What is wrong with the manifests, by directory.
+/// Violations in the manifests, by directory.
 fn wrong_arrows(manifests: &BTreeMap<String, String>) -> Vec<String> {
     let mut wrong = Vec::new();
     for (dir, manifest) in manifests {
-        // Benches may name anything; nothing may name them, which the other rows see to.
+        // Benches may depend on anything; the other rows ensure that nothing depends on them.
         if dir.starts_with("benches/") {
             continue;
         }
@@ -104,7 +106,7 @@ fn upward_dependency_is_detected() {
     );
 }
 
-/// So that `cargo run` at the root needs no name; what is no default member is run with one.
+/// So that `cargo run` at the root needs no package name; other programs are run with one.
 #[test]
 fn the_workspace_has_one_program_by_default() {
     let workspace: toml::Table = text("Cargo.toml").parse().expect("a manifest");

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Crates in directories of this name hold code that ships, or tests it.
+/// Crates in directories of these names contain code that ships, or tests it.
 pub const CRATES: [&str; 9] =
     ["layouts", "io", "tiers", "transport", "engine", "cli", "python", "sim", "benches"];
 
@@ -16,7 +16,7 @@ pub fn text(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// Whether a file is there.
+/// Whether a file exists.
 pub fn exists(path: &str) -> bool {
     root().join(path).exists()
 }
@@ -49,7 +49,7 @@ pub fn rust_files() -> Vec<String> {
     CRATES.iter().flat_map(|dir| files(dir, ".rs")).collect()
 }
 
-/// Whether a file, or the place in its crate that it has, is test code.
+/// Whether a file is test code, by its place in its crate.
 pub fn is_test_file(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("_test.rs")
 }

@@ -1,8 +1,8 @@
-//! A peer that is preferred to those that own pages.
+//! A peer that is preferred to the owners of pages.
 
 use super::*;
 
-/// Peers by these names, of which this one is preferred.
+/// Peers with these names, of which `preferred` is preferred.
 fn peers(all: &[(&str, &Process)], preferred: &str) -> Vec<Peer> {
     let peer = |(name, process): &(&str, &Process)| {
         let dial = SocketDial::new(process.address.clone(), None, offer(), Arc::new(SystemClock::new()));
@@ -19,7 +19,7 @@ fn exists(store: &Store, keys: &[ObjectKey]) -> usize {
     store.exists_batch(keys, Options::default()).into_iter().filter(|here| *here).count()
 }
 
-/// Put each by itself; behind it nothing is left to be offered.
+/// Put each page separately; afterwards no offer is pending.
 fn put_each(store: &Store, keys: &[ObjectKey]) {
     keys.iter().for_each(|key| put(store, &[*key]));
     until("offers", || {
@@ -41,11 +41,12 @@ fn preferred_peer_receives_and_returns_all_pages() {
     let other = front(peers(&[("near", &near), ("far", &far)], "near"));
     assert_eq!(other.exists_batch(&keys, Options::default()), vec![true; 40]);
     assert_eq!(get(&other, &keys), all(Tier::Remote, 40));
-    // Who prefers nobody asks the owner of each page, and finds what lies with its own.
+    // A store without a preferred peer looks for each page at its owner, and finds only those that
+    // are there.
     let alike = front(peers(&[("near", &near), ("far", &far)], "nobody"));
     let owned = exists(&alike, &keys);
     assert!((1..40).contains(&owned), "{owned}");
-    // What is removed is gone wherever it was.
+    // Removed pages are gone at every peer.
     store.remove(&keys, Options::default()).expect("removed");
     assert_eq!((exists(&near.store, &keys), exists(&other, &keys)), (0, 40), "what another has is its own");
 }
@@ -72,7 +73,8 @@ fn page_absent_at_the_preferred_peer_is_got_from_its_owner() {
     );
 }
 
-/// Two peers have a page, each as it was put there: no object of the one is brought with objects of the other.
+/// Two peers have different versions of a page: objects of one are never mixed with objects of the
+/// other.
 #[test]
 fn group_is_got_from_one_peer() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
@@ -83,7 +85,7 @@ fn group_is_got_from_one_peer() {
         put(&far.store, &keys);
         assert_eq!(get(&store, &keys), [Some(Tier::Remote), Some(Tier::Remote), None], "page={page}");
     }
-    // Each by itself, and half of a page here and half there.
+    // Separate puts, and one half of a page at each peer.
     let singles: Vec<[ObjectKey; 2]> = (400..440).map(|page| [key(page, "k"), key(page, "v")]).collect();
     singles.iter().for_each(|[k, v]| {
         put(&near.store, &[*k]);

@@ -1,4 +1,5 @@
-//! What peers are told of a removal, and when: peers that say what a test wants, and stores that are each other's peers.
+//! Order and content of the removals sent to peers, with scripted peers and with stores that are
+//! each other's peers.
 
 use std::sync::{Mutex, OnceLock};
 
@@ -14,20 +15,20 @@ use pagelith::transport::link::{Event, Link};
 
 use super::*;
 
-/// What one is like.
+/// Behaviour of a scripted peer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// It does what it is asked.
+    /// It carries out every request.
     Good,
-    /// What it held it let go before it is asked.
+    /// Its holds have expired when it is asked.
     Lapses,
-    /// It holds nothing.
+    /// It does not support holds.
     Refuses,
-    /// Its link ends when it is to say whether it held.
+    /// Its connection ends when it is asked whether it held.
     Leaves,
-    /// The link that brings the request of this number ends.
+    /// The connection that carries the request of this number ends.
     Drops(usize),
-    /// It answers puts when it is allowed to.
+    /// It answers puts when permitted.
     Waits,
     /// It answers no puts.
     Silent,
@@ -37,16 +38,17 @@ enum Manner {
 struct Scripted {
     address: Address,
     stop: Arc<AtomicBool>,
-    /// Of peers that stores offer something: it has been offered some, and may answer.
+    /// For stores with pending offers: whether it has received some, and may answer.
     offered: Arc<AtomicBool>,
     may_answer: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What peers were asked to remove and hold, and put requests that were given up, in order; each by its number.
+/// Removal and hold requests at the peers, and put requests that were given up, in order; each with
+/// its number.
 type Log = Vec<(usize, Verb)>;
 type Asked = Arc<Mutex<Log>>;
-/// What came of a removal and of a clear.
+/// Outcomes of a removal and of a clear.
 type Outcomes = [Result<(), ErrorKind>; 2];
 
 impl Scripted {
@@ -107,7 +109,7 @@ impl Scripted {
                 }
                 let waits = manner == Manner::Waits && !may.load(Ordering::Relaxed);
                 for (at, frame) in later.extract_if(.., |_| !waits) {
-                    // It may have gone.
+                    // The connection may have ended.
                     drop(links[at].send(frame));
                 }
             }
@@ -146,7 +148,8 @@ fn peer(number: usize, address: &Address, offer: Offer) -> Peer {
     Peer { name: format!("peer{number}"), weight: 1.0, preferred: false, dial: Arc::new(dial) }
 }
 
-/// A store in front of such peers removes an object, and clears a namespace; what came of both, and what each peer was asked.
+/// A store with such peers removes an object and clears a namespace; returns both outcomes, and the
+/// requests at each peer.
 fn told(manners: &[Manner], offer: Offer) -> (Outcomes, Log) {
     let asked = Asked::default();
     let peers: Vec<Scripted> =
@@ -182,7 +185,7 @@ fn peer_whose_hold_expired_makes_removal_unavailable() {
     assert!(asked.contains(&(0, Verb::Remove)) && asked.contains(&(1, Verb::Remove)), "{asked:?}");
 }
 
-/// A link that was idle may end under whatever is asked next.
+/// An idle connection may end under any request.
 #[test]
 fn removal_is_resent_to_all_peers_after_a_connection_ends() {
     for number in 1..=3 {
@@ -195,7 +198,7 @@ fn removal_is_resent_to_all_peers_after_a_connection_ends() {
     assert_eq!((outcomes, &asked[..]), ([Ok(()); 2], &[(0, Verb::Remove); 2][..]));
 }
 
-/// What waits for a page that is offered again is offered behind it.
+/// Jobs that wait for a page are sent after its repeated offer.
 #[test]
 fn page_is_offered_once_more_after_its_connection_ends() {
     let asked = Asked::default();
@@ -229,7 +232,7 @@ fn unreachable_peer_makes_removal_unavailable() {
         let removed = store.remove(&[key(page, "k")], Options::default());
         assert_eq!(removed.expect_err("one is gone").kind, ErrorKind::Unavailable, "page={page}");
     }
-    // The other was told, and does not hold for longer than that took.
+    // The other peer was notified, and its hold lasts no longer than that took.
     until("it is let go", || {
         let log = asked.lock().expect("a log");
         let count = |verb| log.iter().filter(|(_, said)| *said == verb).count();
@@ -237,7 +240,7 @@ fn unreachable_peer_makes_removal_unavailable() {
     });
 }
 
-/// What a store asks another, as it likes.
+/// A client that sends requests in any order.
 struct Asker {
     link: Box<dyn Link>,
     events: Vec<Event>,
@@ -265,7 +268,7 @@ impl Asker {
         OpId(self.last)
     }
 
-    /// The next answer: to what, and its number.
+    /// The next response: the request and its number.
     fn next(&mut self) -> (OpId, u64) {
         while self.events.is_empty() {
             self.link.wait(&mut self.events, PATIENCE);
@@ -278,13 +281,14 @@ impl Asker {
     }
 }
 
-/// A store tells a peer of a removal behind the end of what it offered that peer before, which would store it else.
+/// A store sends a removal to a peer only after its earlier offer to that peer has ended; otherwise
+/// the offer could store the object again.
 #[test]
 fn removal_reaches_a_peer_after_earlier_offers() {
     let asked = Asked::default();
     let silent = Scripted::new(0, Manner::Silent, &asked);
     let mut config = memory();
-    // Of the offer, which ends by it, and of the telling, which is answered long before.
+    // The removal ends the offer; the notification was answered long before.
     config.deadline_ms = 3000;
     let store = Store::open_with_peers(valid(&config), vec![peer(0, &silent.address, offer())]);
     let store = store.expect("opened");
@@ -295,7 +299,8 @@ fn removal_reaches_a_peer_after_earlier_offers() {
     assert_eq!(*asked.lock().expect("a log"), [(0, Verb::Put), (0, Verb::Remove)]);
 }
 
-/// A store that is told of a removal answers when what it offered before has ended: others may have been told already.
+/// A store that receives a removal answers once its own earlier offers have ended: other peers may
+/// have been notified already.
 #[test]
 fn notified_peer_answers_after_its_own_offers() {
     let asked = Asked::default();
@@ -313,14 +318,15 @@ fn notified_peer_answers_after_its_own_offers() {
             true => asker.ask(&Ask::Clear(NAMESPACE)),
             false => asker.ask(&Ask::Remove(List::of(&keys))),
         };
-        // In memory alone it is removed at once. What is asked when that was begun is answered, and it is not.
+        // In memory it is removed at once. Requests sent after that are answered, and the removal
+        // is not.
         for _ in 0..2 {
             let ping = asker.ask(&Ask::Ping);
             assert_eq!(asker.next().0, ping, "clears={clears}");
         }
         waits.may_answer.store(true, Ordering::Relaxed);
         assert_eq!(asker.next().0, removal, "clears={clears}");
-        // With nothing on its way it is answered at once.
+        // Without offers in flight it is answered at once.
         waits.may_answer.store(false, Ordering::Relaxed);
         let removal = asker.ask(&Ask::Remove(List::of(&keys)));
         assert_eq!(asker.next().0, removal, "clears={clears}");
@@ -339,7 +345,7 @@ fn ended_connection_releases_its_holds() {
     until("it has its outcome", || ended(front.stats()) == 1);
     assert_eq!(process.store.exists_batch(&[key(1, "k")], Options::default()), [false]);
     drop(asker);
-    // What is offered is stored again, once the peer knows.
+    // An offered object is stored again once the peer knows of the removal.
     for page in 2.. {
         assert!(page < 100_000, "it is held on");
         put(&front, &[key(page, "k")]);
@@ -350,7 +356,7 @@ fn ended_connection_releases_its_holds() {
     }
 }
 
-/// A store that is served later than it is known.
+/// A store whose address is known before it is served.
 #[derive(Default)]
 struct Later(OnceLock<SocketDial>);
 
@@ -392,7 +398,7 @@ fn are_gone(all: &[Process], keys: &[ObjectKey]) {
 #[test]
 fn removal_drops_the_copy_at_a_third_store() {
     let all = mutual(3);
-    // Of each store some have one other for their owner, and some the other.
+    // Pages of each store with either of the others as owner.
     let keys: Vec<ObjectKey> = (0..12).map(|page| key(page, "k")).collect();
     for (page, key) in keys.iter().enumerate() {
         put(&all[page % 3].store, &[*key]);
@@ -412,7 +418,7 @@ fn removal_drops_the_copy_at_a_third_store() {
     are_gone(&all, &keys);
 }
 
-/// None of them waits for what another waits for.
+/// No removal waits for another one that waits for it.
 #[test]
 fn concurrent_removals_at_two_stores_do_not_deadlock() {
     for count in [2, 3] {

@@ -1,4 +1,4 @@
-//! Objects that clients look at where they lie.
+//! Views of clients: objects in the store's shared memory, read without a copy.
 
 use std::os::unix::fs::FileExt;
 
@@ -11,7 +11,7 @@ fn view(client: &Attached, pages: &[u64]) -> pagelith::Result<Vec<Option<View>>>
     client.view_batch(&keys, Options::default())
 }
 
-/// What a view shows, by both ways to it.
+/// The bytes of a view, by both accessors.
 fn bytes_of(view: &View) -> Vec<u8> {
     let mut copied = vec![0; view.len()];
     view.copy_out(0, &mut copied);
@@ -23,7 +23,7 @@ fn bytes_of(view: &View) -> Vec<u8> {
     copied
 }
 
-/// Go on until the store holds nothing for anybody.
+/// Wait until the store holds nothing for clients.
 fn let_go(process: &Process) {
     let began = std::time::Instant::now();
     while process.store.stats().readers > 0 {
@@ -48,7 +48,7 @@ fn views_keep_their_bytes_after_eviction_and_removal() {
         assert!(view.is_held() && bytes_of(view) == content(page, len), "page={page}");
     };
     (0..).zip(there.iter().zip(LENGTHS)).for_each(is_whole);
-    // Neither what is put behind it nor a removal takes it from under who looks.
+    // Neither later puts nor a removal change the bytes under a view.
     assert_eq!(process.store.remove(&[key(3)], Options::default()), Ok(1));
     let other = content(7, 1 << 20);
     for page in 1000..1040 {
@@ -60,7 +60,7 @@ fn views_keep_their_bytes_after_eviction_and_removal() {
     assert_eq!(process.store.stats().readers, LENGTHS.len() as u64);
     drop(views);
     assert_eq!(process.store.stats().readers, 0);
-    // What is not held goes as ever.
+    // Objects without a view are evicted as usual.
     for page in 1100..1140 {
         assert_eq!(put(&client, &[page], &[&other]), vec![Ok(PutOutcome::Stored)], "page={page}");
     }
@@ -96,18 +96,18 @@ fn views_end_with_their_connection() {
     seen.cut.store(true, Ordering::Relaxed);
     assert!(!lost.is_held(), "the link has ended");
     let_go(&process);
-    // Over the next link it is seen anew, and the end of the lost one lets go of nothing.
+    // A view over the next connection is new, and dropping the lost one releases nothing.
     seen.cut.store(false, Ordering::Relaxed);
     let again = view(&client, &[1]).expect("seen").remove(0).expect("in memory");
     drop(lost);
     assert!(again.is_held() && bytes_of(&again) == content(1, 100_000));
     drop(process);
     assert!(!again.is_held(), "the process has ended");
-    // It is mapped here still.
+    // It is still mapped in this process.
     assert_eq!(bytes_of(&again).len(), 100_000);
 }
 
-/// A link that has ended may look as if it stood: what is held is what the store says.
+/// An ended connection may look alive: the store's answer determines what is held.
 #[test]
 fn view_that_the_store_does_not_hold_is_lost() {
     let process = Process::new(Rights::all(), false);
