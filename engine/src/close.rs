@@ -88,17 +88,17 @@ fn stop(store: &mut Store, deadline: Mono) {
     shared.work.raise();
     store.end_sessions(shared.now().after(left()));
     if !shared.prefetch.stop(left()) {
-        tracing::error!("prefetch reader did not end in time, its files stay open");
+        tracing::error!("close: prefetch reader still runs after the deadline, its files stay open");
     }
     if let Some(flusher) = store.flusher.take()
         && !flusher.join(left())
     {
-        tracing::error!("flusher did not end in time, its files stay open");
+        tracing::error!("close: flusher still runs after the deadline, its files stay open");
     }
     shared.remote.iter().for_each(|remote| remote.work.raise());
     if let Some(writer) = store.writer.take()
         && !writer.join(left())
     {
-        tracing::error!("peer writer did not end in time");
+        tracing::error!("close: peer writer still runs after the deadline");
     }
 }

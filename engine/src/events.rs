@@ -200,13 +200,13 @@ mod tests {
     fn listeners_read_from_their_own_positions() {
         let mut log = EventLog::new(3);
         (0..2).for_each(|n| log.note(|| cleared(n)));
-        let here = log.since_number(0, 9).expect("it is on");
+        let here = log.since_number(0, 9).expect("events are on");
         assert_eq!((here.events.len(), here.next, here.lost), (0, 3, 0));
         (2..4).for_each(|n| log.note(|| cleared(n)));
-        let first = log.since_number(here.next, 1).expect("it is on");
+        let first = log.since_number(here.next, 1).expect("events are on");
         assert_eq!((first.events, first.next, first.lost), (vec![cleared(2)], 4, 0));
         assert_eq!(log.take(9), Events { events: (1..4).map(cleared).collect(), lost: 1 });
-        let then = log.since_number(first.next, 9).expect("it is on");
+        let then = log.since_number(first.next, 9).expect("events are on");
         assert_eq!((then.events, then.next, then.lost), (vec![cleared(3)], 5, 0));
         // Numbers from another process, or invented.
         let odd = log.since(u64::MAX, 9);

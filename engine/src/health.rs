@@ -317,7 +317,7 @@ mod tests {
             h.probe_failed(false, at(now));
         }
         h.probe_ok(at(now));
-        assert!(!h.probe_due(at(now + 1000)), "it is on");
+        assert!(!h.probe_due(at(now + 1000)), "the tier is on");
         // It fails again soon: the pause is not reset.
         h.stop_writing(at(now + 5));
         assert!(!h.probe_due(at(now + 6)) && h.probe_due(at(now + 65)));

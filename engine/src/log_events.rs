@@ -326,7 +326,7 @@ impl Flusher {
             core.events.forgot();
         }
         drop(core);
-        tracing::error!(reason, state = state.name(), "ssd tier has failed");
+        tracing::error!(reason, state = state.name(), "ssd tier failed");
         self.reason = reason.to_owned();
         self.fail_queue();
     }

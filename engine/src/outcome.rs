@@ -65,7 +65,7 @@ pub enum GetOutcome {
         /// Bytes delivered.
         bytes: u64,
     },
-    /// Not here.
+    /// No verified bytes were delivered.
     Miss(MissCause),
 }
 
@@ -107,25 +107,26 @@ pub struct GetDone {
     pub destination: Destination,
     /// The object's length in bytes, if it was found.
     pub(crate) length: u64,
-    /// What is said of it beside, where that was asked for.
+    /// Metadata of the object, if it was requested.
     pub(crate) proof: Option<Box<Proof>>,
 }
 
 impl GetDone {
-    /// The checksums of the object's blocks, and what it was put with; nothing where that was not asked for.
+    /// The checksums of the object's blocks and the metadata of its put; empty unless requested.
     pub(crate) fn proven(&self) -> (&[Checksum], Together) {
         self.proof.as_ref().map(|proof| (&proof.checksums[..], proof.with.clone())).unwrap_or_default()
     }
 }
 
-/// What a session with proofs says of an object beside its outcome, and one that was asked where objects lie. Kept apart: nobody else asks.
+/// Metadata of a found object, for sessions with proofs and for sessions that ask for SSD places.
+/// Boxed in [`GetDone`], since other sessions do not need it.
 #[derive(Debug, Default)]
 pub(crate) struct Proof {
     /// The checksums of all its blocks.
     pub checksums: Checksums,
-    /// What it was put with.
+    /// Metadata of its put.
     pub with: Together,
-    /// Where it lies on SSD, if that is what was asked.
+    /// Its place on SSD, if requested.
     pub lies: Option<LiesOnSsd>,
 }
 

@@ -177,8 +177,8 @@ impl Collector {
         let room = core.index.capacity();
         if entries > room && !crashed {
             let message = format!(
-                "index.max_objects: the store holds {entries} entries and the index has room for {room}: what has no \
-                 room would be forgotten for good; set it to at least {entries}"
+                "index.max_objects: the store holds {entries} entries and the index has room for {room}: entries \
+                 without room would be lost for good; set it to at least {entries}"
             );
             return Err(Error::new(ErrorKind::Incompatible, message));
         }
@@ -218,7 +218,7 @@ impl Collector {
                 forgotten = found - kept,
                 found,
                 max_objects = room,
-                "the index has no room for all that was found, the rest is forgotten"
+                "index is too small for the recovered objects, the rest is dropped"
             );
         }
         for (namespace, generation) in self.generations {

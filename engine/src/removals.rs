@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn removal_invalidates_every_earlier_epoch() {
         let removals = Arc::new(Removals::default());
-        let before = removals.quiet().expect("none is under way");
+        let before = removals.quiet().expect("no removal is in progress");
         assert!(removals.none_since(before));
         let removing = removals.begin();
         assert!(removals.quiet().is_none() && !removals.none_since(before));
@@ -67,7 +67,7 @@ mod tests {
         assert!(removals.quiet().is_none());
         drop(other);
         assert!(!removals.none_since(before), "transfers requested before the removal may still arrive");
-        let after = removals.quiet().expect("none is under way");
+        let after = removals.quiet().expect("no removal is in progress");
         assert!(removals.none_since(after));
     }
 }

@@ -155,13 +155,14 @@ pub struct Stats {
     pub scrubbed_bytes: u64,
     /// Objects that scrubs found lost on SSD and DRAM had too.
     pub scrub_repaired: u64,
-    /// `on`, `read-only` or `off` now; `off` too if there is no SSD tier.
+    /// `on`, `read-only` or `off` now; `off` without an SSD tier too.
     pub ssd_state: String,
     /// How often that has changed.
     pub ssd_state_changes: u64,
-    /// Segments of which something could not be read, or was not intact, now.
+    /// Segments with failed or damaged reads that are still read, now.
     pub segments_suspect: u64,
-    /// Segments that are not read or used any more, since too much of them was not intact, now.
+    /// Segments that are quarantined now: neither read nor reused, since too many of their reads
+    /// failed.
     pub segments_quarantined: u64,
     /// Bytes acked that SSD does not have now: they wait to be written, or the tier takes nothing.
     pub unflushed_bytes: u64,

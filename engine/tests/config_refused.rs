@@ -86,7 +86,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("remote.peers = [\"here\", {address = \"unix:/a\", weight = 0}, {address = 7, name = \"\", preferred = true}, \"unix:/a\", {address = \"unix:/b\", name = 7, preferred = true}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 0 has as address \"here\": an address begins with tcp: or unix:, entry 1 has the weight 0, which must be finite and above 0, entry 2 has as address 7 type=integer, which must be a string, entry 2 has an empty name, entry 3 repeats the name \"unix:/a\", entry 4 has as name 7 type=integer, which must be a string, entry 4 is preferred, and so is entry 2, got=[..] type=list entries=5"),
     ("remote.peers = []\nremote.key = 7", "remote.key", "must be the path of a file, got=7 type=integer"),
     ("remote.peers = [\"unix:/a\"]\nremote.key = \"\"", "remote.key", "must be the path of a file, got=\"\""),
-    ("remote.key = \"/a\"", "remote.key", "must be unset without remote.peers, which it is shown to"),
+    ("remote.key = \"/a\"", "remote.key", "must be unset without remote.peers, to which it identifies this store"),
     ("remote.peer = []", "remote.peer", "is not a setting; did you mean remote.peers?"),
     ("staging.bytes = \"32KiB\"", "staging.bytes", "must be a size between 64KiB and 1TiB, got=32KiB"),
     ("staging.bytes = \"2TiB\"", "staging.bytes", "must be a size between 64KiB and 1TiB, got=2TiB"),

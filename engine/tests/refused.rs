@@ -391,8 +391,8 @@ fn index_smaller_than_the_stores_contents_is_refused() {
         }
         for room in [99, 60, 1] {
             let message = format!(
-                "index.max_objects: the store holds 100 entries and the index has room for {room}: what has no room \
-                 would be forgotten for good; set it to at least 100"
+                "index.max_objects: the store holds 100 entries and the index has room for {room}: entries without room \
+                 would be lost for good; set it to at least 100"
             );
             refused(with(room), ErrorKind::Incompatible, &message);
         }

@@ -123,10 +123,10 @@ pub struct DramConfig {
     /// memory has ECC and is trusted, to get at the speed of a copy. An unverified hit may return
     /// bytes that changed in memory.
     pub verify_ratio: f64,
-    /// Whether the arena is memory that attached processes of this host can be shown, which then copy hits from where they lie.
-    /// Default false. For a store process with clients over a Unix socket (`pagelith serve` has it there unless told otherwise);
-    /// who may read every namespace can look at all of it. Such memory is of huge pages only where the system gives them
-    /// (`shmem_enabled`).
+    /// Whether the arena is shared memory from which attached processes of this host copy hits
+    /// themselves. Default false; `pagelith serve` sets it for a Unix socket by default. A client
+    /// that may read every namespace can read all of the arena. Shared memory has huge pages only
+    /// where the system provides them (`shmem_enabled`).
     pub shared: bool,
     /// Whether the arena (without a DRAM tier the write buffer), the index and the memory for
     /// headers (`ssd.headers_bytes`) are populated when the store is opened. Default false: the

@@ -62,7 +62,7 @@ pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, Config
     })
 }
 
-/// Resolved derived from the settings. Saturating, since settings may be out of range here.
+/// Numbers derived from the settings. Saturating, since settings may be out of range here.
 #[derive(Clone, Copy)]
 struct Resolved {
     segment: u64,
@@ -241,7 +241,10 @@ impl Relations {
         let remote = &self.draft.config.remote;
         if self.are_valid(&["remote.peers", "remote.key"]) && remote.key.is_some() && remote.peers.is_empty()
         {
-            self.problem("remote.key", "must be unset without remote.peers, which it is shown to".to_owned());
+            self.problem(
+                "remote.key",
+                "must be unset without remote.peers, to which it identifies this store".to_owned(),
+            );
         }
     }
 

@@ -99,7 +99,7 @@ impl Flusher {
                 tracing::warn!(
                     segment = r.segment.0,
                     offset = survivor.record,
-                    "extent is damaged, it is not moved"
+                    "reclaim: extent is damaged, not moved"
                 );
                 let segment = r.segment;
                 let now = self.shared.now();

@@ -24,7 +24,10 @@ impl Flusher {
             let core = self.shared.lock();
             core.ssd.as_ref().map_or(0, |s| s.segments.get(r.segment).data_end)
         };
-        tracing::info!(segment = r.segment.0, "segment has no readable footer, its headers are read");
+        tracing::info!(
+            segment = r.segment.0,
+            "reclaim: segment has no readable footer, reading record headers"
+        );
         let end = if data_end > 0 { data_end } else { volume.geometry.segment_bytes };
         r.stage = Stage::Scanning;
         r.scan = Some(Scan { walk: Walk::new(r.identity, end), entries: Vec::new(), tried: false });
@@ -56,7 +59,7 @@ impl Flusher {
             return;
         };
         if let Err(fault) = &completion.result {
-            tracing::warn!(%fault, segment = segment.0, "victim cannot be read");
+            tracing::warn!(%fault, segment = segment.0, "reclaim: victim cannot be read");
             if !std::mem::replace(&mut scan.tried, true) {
                 return self.continue_scan();
             }

@@ -24,7 +24,7 @@ fn demanded(pool: usize, policy: &HitPolicy<'_>, length: usize) -> Objects {
 
 /// The longest length that satisfies `allowed`, up to `max`.
 fn longest(max: usize, allowed: impl Fn(usize) -> bool) -> usize {
-    (0..=max).rev().find(|length| allowed(*length)).expect("nothing is demanded of no page")
+    (0..=max).rev().find(|length| allowed(*length)).expect("length 0 requires nothing")
 }
 
 fn reference(pages: usize, policies: &[HitPolicy<'_>], here: &Objects) -> PagesFound {
