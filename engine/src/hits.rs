@@ -6,12 +6,12 @@
 //! Mamba checkpoint, a sliding window) leaves holes. So the longest stop does not imply the others,
 //! and ranks that must agree intersect their whole sets of stops.
 //!
-//! `check` validates a query, `ask` looks its keys up into a table of pages x pools, and
+//! `check` validates a query, `lookup` looks its keys up into a table of pages x pools, and
 //! `evaluate`, a pure function, computes the answer from the table.
 
-mod ask;
 mod check;
 mod evaluate;
+mod lookup;
 pub(crate) mod peers;
 
 use pagelith_layouts::geometry;
@@ -23,7 +23,7 @@ use crate::error::Result;
 use crate::exists;
 use crate::shared::Shared;
 
-pub(crate) use ask::Look;
+pub(crate) use lookup::Look;
 
 /// Which prefix lengths a pool allows. A page counts as present only if *all* of its objects in the
 /// pool are.
@@ -124,5 +124,5 @@ pub(crate) fn exists_groups_by(look: &mut impl Look, query: &PagesQuery<'_>) -> 
 
 fn answer(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<PagesFound> {
     let policies: Vec<_> = query.pools.iter().map(|pool| pool.policy).collect();
-    Ok(evaluate::evaluate(&ask::ask(look, query)?, &policies))
+    Ok(evaluate::evaluate(&lookup::look_up(look, query)?, &policies))
 }

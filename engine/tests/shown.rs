@@ -1,4 +1,4 @@
-//! Clients of this host that are shown what the store has in DRAM, and show the store what they put.
+//! Clients of this host that share memory with the store: hits and puts pass by reference.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
 #[path = "shown/in_flight.rs"]
@@ -45,12 +45,12 @@ use watched::{Seen, Watching};
 const TIMEOUT: Duration = Duration::from_secs(60);
 const STAGING: usize = 16 << 20;
 
-/// A store process of one client at a time.
+/// A store process that serves one client at a time.
 struct Process {
     dir: Arc<TempDir>,
     store: Arc<Store>,
     stop: Arc<AtomicBool>,
-    /// It is to answer nothing, and whether it does so by now.
+    /// Whether it must stop answering, and whether it has stopped.
     deaf: Arc<[AtomicBool; 2]>,
     thread: Option<JoinHandle<()>>,
 }
@@ -107,7 +107,7 @@ impl Process {
             while !ends.load(Ordering::Relaxed) {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
-                    // One that ended in its greeting is none.
+                    // A connection that ended in its greeting does not count.
                     let Arrival::Link(link) = arrival else { continue };
                     servers.push(Server::new(&served, link, staging.clone()).expect("serves"));
                 }
@@ -123,7 +123,7 @@ impl Process {
         Process { dir, store, stop, deaf, thread: Some(thread) }
     }
 
-    /// Have it answer, or answer nothing, from now on.
+    /// Resume or stop answering.
     fn hear(&self, hears: bool) {
         self.deaf[0].store(!hears, Ordering::Relaxed);
         while self.deaf[1].load(Ordering::Acquire) == hears {
@@ -245,8 +245,8 @@ fn full_store_keeps_serving_shared_memory() {
     assert_eq!(seen.take(), [160, 0, 80 * 32, 0]);
 }
 
-/// Room for one of two objects that are looked up together: the first one has it, for a prompt is of use from its beginning. What is shown
-/// is put one after the other.
+/// Two objects are looked up together with room for one: the first one gets it, since a prompt is
+/// useful from its beginning. Objects in shared memory are put one after another.
 #[test]
 fn first_object_of_a_batch_without_room_is_put() {
     const LEN: usize = 64 << 10;
@@ -312,7 +312,7 @@ fn ssd_hits_are_passed_by_reference_from_staging() {
     assert_eq!(seen.take(), [0, 1, 0, 0]);
 }
 
-/// Who may not read everything sees none of the store's memory.
+/// A client that may not read everything maps none of the store's memory.
 #[test]
 fn client_restricted_to_namespaces_gets_no_shared_memory() {
     let process = Process::new(Rights::of(Namespaces::These([NamespaceId([5; 16])].into())), false);
@@ -327,7 +327,7 @@ fn client_restricted_to_namespaces_gets_no_shared_memory() {
 /// Memory whose file its owner truncates, or changes during the put, fails the put and crashes no
 /// process.
 #[test]
-fn put_from_unmapped_memory_fails() {
+fn put_from_changed_or_truncated_memory_fails() {
     let process = Process::new(Rights::all(), false);
     let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
     rustix::fs::ftruncate(&fd, 1 << 20).expect("memory");

@@ -16,11 +16,11 @@ pub(super) fn evaluate(residency: &Residency, policies: &[HitPolicy<'_>]) -> Pag
     let anchor_pages = leading(&residency.anchor);
     // Index is length - 1: whether all pools so far allow that length.
     let mut allowed = vec![true; anchor_pages];
-    let fold = |(policy, here): (&HitPolicy<'_>, &Vec<bool>)| match *policy {
-        HitPolicy::AllPages => trailing(here, usize::MAX, &mut allowed),
-        HitPolicy::TrailingPages(pages) => trailing(here, pages.max(1), &mut allowed),
+    let fold = |(policy, present): (&HitPolicy<'_>, &Vec<bool>)| match *policy {
+        HitPolicy::AllPages => trailing(present, usize::MAX, &mut allowed),
+        HitPolicy::TrailingPages(pages) => trailing(present, pages.max(1), &mut allowed),
         HitPolicy::BlockGroups { block_pages, group_pages, .. } => {
-            here.chunks_exact(group_pages.max(1)).take_while(|group| leading(group) == group.len()).count()
+            present.chunks_exact(group_pages.max(1)).take_while(|group| leading(group) == group.len()).count()
                 * block_pages
         }
     };
@@ -30,16 +30,16 @@ pub(super) fn evaluate(residency: &Residency, policies: &[HitPolicy<'_>]) -> Pag
 }
 
 /// Pages present before the first absent one.
-fn leading(here: &[bool]) -> usize {
-    here.iter().take_while(|here| **here).count()
+fn leading(present: &[bool]) -> usize {
+    present.iter().take_while(|present| **present).count()
 }
 
 /// Disallow every length of which the last `window` pages are not all present; returns the longest
 /// allowed length. For `AllPages` the window is unbounded.
-fn trailing(here: &[bool], window: usize, allowed: &mut [bool]) -> usize {
+fn trailing(present: &[bool], window: usize, allowed: &mut [bool]) -> usize {
     let (mut run, mut boundary) = (0, 0);
     for (page, allowed) in allowed.iter_mut().enumerate() {
-        run = if here.get(page).copied().unwrap_or(false) { run + 1 } else { 0 };
+        run = if present.get(page).copied().unwrap_or(false) { run + 1 } else { 0 };
         let length = page + 1;
         if run >= window.min(length) {
             boundary = length;

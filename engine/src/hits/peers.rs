@@ -29,7 +29,7 @@ struct LocalOrPeers<'a> {
 
 impl Look for LocalOrPeers<'_> {
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
-        Ok(self.exists(keys)?.into_iter().take_while(|here| *here).count())
+        Ok(self.exists(keys)?.into_iter().take_while(|present| *present).count())
     }
 
     fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {

@@ -109,7 +109,7 @@ fn views_end_with_their_connection() {
 
 /// An ended connection may look alive: the store's answer determines what is held.
 #[test]
-fn view_that_the_store_does_not_hold_is_lost() {
+fn view_that_the_store_does_not_confirm_is_lost() {
     let process = Process::new(Rights::all(), false);
     let (client, seen) = process.client_within(Duration::from_millis(200), Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);
@@ -121,7 +121,7 @@ fn view_that_the_store_does_not_hold_is_lost() {
 }
 
 #[test]
-fn view_outside_of_the_shared_memory_is_refused() {
+fn view_of_a_misreported_place_is_refused() {
     let process = Process::new(Rights::all(), false);
     let (client, seen) = process.client(Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);

@@ -1,4 +1,4 @@
-//! Links of clients that are watched: what came over them, and how.
+//! Client connections that count and disturb their traffic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,28 +16,29 @@ use pagelith::transport::dial::{Dial, Dialing, Dialled, SocketDial};
 use pagelith::transport::link::{Counts, Event, Facts as LinkFacts, Link, Push, Room};
 use pagelith::transport::shown::Shown;
 
-/// What a client's link was shown, and showed.
+/// Counts of a client's connections, and switches that disturb them.
 #[derive(Default)]
 pub struct Seen {
     pub shown: AtomicU64,
-    /// Of these, in a file.
+    /// Of `shown`, objects passed as a place in a file.
     pub lent: AtomicU64,
     pub landed: AtomicU64,
     pub showed: AtomicU64,
     pub sent: AtomicU64,
-    /// Links that were begun, and requests that were sent over them.
+    /// Connections that were begun, and requests that were sent over them.
     pub begun: AtomicU64,
     pub asked: AtomicU64,
-    /// The links are to end.
+    /// The connections must end.
     pub cut: AtomicBool,
-    /// Nothing of what comes over it is heard.
+    /// Received events are discarded.
     pub deaf: AtomicBool,
-    /// What is looked at lies so many bytes beside where the store says.
+    /// Offset by which views differ from the place that the store reports, in bytes.
     pub beside: AtomicU64,
 }
 
 impl Seen {
-    /// Objects that were shown, that landed, that were showed, and sent, since this was last asked.
+    /// Objects received by reference, received into buffers, sent by reference and sent inline,
+    /// since the last call.
     pub fn take(&self) -> [u64; 4] {
         [&self.shown, &self.landed, &self.showed, &self.sent].map(|count| count.swap(0, Ordering::Relaxed))
     }

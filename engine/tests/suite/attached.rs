@@ -26,8 +26,8 @@ fn attach(store: &Store, base: ObjectKey, objects: &[Object]) -> Result<PutOutco
     store.put_attached(&[(base, &slices)], Options::default()).remove(0)
 }
 
-fn here(store: &Store, group: &[Object]) -> usize {
-    group.iter().filter(|(key, bytes)| is_here(store, *key, bytes)).count()
+fn present_count(store: &Store, group: &[Object]) -> usize {
+    group.iter().filter(|(key, bytes)| is_present(store, *key, bytes)).count()
 }
 
 fn in_world(world: &World, config: Config) -> Config {
@@ -59,21 +59,25 @@ pub fn attached_group_is_visible_with_its_base(world: &World) {
         let (base, state) = (group(1, 2), checkpoint(1));
         assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
         assert_eq!(attach(&store, base[1].0, &state), Ok(PutOutcome::Stored));
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3));
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3));
         assert_eq!(attach(&store, base[1].0, &state), Ok(PutOutcome::AlreadyPresent));
         flush(&store);
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3));
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3));
         let store = world.crash(store, &config);
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3), "from the log");
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3), "from the log");
         assert_eq!(attach(&store, base[1].0, &state), Ok(PutOutcome::AlreadyPresent));
         let store = world.reopen(store, &config);
         let store = world.reopen(store, &config);
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3), "from a checkpoint");
+        assert_eq!(
+            (present_count(&store, &base), present_count(&store, &state)),
+            (2, 3),
+            "from a checkpoint"
+        );
         if world.tells_keys_apart() {
             assert_eq!(store.stats().objects, 5);
         }
         assert_eq!(store.remove(&[state[1].0], Options::default()), Ok(1));
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 0), "the base stays");
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 0), "the base stays");
     }
 }
 
@@ -83,17 +87,17 @@ pub fn attached_group_waits_for_its_base(world: &World) {
         let (base, state) = (group(1, 2), checkpoint(1));
         assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Waiting));
         assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Waiting), "put counts once");
-        state.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
+        state.iter().for_each(|(key, bytes)| assert_absent(&world, &store, *key, bytes.len()));
         assert!(store.view(&state[0].0).expect("asked").is_none());
         assert_eq!((store.stats().groups_waiting, store.pin(&[state[0].0]).pinned()), (1, 0));
         flush(&store);
-        assert_eq!(here(&store, &state), 0);
+        assert_eq!(present_count(&store, &state), 0);
         assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3));
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3));
         assert_eq!((store.stats().groups_waiting, store.stats().waiting_bytes), (0, 0));
         flush(&store);
         let store = world.crash(store, &config);
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3));
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3));
     }
 }
 
@@ -108,7 +112,11 @@ pub fn attached_group_without_base_is_dropped_at_its_deadline(world: &World) {
         let store = world.open(&config);
         assert_eq!(store.stats().objects, 0);
         assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 0), "dropped at the end");
+        assert_eq!(
+            (present_count(&store, &base), present_count(&store, &state)),
+            (2, 0),
+            "dropped at the end"
+        );
         let later = checkpoint(2);
         assert_eq!(attach(&store, group(2, 1)[0].0, &later), Ok(PutOutcome::Waiting));
         while store.stats().groups_waiting > 0 {
@@ -116,7 +124,7 @@ pub fn attached_group_without_base_is_dropped_at_its_deadline(world: &World) {
         }
         assert_eq!((store.stats().groups_dropped, store.stats().waiting_bytes), (1, 0));
         assert_eq!(put_group(&store, &group(2, 1)), Ok(PutOutcome::Stored));
-        assert_eq!(here(&store, &later), 0, "dropped at its deadline");
+        assert_eq!(present_count(&store, &later), 0, "dropped at its deadline");
     }
 }
 
@@ -137,19 +145,19 @@ pub fn attached_group_is_removed_with_its_base(world: &World) {
                 store = world.reopen(store, &config);
             }
             assert_eq!(store.remove(&[base[1].0], Options::default()), Ok(1));
-            state.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
+            state.iter().for_each(|(key, bytes)| assert_absent(&world, &store, *key, bytes.len()));
             // It does not return with a later base either, at once or after a crash.
             assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
             flush(&store);
-            state.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
+            state.iter().for_each(|(key, bytes)| assert_absent(&world, &store, *key, bytes.len()));
             let store = world.crash(store, &config);
-            assert_eq!(here(&store, &base), 2);
-            state.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
-            assert_eq!((here(&store, &other), here(&store, &its)), (2, 3));
+            assert_eq!(present_count(&store, &base), 2);
+            state.iter().for_each(|(key, bytes)| assert_absent(&world, &store, *key, bytes.len()));
+            assert_eq!((present_count(&store, &other), present_count(&store, &its)), (2, 3));
             assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Stored));
             flush(&store);
             let store = world.crash(store, &config);
-            assert_eq!(here(&store, &state), 3, "what was put since is not hidden");
+            assert_eq!(present_count(&store, &state), 3, "what was put since is not hidden");
         }
     }
 }
@@ -167,7 +175,7 @@ pub fn attached_group_is_evicted_from_memory_with_its_base(world: &World) {
         assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Stored), "n={n}");
     }
     for n in 0..pages {
-        let counts = (here(&store, &group(n, 2)), here(&store, &checkpoint(n)));
+        let counts = (present_count(&store, &group(n, 2)), present_count(&store, &checkpoint(n)));
         assert!([(0, 0), (2, 0), (2, 3)].contains(&counts), "n={n} {counts:?}");
         both += usize::from(counts == (2, 3));
     }
@@ -200,10 +208,10 @@ pub fn attached_group_is_reclaimed_with_its_base(world: &World) {
                 let counts = (count(&found[..2]), count(&found[2..]));
                 assert!([(0, 0), (2, 0), (2, 3)].contains(&counts), "n={n} {counts:?}");
                 // Objects that are still present are correct.
-                here(&store, &checkpoint(n));
+                present_count(&store, &checkpoint(n));
             }
         }
-        assert_eq!(here(&store, &checkpoint(pages - 1)), 3);
+        assert_eq!(present_count(&store, &checkpoint(pages - 1)), 3);
     }
 }
 
@@ -228,7 +236,7 @@ pub fn mismatched_attached_groups_are_refused(world: &World) {
         // An attached object cannot be a base.
         let window = [(key_in(namespace("m"), 1, "w"), bytes(5, 100))];
         assert_eq!(attach(&store, state[0].0, &window), Ok(PutOutcome::Waiting));
-        assert_eq!((here(&store, &state), here(&store, &window)), (3, 0));
+        assert_eq!((present_count(&store, &state), present_count(&store, &window)), (3, 0));
     }
 }
 
@@ -240,8 +248,8 @@ pub fn attached_group_may_have_a_standalone_base(world: &World) {
         assert_eq!(attach(&store, key(1), &state), Ok(PutOutcome::Stored));
         flush(&store);
         let store = world.crash(store, &config);
-        assert_eq!(here(&store, &state), 3);
+        assert_eq!(present_count(&store, &state), 3);
         assert_eq!(store.remove(&[key(1)], Options::default()), Ok(1));
-        assert_eq!(here(&store, &state), 0);
+        assert_eq!(present_count(&store, &state), 0);
     }
 }

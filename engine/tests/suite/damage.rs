@@ -33,7 +33,7 @@ fn closed(world: &World) -> pagelith::Config {
     config
 }
 
-fn others_are_fine(store: &Store, without: u64) {
+fn others_are_intact(store: &Store, without: u64) {
     (0..8).filter(|n| *n != without).for_each(|n| {
         hit_page(store, n, LEN);
     });
@@ -48,17 +48,17 @@ pub fn damage_in_a_payload_is_a_miss(world: &World) {
             world.flip(0, "segments", find(&world, key(n)).payload + at);
             let store = world.open(&config);
             if crooked && world.tells_keys_apart() {
-                let mut to = Crooked::new(LEN);
+                let mut to = Unaligned::new(LEN);
                 let outcome = get_into(&store, key(n), to.slice());
                 assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)));
-                gone(&world, &store, key(n), LEN);
+                assert_absent(&world, &store, key(n), LEN);
             } else {
                 damaged(&world, &store, key(n), LEN);
             }
             if world.tells_keys_apart() {
                 assert_eq!(store.stats().damaged, 1);
             }
-            others_are_fine(&store, n);
+            others_are_intact(&store, n);
             // It can be put again, and stays.
             if world.tells_keys_apart() {
                 store_page(&store, n, LEN);
@@ -77,7 +77,7 @@ pub fn damage_in_a_header_is_a_miss(world: &World) {
         let store = world.open(&config);
         damaged(&world, &store, key(5), LEN);
         if world.tells_keys_apart() {
-            others_are_fine(&store, 5);
+            others_are_intact(&store, 5);
         }
     }
 }
@@ -124,7 +124,7 @@ pub fn damage_in_a_segment_head_costs_nothing(world: &World) {
     for n in 1..60 {
         hit_page(&store, n, LEN);
     }
-    gone(world, &store, key(0), LEN);
+    assert_absent(world, &store, key(0), LEN);
 }
 
 pub fn damage_in_a_group_drops_the_whole_group(world: &World) {
@@ -144,13 +144,13 @@ pub fn damage_in_a_group_drops_the_whole_group(world: &World) {
     let keys: Vec<ObjectKey> = page.iter().map(|(key, _)| *key).collect();
     assert_eq!(store.exists_batch(&keys, Options::default()), [false; 6]);
     for n in [0, 2] {
-        group(n, 6).iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes)));
+        group(n, 6).iter().for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes)));
     }
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
-    page.iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes)));
+    page.iter().for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes)));
 }
 
-pub fn damage_outside_of_a_range_is_not_found_by_its_get(world: &World) {
+pub fn damage_is_found_only_by_ranges_that_contain_it(world: &World) {
     if !world.tells_keys_apart() {
         return; // Independent of fingerprints.
     }
@@ -169,7 +169,7 @@ pub fn damage_outside_of_a_range_is_not_found_by_its_get(world: &World) {
     // Another byte of that block.
     let outcome = get_range(&store, key(5), Some(32_768..32_769), &mut [0]);
     assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)));
-    gone(world, &store, key(5), LEN);
+    assert_absent(world, &store, key(5), LEN);
 }
 
 /// A valid record in the place of another: a misdirected write.
@@ -183,7 +183,7 @@ pub fn misplaced_record_is_a_miss(world: &World) {
     let store = world.open(&config);
     damaged(world, &store, key(5), LEN);
     if world.tells_keys_apart() {
-        others_are_fine(&store, 5);
+        others_are_intact(&store, 5);
     }
 }
 

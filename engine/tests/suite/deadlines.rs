@@ -48,7 +48,7 @@ pub fn calls_with_zero_timeout_return_at_once(world: &World) {
     let store = world.reopen(store, &config);
     let mut aligned = pagelith::AlignedBuf::new(LEN).expect("memory");
     assert_eq!(get(&store, &mut aligned), Ok(GetOutcome::Miss(MissCause::Late)));
-    let mut crooked = Crooked::new(LEN);
+    let mut crooked = Unaligned::new(LEN);
     let message = format!("no staging memory in time key={}", key(1));
     refused(get(&store, crooked.slice()), ErrorKind::Busy, &message);
     hit_page(&store, 1, LEN);
@@ -58,7 +58,7 @@ pub fn flush_and_remove_end_while_syncs_hang(world: &World) {
     let Some(sim) = world.sim() else { return };
     let store = world.open(&world.config());
     store_pages(&store, 0..3, LEN);
-    store_in(&store, "x");
+    put_into_namespace(&store, "x");
     flush(&store);
     store_page(&store, 3, LEN);
     sim.disk.hold(FaultOp::Sync, None);
@@ -196,7 +196,7 @@ pub fn every_call_ends_while_the_device_hangs(world: &World) {
         assert!(took <= Duration::from_millis(450), "{what} took {took:?}");
     };
     let now = || pagelith::io::clock::Clock::now(&sim.clock);
-    let mut crooked = Crooked::new(LEN);
+    let mut crooked = Unaligned::new(LEN);
     let began = now();
     assert_eq!(get_into(&store, key(1), crooked.slice()), Ok(GetOutcome::Miss(MissCause::Late)));
     took("get", began);
@@ -260,7 +260,7 @@ pub fn staged_get_ends_while_reads_hang(world: &World) {
     let store = world.reopen(store, &config);
     sim.disk.hold(FaultOp::Read, None);
     for n in 0..3 {
-        let mut crooked = Crooked::new(LEN);
+        let mut crooked = Unaligned::new(LEN);
         let get = GetSlice { key: key(n), range: None, pieces: &mut [crooked.slice()] };
         let outcome = store.get_batch(&mut [get], SOON).remove(0);
         assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Late)), "n={n}");

@@ -56,7 +56,7 @@ impl Known {
     }
 
     /// Apply all events, and return the places of `key` in between.
-    fn hear(&mut self, store: &Store, key: &ObjectKey) -> Vec<Option<Tier>> {
+    fn apply_events(&mut self, store: &Store, key: &ObjectKey) -> Vec<Option<Tier>> {
         let mut been = vec![self.at(key)];
         loop {
             let told = store.take_events(100);
@@ -141,21 +141,21 @@ pub fn events_report_where_every_object_is(world: &World) {
                 let Some((key, bytes)) = objects.iter().nth(n as usize % objects.len().max(1)) else {
                     continue;
                 };
-                known.hear(&store, key);
+                known.apply_events(&store, key);
                 let found = found(&store, *key, bytes);
-                let been = known.hear(&store, key);
+                let been = known.apply_events(&store, key);
                 assert!(been.contains(&found), "turn={turn} key={key} found={found:?} told={been:?}");
             }
         }
     }
     flush(&store);
     for (key, bytes) in &objects {
-        known.hear(&store, key);
+        known.apply_events(&store, key);
         let here = store.exists_batch(&[*key], Options::default())[0];
-        let been = known.hear(&store, key);
+        let been = known.apply_events(&store, key);
         assert!(been.iter().any(|at| at.is_some() == here), "key={key} here={here} told={been:?}");
         let found = found(&store, *key, bytes);
-        let been = known.hear(&store, key);
+        let been = known.apply_events(&store, key);
         assert!(been.contains(&found), "key={key} found={found:?} told={been:?}");
     }
     assert!(!known.forgot, "nothing is wrong with the device");
@@ -231,8 +231,8 @@ pub fn damage_is_reported_by_event(world: &World) {
     world.flip(0, "segments", find(world, key(5)).record + 70);
     let store = world.open(&config(world));
     let removed = |n| Event::Removed { tier: Tier::Ssd, key: key(n), gone: true };
-    assert!(!is_page_here(&store, 3, LEN));
+    assert!(!is_page_present(&store, 3, LEN));
     assert_eq!(store.take_events(100).events, [removed(3)]);
-    assert!(!is_page_here(&store, 5, LEN));
+    assert!(!is_page_present(&store, 5, LEN));
     assert_eq!(store.take_events(100).events, [removed(5), Event::Forgot { tier: Tier::Ssd }]);
 }

@@ -20,16 +20,16 @@ fn put_chain(store: &Store, pages: std::ops::Range<u64>) {
 }
 
 /// The pages that are present, deepest last; one lookup at the end, since a lookup counts as a use.
-fn here(store: &Store, pages: std::ops::Range<u64>) -> Vec<u64> {
-    pages.filter(|n| is_page_here(store, *n, LEN)).collect()
+fn present_pages(store: &Store, pages: std::ops::Range<u64>) -> Vec<u64> {
+    pages.filter(|n| is_page_present(store, *n, LEN)).collect()
 }
 
 pub fn eviction_takes_the_tail_of_a_chain_first(world: &World) {
     let store = world.open(&world.memory_config(Size::kib(8 * 64)));
     put_chain(&store, 0..8);
     put_chain(&store, 100..103);
-    assert_eq!(here(&store, 0..8), [0, 1, 2, 3, 4]);
-    assert_eq!(here(&store, 100..103), [100, 101, 102]);
+    assert_eq!(present_pages(&store, 0..8), [0, 1, 2, 3, 4]);
+    assert_eq!(present_pages(&store, 100..103), [100, 101, 102]);
 }
 
 pub fn least_recently_used_page_is_evicted_first(world: &World) {
@@ -45,8 +45,8 @@ pub fn least_recently_used_page_is_evicted_first(world: &World) {
         assert!(store.get_batch(&mut [get], options)[0].as_ref().is_ok_and(|o| o.is_hit()));
     }
     put_chain(&store, 100..106);
-    assert_eq!(here(&store, 0..4), [0, 1]);
-    assert_eq!(here(&store, 10..14), [0; 0]);
+    assert_eq!(present_pages(&store, 0..4), [0, 1]);
+    assert_eq!(present_pages(&store, 10..14), [0; 0]);
 }
 
 pub fn exists_prefix_stops_at_the_first_hole(world: &World) {
@@ -131,7 +131,7 @@ pub fn full_index_refuses_puts(world: &World) {
 
 fn gone_unless_constant(world: &World, store: &Store, n: u64) {
     if world.tells_keys_apart() {
-        gone(world, store, key(n), 100);
+        assert_absent(world, store, key(n), 100);
     }
 }
 

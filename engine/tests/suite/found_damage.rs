@@ -47,7 +47,7 @@ fn stay_gone(world: &World, store: Store, config: &Config, pages: &[u64]) -> Sto
     store
 }
 
-fn others_are_here(store: &Store, but: &[u64]) {
+fn others_are_present(store: &Store, but: &[u64]) {
     (0..8).filter(|n| !but.contains(n)).for_each(|n| {
         hit_page(store, n, LEN);
     });
@@ -65,7 +65,7 @@ pub fn damage_found_by_gets_stays_gone_after_flush_and_crash(world: &World) {
     [3, 5].into_iter().for_each(|n| find_damaged(&store, n));
     flush(&store);
     let store = stay_gone(world, store, &config, &[3, 5]);
-    others_are_here(&store, &[3, 5]);
+    others_are_present(&store, &[3, 5]);
 }
 
 /// Without a footer, only the record headers describe the segment.
@@ -87,7 +87,7 @@ pub fn damage_in_the_open_segment_stays_gone_after_flush_and_crash(world: &World
     let store = world.crash(store, &config);
     hit_page(&store, 3, LEN);
     let store = stay_gone(world, store, &config, &[5]);
-    others_are_here(&store, &[]);
+    others_are_present(&store, &[]);
 }
 
 pub fn damaged_group_stays_gone_after_flush_and_crash(world: &World) {
@@ -106,12 +106,12 @@ pub fn damaged_group_stays_gone_after_flush_and_crash(world: &World) {
         let at = find(world, page[4].0);
         world.flip(0, "segments", if at_header { at.record + 70 } else { at.payload + 10 });
         let store = world.open(&config);
-        assert!(!is_here(&store, page[4].0, &page[4].1));
+        assert!(!is_present(&store, page[4].0, &page[4].1));
         flush(&store);
         let store = world.crash(store, &config);
         assert_eq!(exists(&store, &keys), [false; 6], "at_header={at_header}");
         for n in [0, 2] {
-            group(n, 6).iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes)));
+            group(n, 6).iter().for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes)));
         }
         assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
         store.close().expect("closed");
@@ -119,7 +119,7 @@ pub fn damaged_group_stays_gone_after_flush_and_crash(world: &World) {
 }
 
 /// A damaged base that is put again has the objects that were attached to it, as before the crash.
-pub fn damaged_base_leaves_reput_attached_objects_intact(world: &World) {
+pub fn damaged_base_that_is_put_again_keeps_its_attached_objects(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -133,13 +133,15 @@ pub fn damaged_base_leaves_reput_attached_objects_intact(world: &World) {
     store.close().expect("closed");
     world.flip(0, "segments", find(world, base[1].0).payload + 10);
     let store = world.open(&config);
-    assert!(!is_here(&store, base[1].0, &base[1].1) && !is_here(&store, state.0, &state.1));
+    assert!(!is_present(&store, base[1].0, &base[1].1) && !is_present(&store, state.0, &state.1));
     flush(&store);
     assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
-    assert!(is_here(&store, state.0, &state.1));
+    assert!(is_present(&store, state.0, &state.1));
     flush(&store);
     let store = world.crash(store, &config);
-    base.iter().chain([&state]).for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes), "key={key}"));
+    base.iter()
+        .chain([&state])
+        .for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes), "key={key}"));
 }
 
 pub fn quarantined_segment_stays_gone_after_flush_and_crash(world: &World) {

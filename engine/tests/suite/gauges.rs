@@ -113,7 +113,7 @@ pub fn gauges_return_to_rest(world: &World) {
     for (suspect, quarantined) in [(1, 0), (0, 1)] {
         let n = 8 + quarantined;
         world.flip(0, "segments", find(world, key(n)).payload + 9);
-        assert!(!is_page_here(&store, n, LEN));
+        assert!(!is_page_present(&store, n, LEN));
         let stats = look(&store);
         assert_eq!((stats.segments_suspect, stats.segments_quarantined), (suspect, quarantined));
     }

@@ -22,7 +22,7 @@ fn attach(store: &Store, base: ObjectKey, (key, bytes): &Object) -> Result<PutOu
 }
 
 fn is(store: &Store, (key, bytes): &Object) -> bool {
-    is_here(store, *key, bytes)
+    is_present(store, *key, bytes)
 }
 
 /// Hot and cold stores whose index tells keys apart.
@@ -79,7 +79,7 @@ pub fn attached_group_with_evicted_base_does_not_block_put(world: &World) {
     assert_eq!(put(&store, k.0, &k.1), Ok(PutOutcome::Stored));
     assert_eq!(attach(&store, k.0, &t), Ok(PutOutcome::Stored));
     for n in 100..130 {
-        assert!(is_here(&store, t.0, &t.1) || !is(&store, &k), "n={n}");
+        assert!(is_present(&store, t.0, &t.1) || !is(&store, &k), "n={n}");
         store_page(&store, n, 60_000);
     }
     assert!(!is(&store, &k) && !is(&store, &t));

@@ -7,25 +7,25 @@ use pagelith::{ErrorKind, Options, PutOutcome, Size};
 use super::kit::*;
 use super::world::World;
 
-fn here(store: &Store, group: &[(ObjectKey, Vec<u8>)]) -> usize {
-    group.iter().filter(|(key, bytes)| is_here(store, *key, bytes)).count()
+fn present_count(store: &Store, group: &[(ObjectKey, Vec<u8>)]) -> usize {
+    group.iter().filter(|(key, bytes)| is_present(store, *key, bytes)).count()
 }
 
 pub fn group_is_visible_whole_or_not_at_all(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     let mut page = group(1, 10);
-    assert_eq!(here(&store, &page), 0);
+    assert_eq!(present_count(&store, &page), 0);
     let last = std::mem::take(&mut page[9].1);
     let message = format!("object has no bytes key={} length=0", page[9].0);
     refused(put_group(&store, &page), ErrorKind::Invalid, &message);
     page[9].1 = last;
-    assert_eq!(here(&store, &page), 0, "none of what was refused");
+    assert_eq!(present_count(&store, &page), 0, "none of what was refused");
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
-    assert_eq!(here(&store, &page), 10);
+    assert_eq!(present_count(&store, &page), 10);
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::AlreadyPresent));
     let store = world.reopen(store, &config);
-    assert_eq!(here(&store, &page), 10);
+    assert_eq!(present_count(&store, &page), 10);
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::AlreadyPresent));
 }
 
@@ -43,7 +43,7 @@ pub fn group_of_ten_objects_is_one_record_on_ssd(world: &World) {
     }
     let store = world.open(&config);
     for n in 0..8 {
-        assert_eq!(here(&store, &group(n, 10)), 10, "n={n}");
+        assert_eq!(present_count(&store, &group(n, 10)), 10, "n={n}");
     }
 }
 
@@ -53,7 +53,7 @@ pub fn group_is_evicted_whole(world: &World) {
     for n in 0..pages {
         assert_eq!(put_group(&store, &group(n, 10)), Ok(PutOutcome::Stored), "n={n}");
     }
-    let counts: Vec<usize> = (0..pages).map(|n| here(&store, &group(n, 10))).collect();
+    let counts: Vec<usize> = (0..pages).map(|n| present_count(&store, &group(n, 10))).collect();
     assert!(counts.iter().all(|c| [0, 10].contains(c)), "{counts:?}");
     assert!(counts.contains(&0) && counts[39] == 10, "{counts:?}");
 }
@@ -65,10 +65,10 @@ pub fn group_larger_than_a_segment_is_invalid(world: &World) {
     let message =
         format!("group is larger than a segment's payload key={} bytes=1216512 max=1040384", page[0].0);
     refused(put_group(&store, &page), ErrorKind::Invalid, &message);
-    assert_eq!(here(&store, &page), 0);
+    assert_eq!(present_count(&store, &page), 0);
     assert_eq!(put_group(&store, &page[..3]), Ok(PutOutcome::Stored));
     flush(&store);
-    assert_eq!(here(&store, &page[..3]), 3);
+    assert_eq!(present_count(&store, &page[..3]), 3);
 }
 
 pub fn invalid_groups_are_refused(world: &World) {
@@ -89,7 +89,10 @@ pub fn invalid_groups_are_refused(world: &World) {
     let one = [pagelith::PutSlice { key: key(5), pieces: &piece }];
     let outcomes = store.put_groups(&[&[], &one, &[]], Options::default());
     assert_eq!(outcomes.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true, false]);
-    assert_eq!(here(&store, &mixed) + here(&store, &twice) + here(&store, &many), 0);
+    assert_eq!(
+        present_count(&store, &mixed) + present_count(&store, &twice) + present_count(&store, &many),
+        0
+    );
 }
 
 pub fn group_put_absorbs_standalone_objects(world: &World) {
@@ -104,9 +107,9 @@ pub fn group_put_absorbs_standalone_objects(world: &World) {
         assert_eq!(put_group(&store, &page[1..2]), Ok(PutOutcome::Stored));
         flush(&store);
         assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
-        assert_eq!(here(&store, &page), 3);
+        assert_eq!(present_count(&store, &page), 3);
         let store = world.reopen(store, &config);
-        assert_eq!(here(&store, &page), 3);
+        assert_eq!(present_count(&store, &page), 3);
         if world.tells_keys_apart() {
             assert_eq!(store.stats().objects, 3, "the one put alone is not counted beside");
         }
@@ -135,7 +138,7 @@ pub fn groups_without_index_room_after_a_crash_are_dropped_whole(world: &World) 
         };
         let counts: Vec<usize> = (0..30).map(exist).collect();
         assert!(counts.iter().all(|count| [0, 6].contains(count)), "round={round} {counts:?}");
-        assert!((0..30).all(|n| here(&store, &group(n, 6)) == counts[n as usize]), "round={round}");
+        assert!((0..30).all(|n| present_count(&store, &group(n, 6)) == counts[n as usize]), "round={round}");
     }
 }
 
@@ -153,7 +156,7 @@ pub fn group_is_whole_or_gone_after_a_crash(world: &World) {
             flush(&store);
         }
         store = world.crash(store, &config);
-        let counts: Vec<usize> = (0..40).map(|n| here(&store, &group(n, 10))).collect();
+        let counts: Vec<usize> = (0..40).map(|n| present_count(&store, &group(n, 10))).collect();
         assert!(counts.iter().all(|c| [0, 10].contains(c)), "{counts:?}");
         if round >= 1 {
             assert_eq!(counts[10..20], [10; 10], "what a flush covered is here");

@@ -25,8 +25,8 @@ fn commit(group: &Group<'_>) -> Result<PutOutcome> {
     group.commit(Options::default())
 }
 
-fn here(store: &Store, group: &[Object]) -> usize {
-    group.iter().filter(|(key, bytes)| is_here(store, *key, bytes)).count()
+fn present_count(store: &Store, group: &[Object]) -> usize {
+    group.iter().filter(|(key, bytes)| is_present(store, *key, bytes)).count()
 }
 
 pub fn begun_group_is_visible_only_after_commit(world: &World) {
@@ -38,18 +38,18 @@ pub fn begun_group_is_visible_only_after_commit(world: &World) {
         let begun = begin(&store, &page);
         for i in [3, 9, 0, 1, 8, 2, 7, 4, 6] {
             assert_eq!(put_into(&begun, &page[i]), Ok(PutOutcome::Waiting), "i={i}");
-            page.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
+            page.iter().for_each(|(key, bytes)| assert_absent(&world, &store, *key, bytes.len()));
         }
         assert!(store.view(&page[3].0).expect("asked").is_none());
         assert_eq!(put_into(&begun, &page[3]), Ok(PutOutcome::AlreadyPresent), "put counts once");
         assert_eq!(begun.missing(), [page[5].0]);
         assert_eq!(commit(&begun), Ok(PutOutcome::Waiting));
         flush(&store);
-        assert_eq!((here(&store, &page), store.stats().groups_waiting), (0, 1));
+        assert_eq!((present_count(&store, &page), store.stats().groups_waiting), (0, 1));
         assert_eq!(put_into(&begun, &page[5]), Ok(PutOutcome::Waiting));
-        assert_eq!(here(&store, &page), 0);
+        assert_eq!(present_count(&store, &page), 0);
         assert_eq!(commit(&begun), Ok(PutOutcome::Stored));
-        assert_eq!(here(&store, &page), 10);
+        assert_eq!(present_count(&store, &page), 10);
         let stats = store.stats();
         assert_eq!((stats.groups_waiting, stats.waiting_bytes, stats.groups_dropped), (0, 0, 0));
         if world.tells_keys_apart() {
@@ -58,7 +58,7 @@ pub fn begun_group_is_visible_only_after_commit(world: &World) {
         flush(&store);
         drop(begun);
         let store = world.crash(store, &config);
-        assert_eq!(here(&store, &page), 10);
+        assert_eq!(present_count(&store, &page), 10);
         let again = begin(&store, &page);
         assert_eq!(commit(&again), Ok(PutOutcome::AlreadyPresent), "what is here counts as put");
     }
@@ -97,7 +97,7 @@ pub fn group_is_put_by_several_threads(world: &World) {
             assert_eq!(commit(&begin(&store, &page)), Ok(PutOutcome::Stored), "n={n}");
         }
         assert!(stored <= 1, "n={n} stored={stored}");
-        assert_eq!(here(&store, &page), 8, "n={n}");
+        assert_eq!(present_count(&store, &page), 8, "n={n}");
     }
 }
 
@@ -127,17 +127,17 @@ pub fn standalone_object_counts_as_put_and_keeps_its_bytes(world: &World) {
         let first = std::mem::replace(&mut other[0].1, bytes(77, 1000));
         assert_eq!(put_group(&store, &other), Ok(PutOutcome::Stored));
         other[0].1 = first;
-        assert_eq!((here(&store, &page), here(&store, &other)), (3, 3));
+        assert_eq!((present_count(&store, &page), present_count(&store, &other)), (3, 3));
         if world.tells_keys_apart() {
             assert_eq!(store.stats().objects, 6, "none is counted twice");
         }
         flush(&store);
         let store = world.crash(store, &config);
-        assert_eq!((here(&store, &page), here(&store, &other)), (3, 3));
+        assert_eq!((present_count(&store, &page), present_count(&store, &other)), (3, 3));
         assert_eq!(store.remove(&[page[0].0], Options::default()), Ok(1));
-        assert_eq!(here(&store, &page), 0, "they are one group now");
+        assert_eq!(present_count(&store, &page), 0, "they are one group now");
         let store = world.crash(store, &config);
-        assert_eq!((here(&store, &page), here(&store, &other)), (0, 3));
+        assert_eq!((present_count(&store, &page), present_count(&store, &other)), (0, 3));
     }
 }
 
@@ -173,7 +173,7 @@ pub fn second_base_set_of_a_page_is_refused(world: &World) {
         let late = store.begin_group(&keys(kx), Options::default());
         let late = late.and_then(|g| put_into(&g, &kx[1]).and_then(|_| commit(&g)));
         refused(late, ErrorKind::Invalid, &refusal);
-        assert_eq!((here(&store, kv), is_here(&store, page[2].0, &page[2].1)), (2, false));
+        assert_eq!((present_count(&store, kv), is_present(&store, page[2].0, &page[2].1)), (2, false));
     }
 }
 
@@ -223,7 +223,7 @@ pub fn incomplete_group_is_dropped_at_its_deadline(world: &World) {
     let message = "group is not open: its deadline is over, or its namespace was cleared";
     refused(put_into(&begun, &page[1]), ErrorKind::Unavailable, message);
     refused(commit(&begun), ErrorKind::Unavailable, message);
-    assert_eq!(here(&store, &page), 0);
+    assert_eq!(present_count(&store, &page), 0);
     drop(begun);
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
 }
@@ -239,12 +239,12 @@ pub fn uncommitted_group_is_absent_after_close_and_crash(world: &World) {
     flush(&store);
     drop((half, whole));
     let store = world.crash(store, &config);
-    assert_eq!((here(&store, &open), here(&store, &done)), (0, 5));
+    assert_eq!((present_count(&store, &open), present_count(&store, &done)), (0, 5));
     let half = begin(&store, &open);
     open.iter().for_each(|object| assert_eq!(put_into(&half, object), Ok(PutOutcome::Waiting)));
     drop(half);
     let store = world.reopen(store, &config);
-    assert_eq!((here(&store, &open), here(&store, &done)), (0, 5));
+    assert_eq!((present_count(&store, &open), present_count(&store, &done)), (0, 5));
 }
 
 pub fn clear_drops_waiting_groups(world: &World) {
@@ -256,7 +256,7 @@ pub fn clear_drops_waiting_groups(world: &World) {
     assert_eq!((store.stats().groups_waiting, store.stats().waiting_bytes), (0, 0));
     let message = "group is not open: its deadline is over, or its namespace was cleared";
     refused(commit(&begun), ErrorKind::Unavailable, message);
-    assert_eq!(here(&store, &page), 0);
+    assert_eq!(present_count(&store, &page), 0);
 }
 
 pub fn waiting_groups_take_at_most_half_of_the_arena(world: &World) {

@@ -67,13 +67,13 @@ pub fn cached_headers_never_replace_verification(world: &World) {
         let mut to = pagelith::AlignedBuf::new(LEN).expect("memory");
         assert_eq!(get_into(&store, key(1), &mut to), Ok(GetOutcome::Miss(MissCause::Damaged)));
         assert!(to.iter().all(|b| *b == 0), "nothing of it is handed out");
-        gone(world, &store, key(1), LEN);
+        assert_absent(world, &store, key(1), LEN);
         hit_page(&store, 2, LEN);
         store = world.reopen(store, &config);
         assert_eq!(get_into(&store, key(2), &mut to), Ok(GetOutcome::Miss(MissCause::Damaged)));
     }
     // Reused segments hold other records at the same places.
-    let last = pour(&store, 100, LEN, 40 << 20);
-    let here = (100..last).filter(|n| is_page_here(&store, *n, LEN)).count();
+    let last = put_until(&store, 100, LEN, 40 << 20);
+    let here = (100..last).filter(|n| is_page_present(&store, *n, LEN)).count();
     assert!(here > 50, "here={here}");
 }

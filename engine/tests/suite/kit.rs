@@ -75,7 +75,7 @@ pub fn store_page(store: &Store, n: u64, len: usize) {
 }
 
 /// Put an object into a namespace: clearing an empty namespace changes nothing.
-pub fn store_in(store: &Store, name: &str) {
+pub fn put_into_namespace(store: &Store, name: &str) {
     assert_eq!(put(store, key_in(namespace(name), 1, "k"), &bytes(1, 100)), Ok(PutOutcome::Stored), "{name}");
 }
 
@@ -116,11 +116,11 @@ pub fn get_range(
 }
 
 /// Memory whose alignment requires staging.
-pub struct Crooked(AlignedBuf);
+pub struct Unaligned(AlignedBuf);
 
-impl Crooked {
-    pub fn new(len: usize) -> Crooked {
-        Crooked(AlignedBuf::new(len + 1).expect("memory"))
+impl Unaligned {
+    pub fn new(len: usize) -> Unaligned {
+        Unaligned(AlignedBuf::new(len + 1).expect("memory"))
     }
 
     pub fn slice(&mut self) -> &mut [u8] {
@@ -141,8 +141,8 @@ pub fn hit(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
 
 /// As [`hit`], into memory that requires staging.
 #[track_caller]
-pub fn hit_crooked(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
-    let mut to = Crooked::new(expected.len());
+pub fn hit_unaligned(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
+    let mut to = Unaligned::new(expected.len());
     let outcome = get_into(store, key, to.slice());
     let Ok(GetOutcome::Hit { tier, .. }) = outcome else { panic!("not a hit key={key} {outcome:?}") };
     assert!(to.slice() == expected, "wrong bytes key={key}");
@@ -164,7 +164,7 @@ pub fn hit_page(store: &Store, n: u64, len: usize) -> Tier {
 
 /// Whether an object is present; if so, its bytes are correct.
 #[track_caller]
-pub fn is_here(store: &Store, key: ObjectKey, expected: &[u8]) -> bool {
+pub fn is_present(store: &Store, key: ObjectKey, expected: &[u8]) -> bool {
     let mut to = AlignedBuf::new(expected.len()).expect("memory");
     match get_into(store, key, &mut to) {
         Ok(GetOutcome::Hit { .. }) => {
@@ -177,13 +177,13 @@ pub fn is_here(store: &Store, key: ObjectKey, expected: &[u8]) -> bool {
 }
 
 #[track_caller]
-pub fn is_page_here(store: &Store, n: u64, len: usize) -> bool {
-    is_here(store, key(n), &bytes(n, len))
+pub fn is_page_present(store: &Store, n: u64, len: usize) -> bool {
+    is_present(store, key(n), &bytes(n, len))
 }
 
 /// An object must be absent.
 #[track_caller]
-pub fn gone(world: &World, store: &Store, key: ObjectKey, len: usize) {
+pub fn assert_absent(world: &World, store: &Store, key: ObjectKey, len: usize) {
     if world.tells_keys_apart() {
         assert_eq!(store.exists_batch(&[key], Options::default()), vec![false], "key={key}");
     }
@@ -203,7 +203,7 @@ pub fn refused<T: std::fmt::Debug>(outcome: Result<T>, kind: ErrorKind, message:
 
 /// Put pages of `len` bytes each until `total` bytes were put, starting with page `from`; returns
 /// the next page. Every put waits for room.
-pub fn pour(store: &Store, from: u64, len: usize, total: usize) -> u64 {
+pub fn put_until(store: &Store, from: u64, len: usize, total: usize) -> u64 {
     let pages = from..from + (total / len) as u64;
     for n in pages.clone() {
         store_page(store, n, len);

@@ -18,13 +18,13 @@ pub fn cleared_object_is_not_held_by_a_pin(world: &World) {
         return; // A pin would hold every object.
     }
     let store = world.open(&world.cold_config());
-    let last = pour(&store, 0, LEN, LAP);
+    let last = put_until(&store, 0, LEN, LAP);
     flush(&store);
     let keys: Vec<_> = (0..last).map(key).collect();
     let pin = store.pin(&keys);
     assert!(pin.pinned() > 200, "{}", pin.pinned());
     store.clear(namespace("m"), Options::default()).expect("a clear");
-    pour(&store, 10_000, LEN, 2 * LAP);
+    put_until(&store, 10_000, LEN, 2 * LAP);
     flush(&store);
     assert!(store.stats().segments_reclaimed > 20, "{:?}", store.stats());
     drop(pin);
@@ -74,7 +74,7 @@ pub fn single_removals_do_not_fill_the_log(world: &World) {
     for n in 0..8000 {
         assert_eq!(store.remove(&[key(100_000 + n)], Options::default()), Ok(0), "n={n}");
     }
-    pour(&store, 1000, LEN, LAP);
+    put_until(&store, 1000, LEN, LAP);
     for n in 0..5 {
         hit_page(&store, n, LEN);
     }
@@ -88,8 +88,8 @@ pub fn tier_without_readable_victim_stops_writing(world: &World) {
     let mut config = world.config();
     config.ssd.quarantine_after = 1_000_000;
     let store = world.open(&config);
-    store_in(&store, "other");
-    let next = pour(&store, 0, LEN, LAP);
+    put_into_namespace(&store, "other");
+    let next = put_until(&store, 0, LEN, LAP);
     flush(&store);
     sim.disk.set_faults(FaultRates::new(1).with(DiskFault::ReadError, 1_000_000));
     for n in next..next + 60 {
@@ -109,7 +109,7 @@ pub fn tier_without_readable_victim_stops_writing(world: &World) {
     sim.disk.clear_faults();
     sim.runtime.run_for(Duration::from_secs(120));
     assert_eq!(store.stats().ssd_state, "on");
-    pour(&store, 1000, LEN, 2 * LAP);
+    put_until(&store, 1000, LEN, 2 * LAP);
     flush(&store);
 }
 

@@ -29,8 +29,8 @@ fn put_parts(
     store.put_parts(&required, &parts, Options::default())
 }
 
-fn here(store: &Store, page: &[Object]) -> usize {
-    page.iter().filter(|(key, bytes)| is_here(store, *key, bytes)).count()
+fn present_count(store: &Store, page: &[Object]) -> usize {
+    page.iter().filter(|(key, bytes)| is_present(store, *key, bytes)).count()
 }
 
 pub fn last_part_makes_a_page_visible(world: &World) {
@@ -39,12 +39,12 @@ pub fn last_part_makes_a_page_visible(world: &World) {
     let pages: Vec<Vec<Object>> = (1..9).map(|n| group(n, 4)).collect();
     let sidecars = put_parts(&store, &pages, |_, member| member >= 2);
     assert_eq!(sidecars, vec![Ok(PutOutcome::Waiting); 8]);
-    assert!(pages.iter().all(|page| here(&store, page) == 0));
+    assert!(pages.iter().all(|page| present_count(&store, page) == 0));
     // One object of page 3 is never put.
     let rest = put_parts(&store, &pages, |n, member| member == 0 || (member == 1 && n != 3));
     for (n, outcome) in rest.into_iter().enumerate() {
         assert_eq!(outcome, Ok(if n == 3 { PutOutcome::Waiting } else { PutOutcome::Stored }), "n={n}");
-        assert_eq!(here(&store, &pages[n]), if n == 3 { 0 } else { 4 }, "n={n}");
+        assert_eq!(present_count(&store, &pages[n]), if n == 3 { 0 } else { 4 }, "n={n}");
     }
     assert_eq!(store.stats().groups_waiting, 1);
     if world.tells_keys_apart() {
@@ -55,7 +55,7 @@ pub fn last_part_makes_a_page_visible(world: &World) {
     flush(&store);
     let store = world.crash(store, &config);
     for (n, page) in pages.iter().enumerate() {
-        assert_eq!(here(&store, page), if n == 3 { 0 } else { 4 }, "n={n}");
+        assert_eq!(present_count(&store, page), if n == 3 { 0 } else { 4 }, "n={n}");
     }
 }
 
@@ -68,7 +68,7 @@ pub fn invalid_part_is_named_and_other_parts_are_put(world: &World) {
     assert_eq!((&outcomes[0], &outcomes[2]), (&Ok(PutOutcome::Stored), &Ok(PutOutcome::Stored)));
     let message = format!("the group does not require the object key={}", pages[1][2].0);
     refused(outcomes[1].clone(), ErrorKind::Invalid, &message);
-    assert_eq!(pages.iter().map(|page| here(&store, page)).collect::<Vec<_>>(), [3, 0, 3]);
+    assert_eq!(pages.iter().map(|page| present_count(&store, page)).collect::<Vec<_>>(), [3, 0, 3]);
     let outcomes = put_parts(&store, &pages[2..], |_, _| false);
     refused(outcomes[0].clone(), ErrorKind::Invalid, "a group has no object");
 }

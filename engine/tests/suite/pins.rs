@@ -27,13 +27,13 @@ pub fn pin_holds_while_its_segment_is_reclaimed(world: &World) {
     assert_eq!(store.pin(&keys(500..510)).pinned(), 0);
     let mut next = 1000;
     for _ in 0..3 {
-        next = pour(&store, next, LEN, LAP);
+        next = put_until(&store, next, LEN, LAP);
         for n in 10..15 {
             assert_eq!(hit_page(&store, n, LEN), Tier::Ssd);
         }
     }
     assert!(store.stats().segments_reclaimed > 30, "{:?}", store.stats());
-    assert!(!is_page_here(&store, 9, LEN) && !is_page_here(&store, 15, LEN), "only what was pinned");
+    assert!(!is_page_present(&store, 9, LEN) && !is_page_present(&store, 15, LEN), "only what was pinned");
     drop(pin);
     let store = world.crash(store, &config);
     for n in 10..15 {
@@ -50,12 +50,12 @@ pub fn unpinned_object_can_be_evicted(world: &World) {
     flush(&store);
     let (first, second) = (store.pin(&keys(0..5)), store.pin(&keys(2..5)));
     drop(first);
-    let next = pour(&store, 1000, LEN, 2 * LAP);
-    let here: Vec<bool> = (0..5).map(|n| is_page_here(&store, n, LEN)).collect();
+    let next = put_until(&store, 1000, LEN, 2 * LAP);
+    let here: Vec<bool> = (0..5).map(|n| is_page_present(&store, n, LEN)).collect();
     assert_eq!(here, [false, false, true, true, true]);
     drop(second);
-    pour(&store, next, LEN, 2 * LAP);
-    assert!((0..5).all(|n| !is_page_here(&store, n, LEN)));
+    put_until(&store, next, LEN, 2 * LAP);
+    assert!((0..5).all(|n| !is_page_present(&store, n, LEN)));
 }
 
 pub fn pin_holds_in_memory(world: &World) {
@@ -66,11 +66,11 @@ pub fn pin_holds_in_memory(world: &World) {
     store_pages(&store, 0..4, LEN);
     let pin = store.pin(&keys(0..2));
     store_pages(&store, 100..160, LEN);
-    let here: Vec<bool> = (0..4).map(|n| is_page_here(&store, n, LEN)).collect();
+    let here: Vec<bool> = (0..4).map(|n| is_page_present(&store, n, LEN)).collect();
     assert_eq!(here, [true, true, false, false]);
     drop(pin);
     store_pages(&store, 200..260, LEN);
-    assert!(!is_page_here(&store, 0, LEN) && !is_page_here(&store, 1, LEN));
+    assert!(!is_page_present(&store, 0, LEN) && !is_page_present(&store, 1, LEN));
 }
 
 pub fn lease_holds_until_it_expires(world: &World) {
@@ -81,11 +81,11 @@ pub fn lease_holds_until_it_expires(world: &World) {
     store_pages(&store, 0..10, LEN);
     flush(&store);
     assert_eq!(store.lease(&keys(5..20), Duration::from_secs(3600)), 5);
-    pour(&store, 1000, LEN, 2 * LAP);
+    put_until(&store, 1000, LEN, 2 * LAP);
     for n in 0..10 {
         eprintln!("{n} {:?}", get_into(&store, key(n), &mut vec![0; LEN]));
     }
-    let here: Vec<bool> = (3..7).map(|n| is_page_here(&store, n, LEN)).collect();
+    let here: Vec<bool> = (3..7).map(|n| is_page_present(&store, n, LEN)).collect();
     assert_eq!(here, [false, false, true, true]);
 }
 
@@ -102,8 +102,8 @@ pub fn expired_lease_holds_nothing(world: &World) {
     if let Some(sim) = world.sim() {
         sim.runtime.run_for(Duration::from_secs(61));
     }
-    pour(&store, 1000, LEN, 2 * LAP);
-    assert!((0..5).all(|n| !is_page_here(&store, n, LEN)));
+    put_until(&store, 1000, LEN, 2 * LAP);
+    assert!((0..5).all(|n| !is_page_present(&store, n, LEN)));
 }
 
 pub fn pin_that_outlives_its_store_holds_nothing(world: &World) {
@@ -139,7 +139,7 @@ pub fn view_stays_valid_under_memory_pressure(world: &World) {
     assert_eq!(store.remove(&[key(0)], Options::default()), Ok(1));
     store_pages(&store, 300..350, LEN);
     assert!(again[..] == whole[..]);
-    gone(world, &store, key(0), LEN);
+    assert_absent(world, &store, key(0), LEN);
     drop(again);
     assert_eq!(put(&store, key(0), &bytes(1, 3)), Ok(PutOutcome::Stored));
 }
@@ -168,13 +168,13 @@ pub fn remove_overrides_a_pin(world: &World) {
     flush(&store);
     let pin = store.pin(&keys(0..3));
     assert_eq!(store.remove(&[key(1)], Options::default()), Ok(1));
-    gone(world, &store, key(1), LEN);
-    pour(&store, 1000, LEN, 2 * LAP);
-    gone(world, &store, key(1), LEN);
+    assert_absent(world, &store, key(1), LEN);
+    put_until(&store, 1000, LEN, 2 * LAP);
+    assert_absent(world, &store, key(1), LEN);
     hit_page(&store, 0, LEN);
     drop(pin);
     let store = world.crash(store, &config);
-    gone(world, &store, key(1), LEN);
+    assert_absent(world, &store, key(1), LEN);
     // A store full of pinned pages is busy, not broken.
     let full = world.fresh(1);
     let store = full.open(&full.memory_config(Size::mib(1)));

@@ -97,7 +97,7 @@ pub fn removal_during_prefetch_stays_effective(world: &World) {
     assert_eq!(store.prefetch(&keys(0..12), Options::default()), 12);
     assert_eq!(store.remove(&keys(0..6), Options::default()), Ok(6));
     settled(world, &store);
-    (0..6).for_each(|n| gone(world, &store, key(n), LEN));
+    (0..6).for_each(|n| assert_absent(world, &store, key(n), LEN));
     (6..12).for_each(|n| _ = hit_page(&store, n, LEN));
     // An object removed before its read completed is not kept, and leaves nothing.
     assert_eq!(store.stats().dram_bytes, store.stats().dram_objects * 61_440);
@@ -105,7 +105,7 @@ pub fn removal_during_prefetch_stays_effective(world: &World) {
     assert_eq!(store.prefetch(&keys(6..12), Options::default()), 6);
     store.clear(namespace("m"), Options::default()).expect("cleared");
     settled(world, &store);
-    (0..12).for_each(|n| assert!(!is_here(&store, key(n), &bytes(n, LEN)), "n={n}"));
+    (0..12).for_each(|n| assert!(!is_present(&store, key(n), &bytes(n, LEN)), "n={n}"));
 }
 
 pub fn prefetch_of_a_damaged_page_keeps_nothing(world: &World) {

@@ -31,7 +31,7 @@ pub fn full_arena_answers_busy_at_once(world: &World) {
         hit_page(&store, n, LEN);
     }
     for n in 16..24 {
-        assert!(!is_page_here(&store, n, LEN), "what was busy is not here n={n}");
+        assert!(!is_page_present(&store, n, LEN), "what was busy is not here n={n}");
     }
 }
 
@@ -49,7 +49,7 @@ pub fn put_without_wait_is_answered_at_once(world: &World) {
     }
     flush(&store);
     for (n, outcome) in (0u64..).zip(outcomes) {
-        assert_eq!(is_page_here(&store, n, LEN), outcome == Ok(PutOutcome::Stored), "n={n}");
+        assert_eq!(is_page_present(&store, n, LEN), outcome == Ok(PutOutcome::Stored), "n={n}");
         let busy = |error: pagelith::Error| assert_eq!(error.kind, ErrorKind::Busy, "n={n}");
         outcome.map_or_else(busy, |_| ());
     }
@@ -88,7 +88,7 @@ pub fn abandoned_writer_leaves_nothing_torn(world: &World) {
         store_pages(&store, round * 100..round * 100 + 40, LEN);
         store = world.crash(store, &config);
         // Any of them may be lost; none may be wrong.
-        let here = (round * 100..round * 100 + 40).filter(|n| is_page_here(&store, *n, LEN)).count();
+        let here = (round * 100..round * 100 + 40).filter(|n| is_page_present(&store, *n, LEN)).count();
         assert!(here >= 40 - 17, "what the arena cannot hold was written before here={here}");
     }
 }

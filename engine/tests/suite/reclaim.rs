@@ -21,9 +21,10 @@ pub fn log_laps_keep_the_youngest_pages(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     let laps = if world.constant { 1 } else { 4 };
-    let end = pour(&store, 0, LEN, laps * LAP + LAP / 2);
-    let here =
-        |store: &super::face::Store| -> Vec<bool> { (0..end).map(|n| is_page_here(store, n, LEN)).collect() };
+    let end = put_until(&store, 0, LEN, laps * LAP + LAP / 2);
+    let here = |store: &super::face::Store| -> Vec<bool> {
+        (0..end).map(|n| is_page_present(store, n, LEN)).collect()
+    };
     let store = world.crash(store, &config);
     let seen = here(&store);
     let kept = seen.iter().filter(|h| **h).count();
@@ -50,13 +51,13 @@ pub fn recency_policy_keeps_used_pages_within_its_budget(world: &World) {
     store_pages(&store, 0..100, LEN);
     let mut next = 1000;
     while next < 1000 + (4 * LAP / LEN) as u64 {
-        next = pour(&store, next, LEN, LAP / 10);
+        next = put_until(&store, next, LEN, LAP / 10);
         store.exists_batch(&hot, Options::default());
     }
     for n in (0..100).step_by(25) {
-        assert!(is_page_here(&store, n, LEN), "asked for all along n={n}");
+        assert!(is_page_present(&store, n, LEN), "asked for all along n={n}");
     }
-    assert!(!is_page_here(&store, 5, LEN), "never asked for");
+    assert!(!is_page_present(&store, 5, LEN), "never asked for");
     let stats = store.stats();
     assert!(stats.bytes_reinserted > 0, "{stats:?}");
     let budget = 0.25 * (stats.segments_reclaimed << 20) as f64;
@@ -67,8 +68,8 @@ pub fn recency_policy_keeps_used_pages_within_its_budget(world: &World) {
         hit_page(&store, n, LEN);
     }
     // A crash does not: open makes room, and a segment reclaimed for that takes its objects along.
-    pour(&store, next, LEN, LAP / 2);
-    let here = |store: &Store, i: usize| is_page_here(store, 25 * i as u64, LEN);
+    put_until(&store, next, LEN, LAP / 2);
+    let here = |store: &Store, i: usize| is_page_present(store, 25 * i as u64, LEN);
     // Evicted objects need not have a record any more.
     let before = (0..4).filter(|i| here(&store, *i));
     let places: Vec<_> = before.map(|i| (i, find(world, hot[i]).record / SEGMENT)).collect();
@@ -86,11 +87,11 @@ pub fn fifo_policy_rewrites_nothing(world: &World) {
     store_pages(&store, 0..10, LEN);
     let mut next = 1000;
     while next < 1000 + (LAP * 3 / 2 / LEN) as u64 {
-        next = pour(&store, next, LEN, LAP / 10);
+        next = put_until(&store, next, LEN, LAP / 10);
         store.exists_batch(&(0..10).map(key).collect::<Vec<_>>(), Options::default());
     }
     assert_eq!(store.stats().bytes_reinserted, 0);
-    assert!(!is_page_here(&store, 0, LEN));
+    assert!(!is_page_present(&store, 0, LEN));
 }
 
 pub fn files_never_exceed_the_cap(world: &World) {
@@ -107,7 +108,7 @@ pub fn files_never_exceed_the_cap(world: &World) {
         assert!(world.total_bytes() > cap - (3 << 20), "the room is used mib={mib}");
         let mut next = 0;
         for round in 0..4 {
-            next = pour(&store, next, LEN, mib as usize * (200 << 10));
+            next = put_until(&store, next, LEN, mib as usize * (200 << 10));
             assert!(world.total_bytes() <= cap, "round={round} total={}", world.total_bytes());
             store = if round % 2 == 0 { world.crash(store, &config) } else { world.reopen(store, &config) };
             assert!(world.total_bytes() <= cap, "reopened round={round} total={}", world.total_bytes());

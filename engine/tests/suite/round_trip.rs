@@ -30,7 +30,7 @@ pub fn objects_of_every_size_are_got_from_memory_and_ssd(world: &World) {
     let check = |store: &Store, tier| {
         for (n, &len) in (0u64..).zip(&SIZES) {
             assert_eq!(hit_page(store, n, len), tier, "len={len}");
-            assert_eq!(hit_crooked(store, key(n), &bytes(n, len)), tier, "len={len}");
+            assert_eq!(hit_unaligned(store, key(n), &bytes(n, len)), tier, "len={len}");
         }
     };
     check(&store, Tier::Memory);
@@ -57,7 +57,7 @@ pub fn aligned_destinations_are_read_without_staging(world: &World) {
         assert_eq!(hit_page(&store, n, len), Tier::Ssd, "len={len}");
     }
     staged(world, &store, 0);
-    hit_crooked(&store, key(2), &bytes(2, SIZES[2]));
+    hit_unaligned(&store, key(2), &bytes(2, SIZES[2]));
     staged(world, &store, 4096);
 }
 
@@ -146,7 +146,7 @@ pub fn ranges(world: &World) {
             let mut to = AlignedBuf::new(expected.len()).expect("memory");
             assert_eq!(get_range(store, key(0), Some(start..end), &mut to), outcome, "{start}..{end}");
             assert!(&to[..] == expected, "{start}..{end}");
-            let mut to = Crooked::new(expected.len());
+            let mut to = Unaligned::new(expected.len());
             assert_eq!(get_range(store, key(0), Some(start..end), to.slice()), outcome, "{start}..{end}");
             assert!(to.slice() == expected, "{start}..{end}");
         }
@@ -234,7 +234,7 @@ pub fn object_of_75_mb_round_trips(world: &World) {
     let store = world.reopen(store, &config);
     assert_eq!(hit(&store, key(3), &whole), Tier::Ssd);
     staged(world, &store, 0);
-    assert_eq!(hit_crooked(&store, key(3), &whole), Tier::Ssd);
+    assert_eq!(hit_unaligned(&store, key(3), &whole), Tier::Ssd);
     staged(world, &store, LEN.next_multiple_of(4096));
     let mut part = vec![0; 100_000];
     let range = 60_000_000..60_100_000;

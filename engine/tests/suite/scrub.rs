@@ -65,7 +65,7 @@ pub fn scrub_drops_damage_and_rewrites_it_from_memory(world: &World) {
     assert_eq!((report.damaged, report.unreadable, report.repaired_from_dram), (8, 0, 0), "{report:?}");
     assert_eq!(report.objects, 40, "{report:?}");
     for n in [2, 28] {
-        gone(world, &store, key(n), LEN);
+        assert_absent(world, &store, key(n), LEN);
     }
     for (key, _) in group(101, 6) {
         assert_eq!(store.exists_batch(&[key], Options::default()), [false]);
@@ -157,7 +157,7 @@ pub fn scrub_obeys_its_rate_and_timeout(world: &World) {
     sim.disk.release();
     assert_eq!(scrub(&store).bytes, all);
     // No segment stays pinned: all can be reclaimed.
-    pour(&store, 200, LEN, 28 << 20);
+    put_until(&store, 200, LEN, 28 << 20);
 }
 
 fn scrub_error(store: &Store) -> pagelith::ErrorKind {
@@ -184,6 +184,6 @@ pub fn background_scrub_runs_while_the_tier_is_idle(world: &World) {
     let stats = store.stats();
     assert_eq!(stats.damaged, 1, "{stats:?}");
     assert!(stats.scrubbed_objects >= 47, "{stats:?}");
-    gone(world, &store, key(2), LEN);
+    assert_absent(world, &store, key(2), LEN);
     store.close().expect("closed");
 }

@@ -77,7 +77,7 @@ pub fn removed_file_makes_tier_read_only_for_good(world: &World) {
         let sim_of = world.sim().expect("simulated as the other");
         let store = world.open(&config);
         store_pages(&store, 0..5, LEN);
-        store_in(&store, "other");
+        put_into_namespace(&store, "other");
         flush(&store);
         store_pages(&store, 5..8, LEN);
         sim_of.disk.inject(FaultPlan::Unlink { dir: 0, name: name.into() });
@@ -106,14 +106,14 @@ pub fn second_failed_sync_turns_tier_off_until_a_probe_succeeds(world: &World) {
     wait(sim, 1100);
     assert_eq!(state(&store), ("off".into(), 2));
     for n in 0..5 {
-        gone(world, &store, key(n), LEN);
+        assert_absent(world, &store, key(n), LEN);
     }
     assert_eq!(hit_page(&store, 10, LEN), Tier::Memory);
     store_page(&store, 2, LEN);
     wait(sim, 2100);
     assert_eq!(state(&store), ("on".into(), 3));
     assert_eq!(try_flush(&store).map(|r| r.durable_objects), Ok(2));
-    gone(world, &store, key(1), LEN);
+    assert_absent(world, &store, key(1), LEN);
     drop(store);
     sim.crash(CrashMode::DropAll);
     let store = world.open(&config);
@@ -200,7 +200,7 @@ pub fn failed_manifest_write_is_repeated_later(world: &World) {
                 let config = world.config();
                 let store = world.open(&config);
                 store_page(&store, 1, LEN);
-                store_in(&store, "x");
+                put_into_namespace(&store, "x");
                 flush(&store);
                 wait(sim, 20);
                 fail(sim, op, nth..nth + 1);
@@ -221,7 +221,7 @@ pub fn failed_manifest_write_is_repeated_later(world: &World) {
                 if crash {
                     hit_page(&store, 1, LEN);
                 } else {
-                    gone(&world, &store, key(1), LEN);
+                    assert_absent(&world, &store, key(1), LEN);
                     hit_page(&store, 2, LEN);
                 }
             }
@@ -242,8 +242,8 @@ pub fn crash_during_a_manifest_rewrite_leaves_one_valid_copy(world: &World) {
                 let config = world.config();
                 let store = world.open(&config);
                 store_page(&store, 1, LEN);
-                ["x", "y"].iter().for_each(|name| store_in(&store, name));
-                (0..40).for_each(|n| store_in(&store, &format!("x{n}")));
+                ["x", "y"].iter().for_each(|name| put_into_namespace(&store, name));
+                (0..40).for_each(|n| put_into_namespace(&store, &format!("x{n}")));
                 flush(&store);
                 // Enough that a change of the last row touches several sectors of its block: one
                 // can be torn.
@@ -384,16 +384,16 @@ pub fn segment_without_a_footer_is_reclaimed(world: &World) {
     let at = find(world, key(1)).record;
     let before = world.read(0, "segments")[at as usize..][..4096].to_vec();
     let pin = store.pin(&[key(2)]);
-    pour(&store, 100, LEN, 2 * LAP);
+    put_until(&store, 100, LEN, 2 * LAP);
     let now = world.read(0, "segments")[at as usize..][..4096].to_vec();
     assert!(before != now, "its segment was used again");
     hit_page(&store, 2, LEN);
-    gone(world, &store, key(0), LEN);
+    assert_absent(world, &store, key(0), LEN);
     drop(pin);
 }
 
 /// Pages of segment 0, on SSD only after a reopen, of which the first `damaged` are damaged.
-fn with_ruins(world: &World, damaged: u64) -> Store {
+fn with_damaged_records(world: &World, damaged: u64) -> Store {
     let mut config = world.config();
     config.dram.promote = pagelith::config::Promote::Always;
     let store = world.open(&config);
@@ -416,9 +416,9 @@ pub fn segment_with_too_many_failed_reads_is_quarantined(world: &World) {
     if world.constant {
         return; // Each get would read several records.
     }
-    let store = with_ruins(world, 2);
+    let store = with_damaged_records(world, 2);
     for n in 0..2 {
-        assert!(!is_page_here(&store, n, LEN));
+        assert!(!is_page_present(&store, n, LEN));
     }
     let stats = store.stats();
     assert_eq!((stats.segments_suspect, stats.segments_quarantined), (1, 0));
@@ -428,13 +428,13 @@ pub fn segment_with_too_many_failed_reads_is_quarantined(world: &World) {
     drop(store);
 
     let world = world.fresh(1);
-    let store = with_ruins(&world, 3);
+    let store = with_damaged_records(&world, 3);
     // Some of it is in memory by then.
     for n in 5..8 {
         assert_eq!(hit_page(&store, n, LEN), Tier::Ssd);
     }
     for n in 0..3 {
-        assert!(!is_page_here(&store, n, LEN));
+        assert!(!is_page_present(&store, n, LEN));
     }
     let stats = store.stats();
     assert_eq!((stats.segments_suspect, stats.segments_quarantined), (0, 1));
@@ -442,7 +442,7 @@ pub fn segment_with_too_many_failed_reads_is_quarantined(world: &World) {
     let sim_of = world.sim().expect("simulated as the other");
     wait(sim_of, 100);
     for n in (3..5).chain(8..15) {
-        gone(&world, &store, key(n), LEN);
+        assert_absent(&world, &store, key(n), LEN);
     }
     for n in 5..8 {
         assert_eq!(hit_page(&store, n, LEN), Tier::Memory);
@@ -451,7 +451,7 @@ pub fn segment_with_too_many_failed_reads_is_quarantined(world: &World) {
     assert_eq!(try_flush(&store).map(|r| r.durable_objects), Ok(3), "what memory has is written again");
     // It is not reused, however much is put.
     let at = find(&world, key(4)).record;
-    pour(&store, 100, LEN, 2 * LAP);
+    put_until(&store, 100, LEN, 2 * LAP);
     assert_eq!(find(&world, key(4)).record, at);
     assert_eq!(sim.disk.held(), 0);
 }
@@ -474,7 +474,7 @@ pub fn many_quarantined_segments_make_tier_read_only(world: &World) {
     }
     let mut kept = 0;
     for n in (0..150).step_by(20) {
-        assert!(!is_page_here(&store, n, LEN));
+        assert!(!is_page_present(&store, n, LEN));
         kept += usize::from(store.stats().ssd_state == "on");
     }
     let stats = store.stats();

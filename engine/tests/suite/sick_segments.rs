@@ -58,11 +58,11 @@ pub fn reused_segment_has_no_stale_entries(world: &World) {
     world.flip(0, "segments", at + 100);
     world.write(0, "segments", segment + (1 << 20) - 4096, &[0; 4096]);
     let before = world.read(0, "segments")[other as usize..][..4096].to_vec();
-    pour(&store, 100, LEN, 2 * LAP);
+    put_until(&store, 100, LEN, 2 * LAP);
     let now = world.read(0, "segments")[other as usize..][..4096].to_vec();
     assert!(before != now, "its segment was used again");
     for n in 0..10 {
-        gone(world, &store, key(n), LEN);
+        assert_absent(world, &store, key(n), LEN);
     }
     let stats = store.stats();
     assert_eq!((stats.segments_suspect, stats.damaged), (0, 0), "the new life of it is not to blame");
@@ -101,7 +101,7 @@ pub fn no_checkpoint_is_taken_while_tier_is_off(world: &World) {
         sim.crash(CrashMode::DropAll);
         let store = world.open(&config);
         for n in 0..5 {
-            assert!(is_page_here(&store, n, LEN), "nth={nth} n={n} {:?}", store.opened());
+            assert!(is_page_present(&store, n, LEN), "nth={nth} n={n} {:?}", store.opened());
         }
     }
     assert!(off > 2, "off={off}");
@@ -161,7 +161,8 @@ pub fn group_written_while_an_off_tier_is_purged_is_whole_or_gone(world: &World)
         wait(sim, 5000);
         assert_eq!(store.stats().ssd_state, "on");
         for objects in groups {
-            let here: Vec<bool> = objects.iter().map(|(key, bytes)| is_here(&store, *key, bytes)).collect();
+            let here: Vec<bool> =
+                objects.iter().map(|(key, bytes)| is_present(&store, *key, bytes)).collect();
             assert!(here[0] == here[1], "latency_us={latency} {here:?}");
         }
     }

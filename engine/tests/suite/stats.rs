@@ -36,7 +36,7 @@ pub fn hits_and_misses_add_up_to_gets(world: &World) {
     let store = world.reopen(store, &config);
     store_pages(&store, 10..15, LEN);
     for n in 0..20 {
-        is_page_here(&store, n, LEN);
+        is_page_present(&store, n, LEN);
     }
     let stats = store.stats();
     assert_eq!((stats.hits_ssd, stats.hits_memory), (10, 5));

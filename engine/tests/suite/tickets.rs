@@ -120,8 +120,8 @@ pub fn session_dropped_with_batches_in_flight_leaks_nothing(world: &World) {
     }
     hit_page(&store, 3, LEN);
     // Nothing pins the segments that were being read: they are reclaimed.
-    pour(&store, 1000, LEN, 40 << 20);
-    assert!(!is_page_here(&store, 3, LEN));
+    put_until(&store, 1000, LEN, 40 << 20);
+    assert!(!is_page_present(&store, 3, LEN));
     store.close().expect("closed");
 }
 

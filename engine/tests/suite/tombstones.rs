@@ -29,14 +29,14 @@ fn removed_then_poured(world: &World, config: &Config, laps: f64) {
     let mut next = 1000;
     let total = (laps * LAP as f64) as usize;
     while ((next - 1000) as usize) * LEN < total {
-        next = pour(&store, next, LEN, 10 * LEN);
+        next = put_until(&store, next, LEN, 10 * LEN);
         store.exists_batch(&hot, Options::default());
     }
-    gone(&world, &store, key(500), LEN);
+    assert_absent(&world, &store, key(500), LEN);
     let store = world.crash(store, &config);
-    gone(&world, &store, key(500), LEN);
+    assert_absent(&world, &store, key(500), LEN);
     let store = world.reopen(store, &config);
-    gone(&world, &store, key(500), LEN);
+    assert_absent(&world, &store, key(500), LEN);
 }
 
 fn under(world: &World, policy: SsdPolicy, checkpoints: u32) {
@@ -75,11 +75,11 @@ pub fn tombstones_survive_several_crashes(world: &World) {
     assert_eq!(store.remove(&[key(4), key(11)], Options::default()), Ok(2));
     let mut next = 1000;
     for _ in 0..5 {
-        next = pour(&store, next, LEN, LAP / 2);
+        next = put_until(&store, next, LEN, LAP / 2);
         store.exists_batch(&[key(3), key(5), key(10), key(12)], Options::default());
         store = world.crash(store, &config);
-        gone(world, &store, key(4), LEN);
-        gone(world, &store, key(11), LEN);
+        assert_absent(world, &store, key(4), LEN);
+        assert_absent(world, &store, key(11), LEN);
     }
 }
 
@@ -103,7 +103,7 @@ pub fn tombstones_are_not_undone_by_a_segment_without_a_head(world: &World) {
         assert_eq!(first % config.ssd.segment_bytes.expect("said").bytes(), 4096, "the first of a segment");
         world.write(0, "segments", first - 4096, &[0; 8192]);
         let store = world.open(&config);
-        gone(&world, &store, key(7), LEN);
+        assert_absent(&world, &store, key(7), LEN);
         store_page(&store, 7, LEN);
         assert_eq!(store.remove(&[key(7)], Options::default()), Ok(1));
         store.close().expect("closed");
@@ -114,6 +114,6 @@ pub fn tombstones_are_not_undone_by_a_segment_without_a_head(world: &World) {
         world.write(0, "segments", first - 4096, &[0xA5; 4096]);
         let store = world.open(&config);
         assert_eq!(store.opened().from_checkpoint, checkpointed);
-        gone(&world, &store, key(7), LEN);
+        assert_absent(&world, &store, key(7), LEN);
     }
 }

@@ -27,14 +27,15 @@ fn longest(max: usize, allowed: impl Fn(usize) -> bool) -> usize {
     (0..=max).rev().find(|length| allowed(*length)).expect("length 0 requires nothing")
 }
 
-fn reference(pages: usize, policies: &[HitPolicy<'_>], here: &Objects) -> PagesFound {
-    let anchor = |length: usize| demanded(0, &HitPolicy::AllPages, length).is_subset(here);
-    let allows = |pool: usize, length| demanded(pool + 1, &policies[pool], length).is_subset(here);
+fn reference(pages: usize, policies: &[HitPolicy<'_>], present: &Objects) -> PagesFound {
+    let anchor = |length: usize| demanded(0, &HitPolicy::AllPages, length).is_subset(present);
+    let allows = |pool: usize, length| demanded(pool + 1, &policies[pool], length).is_subset(present);
     let anchor_pages = longest(pages, anchor);
     let own = |pool: usize| match policies[pool] {
         HitPolicy::BlockGroups { block_pages, group_pages, .. } => {
             let keys = |blocks: usize| (0..blocks * group_pages).map(|key| (pool + 1, key));
-            block_pages * longest(pages / block_pages, |blocks| keys(blocks).all(|key| here.contains(&key)))
+            block_pages
+                * longest(pages / block_pages, |blocks| keys(blocks).all(|key| present.contains(&key)))
         }
         _ => longest(anchor_pages, |length| allows(pool, length)),
     };
@@ -84,10 +85,10 @@ fn case() -> impl Strategy<Value = (usize, Vec<HitPolicy<'static>>, Residency)> 
 
 fn as_set(residency: &Residency) -> Objects {
     let lists = std::iter::once(&residency.anchor).chain(&residency.pools).enumerate();
-    let here = lists.flat_map(|(pool, list)| {
-        list.iter().enumerate().filter(|(_, here)| **here).map(move |(at, _)| (pool, at))
+    let present = lists.flat_map(|(pool, list)| {
+        list.iter().enumerate().filter(|(_, present)| **present).map(move |(at, _)| (pool, at))
     });
-    here.collect()
+    present.collect()
 }
 
 proptest! {
@@ -95,8 +96,8 @@ proptest! {
 
     #[test]
     fn rules_match_the_reference((pages, policies, residency) in case()) {
-        let here = as_set(&residency);
-        prop_assert_eq!(evaluate(&residency, &policies), reference(pages, &policies, &here));
+        let present = as_set(&residency);
+        prop_assert_eq!(evaluate(&residency, &policies), reference(pages, &policies, &present));
     }
 }
 
@@ -105,8 +106,10 @@ fn list_of(text: &str) -> Vec<bool> {
 }
 
 fn found(anchor: &str, pools: &[(HitPolicy<'_>, &str)]) -> PagesFound {
-    let residency =
-        Residency { anchor: list_of(anchor), pools: pools.iter().map(|(_, here)| list_of(here)).collect() };
+    let residency = Residency {
+        anchor: list_of(anchor),
+        pools: pools.iter().map(|(_, present)| list_of(present)).collect(),
+    };
     evaluate(&residency, &pools.iter().map(|(policy, _)| *policy).collect::<Vec<_>>())
 }
 
@@ -127,7 +130,7 @@ fn trailing_pool_leaves_holes() {
     assert_eq!(mamba.pool_pages, [4], "a checkpoint after the anchor's first hole is of no use");
     let no_keys = found("xxxxx-", &[(HitPolicy::TrailingPages(0), "-x-x-x")]);
     assert_eq!(no_keys, mamba, "a window of 0 pages acts as one of 1");
-    let window = |here: &str| found("xxxxxx", &[(HitPolicy::TrailingPages(3), here)]).stops;
+    let window = |present: &str| found("xxxxxx", &[(HitPolicy::TrailingPages(3), present)]).stops;
     assert_eq!(window("xxxxxx"), [1, 2, 3, 4, 5, 6]);
     assert_eq!(window("xx-xxx"), [1, 2, 6], "a window ends at the span's start");
     assert_eq!(window("-xxx-x"), [4]);
@@ -155,9 +158,9 @@ fn pool_boundary_is_independent_of_other_pools() {
 #[test]
 fn block_groups_report_a_boundary_without_restricting_stops() {
     let groups = HitPolicy::BlockGroups { block_pages: 4, group_pages: 2, keys: &[] };
-    for (here, covered) in [("xxxx", 8), ("xxx-", 4), ("x-xx", 0), ("xxx", 4), ("", 0)] {
-        let all = found("xx-xxxxx", &[(groups, here), (MAMBA, "-xxxxxxx")]);
-        assert_eq!(all.pool_pages, [covered, 2], "{here}");
-        assert_eq!(all.stops, [2], "{here}");
+    for (present, covered) in [("xxxx", 8), ("xxx-", 4), ("x-xx", 0), ("xxx", 4), ("", 0)] {
+        let all = found("xx-xxxxx", &[(groups, present), (MAMBA, "-xxxxxxx")]);
+        assert_eq!(all.pool_pages, [covered, 2], "{present}");
+        assert_eq!(all.stops, [2], "{present}");
     }
 }
