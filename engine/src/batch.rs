@@ -32,8 +32,8 @@ pub struct Options {
     pub wait: Option<Duration>,
 }
 
-/// Bytes to be stored, in one or several pieces; their sum is the object's length, 1 byte to 128 MiB.
-/// Memory is owned, or borrowed under a guard, until the put is done.
+/// Bytes to be stored, in one or several pieces; their sum is the object's length, 1 byte to 128
+/// MiB. Memory is owned, or borrowed under a guard, until the put is done.
 #[derive(Debug)]
 pub struct Source {
     pub(crate) parts: Vec<Part>,
@@ -77,8 +77,8 @@ impl Source {
     /// Store the bytes of `pieces`, in order.
     ///
     /// # Safety
-    /// Each (address, length) is initialised memory that stays valid and unwritten until the put is done;
-    /// `keep`, dropped no earlier, may be what ensures it.
+    /// Each (address, length) is initialised memory that stays valid and unwritten until the put is
+    /// done; `keep`, dropped no earlier, may be what ensures it.
     pub unsafe fn borrowed(
         pieces: &[(NonNull<u8>, usize)],
         keep: Option<Arc<dyn Any + Send + Sync>>,
@@ -131,8 +131,8 @@ impl Destination {
     /// without a copy.
     ///
     /// # Safety
-    /// Each (address, length) is initialised memory that stays valid, and that nothing else reads or writes,
-    /// until the get is done; `keep`, dropped no earlier, may be what ensures it.
+    /// Each (address, length) is initialised memory that stays valid, and that nothing else reads
+    /// or writes, until the get is done; `keep`, dropped no earlier, may be what ensures it.
     pub unsafe fn borrowed(
         pieces: &[(NonNull<u8>, usize)],
         keep: Option<Arc<dyn Any + Send + Sync>>,

@@ -150,7 +150,8 @@ fn catalog(config: &ValidConfig) -> Result<Option<Catalog>> {
     made.map_err(|e| Error::new(ErrorKind::Busy, format!("dram.shared: no memory for a catalog: {e}")))
 }
 
-/// Open or make a store in `env`, with the peers that are given, or else those of the configuration.
+/// Open or make a store in `env`, with the peers that are given, or else those of the
+/// configuration.
 #[tracing::instrument(level = "info", skip_all, name = "recover")]
 pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> Result<Opened> {
     let peers = peers.map_or_else(|| configured::peers(&config, &env), Ok)?;

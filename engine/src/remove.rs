@@ -78,7 +78,7 @@ pub(crate) fn begin(
         }
         drop(core);
         if deadline.since(shared.now()).is_zero() {
-            return Err(Error::new(ErrorKind::Unavailable, "remove: deadline exceeded"));
+            return Err(Error::new(ErrorKind::Unavailable, "remove did not end in time"));
         }
     };
     shared.work.raise();

@@ -170,7 +170,8 @@ pub struct Stats {
     pub objects_pinned: u64,
     /// Objects that are leased now.
     pub objects_leased: u64,
-    /// Frames and segments that gets, links, views and writes hold now, each as often as it is held.
+    /// Frames and segments that gets, links, views and writes hold now, each as often as it is
+    /// held.
     pub readers: u64,
 }
 

@@ -190,12 +190,12 @@ fn dead_server_is_an_error_and_unresponsive_server_times_out() {
     unavailable(client.remove(&[key(1)], Options::default()).expect_err("no answer"));
     process.hear(true);
     let long = Options { timeout: Some(Duration::from_secs(30)), ..Options::default() };
-    client.ping(long).expect("it hears again");
-    assert!(client.stats(long).expect("told").contains("\"puts_stored\":"));
+    client.ping(long).expect("it answers again");
+    assert!(client.stats(long).expect("answered").contains("\"puts_stored\":"));
     drop(process);
-    unavailable(get(&client, 1).expect_err("nobody is there"));
-    unavailable(put(&client, 2).expect_err("nobody is there"));
-    unavailable(client.flush(Options::default()).expect_err("nobody is there"));
+    unavailable(get(&client, 1).expect_err("no server"));
+    unavailable(put(&client, 2).expect_err("no server"));
+    unavailable(client.flush(Options::default()).expect_err("no server"));
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn server_without_parts_is_named_and_connection_survives() {
 
 /// A counter of a store.
 fn counter(client: &Attached, name: &str) -> u64 {
-    let text = client.stats(Options::default()).expect("told");
+    let text = client.stats(Options::default()).expect("answered");
     let value: serde_json::Value = serde_json::from_str(&text).expect("an object");
     value[name].as_u64().expect("a number")
 }
@@ -332,11 +332,7 @@ fn group_lost_with_its_server_is_reported() {
     unavailable(group.missing(Options::default()).expect_err("it is gone"));
     drop(group);
     let again = client.begin_group(&[key(7)], Options::default()).expect("begun");
-    assert_eq!(
-        again.missing(Options::default()),
-        Ok(vec![key(7)]),
-        "what was put before is lost, and said to be"
-    );
+    assert_eq!(again.missing(Options::default()), Ok(vec![key(7)]), "earlier puts are lost, and reported");
     assert_eq!(again.put(&object, Options::default()), [Ok(PutOutcome::Waiting)]);
     assert_eq!(again.commit(Options::default()), Ok(PutOutcome::Stored));
     assert!(get(&client, 7).is_ok_and(|outcome| outcome.is_hit()));
@@ -354,7 +350,7 @@ fn client_receives_events_since_its_first_read() {
     assert_eq!(other.remove(&[key(2)], Options::default()), Ok(1));
     let stored = |n| Event::Stored { tier: Tier::Memory, key: key(n), new: true };
     let removed = Event::Removed { tier: Tier::Memory, key: key(2), gone: true };
-    let told = |most| client.take_events(most, Options::default()).expect("told");
+    let told = |most| client.take_events(most, Options::default()).expect("answered");
     assert_eq!(told(2), Events { events: vec![stored(2), stored(3)], lost: 0 });
     stores(&other, 4);
     assert_eq!(told(100), Events { events: vec![removed, stored(4)], lost: 0 });
@@ -403,7 +399,7 @@ fn store_without_events_says_so() {
         (ErrorKind::Incompatible, "the store keeps no events: its se")
     );
     let old = Process::offering(&anywhere(), Offer::of_this_build([1; 16]).without(Feature::Events));
-    let refused = old.client(PATIENCE).take_events(1, Options::default()).expect_err("none are told");
+    let refused = old.client(PATIENCE).take_events(1, Options::default()).expect_err("no events");
     assert_eq!(refused.kind, ErrorKind::Incompatible);
     assert_eq!(refused.message, "the store tells nobody what comes and goes");
 }

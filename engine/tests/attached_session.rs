@@ -299,7 +299,7 @@ fn requests_lost_with_a_connection_go_to_the_next_server() {
         let lost: Vec<Ticket> = (0..5).map(&mut get).collect();
         let put = session.submit_put(puts(6, taken(&mut buffers)), Options::default());
         // What is copied without asking is left for when the process is gone.
-        assert!(way == Way::Told || session.poll().is_none(), "nobody answers");
+        assert!(way == Way::Told || session.poll().is_none(), "the server does not answer");
         let (way, address) = process.end();
         let _process = Process::at(way, &address, 2);
         for (n, ticket) in (0..).zip(lost) {
@@ -388,7 +388,7 @@ fn batch_past_its_deadline_is_late_and_others_continue() {
             (0..5).map(|n| session.submit_get(gets(n, taken(&mut buffers)), soon)).collect();
         let put = session.submit_put(puts(5, taken(&mut buffers)), soon);
         let patient = session.submit_get(gets(6, taken(&mut buffers)), Options::default());
-        assert!(session.wait(patient, Duration::ZERO).is_none(), "nobody answers");
+        assert!(session.wait(patient, Duration::ZERO).is_none(), "the server does not answer");
         for (n, ticket) in (0..).zip(late) {
             let (outcomes, back) = was_got(n, session.wait(ticket, PATIENCE));
             assert_eq!(outcomes, all(Ok(GetOutcome::Miss(MissCause::Late))), "{way:?} n={n}");
@@ -429,7 +429,10 @@ fn connection_full_of_late_batches_recovers() {
         process.hear(false);
         let soon = Options { timeout: Some(Duration::from_micros(100)), ..Options::default() };
         for _ in 0..300 {
-            assert!(put(&mut session, 1, soon).iter().all(Result::is_err), "{way:?}: nobody answers");
+            assert!(
+                put(&mut session, 1, soon).iter().all(Result::is_err),
+                "{way:?}: the server does not answer"
+            );
         }
         process.hear(true);
         assert_eq!(put(&mut session, 2, Options::default()), all(Ok(PutOutcome::Stored)), "{way:?}");
@@ -453,7 +456,8 @@ fn dropped_session_releases_caller_memory() {
         for targets in targets.chunks_mut(OBJECTS as usize) {
             let get = |(page, target): (u64, &mut Vec<u8>)| {
                 let pieces = [(NonNull::from(&mut target[..]).cast(), LEN)];
-                // SAFETY: they live longer than the session, and nothing looks at them before it is dropped.
+                // SAFETY: they live longer than the session, and nothing looks at them before it is
+                // dropped.
                 let destination = unsafe { Destination::borrowed(&pieces, Some(guard.clone())) };
                 Get { key: key(page), range: None, destination }
             };

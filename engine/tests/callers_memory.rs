@@ -50,7 +50,10 @@ fn get(store: &Store, pool: &mut [u8], objects: std::ops::Range<usize>, shift: u
     let here: Vec<bool> = outcomes.iter().map(here).collect();
     for ((slot, n), here) in pool.chunks(SLOT).zip(objects).zip(&here) {
         let (front, end) = (&slot[..shift], &slot[shift + LENGTHS[n % LENGTHS.len()]..]);
-        assert!(front.iter().chain(end).all(|b| *b == 0xee), "bytes beside the destination of n={n}");
+        assert!(
+            front.iter().chain(end).all(|b| *b == 0xee),
+            "bytes around the destination of n={n} were written"
+        );
         assert!(!here || slot[shift..].starts_with(&object(n)), "other bytes of n={n} shift={shift}");
     }
     here
@@ -151,7 +154,7 @@ fn short_object_is_read_whole_into_aligned_memory() {
         let outcomes = store.get_batch(&mut get, Options::default());
         assert_eq!(outcomes, [Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: length as u64 })]);
         assert!(buffer[..length].iter().all(|b| *b == n as u8 + 1), "length={length}");
-        assert!(buffer[length..].iter().all(|b| *b == 0), "bytes behind the destination were touched");
+        assert!(buffer[length..].iter().all(|b| *b == 0), "bytes after the destination were written");
     }
     assert_eq!(store.stats().damaged, 0);
 }

@@ -1,6 +1,6 @@
 //! Every value in a setting's documented range opens a store, or is refused by validation with the
 //! setting's name.
-#![allow(clippy::disallowed_methods, reason = "a test removes what its stores leave")]
+#![allow(clippy::disallowed_methods, reason = "a test removes the files of its stores")]
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Lock-free `exists` while other threads put, remove and evict: every answer was true at one
 //! moment. On real threads; `sim/concurrency` explores all orders of a few steps.
-#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+#![allow(clippy::disallowed_methods, reason = "the test needs real threads")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -53,7 +53,7 @@ fn looked_at_while_changing(policy: DramPolicy) {
             let mut looks = [0u64; 2];
             while !over.load(Ordering::Relaxed) {
                 let here = store.exists_batch(&kept, Options::default());
-                assert_eq!(here.iter().position(|here| !here), None, "what was never removed is not found");
+                assert_eq!(here.iter().position(|here| !here), None, "a kept key is not found");
                 assert_eq!(store.exists_prefix(&kept, Options::default()), kept.len());
                 for (n, here) in store.exists_batch(&pages, Options::default()).chunks(3).enumerate() {
                     assert!(here.iter().all(|h| *h == here[0]), "a part of page {n} is here: {here:?}");

@@ -48,7 +48,7 @@ fn store_larger_than_file_system_is_refused_and_leaves_no_files() {
     let error = refused(config(&[&dir], Size::mib(256)));
     assert_eq!((error.kind, error.errno), (ErrorKind::NoSpace, Some(28)), "{error}");
     assert!(error.message.contains(text(&dir)), "{error}");
-    assert!(!fs.path().join("a").exists(), "directories are left behind");
+    assert!(!fs.path().join("a").exists(), "directories remain");
     assert_eq!(fs.free_bytes(), free);
 
     // All but the last file fits: the store's needs, less a few blocks.

@@ -1,7 +1,7 @@
 //! Lock-free `get` while other threads put, remove, clear, evict and reclaim: the bytes were put
 //! under that whole key, and a page is present or absent as a whole. On real threads;
 //! `sim/concurrency` explores all orders of a few steps.
-#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+#![allow(clippy::disallowed_methods, reason = "the test needs real threads")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -92,7 +92,7 @@ fn got_while_changing(store: &Store, whole: bool) -> [u64; 2] {
                         seen = [seen[0] + misses, seen[1] + hits];
                         let at = (turn * 3) % kept.len();
                         let [misses, _] = get(store, &kept[at..at + 3], &mut to, whole);
-                        assert_eq!(misses, 0, "what was never removed is not found");
+                        assert_eq!(misses, 0, "a kept page is missed");
                     }
                     seen
                 })

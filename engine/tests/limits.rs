@@ -1,6 +1,6 @@
 //! A process that reaches a limit: of locked memory, descriptors or threads. Limits apply to a
 //! process, so each test runs in a child of this program.
-#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+#![allow(clippy::disallowed_methods, reason = "the test needs real threads")]
 
 use std::io::Write as _;
 use std::sync::{Arc, Barrier};

@@ -202,7 +202,7 @@ fn all(tier: Tier, count: usize) -> Vec<Option<Tier>> {
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "waited in vain for: {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out waiting until {what}");
         std::thread::yield_now();
     }
 }

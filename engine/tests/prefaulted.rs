@@ -1,6 +1,6 @@
 //! A store's memory is populated at open if configured, and on use otherwise. The only test of its
 //! process, whose memory it measures.
-#![allow(clippy::disallowed_methods, reason = "what the system says of this process's memory is in no store")]
+#![allow(clippy::disallowed_methods, reason = "the test reads this process's memory use")]
 
 use pagelith::{Config, Facts, Size, Store};
 

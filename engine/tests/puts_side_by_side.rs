@@ -1,6 +1,7 @@
-//! Several threads put the same pages at once, in batches that meet each other anywhere: what one of them made visible while another
-//! copied is stored once. (Every order of a few steps: `sim/concurrency`.)
-#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+//! Several threads put the same pages at once, in batches that meet each other anywhere: what one
+//! of them made visible while another copied is stored once. (Every order of a few steps:
+//! `sim/concurrency`.)
+#![allow(clippy::disallowed_methods, reason = "the test needs real threads")]
 
 use std::sync::Barrier;
 
@@ -35,7 +36,8 @@ fn open(pages: u64, lanes: u64) -> Store {
     Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("room")).expect("a store")
 }
 
-/// Put the pages of a round as groups (of two, or of one each); how many objects were stored, and how many were there.
+/// Put the pages of a round as groups (of two, or of one each); how many objects were stored, and
+/// how many were there.
 fn put(store: &Store, round: u32, from: u32, whole: bool) -> [u64; 2] {
     let bytes = vec![round.to_le_bytes()[0]; LEN];
     let pieces: [&[u8]; 1] = [&bytes];
@@ -83,7 +85,7 @@ fn put_by_all(pages: u64, lanes: u64, whole: bool) -> Store {
 fn concurrent_puts_store_each_page_once() {
     for (whole, lanes) in WAYS {
         let pages = u64::from(ROUNDS * PAGES);
-        // Room for what is on its way beside what is there.
+        // Room for puts in flight in addition to the stored pages.
         let store = put_by_all(2 * pages, lanes, whole);
         let stats = store.stats();
         assert_eq!((stats.puts_stored, stats.objects), (2 * pages, 2 * pages), "a page was stored twice");
@@ -104,7 +106,7 @@ fn concurrent_puts_store_each_page_once() {
 #[test]
 fn concurrent_puts_with_eviction_leak_no_memory() {
     for (whole, lanes) in WAYS {
-        // Four rounds of pages: what is put evicts what was put before, while others put it.
+        // Four rounds of pages: puts evict earlier pages while other threads put them.
         let store = put_by_all(4 * u64::from(PAGES), lanes, whole);
         let keys: Vec<_> =
             (0..ROUNDS).flat_map(|round| (0..PAGES).flat_map(move |n| page(round, n))).collect();
@@ -113,6 +115,6 @@ fn concurrent_puts_with_eviction_leak_no_memory() {
         let each = if whole { 2 } else { 1 };
         assert_eq!(store.remove(&keys, Options::default()).expect("removed"), here / each);
         let stats = store.stats();
-        assert_eq!((stats.objects, stats.dram_bytes), (0, 0), "frames or extents are nobody's");
+        assert_eq!((stats.objects, stats.dram_bytes), (0, 0), "frames or extents leaked");
     }
 }

@@ -343,7 +343,7 @@ fn full_file_system_is_refused() {
     assert_eq!((error.kind, error.errno), (ErrorKind::NoSpace, Some(28)), "{error}");
     assert!(error.message.contains("segments"), "it names the file: {error}");
     let left = std::fs::read_dir(fs.mount.path().join("store")).map_or(0, Iterator::count);
-    assert_eq!(left, 0, "nothing is left behind");
+    assert_eq!(left, 0, "files remain");
     // And the space is free again.
     let store = world().try_open(&fs.config(Size::mib(16))).expect("made");
     store_page(&store, 1, LEN);

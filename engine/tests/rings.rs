@@ -1,5 +1,5 @@
 //! A store over io_uring whose sessions move between threads.
-#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+#![allow(clippy::disallowed_methods, reason = "the test needs real threads")]
 
 use std::sync::Barrier;
 use std::sync::mpsc::channel;

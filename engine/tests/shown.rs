@@ -221,7 +221,7 @@ fn hits_and_puts_pass_shared_memory_by_reference() {
         assert_eq!(put(&client, &[round as u64 * 100 + 50], &[&own]), vec![Ok(PutOutcome::Stored)]);
         assert_eq!(seen.take(), [0, 0, 0, 1], "len={len}");
     }
-    assert_eq!(process.store.stats().hits_unverified, 0, "who was shown them has verified them");
+    assert_eq!(process.store.stats().hits_unverified, 0, "the client has verified them");
 }
 
 /// Ten times the arena's size: memory in use by transfers is bounded, and all of it is released.
@@ -321,7 +321,7 @@ fn client_restricted_to_namespaces_gets_no_shared_memory() {
     assert_eq!(put(&client, &[1], &[&bytes]), vec![Ok(PutOutcome::Stored)]);
     assert_eq!(get(&client, 1, 100_000), (hit(Tier::Memory, 100_000), bytes));
     assert_eq!(seen.take(), [0, 1, 0, 1]);
-    assert_eq!(process.store.stats().hits_unverified, 0, "who is sent it has verified it");
+    assert_eq!(process.store.stats().hits_unverified, 0, "the client has verified it");
 }
 
 /// Memory whose file its owner truncates, or changes during the put, fails the put and crashes no
@@ -332,7 +332,7 @@ fn put_from_changed_or_truncated_memory_fails() {
     let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
     rustix::fs::ftruncate(&fd, 1 << 20).expect("memory");
     let own = content(1, 1 << 20);
-    // What the client checksums is not what lies in the file: as if it had changed in between.
+    // The client checksums other bytes than the file has, as if the file had changed in between.
     let other = fd.try_clone().expect("a descriptor");
     let region = Region::mapped(other, own.as_ptr() as usize, own.len()).expect("in memory");
     let (client, seen) = process.client(vec![Arc::new(region)]);
@@ -347,7 +347,7 @@ fn put_from_changed_or_truncated_memory_fails() {
     assert!(seen.take()[2] >= 2);
     rustix::fs::ftruncate(&fd, 1 << 20).expect("as long as before");
     assert_eq!(rustix::io::pwrite(&fd, &own, 0), Ok(own.len()));
-    assert_eq!(try_put(3), Ok(PutOutcome::Stored), "the link goes on");
+    assert_eq!(try_put(3), Ok(PutOutcome::Stored), "the connection survives");
     assert_eq!(get(&client, 3, own.len()).1, own);
     assert_eq!(client.exists_batch(&[key(1), key(2)], Options::default()), Ok(vec![false, false]));
 }

@@ -40,7 +40,7 @@ impl Runtime for Still {
     }
 
     fn pause(&self, _: &Signal, _: u64, timeout: Duration) {
-        panic!("nobody is waited for timeout={timeout:?}")
+        panic!("no call waits timeout={timeout:?}")
     }
 }
 

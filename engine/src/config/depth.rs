@@ -1,15 +1,16 @@
 //! Bounds how deep a TOML text nests, before it is parsed.
 //!
-//! The parser bounds each construct (80 parts a dotted key, 80 inline tables, 80 parts a header), but not
-//! their product: 12 KiB of dotted keys inside inline tables nest 6000 deep and overflow a 2 MiB stack, in
-//! the parser and again when the tree is dropped. Every level costs a `.`, `{` or `[` outside of strings and
-//! comments, so counting those bounds the depth.
+//! The parser bounds each construct (80 parts a dotted key, 80 inline tables, 80 parts a header),
+//! but not their product: 12 KiB of dotted keys inside inline tables nest 6000 deep and overflow a
+//! 2 MiB stack, in the parser and again when the tree is dropped. Every level costs a `.`, `{` or
+//! `[` outside of strings and comments, so counting those bounds the depth.
 
 /// More than twice what all settings in any spelling have (one dot or bracket each), and as deep as
 /// serde_json goes; 512 levels were seen to need over half a MiB of stack.
 const LEVELS_MAX: usize = 128;
 
-/// Whether the text holds more `.`, `{` and `[` outside of strings and comments than a configuration can.
+/// Whether the text holds more `.`, `{` and `[` outside of strings and comments than a
+/// configuration can.
 pub(super) fn nests_too_deep(toml: &str) -> bool {
     let mut rest = toml;
     let mut levels = 0;

@@ -152,10 +152,10 @@ pub struct SsdConfig {
     /// The directories, one per drive; segments are striped over them. Default none; at most 64,
     /// all different. List several to combine the bandwidth of drives.
     pub dirs: Vec<PathBuf>,
-    /// Bytes of a segment: the unit of reclaim and, less its header and footer, the largest object. Default
-    /// `ssd.bytes` / 64 rounded down to a power of two, within 4 MiB to 256 MiB (which fits the
-    /// default `dram.bytes`); a power of two from 1 MiB to 256 MiB. Raise it for objects that do not fit;
-    /// lower it to reclaim in smaller steps.
+    /// Bytes of a segment: the unit of reclaim and, less its header and footer, the largest object.
+    /// Default `ssd.bytes` / 64 rounded down to a power of two, within 4 MiB to 256 MiB (which fits
+    /// the default `dram.bytes`); a power of two from 1 MiB to 256 MiB. Raise it for objects that
+    /// do not fit; lower it to reclaim in smaller steps.
     pub segment_bytes: Option<Size>,
     /// Which segment is reclaimed first: `fifo` (default) or `recency`. `recency` keeps recently
     /// used objects, at the cost of more writes.
@@ -179,8 +179,8 @@ pub struct SsdConfig {
     /// the writes queued before it. Default 2; 1 to 64, capped at `ssd.write_depth`. Raise it if
     /// reads starve puts; 1 gives the shortest tails.
     pub write_depth_reading: u32,
-    /// The largest single write. Default 1 MiB; a multiple of 4096 from 64 KiB to 16 MiB, at most a segment.
-    /// Lower it if writes delay reads; raise it for drives with a large stripe.
+    /// The largest single write. Default 1 MiB; a multiple of 4096 from 64 KiB to 16 MiB, at most a
+    /// segment. Lower it if writes delay reads; raise it for drives with a large stripe.
     pub write_bytes: Size,
     /// Bytes of memory for headers of records on SSD. Default 64 MiB; 0: none, or 64 KiB to 64 TiB.
     /// A get of an object with a cached header reads its payload alone, without another 4096 bytes.

@@ -218,8 +218,8 @@ impl Draft {
 
 type Override<'a> = Box<dyn FnOnce(&mut Config) + 'a>;
 
-/// Collects the layers of a configuration. The order of the calls does not matter: the precedence is
-/// always defaults < file < environment < code.
+/// Collects the layers of a configuration. The order of the calls does not matter: the precedence
+/// is always defaults < file < environment < code.
 #[derive(Default)]
 pub struct ConfigBuilder<'a> {
     file: Option<(ConfigFormat, &'a str)>,
@@ -257,7 +257,8 @@ impl<'a> ConfigBuilder<'a> {
         unless_problems(draft.problems, draft.config)
     }
 
-    /// The configuration ready to open a store: one error for all problems of all layers and relations.
+    /// The configuration ready to open a store: one error for all problems of all layers and
+    /// relations.
     pub fn validate(self, facts: &Facts) -> Result<ValidConfig, ConfigError> {
         validate::resolve(self.draft(), facts)
     }

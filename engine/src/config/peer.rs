@@ -29,9 +29,10 @@ pub struct PeerConfig {
     /// Its share of the pages, relative to the other peers. Default 1; above 0. Set it to each
     /// peer's capacity in bytes, so that all fill up alike.
     pub weight: f64,
-    /// Whether all puts go to this peer while it is reachable, regardless of the page's owner, and gets
-    /// try it before the owner. Default false; at most one peer. For a store process on this host. A
-    /// store that shares the other peers without preferring this one does not find those pages.
+    /// Whether all puts go to this peer while it is reachable, regardless of the page's owner, and
+    /// gets try it before the owner. Default false; at most one peer. For a store process on this
+    /// host. A store that shares the other peers without preferring this one does not find those
+    /// pages.
     pub preferred: bool,
 }
 

@@ -1,8 +1,9 @@
 //! Recognises the variables that Kubernetes sets in every container for a Service named `pagelith`
 //! or `pagelith-...`. They are not settings.
 
-/// Whether a variable has the shape of a service link: `..._SERVICE_HOST`, `..._SERVICE_PORT` (and `_` and a port's name),
-/// `..._PORT=tcp://HOST:PORT`, `..._PORT_7411_TCP` (and `_PROTO`, `_PORT` or `_ADDR`). `name` is without its prefix.
+/// Whether a variable has the shape of a service link: `..._SERVICE_HOST`, `..._SERVICE_PORT` (and
+/// `_` and a port's name), `..._PORT=tcp://HOST:PORT`, `..._PORT_7411_TCP` (and `_PROTO`, `_PORT`
+/// or `_ADDR`). `name` is without its prefix.
 pub(super) fn is_service_link(name: &str, value: &str) -> bool {
     let url = || value.contains("://");
     let number = || value.parse::<u16>().is_ok();

@@ -99,7 +99,7 @@ impl Drop for Timed {
 fn until(is_so: impl Fn() -> bool) {
     let clock = SystemClock::new();
     while !is_so() {
-        assert!(clock.now().since(Default::default()) < PATIENCE, "waited in vain");
+        assert!(clock.now().since(Default::default()) < PATIENCE, "timed out");
         std::thread::yield_now();
     }
 }

@@ -34,7 +34,7 @@ fn settings_table_matches_the_code() {
         return;
     }
     let differs = shown.lines().zip(rendered.lines()).find(|(a, b)| a != b);
-    assert!(shown == rendered, "{PAGE} is not what the code says; first difference: {differs:?}");
+    assert!(shown == rendered, "{PAGE} differs from the code; first difference: {differs:?}");
 }
 
 /// Counters without a row in the page, and rows without a counter.

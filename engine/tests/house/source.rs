@@ -21,7 +21,8 @@ pub fn exists(path: &str) -> bool {
     root().join(path).exists()
 }
 
-/// Files below `dir` whose name ends with `end`, by path from the root, sorted; build outputs left out.
+/// Files below `dir` whose name ends with `end`, by path from the root, sorted; build outputs left
+/// out.
 pub fn files(dir: &str, end: &str) -> Vec<String> {
     let mut found = Vec::new();
     walk(&root().join(dir), dir, end, &mut found);
@@ -94,7 +95,8 @@ fn literal_end(rust: &str, at: usize) -> usize {
     if rest.starts_with('"') {
         return at + quoted_length(rest, '"');
     }
-    // A quote that closes after one character, plain or escaped, is a literal; else it is a lifetime.
+    // A quote that closes after one character, plain or escaped, is a literal; else it is a
+    // lifetime.
     let escaped = rest.starts_with("'\\");
     let one = rest.chars().nth(1).map_or(0, char::len_utf8);
     if escaped || (rest.starts_with('\'') && one > 0 && rest[1 + one..].starts_with('\'')) {

@@ -163,8 +163,8 @@ impl Throttle {
         command
     }
 
-    /// Wait for every write that the group has submitted to `fs`. The throttle lets a group's writes to a
-    /// device through in order, so a write submitted now is done after all of them.
+    /// Wait for every write that the group has submitted to `fs`. The throttle lets a group's
+    /// writes to a device through in order, so a write submitted now is done after all of them.
     pub fn drain(&self, fs: &LoopFs) {
         let file = format!("of={}", text(&fs.path().join("drain")));
         let mut dd = self.command(Path::new("dd"));

@@ -199,7 +199,7 @@ fn attached_group_kept_from_a_peers_ssd_is_written_to_ssd() {
 fn reopened(process: Process, config: &Config) -> Process {
     let store = process.store.clone();
     drop(process);
-    let store = Arc::into_inner(store).expect("nobody else's");
+    let store = Arc::into_inner(store).expect("the only owner");
     store.close().expect("closed");
     Process::new(config)
 }
@@ -281,7 +281,7 @@ fn attached_group_is_not_stored_after_its_base_was_refused() {
     let process = Process::new(&memory());
     let (moving, front) = moving(&memory());
     put_all(&front, 1);
-    until("nobody is there", || front.stats().remote_skipped == 6);
+    until("all offers are skipped", || front.stats().remote_skipped == 6);
     moving.to(&process);
     // The peer is not used for a while.
     until("the peer is asked again", || {

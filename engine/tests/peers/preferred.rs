@@ -48,7 +48,11 @@ fn preferred_peer_receives_and_returns_all_pages() {
     assert!((1..40).contains(&owned), "{owned}");
     // Removed pages are gone at every peer.
     store.remove(&keys, Options::default()).expect("removed");
-    assert_eq!((exists(&near.store, &keys), exists(&other, &keys)), (0, 40), "what another has is its own");
+    assert_eq!(
+        (exists(&near.store, &keys), exists(&other, &keys)),
+        (0, 40),
+        "pages of other peers stay theirs"
+    );
 }
 
 #[test]

@@ -430,7 +430,7 @@ fn concurrent_removals_at_two_stores_do_not_deadlock() {
                     scope.spawn(move || {
                         put(&process.store, &[key_of(number)]);
                         let removed = process.store.remove(&[key_of(number)], Options::default());
-                        removed.expect("all can be told");
+                        removed.expect("all peers are notified");
                     });
                 }
             });

@@ -49,9 +49,9 @@ fn hit_rules_include_peers() {
         put(store, &kv(page));
         put(if page % 2 == 0 { &front } else { &owner.store }, &[object(page, "indexer", "x")]);
     }
-    until("the peer has what was put here", || front.stats().remote_stored == 7);
+    until("the peer has the local puts", || front.stats().remote_stored == 7);
     put_state(&front, 0);
-    until("the peer has what was attached here", || front.stats().remote_stored == 8);
+    until("the peer has the attached objects", || front.stats().remote_stored == 8);
     [1, 3, 4].into_iter().for_each(|page| put_state(&owner.store, page));
     let expected = is(5, 6, [5, 6], &[1, 2, 4, 5]);
     assert_eq!(found(|query| front.exists_groups(query, Options::default())), expected);

@@ -150,7 +150,7 @@ impl Case {
             assert_eq!(
                 pool.writes,
                 rank == 0 || self.tensor.heads.is_some(),
-                "one rank stores what all have"
+                "one rank stores the objects that all have"
             );
             if !pool.writes {
                 continue;

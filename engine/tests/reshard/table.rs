@@ -1,6 +1,6 @@
-//! Every writer size by every reader size, for every pool and layout: read, compared with the tensor, and shown in
-//! `docs/resharding.md`. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith --test reshard` writes the table anew; everything
-//! around the markers is written by hand.
+//! Every writer size by every reader size, for every pool and layout: read, compared with the
+//! tensor, and shown in `docs/resharding.md`. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith --test
+//! reshard` writes the table anew; everything around the markers is written by hand.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -139,7 +139,7 @@ fn every_tp_size_reads_ssd_pages_of_every_tp_size() {
         return;
     }
     let differs = shown.lines().zip(table.lines()).find(|(a, b)| a != b);
-    assert!(shown == table, "docs/resharding.md is not what was read; first difference: {differs:?}");
+    assert!(shown == table, "docs/resharding.md differs from the reads; first difference: {differs:?}");
 }
 
 #[test]

@@ -157,7 +157,7 @@ pub fn attached_group_is_removed_with_its_base(world: &World) {
             assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Stored));
             flush(&store);
             let store = world.crash(store, &config);
-            assert_eq!(present_count(&store, &state), 3, "what was put since is not hidden");
+            assert_eq!(present_count(&store, &state), 3, "later puts are not hidden");
         }
     }
 }

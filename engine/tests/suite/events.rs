@@ -144,7 +144,7 @@ pub fn events_report_where_every_object_is(world: &World) {
                 known.apply_events(&store, key);
                 let found = found(&store, *key, bytes);
                 let been = known.apply_events(&store, key);
-                assert!(been.contains(&found), "turn={turn} key={key} found={found:?} told={been:?}");
+                assert!(been.contains(&found), "turn={turn} key={key} found={found:?} events={been:?}");
             }
         }
     }
@@ -153,10 +153,10 @@ pub fn events_report_where_every_object_is(world: &World) {
         known.apply_events(&store, key);
         let here = store.exists_batch(&[*key], Options::default())[0];
         let been = known.apply_events(&store, key);
-        assert!(been.iter().any(|at| at.is_some() == here), "key={key} here={here} told={been:?}");
+        assert!(been.iter().any(|at| at.is_some() == here), "key={key} here={here} events={been:?}");
         let found = found(&store, *key, bytes);
         let been = known.apply_events(&store, key);
-        assert!(been.contains(&found), "key={key} found={found:?} told={been:?}");
+        assert!(been.contains(&found), "key={key} found={found:?} events={been:?}");
     }
     assert!(!known.forgot, "nothing is wrong with the device");
     let stats = store.stats();

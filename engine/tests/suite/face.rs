@@ -59,7 +59,7 @@ pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
     ("tickets::", "a client's sessions are others: `attached_session.rs`"),
     ("deadlines::calls_with_zero_timeout_return_at_once", "over a link nothing happens in no time"),
     ("found_damage::segment_quarantined_during", "a call over a link takes longer than a checkpoint"),
-    ("headers::headers_are_read_once_and_cached", "what the server reads into is its own"),
+    ("headers::headers_are_read_once_and_cached", "the server reads into its own memory"),
     ("hits::session_answers_queries_at_once", "sessions are a thread's of the store's process"),
     ("sick::second_failed_sync_turns_tier_off_until_a_probe_succeeds", SYNCS),
     ("sick::lost_tombstone_write_is_detected", SYNCS),
@@ -74,7 +74,7 @@ pub struct Store {
     client: Option<Attached>,
     serving: Option<Serving>,
     store: Arc<pagelith::Store>,
-    /// What is got is got into whole pages, and copied from there.
+    /// Whether gets use whole pages, from which the bytes are copied.
     pages: bool,
 }
 
@@ -394,7 +394,7 @@ impl Store {
     }
 }
 
-/// Get into pages what is then copied to where it was to be got.
+/// Get into whole pages, and copy the bytes to the destinations.
 fn in_pages<T>(gets: &mut [GetSlice<'_, '_>], get: impl FnOnce(&mut [GetSlice<'_, '_>]) -> T) -> T {
     let page = |piece: &&mut [u8]| AlignedBuf::new(piece.len().max(1)).expect("memory");
     let mut pages: Vec<Vec<AlignedBuf>> =
@@ -484,7 +484,7 @@ struct SimDial {
 impl SimDial {
     fn join(&self) {
         for task in self.tasks.lock().expect("no panic").drain(..) {
-            assert!(task.join(Duration::from_secs(60)), "a server goes on without its link");
+            assert!(task.join(Duration::from_secs(60)), "a server outlives its connection");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! First writer wins: recomputed bytes of the same page differ in the last bits, and that is no error.
+//! First writer wins: recomputed bytes of the same page differ in the last bits, and that is no
+//! error.
 
 use super::face::Store;
 use pagelith::{ErrorKind, PutOutcome};

@@ -184,7 +184,7 @@ pub fn damage_found_by_prefetch_stays_gone_after_flush_and_crash(world: &World) 
     world.flip(0, "segments", find(world, key(3)).payload + 40_000);
     let store = world.open(&config);
     store.prefetch(&[key(3)], Options::default());
-    until(world, "what is read ahead is found damaged", || store.stats().damaged == 1);
+    until(world, "the prefetch finds the damage", || store.stats().damaged == 1);
     flush(&store);
     stay_gone(world, store, &config, &[3]);
 }

@@ -87,7 +87,7 @@ pub fn gauges_return_to_rest(world: &World) {
     store_page(&store, 5, LEN);
     assert_eq!(store.lease(&[key(5)], Duration::from_secs(1)), 1);
     sim.runtime.run_for(Duration::from_secs(2));
-    assert_eq!(look(&store).objects_leased, 0, "nobody needed memory");
+    assert_eq!(look(&store).objects_leased, 0, "no put needed memory");
 
     // Prefetch.
     flush(&store);

@@ -85,7 +85,7 @@ pub fn attached_group_with_evicted_base_does_not_block_put(world: &World) {
     assert!(!is(&store, &k) && !is(&store, &t));
     let alone = (t.0, bytes(7, 6000));
     assert_eq!(put(&store, alone.0, &alone.1), Ok(PutOutcome::Stored));
-    assert!(is(&store, &alone), "a put of what nobody sees is stored");
+    assert!(is(&store, &alone), "a put of an invisible object is stored");
 }
 
 /// Number of polls before the other thread's call.
@@ -152,7 +152,7 @@ pub fn object_cleared_while_a_one_call_group_absorbs_it_stays_gone(world: &World
         }
         let mut found = vec![0; k.1.len()];
         let hit = get_into(&store, k.0, &mut found).expect("asked").is_hit();
-        assert!(!hit || found == new.1, "what was cleared came back polls={polls}");
+        assert!(!hit || found == new.1, "a cleared object is visible polls={polls}");
         assert_eq!(hit, is(&store, &v), "polls={polls}");
     }
 }
@@ -163,7 +163,7 @@ pub fn remove_drops_waiting_groups(world: &World) {
         for waiting in [&t, &s] {
             assert_eq!(attach(&store, k.0, waiting), Ok(PutOutcome::Waiting));
         }
-        assert_eq!(store.remove(&[t.0], Options::default()), Ok(0), "nobody saw it");
+        assert_eq!(store.remove(&[t.0], Options::default()), Ok(0), "it was not visible");
         assert_eq!(put(&store, k.0, &k.1), Ok(PutOutcome::Stored));
         assert!(!is(&store, &t) && is(&store, &s));
         let (a, b) = (object(2, "a", 1, 5000), object(2, "b", 2, 6000));

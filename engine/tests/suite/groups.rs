@@ -20,7 +20,7 @@ pub fn group_is_visible_whole_or_not_at_all(world: &World) {
     let message = format!("object has no bytes key={} length=0", page[9].0);
     refused(put_group(&store, &page), ErrorKind::Invalid, &message);
     page[9].1 = last;
-    assert_eq!(present_count(&store, &page), 0, "none of what was refused");
+    assert_eq!(present_count(&store, &page), 0, "no refused object");
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
     assert_eq!(present_count(&store, &page), 10);
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::AlreadyPresent));
@@ -61,7 +61,8 @@ pub fn group_is_evicted_whole(world: &World) {
 pub fn group_larger_than_a_segment_is_invalid(world: &World) {
     let store = world.open(&world.config());
     let page: Vec<_> = group(1, 4).into_iter().map(|(key, _)| (key, bytes(1, 300_000))).collect();
-    // Four payloads of 303,104 bytes and a header of one block, against a segment less header and footer.
+    // Four payloads of 303,104 bytes and a header of one block, against a segment less header and
+    // footer.
     let message =
         format!("group is larger than a segment's payload key={} bytes=1216512 max=1040384", page[0].0);
     refused(put_group(&store, &page), ErrorKind::Invalid, &message);
@@ -111,7 +112,7 @@ pub fn group_put_absorbs_standalone_objects(world: &World) {
         let store = world.reopen(store, &config);
         assert_eq!(present_count(&store, &page), 3);
         if world.tells_keys_apart() {
-            assert_eq!(store.stats().objects, 3, "the one put alone is not counted beside");
+            assert_eq!(store.stats().objects, 3, "the standalone object is not counted twice");
         }
     }
 }
@@ -159,7 +160,7 @@ pub fn group_is_whole_or_gone_after_a_crash(world: &World) {
         let counts: Vec<usize> = (0..40).map(|n| present_count(&store, &group(n, 10))).collect();
         assert!(counts.iter().all(|c| [0, 10].contains(c)), "{counts:?}");
         if round >= 1 {
-            assert_eq!(counts[10..20], [10; 10], "what a flush covered is here");
+            assert_eq!(counts[10..20], [10; 10], "flushed groups are present");
         }
     }
 }

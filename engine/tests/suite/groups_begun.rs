@@ -60,7 +60,7 @@ pub fn begun_group_is_visible_only_after_commit(world: &World) {
         let store = world.crash(store, &config);
         assert_eq!(present_count(&store, &page), 10);
         let again = begin(&store, &page);
-        assert_eq!(commit(&again), Ok(PutOutcome::AlreadyPresent), "what is here counts as put");
+        assert_eq!(commit(&again), Ok(PutOutcome::AlreadyPresent), "present objects count as put");
     }
 }
 
@@ -182,7 +182,8 @@ pub fn object_that_cannot_be_put_is_named(world: &World) {
     let page: Vec<Object> = group(1, 4).into_iter().map(|(key, _)| (key, bytes(1, 300_000))).collect();
     let begun = begin(&store, &page);
     page[..3].iter().for_each(|object| assert_eq!(put_into(&begun, object), Ok(PutOutcome::Waiting)));
-    // Four payloads of 303,104 bytes and a header of one block, against a segment less header and footer.
+    // Four payloads of 303,104 bytes and a header of one block, against a segment less header and
+    // footer.
     let key = page[3].0;
     let too_large = format!("group is larger than a segment's payload key={key} bytes=1216512 max=1040384");
     refused(put_into(&begun, &page[3]), ErrorKind::Invalid, &too_large);

@@ -56,7 +56,7 @@ pub fn hit_rules_match_the_model_for_any_residency(world: &World) {
         assert_eq!(
             asked.ask(|query| ask(&store, query)),
             asked.expected(&put),
-            "round={round}, less what was removed"
+            "round={round}, after removals"
         );
     }
     assert!(sparse >= 8, "stops with holes were among them sparse={sparse}");

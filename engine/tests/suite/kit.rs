@@ -41,7 +41,7 @@ pub fn until(world: &World, what: &str, is_so: impl Fn() -> bool) {
             None => std::thread::yield_now(),
         }
         // A longer wait is a hang.
-        assert!(began.elapsed() < Duration::from_secs(60), "waited in vain for: {what}");
+        assert!(began.elapsed() < Duration::from_secs(60), "timed out waiting until {what}");
     }
 }
 

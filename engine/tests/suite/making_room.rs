@@ -53,7 +53,7 @@ pub fn index_full_of_pins_is_not_rewritten_repeatedly(world: &World) {
     let before = store.stats().bytes_to_device;
     sim.runtime.run_for(Duration::from_secs(60));
     let after = store.stats().bytes_to_device;
-    assert!(after - before < 1 << 20, "nobody asked for anything, and it wrote {}", after - before);
+    assert!(after - before < 1 << 20, "it wrote {} without a request", after - before);
     assert!(
         pins.iter().all(super::face::Pin::is_held),
         "a client that says nothing for a minute is not dead"

@@ -33,7 +33,7 @@ pub fn pin_holds_while_its_segment_is_reclaimed(world: &World) {
         }
     }
     assert!(store.stats().segments_reclaimed > 30, "{:?}", store.stats());
-    assert!(!is_page_present(&store, 9, LEN) && !is_page_present(&store, 15, LEN), "only what was pinned");
+    assert!(!is_page_present(&store, 9, LEN) && !is_page_present(&store, 15, LEN), "only pinned pages");
     drop(pin);
     let store = world.crash(store, &config);
     for n in 10..15 {

@@ -31,7 +31,7 @@ pub fn full_arena_answers_busy_at_once(world: &World) {
         hit_page(&store, n, LEN);
     }
     for n in 16..24 {
-        assert!(!is_page_present(&store, n, LEN), "what was busy is not here n={n}");
+        assert!(!is_page_present(&store, n, LEN), "a busy page is present n={n}");
     }
 }
 
@@ -89,6 +89,6 @@ pub fn abandoned_writer_leaves_nothing_torn(world: &World) {
         store = world.crash(store, &config);
         // Any of them may be lost; none may be wrong.
         let here = (round * 100..round * 100 + 40).filter(|n| is_page_present(&store, *n, LEN)).count();
-        assert!(here >= 40 - 17, "what the arena cannot hold was written before here={here}");
+        assert!(here >= 40 - 17, "the arena holds at most 17 unwritten pages here={here}");
     }
 }

@@ -63,7 +63,7 @@ pub fn batch_larger_than_the_arena_is_stored(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(1)));
     let groups: Vec<Objects> = (0..40).map(|n| group(n, 10)).collect();
     assert_eq!(put_groups(&store, &groups), vec![Ok(PutOutcome::Stored); 40]);
-    assert!(groups[39].iter().all(|(key, bytes)| is_present(&store, *key, bytes)), "what was put last");
+    assert!(groups[39].iter().all(|(key, bytes)| is_present(&store, *key, bytes)), "the last put");
     let whole = |group: &&Objects| group.iter().all(|(key, bytes)| is_present(&store, *key, bytes));
     assert!(groups.iter().filter(whole).count() < 8, "six times the arena");
 }

@@ -70,7 +70,7 @@ pub fn scrub_drops_damage_and_rewrites_it_from_memory(world: &World) {
     for (key, _) in group(101, 6) {
         assert_eq!(store.exists_batch(&[key], Options::default()), [false]);
     }
-    assert_eq!(scrub(&store).damaged, 0, "told once");
+    assert_eq!(scrub(&store).damaged, 0, "reported once");
     (0..30).filter(|n| ![2, 28].contains(n)).for_each(|n| {
         hit_page(&store, n, LEN);
     });
@@ -149,7 +149,7 @@ pub fn scrub_obeys_its_rate_and_timeout(world: &World) {
     assert!((least..least + 1.0).contains(&took), "took={took} least={least}");
     let began = sim.clock.now();
     let short = ScrubOptions { timeout: Some(Duration::from_millis(500)), ..slow };
-    let part = store.scrub(short).expect("what it has").bytes;
+    let part = store.scrub(short).expect("a partial report").bytes;
     assert!(part > 0 && part < all, "{part} of {all}");
     assert!(sim.clock.now().since(began) < Duration::from_millis(600));
     sim.disk.hold(FaultOp::Read, None);

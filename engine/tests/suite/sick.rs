@@ -176,7 +176,7 @@ pub fn failed_write_seals_segment_after_its_last_good_record(world: &World) {
     let tail = &file[(at + (1 << 20) - 4096) as usize..(at + (1 << 20)) as usize];
     let (_, entries) = footer::decode(tail, identity, 1 << 20).expect("a footer");
     let named: Vec<_> = entries.iter().map(|e| e.key).collect();
-    assert_eq!(named, (0..5).map(key).collect::<Vec<_>>(), "what failed is not vouched for");
+    assert_eq!(named, (0..5).map(key).collect::<Vec<_>>(), "the footer lists no failed write");
     drop(store);
     sim.crash(CrashMode::DropAll);
     let store = world.open(&config);
@@ -448,7 +448,7 @@ pub fn segment_with_too_many_failed_reads_is_quarantined(world: &World) {
         assert_eq!(hit_page(&store, n, LEN), Tier::Memory);
     }
     hit_page(&store, 29, LEN);
-    assert_eq!(try_flush(&store).map(|r| r.durable_objects), Ok(3), "what memory has is written again");
+    assert_eq!(try_flush(&store).map(|r| r.durable_objects), Ok(3), "frames in memory are written again");
     // It is not reused, however much is put.
     let at = find(&world, key(4)).record;
     put_until(&store, 100, LEN, 2 * LAP);

@@ -118,7 +118,7 @@ impl World {
         c
     }
 
-    /// As [`World::config`], without a DRAM tier: what is flushed is on SSD only.
+    /// As [`World::config`], without a DRAM tier: flushed objects are on SSD only.
     pub fn cold_config(&self) -> Config {
         let mut c = self.config();
         c.dram.bytes = Size::ZERO;
