@@ -24,10 +24,7 @@ impl Flusher {
             let core = self.shared.lock();
             core.ssd.as_ref().map_or(0, |s| s.segments.get(r.segment).data_end)
         };
-        tracing::info!(
-            segment = r.segment.0,
-            "reclaim: segment has no readable footer, reading record headers"
-        );
+        tracing::info!(segment = r.segment.0, "segment has no readable footer, its headers are read");
         let end = if data_end > 0 { data_end } else { volume.geometry.segment_bytes };
         r.stage = Stage::Scanning;
         r.scan = Some(Scan { walk: Walk::new(r.identity, end), entries: Vec::new(), tried: false });
