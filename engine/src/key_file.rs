@@ -5,8 +5,8 @@
 //! [[key]]
 //! name = "rank-0"
 //! secret = "..."                  # 64 hexadecimal digits, random
-//! rights = ["read", "write"]      # of read, write, remove, operate; default: all, but operate
-//! only without namespaces
+//! rights = ["read", "write"]      # of read, write, remove, operate; default: all (with
+//!                                 # `namespaces`: all but operate)
 //! namespaces = ["..."]            # 32 hexadecimal digits each; default: all
 //! ```
 
