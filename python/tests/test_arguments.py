@@ -19,7 +19,7 @@ PAGE = 4096
 NOT_A_KEY = "must be a pagelith.Key, not"
 NOT_KEYS = "must be a list of pagelith.Key, not"
 NOT_MEMORIES = "must be a list of memories, one for each key, not"
-MEMORY = "memory is a buffer, a tensor, an \\(address, length\\), or a list of those, not"
+MEMORY = "memory must be a buffer, a tensor, an \\(address, length\\), or a list of those, not"
 
 
 def key(n):
@@ -98,10 +98,10 @@ class Refused(unittest.TestCase):
             ((True, 10), TypeError, "address must be a whole number, not bool"),
             (("0x10", 10), TypeError, "address must be a whole number, not str"),
             ((at, None), TypeError, "length must be a whole number, not NoneType"),
-            ((at, 1, 2), pagelith.InvalidError, "memory by its address is a pair \\(address, length\\) parts=3"),
-            ((), pagelith.InvalidError, "memory by its address is a pair \\(address, length\\) parts=0"),
-            ((0, 10), pagelith.InvalidError, "is no memory address=0x0 length=10"),
-            (((1 << 64) - 1, 10), pagelith.InvalidError, "is no memory address=0xffffffffffffffff length=10"),
+            ((at, 1, 2), pagelith.InvalidError, "memory must be a pair \\(address, length\\) parts=3"),
+            ((), pagelith.InvalidError, "memory must be a pair \\(address, length\\) parts=0"),
+            ((0, 10), pagelith.InvalidError, "is not a valid memory range address=0x0 length=10"),
+            (((1 << 64) - 1, 10), pagelith.InvalidError, "is not a valid memory range address=0xffffffffffffffff length=10"),
         ]
         for name, call in self.calls():
             for pair, error, words in wrong:
@@ -335,7 +335,7 @@ for call in (put, get, register):
         self.assertEqual(len(lines), 18)
         for line in lines:
             self.assertRegex(line, "(sources|destinations)\\[0\\]: |memory: ")
-            self.assertRegex(line, "this process has no such memory \\(GPU memory is not in it\\) address=0x[0-9a-f]+ length=8192$")
+            self.assertRegex(line, "address is not mapped in this process \\(GPU memory never is\\) address=0x[0-9a-f]+ length=8192$")
 
     def test_where_memory_may_not_be_written_a_get_is_refused(self):
         lines = self.run_there("""
@@ -343,8 +343,8 @@ fixed = mapped(mmap.PROT_READ)
 said(put, fixed); said(get, fixed); said(register, fixed)
 """)
         self.assertEqual(lines[0], "[PutOutcome(state=stored)]")
-        self.assertRegex(lines[1], "^destinations\\[0\\]: this process may not write there address=0x[0-9a-f]+ length=8192$")
-        self.assertRegex(lines[2], "^memory: this process may not write there")
+        self.assertRegex(lines[1], "^destinations\\[0\\]: address is not writable in this process address=0x[0-9a-f]+ length=8192$")
+        self.assertRegex(lines[2], "^memory: address is not writable in this process")
 
     def test_memory_that_came_after_the_first_look_is_found(self):
         lines = self.run_there("""
@@ -366,7 +366,7 @@ with tempfile.TemporaryDirectory() as home:
         odd = mmap.mmap(file.fileno(), 4096)
         said(put, 4096)
 """)
-        self.assertRegex(lines[0], "this process has no such memory")
+        self.assertRegex(lines[0], "address is not mapped in this process")
 
     def test_an_empty_piece_may_be_anywhere(self):
         lines = self.run_there("""

@@ -66,10 +66,10 @@ class Refused(unittest.TestCase):
         self.assert_refused("^ssd.dirs: .*got=set", self.store(dirs={"kv"}))
         self.assert_refused("^ssd.bytes: .*got=bytes", self.store(bytes=b"64MiB"))
         self.assert_refused("^ssd.reinsert_ratio: .*NaN", self.store(reinsert_ratio=float("nan")))
-        self.assert_refused("a name of a setting must be a string", {1: 2})
+        self.assert_refused("setting names must be strings", {1: 2})
         deep = {}
         deep["ssd"] = deep
-        self.assert_refused("no setting lies so deep", deep)
+        self.assert_refused("settings are nested too deeply", deep)
 
     def test_what_contradicts_the_machine_leaves_no_directory(self):
         self.assert_refused("dram.bytes: must be lower", {**self.store(), "dram": {"bytes": "8TiB"}})

@@ -140,7 +140,7 @@ class Tensors(unittest.TestCase):
                 self.store.get([key(1)], [tensor])
             self.assertEqual(tensor.memory.raw, bytes(PAGE), text)
         tensor = Tensor([5000])
-        with self.assertRaisesRegex(pagelith.InvalidError, "named twice"):
+        with self.assertRaisesRegex(pagelith.InvalidError, "must not overlap"):
             self.store.get([key(1), key(1)], [tensor, tensor])
 
 
