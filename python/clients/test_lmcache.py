@@ -262,7 +262,7 @@ class Controllers(Home):
     def test_what_is_wrong_with_its_flags_is_said_at_the_start(self):
         adapter = self.embedded()
         misplaced = {**adapter, "adapter_params": {}, "store": adapter["adapter_params"]["store"]}
-        for wrong, said in ((misplaced, "one of the two"), (self.embedded(ssd_dir="/x"), "'ssd_dir' is no key")):
+        for wrong, said in ((misplaced, "one of the two"), (self.embedded(ssd_dir="/x"), "'ssd_dir' is an unknown key")):
             with self.assertRaisesRegex(ValueError, said), parts.manager(wrong):
                 pass
 

@@ -176,7 +176,7 @@ class InAnEnginesProcess(unittest.TestCase):
         memory = engine.LocalCPUBackend(config, engine.metadata(), dst_device="cpu")
         with self.assertRaises(ValueError) as caught:
             PagelithConnector(asyncio.new_event_loop(), memory, config)
-        for words in ("remote_storage_plugin.pagelith", "'tenants' is no key", "one of the two"):
+        for words in ("remote_storage_plugin.pagelith", "'tenants' is an unknown key", "one of the two"):
             self.assertIn(words, str(caught.exception))
 
 

@@ -359,10 +359,10 @@ class Misconfigured(Case):
 
     def test_what_the_json_says(self):
         scenario, good = mha("page_first"), embedded(os.path.join(self.home, "never"))
-        self.assert_refused(scenario, {**good, "dram_bytes": 1, "tenant": 3}, "'dram_bytes' is no key", "'tenant' is a string")
+        self.assert_refused(scenario, {**good, "dram_bytes": 1, "tenant": 3}, "'dram_bytes' is an unknown key", "'tenant' must be a string")
         self.assert_refused(scenario, {**good, "attach": "unix:/x"}, "one of the two")
         self.assert_refused(scenario, NAMED, "one of the two")
-        self.assert_refused(scenario, {**good, "put_wait_ms": True}, "'put_wait_ms' is a whole number")
+        self.assert_refused(scenario, {**good, "put_wait_ms": True}, "'put_wait_ms' must be a whole number")
         self.assert_refused(scenario, {**good, "key_name": "rank"}, "go together")
 
     def test_a_pool_that_does_not_say_where_its_pages_lie(self):

@@ -59,7 +59,7 @@ class Facts(unittest.TestCase):
         reader.read("rope", lambda: 1)
         identity = reader.identity()
         self.assertEqual((identity.facts, identity.unknown), ({"length": "unknown", "rope": 1}, ("length",)))
-        with self.assertRaisesRegex(ValueError, "the place: pagelith cannot read length here.*set 'revision' to a text"):
+        with self.assertRaisesRegex(ValueError, "the place: pagelith cannot identify length,.*set 'revision' to a text"):
             admit(identity, "", "the place")
 
     def test_what_went_in_is_logged_once(self):
@@ -228,7 +228,7 @@ class OfVllm(unittest.TestCase):
 
 class OfAProcess(unittest.TestCase):
     def setUp(self):
-        for patch in (mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None}), mock.patch.dict(host._told, clear=True)):
+        for patch in (mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None}), mock.patch.dict(host._identified, clear=True)):
             patch.start()
             self.addCleanup(patch.stop)
 

@@ -509,7 +509,7 @@ class Adapter(Case):
     # Set-up and memory that is not what it should be.
 
     def test_what_is_wrong_with_adapter_params_is_said_at_the_start(self):
-        with self.assertRaisesRegex(ValueError, "adapter_params.*'base_path' is no key.*'read_threads' is a whole number"):
+        with self.assertRaisesRegex(ValueError, "adapter_params.*'base_path' is an unknown key.*'read_threads' must be a whole number"):
             self.adapter(base_path="/x", read_threads=0)
         with self.assertRaisesRegex(ValueError, "one of the two"):
             self.adapter(attach="unix:/x")

@@ -137,6 +137,6 @@ class Connector(Case):
 
         with self.assertRaisesRegex(Exception, "ssd.dirs: must be a list"):
             self.run_with(body, store={"ssd": {"dirs": os.path.join(self.home.name, "kv"), "bytes": "64MiB"}})
-        with self.assertRaisesRegex(ValueError, "'look_timeout_ms' is a whole number"):
+        with self.assertRaisesRegex(ValueError, "'look_timeout_ms' must be a whole number"):
             self.run_with(body, look_timeout_ms="1s")
         self.assertEqual(os.listdir(self.home.name), [])

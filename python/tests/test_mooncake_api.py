@@ -294,7 +294,7 @@ class Client(Case):
         self.assertEqual(client.setup({"local_hostname": "host", "global_segment_size": "33554432", "enable_ssd_offload": "false"}), 0)
         self.assertEqual((client.get_hostname(), client._store.opened.memory["arena"]), ("host", 32 << 20))
         for given in ({"quota": 1}, {5: 1}, {"local_hostname": {}}):
-            self.assert_refused("is no parameter of setup", lambda given=given: MooncakeDistributedStore().setup(given))
+            self.assert_refused("is not a parameter of setup", lambda given=given: MooncakeDistributedStore().setup(given))
 
     def test_each_minus_600_is_said_once_and_nothing_is_raised(self):
         client = self.client()
@@ -343,7 +343,7 @@ class Client(Case):
             lambda: client.batch_get_into(["a"], [64], [8]),
         ]
         for call in calls:
-            self.assert_refused("memory of objects is not registered objects=1 of=1", lambda call=call: [call() for _ in range(20)][0])
+            self.assert_refused("the memory of some objects is not registered objects=1 of=1", lambda call=call: [call() for _ in range(20)][0])
         other = MooncakeDistributedStore()
         self.assert_refused("is not set up", lambda: [other.put("a", b"a") for _ in range(20)][0])
 

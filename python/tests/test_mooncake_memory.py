@@ -151,7 +151,7 @@ class Memory(unittest.TestCase):
             code = client.register_buffer(ctypes.addressof(memory), LENGTH)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         self.assertEqual(code, -1)
-        self.assertIn("cannot be looked at", said.output[0])
+        self.assertIn("cannot be checked", said.output[0])
 
 
 if __name__ == "__main__":

@@ -857,9 +857,9 @@ class SetUp(Case):
             self.open(Pool(), **how)
 
     def test_what_is_wrong_is_said_at_the_start(self):
-        self.assert_refused("'sizes' is no key", extra={"sizes": 3})
+        self.assert_refused("'sizes' is an unknown key", extra={"sizes": 3})
         self.assert_refused("one of the two", extra={"attach": "unix:/nowhere"})
-        self.assert_refused("'store' is a dictionary", extra={"store": 7})
+        self.assert_refused("'store' must be a dictionary", extra={"store": 7})
         self.assert_refused("at least 1", extra={"get_timeout_ms": 0})
         self.assert_refused("--served-model-name", model_name=None)
         self.assert_refused("pagelith serve", is_mla_model=True, tp_size=2)

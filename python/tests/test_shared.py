@@ -82,7 +82,7 @@ class Shared(Attached):
         os.unlink(path)
         with self.assertLogs("pagelith.shared", "WARNING") as logs:
             self.assertEqual(shared.share(store, [(address, LENGTH)]), 0)
-        self.assertRegex(logs.output[0], f"{LENGTH} bytes of host memory are not shown .*, but sent: .*{path}")
+        self.assertRegex(logs.output[0], f"{LENGTH} bytes of host memory are not shared .* but sent: .*{path}")
         self.put(store, address, 0)
         ordinary = ctypes.create_string_buffer(LENGTH)
         self.assertEqual(shared.share(store, [(ctypes.addressof(ordinary), LENGTH)]), 0)
@@ -100,7 +100,7 @@ class Shared(Attached):
             self.assertLogs("pagelith.shared", "WARNING") as logs,
         ):
             self.assertEqual(shared.share(self.attach(), [(address, LENGTH)]), 0)
-        self.assertIn("another file has this name", logs.output[0])
+        self.assertIn("a different file has this name", logs.output[0])
 
     def test_a_pipe_in_place_of_a_file_that_was_deleted_is_not_waited_for(self):
         path, address = self.in_a_file()

@@ -410,7 +410,7 @@ class Life(Case):
             file.write('[dram]\nbytes = "8MiB"\n')
         with pagelith.Store(path) as store:
             self.assertTrue(store.put([key(1)], [b"x"])[0])
-        with self.assertRaisesRegex(pagelith.InvalidError, "neither .toml nor .json"):
+        with self.assertRaisesRegex(pagelith.InvalidError, ".toml or .json file"):
             pagelith.Store("store.yaml")
         with self.assertRaises(FileNotFoundError):
             pagelith.Store("absent.toml")

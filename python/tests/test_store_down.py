@@ -126,8 +126,8 @@ class Lines(unittest.TestCase):
         self.assertEqual(
             lines,
             [
-                f"WARNING:here:pagelith: 2 of 5 objects could not be read, and are misses: cause=damaged store=unix:/x not_named=0 objects={keys[0]} {keys[3]}",
-                f"WARNING:here:pagelith: 1 of 5 objects could not be read, and are misses: cause=late store=unix:/x not_named=0 objects={keys[4]}",
+                f"WARNING:here:pagelith: 2 of 5 objects could not be read and count as misses: cause=damaged store=unix:/x not_named=0 objects={keys[0]} {keys[3]}",
+                f"WARNING:here:pagelith: 1 of 5 objects could not be read and count as misses: cause=late store=unix:/x not_named=0 objects={keys[4]}",
             ],
         )
         # No more than so many in a while.
@@ -314,7 +314,7 @@ class Down(unittest.TestCase):
     def test_a_store_of_this_process_is_there_or_refused(self):
         of = test_sglang_adapter.Pages("test_are_there_for_the_next_process_and_nobody_elses")
         of.home = self.home
-        with self.assertRaisesRegex(ValueError, "'start_without_store' goes with 'attach'"):
+        with self.assertRaisesRegex(ValueError, "'start_without_store' requires 'attach'"):
             of.open(test_sglang_adapter.Pool(), extra={"start_without_store": True})
 
 

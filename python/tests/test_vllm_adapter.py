@@ -266,7 +266,7 @@ class Tier(Case):
         self.tier(extra=with_adapters, revision="adapters-3").shutdown()
 
     def test_what_is_wrong_with_its_entry_is_said_at_the_start(self):
-        with self.assertRaisesRegex(ValueError, "'root_dir' is no key.*'read_threads' is a whole number"):
+        with self.assertRaisesRegex(ValueError, "'root_dir' is an unknown key.*'read_threads' must be a whole number"):
             self.tier(root_dir="/x", read_threads=0)
         with self.assertRaisesRegex(ValueError, "one of the two"):
             self.tier(attach="unix:/x")

@@ -220,14 +220,14 @@ class Connector(Case):
 
     def test_what_is_wrong_is_said_at_the_start(self):
         for wrong, words in (
-            ({"extra": {"root_dir": "/x"}}, "'root_dir' is no key.*one of the two"),
+            ({"extra": {"root_dir": "/x"}}, "'root_dir' is an unknown key.*one of the two"),
             ({"extra": self.extra(attach="unix:/x")}, "one of the two"),
-            ({"extra": self.extra(load_async="yes", read_threads=0)}, "'load_async' is true or false.*'read_threads' is a whole number"),
+            ({"extra": self.extra(load_async="yes", read_threads=0)}, "'load_async' must be true or false.*'read_threads' must be a whole number"),
             ({"ranks": 2}, "'store' is a store in the scheduler's process, and 2 worker.*pagelith serve"),
             ({"pipeline": 2}, "'store' is a store in the scheduler's process, and 2 worker.*pagelith serve"),
             ({"prefill_context": 2}, "'prefill_context_parallel_size' is 2.*--prefill-context-parallel-size 1"),
-            ({"ranks": 2, "extra": {"attach": "unix:/x", "load_async": False}}, "'load_async' is false, and with 2 workers"),
-            ({"specs": []}, "no groups of caches"),
+            ({"ranks": 2, "extra": {"attach": "unix:/x", "load_async": False}}, "'load_async' is false, but with 2 workers"),
+            ({"specs": []}, "no cache groups"),
             ({"specs": [Spec(TOKENS, "cross_attention")]}, "of the kind 'cross_attention'.*PagelithTier"),
             ({"specs": [FULL, Spec(TOKENS, "sliding_window", TOKENS, prefix_cacheable=False)]}, "group 1 .*to no connector.*PagelithTier"),
             ({"specs": [FULL, FULL], "extra": self.extra(load_async=False)}, "'load_async' is false"),
@@ -270,5 +270,5 @@ class Connector(Case):
         self.assertEqual(pieces([(1, 64), (2, 1000), (4, 8), (8, 1)], 1), ((0, 32), (1000, 32)))
         self.assertEqual(pieces([(3, 4), (2, 12)], 4), ((0, 24),))
         self.assertEqual(pieces([(2, 100), (2, 10), (3, 1)], 1), ((0, 3), (10, 3), (100, 3), (110, 3)))
-        with self.assertRaisesRegex(ValueError, "lie in one another"):
+        with self.assertRaisesRegex(ValueError, "overlap"):
             pieces([(3, 2), (4, 1)], 1)

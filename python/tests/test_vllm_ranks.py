@@ -70,7 +70,7 @@ class Ranks(Case):
             engine.close()
 
     def test_a_stage_without_a_part_of_a_page_is_refused(self):
-        with self.process() as attach, self.assertRaisesRegex(ValueError, "no layer of the model's group 1.*--pipeline-parallel-size"):
+        with self.process() as attach, self.assertRaisesRegex(ValueError, "no layer of cache group 1.*--pipeline-parallel-size"):
             self.engine(extra=attach, specs=(FULL, window(9)), pipeline=2, without=(1, 1))
 
     def test_a_block_of_which_each_rank_has_some_tokens_is_of_all_their_tokens(self):

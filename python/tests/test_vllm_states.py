@@ -173,13 +173,13 @@ class States(Case):
         for wrong, words in (
             ({"specs": (Spec(TOKENS, "mamba", mamba_cache_mode="none"), FULL)}, "--enable-prefix-caching"),
             ({"specs": (STATE, Spec(2 * TOKENS))}, "states? has blocks of 4 tokens, and 8 are whole"),
-            ({"specs": (Spec(TOKENS, "mamba", num_speculative_blocks=2), FULL)}, "leave --speculative-config out"),
-            ({"guesses": object()}, "leave --speculative-config out"),
-            ({"replays": True}, "--use-replayssm out"),
+            ({"specs": (Spec(TOKENS, "mamba", num_speculative_blocks=2), FULL)}, "remove --speculative-config"),
+            ({"guesses": object()}, "remove --speculative-config"),
+            ({"replays": True}, "remove --use-replayssm"),
             ({"extra": self.extra(load_async=False)}, "'load_async' is false"),
             # Whether vLLM zeroes new blocks or not.
-            ({"extra": self.extra(save_async=True), "zeroing": True}, "'save_async' is true, and a recurrent state"),
-            ({"extra": self.extra(save_async=True)}, "'save_async' is true, and a recurrent state"),
+            ({"extra": self.extra(save_async=True), "zeroing": True}, "'save_async' is true, but the next step"),
+            ({"extra": self.extra(save_async=True)}, "'save_async' is true, but the next step"),
         ):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.hybrid(**wrong)

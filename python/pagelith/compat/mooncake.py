@@ -188,14 +188,14 @@ class MooncakeDistributedStore:
         known = inspect.signature(self.setup).parameters
         unknown = [name for name in config if name not in known]
         if unknown or isinstance(config.get("local_hostname"), dict):
-            logger.error("pagelith: %r is no parameter of setup, which has %s", (unknown or ["local_hostname"])[0], ", ".join(known))
+            logger.error("pagelith: %r is not a parameter of setup; its parameters are %s", (unknown or ["local_hostname"])[0], ", ".join(known))
             return INVALID_PARAMS
         return self.setup(**config)
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Attach to a store process; nothing else stands behind an address here."""
         if not isinstance(server_address, str) or not server_address.startswith(("unix:", "tcp:")):
-            logger.error("pagelith: no store process has this address, which begins with unix: or tcp: %r", server_address)
+            logger.error("pagelith: the address of a store process must begin with unix: or tcp: address=%r", server_address)
             return INVALID_PARAMS
         return self.setup(master_server_addr=server_address)
 
@@ -217,23 +217,23 @@ class MooncakeDistributedStore:
     def register_buffer(self, address: int, size: int) -> int:
         with self._lock:
             if not isinstance(address, int) or not isinstance(size, int):
-                logger.error("pagelith: memory has an address and a length in bytes, not %r and %r", address, size)
+                logger.error("pagelith: memory must be an address and a length in bytes, not %r and %r", address, size)
                 return INVALID_PARAMS
             if self._regions.get(address) == size:
                 return OK
             try:
                 is_host = size > 0 and is_host_memory(address, size)
             except OSError as error:
-                logger.error("pagelith: memory at %#x of %d bytes cannot be looked at: %s", address, size, error)
+                logger.error("pagelith: memory at %#x of %d bytes cannot be checked: %s", address, size, error)
                 return INTERNAL
             if not is_host:
-                logger.error("pagelith: no host memory at %#x of %d bytes; memory of a GPU is not taken", address, size)
+                logger.error("pagelith: no host memory at %#x of %d bytes; GPU memory is not supported", address, size)
                 return INVALID_PARAMS
             at = bisect_right(self._starts, address)
             before = self._starts[at - 1] if at else None
             after = self._starts[at] if at < len(self._starts) else None
             if before is not None and before + self._regions[before] > address or after is not None and address + size > after:
-                logger.error("pagelith: memory at %#x of %d bytes overlaps what is registered with another length", address, size)
+                logger.error("pagelith: memory at %#x of %d bytes overlaps a registration with another length", address, size)
                 return INVALID_PARAMS
             self._starts.insert(at, address)
             self._regions[address] = size
@@ -243,7 +243,7 @@ class MooncakeDistributedStore:
     def unregister_buffer(self, address: int) -> int:
         with self._lock:
             if address not in self._regions:
-                logger.error("pagelith: no memory is registered at %r", address)
+                logger.error("pagelith: no memory is registered at address=%r", address)
                 return INVALID_PARAMS
             self._unregister(address)
             return OK
@@ -327,7 +327,7 @@ class MooncakeDistributedStore:
     def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None) -> int:
         keys, values = list(keys), list(values)
         if len(keys) != len(values):
-            logger.error("pagelith: %d keys and %d values are put", len(keys), len(values))
+            logger.error("pagelith: there must be one value per key keys=%d values=%d", len(keys), len(values))
             return INVALID_PARAMS
         codes = [self.put(key, value) for key, value in zip(keys, values, strict=True)]
         return next((code for code in codes if code != OK), OK)
@@ -440,7 +440,7 @@ class MooncakeDistributedStore:
         """The names that objects have now: an engine may have replaced its model's weights since the last call."""
         now = self._model()
         if writes and now.stale:
-            raise _StaleWeights("the model's weights were replaced, and these bytes may be from before: start the server again to store")
+            raise _StaleWeights("the model's weights were replaced at run time, and these bytes may be of the old ones: restart the server to store objects")
         names = self._names
         if names is None or names.model != now.identity.fingerprint:
             admit(now.identity, self._revision, f"Mooncake's setup ('revision' is its argument, or the variable {_REVISION})")
@@ -461,12 +461,12 @@ class MooncakeDistributedStore:
     def _only_registered(self, what: str, keys: Sequence[str], pieces: _Pieces) -> tuple[list[int], list[int]]:
         """A code for each key, and which of them may be moved."""
         if len(pieces) != len(keys):
-            raise ValueError(f"memory for each key keys={len(keys)} memories={len(pieces)}")
+            raise ValueError(f"there must be one memory per key keys={len(keys)} memories={len(pieces)}")
         with self._lock:
             some = [at for at, parts in enumerate(pieces) if self._is_registered(parts)]
         if len(some) < len(keys):
             unknown = len(keys) - len(some)
-            self._failures.call(what, _Refused(f"memory of objects is not registered objects={unknown} of={len(keys)}"))
+            self._failures.call(what, _Refused(f"the memory of some objects is not registered objects={unknown} of={len(keys)}"))
         return [INVALID_PARAMS] * len(keys), some
 
     def _remember(self, key: str, length: int) -> None:
@@ -506,7 +506,7 @@ class MooncakeDistributedStore:
             logger.error("pagelith: invalid argument: %s", error)
             return failed(INVALID_PARAMS)
         except Exception:
-            logger.exception("pagelith: a call failed")
+            logger.exception("pagelith: a call failed unexpectedly")
             return failed(INTERNAL)
 
 

@@ -58,7 +58,7 @@ class MooncakeHostMemAllocator:
         except TypeError:
             wanted = -1
         if wanted < 0:
-            logger.error("pagelith: the size of host memory must be a whole number of bytes, from 0 on size=%r", size)
+            logger.error("pagelith: the size of host memory must be a whole number of bytes, at least 0 size=%r", size)
             return 0
         length = -(-max(wanted, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
@@ -73,7 +73,7 @@ class MooncakeHostMemAllocator:
         """Give the pages back; what is registered there is registered no more."""
         owner, fd, length = _allocated.get(address, (None, -1, 0))
         if owner is not self._owner or _allocated.pop(address, None) is None:
-            logger.error("pagelith: no memory of this allocator lies at %r", address)
+            logger.error("pagelith: no memory of this allocator is at address=%r", address)
             return INVALID_PARAMS
         # A store of this process reads into the pages that were there when they were registered.
         for there in clients.valuerefs():

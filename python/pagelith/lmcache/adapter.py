@@ -252,7 +252,7 @@ class PagelithL2Adapter(L2AdapterInterface):
             notify(*what)
         except Exception:
             # A listener's fault is no fault of the objects.
-            logger.exception("pagelith: a listener of LMCache failed in %s", event)
+            logger.exception("pagelith: a listener of LMCache raised an exception in %s", event)
 
     def report_status(self) -> dict[str, Any]:
         status = {

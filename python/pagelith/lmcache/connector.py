@@ -78,7 +78,7 @@ class PagelithConnector(RemoteConnector):
             admit(now.identity, self.settings.revision, self._where)
             names = self._names = self._named(now.identity)
         if writes and now.stale:
-            raise pagelith.InvalidError("the model's weights were replaced while this server runs, and LMCache may have chunks from before: start the server again to store")
+            raise pagelith.InvalidError("the model's weights were replaced at run time, and LMCache may hold chunks of the old ones: restart the server to store chunks")
         return names
 
     def _named(self, model: Identity) -> _Names:

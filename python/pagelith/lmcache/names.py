@@ -40,13 +40,13 @@ class Names:
         layout = _layout_of(memory)
         if self._settings.serde and not _is_bytes(layout):
             raise ValueError(
-                f"adapter_params have 'serde', and LMCache hands over objects of {_text(layout)}: pass LMCache's own"
-                ' "serde": {...} beside adapter_params, or take it out of them'
+                f"adapter_params has 'serde', but LMCache passes objects of {_text(layout)}: configure LMCache's own"
+                ' "serde": {...} next to adapter_params, or remove it from adapter_params'
             )
         if memory.get_size() != _bytes_of(layout):
             raise ValueError(
-                f"an object of {_bytes_of(layout)} bytes has {memory.get_size()} in use: a serde whose output has no fixed"
-                " length is not supported, since LMCache does not say its length when it reads"
+                f"an object of {_bytes_of(layout)} bytes uses {memory.get_size()} of them: a serde with output of variable"
+                " length is not supported, since LMCache does not pass its length to reads"
             )
         known = None if self._settings.serde else layout
         self._see(key, known)
@@ -85,7 +85,7 @@ class Names:
         if any(seen is not None and _is_bytes(seen) for seen in self._seen_of(key)):
             self._said = True
             logger.error(
-                "pagelith: LMCache stores serialized bytes and asks for %s, which will not be found: pass \"serde\": a text that"
+                "pagelith: LMCache stores serialized bytes but looks up %s, which it will not find: pass \"serde\": a text that"
                 " names the serde and all that its bytes depend on, in adapter_params",
                 _text(layout),
             )
@@ -178,7 +178,7 @@ def addresses(objects: Sequence[Any]) -> list[tuple[int, int]]:
     for memory in objects:
         tensor = memory.raw_tensor
         if tensor is None or tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise ValueError("LMCache's L1 is not in host memory, which is what this adapter reads and writes: use its DRAM L1")
+            raise ValueError("LMCache's L1 is not in host memory, the only memory that this adapter reads and writes: use its DRAM L1")
         if tensor.numel() * tensor.element_size() < memory.get_size():
-            raise ValueError(f"a memory object of {memory.get_size()} bytes lies in {tensor.numel() * tensor.element_size()}")
+            raise ValueError(f"a memory object uses {memory.get_size()} bytes, but its tensor has {tensor.numel() * tensor.element_size()}")
     return [(memory.data_ptr, memory.get_size()) for memory in objects]

@@ -55,7 +55,7 @@ class Pins:
             return _Held(self._store.pin(names, timeout=self._timeout), self._release_later)
         except pagelith.PagelithError as error:
             self._again = self._now() + _REST_S
-            self._failures.call(f"pin (what look-ups find is not pinned for the next {_REST_S:.0f} s)", error)
+            self._failures.call(f"pin (found objects are not pinned for the next {_REST_S:.0f} s)", error)
             return None
 
     def given_up(self) -> bool:

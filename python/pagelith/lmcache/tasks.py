@@ -37,7 +37,7 @@ class Tasks(Generic[_Result]):
             submit(self._threads, self._run, task, body, failed)
         except RuntimeError as error:
             # They were shut down, or there is no thread: what was given is reported all the same.
-            logger.warning("pagelith: a %s task was not begun: %s", self._name, error)
+            logger.warning("pagelith: a %s task was not started: %s", self._name, error)
             self._end(task, failed())
 
     def _run(self, task: int, body: Callable[[], _Result], failed: Callable[[], _Result]) -> None:

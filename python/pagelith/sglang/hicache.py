@@ -63,12 +63,12 @@ class HiCache(HiCacheStorage):
         self.settings = Settings.of(storage_config.extra_config)
         config = storage_config
         if not config.model_name:
-            raise ValueError("pagelith needs the model's name: pass --served-model-name; pages of two models are not the same")
+            raise ValueError("pagelith needs the model's name to keep pages of models apart: pass --served-model-name")
         if config.dcp_size > 1:
-            raise ValueError("pagelith does not name slices of decode context parallelism yet; pass --dcp-size 1")
+            raise ValueError("pagelith does not support decode context parallelism; pass --dcp-size 1")
         if config.is_mla_model and config.tp_size > 1 and self.settings.attach is None:
             raise ValueError(
-                f"rank 0 of {config.tp_size} writes the pages that all ranks read, and a store in its process is its own: run"
+                f"rank 0 of {config.tp_size} writes the pages that all ranks read, and no other rank can read a store in its process: run"
                 ' `pagelith serve` and pass "attach": "unix:PATH" instead of "store"'
             )
         split = config.tp_lcm_size // config.tp_size if config.should_split_heads else 0
@@ -159,8 +159,8 @@ class HiCache(HiCacheStorage):
 
         if self._where.cp[1] > 1 and self._where.tp[1] > get_parallel().attn_tp_size:
             raise ValueError(
-                f"each of {self._where.cp[1]} ranks of context parallelism has layers of its own, and SGLang backs up those of one alone: no"
-                " prefix could be restored. Leave --enable-dsa-cache-layer-split out"
+                f"each of {self._where.cp[1]} ranks of context parallelism has layers of its own, but SGLang backs up those of one rank only: no"
+                " prefix could be restored. Remove --enable-dsa-cache-layer-split"
             )
         self._where = replace(self._where, layers_split=True)
 
@@ -174,8 +174,8 @@ class HiCache(HiCacheStorage):
     def _register(self, name: str, host: Any) -> None:
         if self._where.replicated and self._where.tp[1] > 1 and name in ("draft", "draft_swa") and has_heads(host):
             raise ValueError(
-                f"pool {name!r} has other bytes on each of {self._where.tp[1]} ranks, and of a target whose KV all ranks share"
-                " SGLang backs it up on one alone for --hicache-storage-backend dynamic: no prefix could be restored."
+                f"pool {name!r} has different bytes on each of {self._where.tp[1]} ranks, and for a target whose KV all ranks share"
+                " SGLang backs it up on one rank only with --hicache-storage-backend dynamic: no prefix could be restored."
                 " Use a draft of the target's kind, or pass --speculative-algorithm none"
             )
         pool = Pool(name, host, self._where)
@@ -220,7 +220,7 @@ class HiCache(HiCacheStorage):
                 raise ValueError("no host pool with pages is registered")
             if names.model != now.identity.fingerprint:
                 logger.warning(
-                    "pagelith: the model's weights changed: fingerprint=%s was=%s. Pages from before are not found, and none is stored"
+                    "pagelith: the model's weights changed: fingerprint=%s was=%s. Pages of the old weights are not found, and none is stored"
                     " until SGLang flushes its cache (POST /flush_cache)",
                     now.identity.fingerprint,
                     names.model,
@@ -230,7 +230,7 @@ class HiCache(HiCacheStorage):
                 assert renamed is not None
                 names = self._names = renamed
         if writes and now.stale:
-            raise _StaleWeights("these pages may be of weights that were replaced: flush SGLang's cache (POST /flush_cache)")
+            raise _StaleWeights("these pages may be of replaced weights: flush SGLang's cache (POST /flush_cache)")
         return names
 
     # Queries.
@@ -336,7 +336,7 @@ class HiCache(HiCacheStorage):
         without = len(absent) - len(new)
         if without:
             pools = ", ".join(sorted(needed))
-            logger.warning("pagelith: %d of %d pages are not stored, since not all of %s was stored of them", without, len(keys), pools)
+            logger.warning("pagelith: %d of %d pages are not stored, since their objects in pools %s are incomplete", without, len(keys), pools)
         if new:
             pieces = memory()
             for page in new:
@@ -434,7 +434,7 @@ class HiCache(HiCacheStorage):
         others = sorted(needed)
         missing = [name for name in others if name not in names.keys]
         if missing:
-            raise ValueError(f"every page has objects in pool {missing[0]!r}, which is not registered")
+            raise ValueError(f"every page has objects in pool {missing[0]!r}, but that pool is not registered")
         return [key for name in ("kv", *others) for key in names.keys[name]] if others else None
 
     def _write_attached(self, transfer: Any) -> list[bool]:
@@ -543,5 +543,5 @@ class HiCache(HiCacheStorage):
 def _flat(page: Any) -> tuple[int, int]:
     """Where a flat tensor lies."""
     if not page.is_contiguous() or page.device.type != "cpu":
-        raise ValueError("a page is a contiguous tensor in host memory")
+        raise ValueError("a page must be a contiguous tensor in host memory")
     return page.data_ptr(), page.numel() * page.element_size()

@@ -25,7 +25,7 @@ class Layer:
     def of(cache: Any, blocks: int) -> "Layer":
         parts, rest = divmod(cache.shape[0], blocks)
         if parts < 1 or rest:
-            raise ValueError(f"pagelith: a cache of shape {tuple(cache.shape)} is not of {blocks} blocks")
+            raise ValueError(f"pagelith: a cache of shape {tuple(cache.shape)} cannot be divided into {blocks} blocks")
         width = cache.element_size()
         axes = [(parts, cache.stride(0) * width), *zip(cache.shape[1:], (step * width for step in cache.stride()[1:]), strict=True)]
         return Layer(int(cache.data_ptr()), parts * cache.stride(0) * width, pieces(axes, width))
@@ -44,7 +44,7 @@ def pieces(axes: Sequence[tuple[int, int]], width: int) -> tuple[tuple[int, int]
         else:
             outer.append((size, stride))
     if len(outer) > 0 and any(stride < run for _, stride in outer):
-        raise ValueError(f"pagelith: parts of a cache with axes {list(axes)} lie in one another")
+        raise ValueError(f"pagelith: parts of a cache with axes {list(axes)} overlap")
     offsets = [0]
     for size, stride in reversed(outer):
         offsets = [offset + n * stride for offset in offsets for n in range(size)]

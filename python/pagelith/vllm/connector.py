@@ -99,7 +99,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _work(self) -> Worker:
-        assert self._worker is not None, "vLLM asked the scheduler's side for a worker's work"
+        assert self._worker is not None, "vLLM called a worker method on the scheduler's connector"
         return self._worker
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         empty = [at for at, group in enumerate(groups) if not group.layer_names]
         if empty:
             raise ValueError(
-                f"pagelith: this stage of the pipeline has no layer of the model's group {empty[0]} of caches, and each has to keep some of all:"
+                f"pagelith: this pipeline stage has no layer of cache group {empty[0]}, but each stage must have a layer of every group:"
                 " pass another --pipeline-parallel-size"
             )
         by_pool = [[{name: kv_caches[name] for name in groups[at].layer_names} for at in pool.groups] for pool in self._pools.each]
@@ -166,7 +166,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _plans(self) -> Scheduler:
-        assert self._scheduler is not None, "vLLM asked a worker's side for the scheduler's work"
+        assert self._scheduler is not None, "vLLM called a scheduler method on a worker's connector"
         return self._scheduler
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:

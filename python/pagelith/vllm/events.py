@@ -104,7 +104,7 @@ class Told:
             told, _ = taken(self._store)
         except IncompatibleError as error:
             self._tells = False
-            logger.warning("pagelith: removed chunks are not told of: %s", error)
+            logger.warning("pagelith: removals of chunks are not reported: %s", error)
             return gone
         for event in told:
             went = self._cleared(event) if event.kind == "cleared" and self._cleared is not None else []

@@ -25,7 +25,7 @@ class Staged:
         most = max(self._bytes)
         self.at_once = min(most_bytes // most, blocks)
         if self.at_once < 1:
-            raise ValueError(f"pagelith: 'staging_bytes' is {most_bytes}, and a block of a pool's layers has {most} bytes: give it that")
+            raise ValueError(f"pagelith: 'staging_bytes' is {most_bytes}, but a block of all layers of a pool has {most} bytes: pass at least that")
         device = self._pools[0][0][0].device
         self._host = torch.empty((self.at_once, most), dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = device

@@ -71,7 +71,7 @@ class PagelithTier(SecondaryTierManager):
         # Before anything is opened that nobody would close.
         events = offloading_spec.kv_events_config.enable_kv_cache_events
         if self.settings.enable_kv_events and not events:
-            raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', and --kv-events-config is not set")
+            raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', but --kv-events-config is not set")
         self.locality = Locality(self.settings.locality) if self.settings.locality else None
         config = offloading_spec.config
         told = config.extra_config.get(TOLD)
@@ -151,7 +151,7 @@ class PagelithTier(SecondaryTierManager):
             submit(threads, self._run, job.job_id, keys, rows, body)
         except RuntimeError as error:
             # They were shut down, or there is no thread: what was given is reported all the same.
-            logger.warning("pagelith: a job of %d chunks was not begun: %s", len(keys), error)
+            logger.warning("pagelith: a job of %d chunks was not started: %s", len(keys), error)
             self._end(job.job_id, keys, [False] * len(keys), 0.0)
 
     def _run(self, job_id: int, keys: list[Any], rows: list[tuple[int, int]], body: Callable[..., list[bool]]) -> None:

@@ -94,7 +94,7 @@ class Worker:
                 try:
                     submit(self._threads, self._read_later, load, objects, self._own.told())
                 except RuntimeError as error:
-                    logger.warning("pagelith: %d pages are not read: %s", len(load.pages), error)
+                    logger.warning("pagelith: a load of %d pages was not started: %s", len(load.pages), error)
                     self._done.put((load, objects, [False] * len(objects)))
 
     def _read_later(self, load: Load, objects: list[Object], after: Any) -> None:
@@ -113,7 +113,7 @@ class Worker:
         # One that has no block in one of its groups has nowhere to go.
         wanted = [at for at, one in enumerate(objects) if NULL not in one.blocks]
         if len(wanted) < len(objects):
-            logger.warning("pagelith: objects have no block in some group, and are not read objects=%d request=%s", len(objects) - len(wanted), load.request)
+            logger.warning("pagelith: objects without a block in some group are not read objects=%d request=%s", len(objects) - len(wanted), load.request)
         keys = self._keys_of([objects[at] for at in wanted], load.pages)
         for start in range(0, len(wanted), memory.at_once):
             part = slice(start, start + memory.at_once)
