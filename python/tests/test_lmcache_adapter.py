@@ -372,7 +372,7 @@ class Adapter(Case):
         adapter.submit_unlock(chunks * 1000)
         until(lambda: (status := adapter.report_status()).get("stats", {}).get("objects_pinned") == 0 and not status["pins_to_be_released"] or None)
         # It was killed, and is there again.
-        adapter._pins._again = 0
+        adapter._pins._suspended_until = 0
         self.store(adapter, chunks, [Memory(n) for n in range(20)])
         self.assertEqual((self.look(adapter, chunks), len(asked)), ([1] * 20, 2))
         process.child.kill()
@@ -386,7 +386,7 @@ class Adapter(Case):
         # After three failures it is left alone for a second.
         until(lambda: self.answers(adapter))
         self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(20)]), (True, 20 * SIZE))
-        adapter._pins._again = 0
+        adapter._pins._suspended_until = 0
         self.assertEqual((self.look(adapter, chunks), adapter.report_status()["stats"]["objects_pinned"]), ([1] * 20, 20))
         stop(again)
         adapter.close()
