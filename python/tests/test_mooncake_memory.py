@@ -110,7 +110,7 @@ class Memory(unittest.TestCase):
         # In parts, and beside what is no memory of the allocator.
         parts = [(address, 4096), (address + 4096, 4096), (ctypes.addressof(other), LENGTH)]
         self.assertEqual([client.register_buffer(*part) for part in parts], [0, 0, 0])
-        held = [registration for part in parts[:2] for registration in client._held[part[0]]]
+        held = [registration for part in parts[:2] for registration in client._registrations[part[0]]]
         self.assertEqual(allocator.free(address), 0)
         self.assertEqual(len(held), 2)
         self.assertTrue(all("held=False" in repr(registration) for registration in held), held)

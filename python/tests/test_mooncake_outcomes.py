@@ -43,7 +43,7 @@ class Outcomes(test_mooncake_api.Case):
         self.assertEqual(client.put("a", b"12345678"), 0)
         client._store = Ending(client._store)
         self.addCleanup(setattr, client, "_store", client._store._store)
-        names = client._known()
+        names = client._current_names()
         for ends in combinations(2):
             # Another client's, whose length is not known here.
             client._lengths.clear()
