@@ -50,7 +50,7 @@ class OfTheConnector(test_lmcache_connector.Case):
             chunks = [Key("a"), Key("b")]
             await connector.batched_put(chunks, [Chunk(b"1" * 100), Chunk(b"2" * 50)])
             names = connector._current_names()
-            each = [one for pair in zip(connector._keys_on(names.facts, chunks), connector._on(names.bytes, chunks)) for one in pair]
+            each = [one for pair in zip(connector._keys_on(names.facts, chunks), connector._keys_on(names.bytes, chunks)) for one in pair]
             given = []
             allocate = connector._memory.allocate
             connector._memory.allocate = lambda *what: given.append(allocate(*what)) or given[-1]

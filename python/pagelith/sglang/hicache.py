@@ -1,7 +1,7 @@
 """The storage backend that SGLang's cache controllers call.
 
-They call from threads of their own: queries, reads and writes overlap. Nothing here is raised to them but what is wrong with how
-they are set up: what fails is a miss, or a page that was not stored.
+They call it from their own threads: queries, reads and writes are concurrent. Exceptions are raised to them only for a wrong
+configuration. Any other failure is reported as a miss, or as a page that was not stored.
 """
 
 import logging
@@ -29,35 +29,35 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-# Most pages whose sidecars are here and whose KV is not: twice what SGLang's longest backup of today has. What is beyond it
-# is forgotten, and its KV refused until its sidecars are put again.
+# Most pages whose sidecars are stored and whose KV is not: twice the longest backup of SGLang today. Beyond that the oldest is
+# dropped, and its KV is refused until its sidecars are put again.
 _BEGUN_MAX = 65536
-# Pools that a page need not have: no page of a model without KV of its own is named by them.
+# Pools of which a page may have no object, so that they cannot represent pages of a model without KV of its own.
 _OF_SOME_PAGES = ("mamba", "swa", "auxiliary_swa", "draft_swa")
 _WHERE = "--hicache-storage-backend-extra-config"
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What is stored under which name; replaced when a pool is registered, and when the model's weights are."""
+    """The key templates of all pools. Replaced when a pool is registered, and when the model's weights are."""
 
-    # Of the model, as `Identity` has it.
+    # Fingerprint of the model.
     model: str
     namespace: pagelith.Namespace
-    # Of each pool, a key for each component, on no page.
+    # For each pool, a key template (without a page) for each component.
     keys: dict[str, list[pagelith.Key]]
-    # The pool whose objects stand for pages: KV, or where KV is only indices, the first one that each page has.
+    # The pool whose objects represent pages: KV, or if KV is only indices, the first pool of which every page has objects.
     standing: str
-    # Its first object, on no page.
+    # The template of its first object.
     anchor: pagelith.Key
 
 
 class _StaleWeights(Exception):
-    """What is to be written was computed before the model's weights were replaced."""
+    """The pages to be written may have been computed with weights that were replaced since."""
 
 
 class HiCache(HiCacheStorage):
-    """A store of this process, or a store process, under SGLang's HiCache."""
+    """An embedded store, or a store process, below SGLang's HiCache."""
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         self.settings = Settings.of(storage_config.extra_config)
@@ -90,13 +90,13 @@ class HiCache(HiCacheStorage):
         self._pools: dict[str, Pool] = {}
         self._names: _Names | None = None
         self._lock = threading.Lock()
-        # The pools whose objects every page has: a page is not stored without them. Learned from the controller's transfers.
+        # The pools of which every page has objects: a page is not stored without them. Learned from the controller's transfers.
         self._needed: frozenset[str] = frozenset()
-        # Which of those pools' objects of a page were put and wait for its KV.
+        # For each page without KV, the pools of those whose objects were put already.
         self._begun: OrderedDict[str, frozenset[str]] = OrderedDict()
         self._moved: dict[str, list[Any]] = {"prefetch": [], "backup": []}
         self._registered: list[pagelith.Registration] = []
-        # Has SGLang's host pool as it was before this backend noted its flushes.
+        # Restores SGLang's host pool to its state before `_note_flushes`.
         self._unhook: Callable[[], None] = lambda: None
         self._failures = self.settings.failures(logger)
         self._listening = Listening(self.settings)
@@ -123,7 +123,7 @@ class HiCache(HiCacheStorage):
         self._listening.publish(int(self.mem_pool_host.page_size))
 
     def take_events(self) -> list[PageEvent]:
-        """Which pages of this rank came into which tier of the store and went from it, since this was called last."""
+        """The events of this rank's pages in the tiers of the store, since the last call."""
         return self._listening.take()
 
     # Registration.
@@ -137,7 +137,7 @@ class HiCache(HiCacheStorage):
             self._register("kv", mem_pool_host)
 
     def _note_flushes(self, host: Any) -> None:
-        """SGLang clears its host pool when it flushes its cache and has ended its storage threads, and then alone."""
+        """Learn of flushes: SGLang clears its host pool if and only if it flushes its cache and has stopped its storage threads."""
         clear = getattr(host, "clear", None)
         if clear is None:
             return
@@ -154,7 +154,7 @@ class HiCache(HiCacheStorage):
         host.clear, self._unhook = cleared, unhook
 
     def _split_layers(self) -> None:
-        """Each rank of context parallelism has layers of its own, which it has to write itself."""
+        """Handle context parallelism in which each rank has its own layers, so that each rank must write."""
         from sglang.srt.runtime_context import get_parallel
 
         if self._where.cp[1] > 1 and self._where.tp[1] > get_parallel().attn_tp_size:
@@ -167,7 +167,7 @@ class HiCache(HiCacheStorage):
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = text_of(host_pool_name)
-        # The anchor came before; one without bytes of its own only owns indices.
+        # The anchor was registered before; if it has no bytes of its own, it only manages indices.
         if name != "kv":
             self._register(name, host_pool)
 
@@ -212,7 +212,7 @@ class HiCache(HiCacheStorage):
         return _Names(model.fingerprint, namespace, keys, standing, keys[standing][0])
 
     def _known(self, writes: bool = False) -> _Names:
-        """The names that pages have now: weights may have been replaced since the last call."""
+        """The current key templates: weights may have been replaced since the last call."""
         now = self._served.now()
         with self._lock:
             names = self._names
@@ -241,7 +241,7 @@ class HiCache(HiCacheStorage):
     def _query(self, keys: list[str], transfers: Sequence[Any]) -> PoolTransferResult:
         names, pages = self._known(), [page_of(key) for key in keys]
         self._learn(transfers)
-        # Of a page's objects in a pool one stands for all: they are one group.
+        # One object represents all objects of a page in a pool, since they form a group.
         anchor = [names.anchor] if "kv" in names.keys else []
         queries = []
         for transfer in transfers:
@@ -269,7 +269,7 @@ class HiCache(HiCacheStorage):
         return self.batch_exists([key]) == 1
 
     def _standing(self, keys: Sequence[str], names: _Names | None = None) -> list[pagelith.Key]:
-        """What stands for each page."""
+        """The object that represents each page."""
         return (names or self._known()).anchor.on_pages([page_of(key) for key in keys])
 
     # Reads.
@@ -287,7 +287,7 @@ class HiCache(HiCacheStorage):
         return {transfer.name: pages for transfer, pages in zip(transfers, got, strict=True)}
 
     def _read(self, asked: Sequence[tuple[str, Sequence[str], Any]]) -> list[list[bool]]:
-        """Read pages of pools; of each pool, which pages are there."""
+        """Read pages of pools. Returns for each pool whether each page was read."""
         names, started = self._known(), time.perf_counter()
         objects: list[pagelith.Key] = []
         into: list[Any] = []
@@ -303,7 +303,7 @@ class HiCache(HiCacheStorage):
         for name, keys, _ in asked:
             width = len(names.keys[name])
             starts = range(at, at + width * len(keys), width)
-            # A page came if all of its objects did.
+            # A page is read if all of its objects are.
             came = [all(outcomes[start : start + width]) for start in starts]
             if name == names.standing:
                 self._listening.read((objects[start], outcomes[start]) for start, ok in zip(starts, came, strict=True) if ok)
@@ -319,7 +319,7 @@ class HiCache(HiCacheStorage):
         def write() -> list[bool]:
             names = self._known(writes=True)
             if "kv" not in names.keys:
-                # Its pages are their sidecars, which were put before.
+                # The pages consist of their sidecars, which were put before.
                 return self._store.exists(self._standing(keys, names))
             return self._write_kv(keys, partial(self._pools["kv"].memory, host_indices, len(keys)))
 
@@ -341,7 +341,7 @@ class HiCache(HiCacheStorage):
             pieces = memory()
             for page in new:
                 put.add(page, [held.on_page(page_of(keys[page])) for held in names.keys["kv"]], pieces[page])
-            # What waits for something that was dropped meanwhile is not stored.
+            # If an object that a page needs was evicted meanwhile, the page is not stored.
             for page, state in self._put(put, required=self._required(names, needed)):
                 stored[page] = state in ("stored", "present")
         stored = [stored[page] for page in first]
@@ -364,14 +364,15 @@ class HiCache(HiCacheStorage):
         return stored
 
     def _learn(self, transfers: Sequence[Any]) -> None:
-        """Note which pools the controller has of every page."""
+        """Record the pools of which the controller has objects for every page."""
         each = {text_of(t.name) for t in transfers if t.hit_policy == PoolHitPolicy.ALL_PAGES} - {"kv"}
         with self._lock:
             if not each <= self._needed:
                 self._needed |= each
 
     def _write_sidecars(self, transfers: Sequence[Any], stored: dict[Any, list[bool]]) -> None:
-        """Put what each page has in some pools: as parts of groups that its KV completes, or if that is here, attached to it."""
+        """Put the pages' objects of some pools: as parts of groups that the page's KV completes, or if the KV is stored already,
+        attached to it."""
         if not transfers:
             return
         names, started = self._known(writes=True), time.perf_counter()
@@ -382,21 +383,21 @@ class HiCache(HiCacheStorage):
             if pool is None:
                 raise ValueError(f"pool {text_of(transfer.name)!r} is not registered")
             for key, memory in zip(transfer.keys, pool.memory(transfer.host_indices, len(transfer.keys)), strict=True):
-                # A key that is given twice is put once.
+                # A repeated key is put once.
                 rows[key].setdefault(pool.name, memory)
         has_kv = "kv" in names.keys
         anchored = self._store.exists(self._standing(keys, names)) if has_kv else [False] * len(keys)
         asked = [(key, name) for key in keys for name in rows[key]]
         there = self._store.exists([names.keys[name][0].on_page(page_of(key)) for key, name in asked])
         here = {one for one, ok in zip(asked, there, strict=True) if ok}
-        # Those that their KV completes, and the others: nothing completes them where KV is only indices.
+        # Groups that their KV completes, and the others: those are complete already if KV is only indices.
         waiting, whole = Put(), Put()
         done: dict[str, bool] = {}
         for page, key in enumerate(keys):
             missing = [name for name in rows[key] if (key, name) not in here]
             done[key] = not missing
             put = waiting if has_kv and not anchored[page] else whole
-            # What is attached goes by itself, and what makes a page together.
+            # Attached objects are put individually; objects that form a group, all together.
             for name in missing if anchored[page] or not missing else rows[key]:
                 put.add(page, [held.on_page(page_of(key)) for held in names.keys[name]], rows[key][name])
         if waiting.pages:
@@ -414,7 +415,7 @@ class HiCache(HiCacheStorage):
             self._measure("backup", names, len(keys), started)
 
     def _begin(self, pages: Iterable[tuple[str, frozenset[str]]]) -> None:
-        """Note that these pages have objects in these pools that wait for their KV."""
+        """Record that these pages have objects in these pools, which wait for the pages' KV."""
         with self._lock:
             for key, pools in pages:
                 self._begun[key] = pools.union(self._begun.pop(key, ()))
@@ -422,7 +423,7 @@ class HiCache(HiCacheStorage):
                 self._begun.popitem(last=False)
 
     def _forget(self, transfers: Sequence[Any]) -> None:
-        """Forget what waits of these pages in these pools: it is put anew, or fails."""
+        """Remove the record of these pages' waiting objects in these pools: they are put again, or fail."""
         with self._lock:
             for transfer in transfers:
                 for key in transfer.keys or ():
@@ -430,7 +431,7 @@ class HiCache(HiCacheStorage):
                         self._begun[key] -= {text_of(transfer.name)}
 
     def _required(self, names: _Names, needed: Iterable[str]) -> list[pagelith.Key] | None:
-        """What a page's group consists of, if it is more than KV; KV first, as it lies on SSD."""
+        """The objects of a page's group, if it has more than KV; KV first, the order on SSD."""
         others = sorted(needed)
         missing = [name for name in others if name not in names.keys]
         if missing:
@@ -438,7 +439,7 @@ class HiCache(HiCacheStorage):
         return [key for name in ("kv", *others) for key in names.keys[name]] if others else None
 
     def _write_attached(self, transfer: Any) -> list[bool]:
-        """Put what only some pages have: visible with the page, whenever that comes."""
+        """Put objects that only some pages have: attached, so visible once their page is."""
         names, pool = self._known(writes=True), self._pools.get(text_of(transfer.name))
         if pool is None:
             raise ValueError(f"pool {text_of(transfer.name)!r} is not registered")
@@ -456,12 +457,12 @@ class HiCache(HiCacheStorage):
         return [stored[at] for at in first]
 
     def _put(self, put: Put, **how: Any) -> list[tuple[int, str]]:
-        """What became of each page."""
+        """The state of each page after the put."""
         outcomes = self._store.put_pages(put.keys, put.sources, wait=self._wait, **how)
         self._failures.written(outcomes)
         return [(page, outcome.state) for page, outcome in zip(put.pages, outcomes, strict=True)]
 
-    # The generic interface: pages as flat tensors, copied by the controller.
+    # The generic interface: pages as flat tensors, which the controller copies.
 
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:
         host = self.mem_pool_host
@@ -489,7 +490,7 @@ class HiCache(HiCacheStorage):
         page = value if value is not None else target_location
         return page is not None and self.batch_set([key], [page])
 
-    # The rest.
+    # Clear, statistics and close.
 
     def clear(self) -> None:
         with self._lock:
@@ -528,11 +529,11 @@ class HiCache(HiCacheStorage):
             self._moved[what].append((pages, speed))
 
     def _guarded(self, what: str, failed: _Result, body: Callable[[], _Result]) -> _Result:
-        """Do something for the controller, or tell it that nothing was found or stored: an exception would cost its thread."""
+        """Run `body` for the controller. On a failure, return `failed`: an exception would end the controller's thread."""
         try:
             return body()
         except _StaleWeights as error:
-            # The change itself was logged.
+            # The change of the weights has been logged already.
             logger.debug("pagelith: a %s was refused: %s", what, error)
             return failed
         except Exception as error:
@@ -541,7 +542,7 @@ class HiCache(HiCacheStorage):
 
 
 def _flat(page: Any) -> tuple[int, int]:
-    """Where a flat tensor lies."""
+    """Address and length of a flat tensor."""
     if not page.is_contiguous() or page.device.type != "cpu":
         raise ValueError("a page must be a contiguous tensor in host memory")
     return page.data_ptr(), page.numel() * page.element_size()

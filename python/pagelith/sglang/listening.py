@@ -1,4 +1,4 @@
-"""Events of a rank's pages, as the settings have them: none, handed out, or published."""
+"""Events of a rank's pages, according to the settings: not recorded, returned by a call, or published."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHERE = "(--hicache-storage-backend-extra-config)"
 
 
 class Listening:
-    """Nothing is kept, and reads cost a comparison, where nobody listens."""
+    """If no events are configured, none are recorded, and a read costs one comparison."""
 
     def __init__(self, settings: Settings) -> None:
         self._config, self._failures = settings.kv_events_config, settings.failures(logger)
@@ -29,21 +29,21 @@ class Listening:
         self._told: PagesTold | None = None
         self._publisher: Publisher | None = None
         if self._config is not None:
-            # Here, and not above: without events it does not matter where SGLang has what they need.
+            # Imported only if needed: without events, their location in SGLang is irrelevant.
             from .publisher import Publisher, publishes
 
             self._on = publishes(self._config)
             if self._on:
-                # It refuses what it cannot publish: before a store is made.
+                # It refuses a configuration that it cannot publish, so it is created before the store.
                 self._publisher = Publisher(self._config, self._failures)
 
     @property
     def events_max(self) -> int:
-        """Events that a store of this process has to keep."""
+        """Number of events that an embedded store must keep."""
         return EVENTS_MAX if self._on else 0
 
     def begin(self, store: pagelith.Store, anchor: Callable[[], pagelith.Key | None]) -> None:
-        """Listen to the store from here on."""
+        """Start to track the store's events."""
         if not self._on:
             return
         try:
@@ -55,7 +55,7 @@ class Listening:
             ) from error
 
     def publish(self, page_tokens: int) -> None:
-        """All pools are known: what is told can be published, if it is to be."""
+        """Start publishing, if configured. Called when all pools are registered."""
         if self._publisher is not None and self._told is not None:
             self._publisher.start(self._told, page_tokens)
 
@@ -66,7 +66,7 @@ class Listening:
         return self._told.take()
 
     def read(self, found: Iterable[tuple[pagelith.Key, pagelith.GetOutcome]]) -> None:
-        """What stands for these pages was read."""
+        """Record reads of the objects that represent pages."""
         if self._told is not None:
             self._told.read((key.page, outcome.tier) for key, outcome in found if outcome)
 

@@ -1,4 +1,4 @@
-"""Events of pages in the store, published as SGLang publishes its own: by its publisher, in its format, at an endpoint beside its."""
+"""Publishes events of pages in the store as SGLang publishes its own: with its publisher, in its format, at a separate endpoint."""
 
 import json
 import threading
@@ -22,19 +22,19 @@ from .. import PagelithError
 from ..failures import Failures
 from .events import PageEvent, PagesTold
 
-# How long what happened waits to be told, in seconds.
+# Interval between publications, in seconds.
 _PAUSE = 0.1
-# SGLang itself publishes neither: its host memory is CPU_PINNED.
+# SGLang itself uses neither medium: its host memory is CPU_PINNED.
 _MEDIA = {"dram": StorageMedium.EXTERNAL, "ssd": StorageMedium.DISK}
 
 
 def publishes(config: Mapping[str, Any]) -> bool:
-    """Whether this rank is one whose events SGLang publishes: of ranks with the same pages one does."""
+    """Whether SGLang publishes events of this rank: one of the ranks with the same pages does."""
     return bool(is_kv_publisher_rank(json.dumps(dict(config))))
 
 
 class Publisher:
-    """Publishes what is told, from a thread of its own, between its start and its end."""
+    """Publishes the tracked events, on a thread of its own, between `start` and `close`."""
 
     def __init__(self, config: Mapping[str, Any], failures: Failures) -> None:
         self._failures = failures
@@ -51,7 +51,7 @@ class Publisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Publish what is left, and that nothing is within reach any more."""
+        """Publish the remaining events, and the removal of all pages."""
         self._end.set()
         if self._told is not None:
             self._thread.join()
@@ -80,7 +80,7 @@ class Publisher:
         hashes = [hash_str_to_int64(page) for page in event.pages]
         if event.removed:
             return BlockRemoved(block_hashes=hashes, medium=_MEDIA[event.tier])
-        # The store knows a page by its hash alone.
+        # The store knows only a page's hash.
         return BlockStored(
             block_hashes=hashes,
             parent_block_hash=None,

@@ -1,4 +1,4 @@
-"""The connector that vLLM loads: one in the scheduler's process and one in each worker, each with its side of the work."""
+"""The connector class that vLLM loads: one instance in the scheduler's process and one in each worker, with different roles."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 
 
 class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
-    """Blocks in a store of this process, or in a store process. An object is one worker's slice of one block of a pool."""
+    """Blocks in an embedded store, or in a store process. One object is one worker's slice of one block of a pool."""
 
     @property
     def requires_kv_delivery(self) -> bool:
-        # A cache: what was not stored is computed again.
+        # A cache: blocks that were not stored are recomputed.
         return False
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -48,14 +48,15 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         check(self.settings, vllm_config, kv_cache_config, self._kinds)
         self._identity: Identity | None = None
         if role == KVConnectorRole.WORKER:
-            # Names are made of the worker's. Its groups of caches are its stage's, and are in the names of its layers.
+            # Key templates use the worker's identity. Its cache groups depend on its stage; they are in the names of its layers.
             self._identity = identify(vllm_config)
             admit(self._identity, self.settings.revision, "'kv_connector_extra_config' of PagelithConnector")
         parallel = vllm_config.parallel_config
         self._pools = Pools.of(
             groups, self._kinds, getattr(kv_cache_config, "hash_block_size", None), parallel.decode_context_parallel_size
         )
-        # What one worker could not load, it tells behind the step, in which the others would have computed on with it and stored that.
+        # A worker reports a failed load only after the step, in which the others would have used their loaded blocks and stored
+        # the results.
         apart = self._pools.by_request or parallel.world_size > 1
         load_async = apart if self.settings.load_async is None else self.settings.load_async
         self._threads = self.settings.read_threads if load_async else 0
@@ -78,7 +79,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         from .listener import Listener
 
         if self.settings.attach is not None:
-            # The scheduler does not wait for another process.
+            # The scheduler does not block on another process.
             self._asking = ThreadPoolExecutor(1, "pagelith-events")
         groups = self._kv_cache_config.kv_cache_groups
         kinds = [(kind, get_kv_cache_spec_sliding_window(group.kv_cache_spec)) for kind, group in zip(self._kinds, groups, strict=True)]
@@ -121,7 +122,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
             from .staged import Staged
 
             way, memory = "staged", [Staged(caches, blocks, self.settings.staging_bytes) for _ in range(copies)]
-        # Consecutive ranks of a number that hold the same bytes keep them once.
+        # Consecutive tensor-parallel ranks with the same bytes store them once.
         place = Place.of(config.parallel_config, int(getattr(cache_config, "kv_tp_replicas", 1)))
         self._work.register(named(self.settings, config, self._identity, self._kinds, by_pool, self._pools, way, place), memory)
 
@@ -136,10 +137,10 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         self._work.load(self._bound())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """All layers of a load that a forward needs are there before it begins."""
+        """All layers that a forward pass needs are loaded before it begins."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """A block is stored once, with all layers: when the step is computed."""
+        """A block is stored once, with all layers, after the step has been computed."""
 
     def wait_for_save(self) -> None:
         self._work.save(self._bound())

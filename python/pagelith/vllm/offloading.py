@@ -1,4 +1,4 @@
-"""vLLM's offloading connector, which tells the tier below it what model it is for: vLLM itself hands a tier no model configuration."""
+"""vLLM's offloading connector, extended to pass the model's identity to the tier: vLLM passes a tier no model configuration."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from .settings import check_scales
 
 
 class PagelithOffloadingConnector(OffloadingConnector):
-    """vLLM's own in all else."""
+    """vLLM's `OffloadingConnector`, with the model's identity added to its configuration."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         if role == KVConnectorRole.SCHEDULER:
-            # The one side that has tiers.
+            # Only this role has tiers.
             check_scales(vllm_config)
             transfer = vllm_config.kv_transfer_config
             model = identify(vllm_config, kv_cache_config)

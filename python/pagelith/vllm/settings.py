@@ -1,4 +1,4 @@
-"""What `kv_connector_extra_config` says to the connector, and what of vLLM's own configuration it cannot work with."""
+"""The connector's settings in `kv_connector_extra_config`, and the check of vLLM's configuration against its limits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from .pools import LAST, STATE, WHOLE, spec_of
 class ConnectorSettings(PoolSettings):
     """The keys of the connector."""
 
-    # Longest that a look-up may take, of which the scheduler waits for each.
+    # Longest look-up; the scheduler waits for each.
     exists_timeout_ms: int = milliseconds(100)
-    # Load in threads, while other requests are computed. Unset: where vLLM takes failures of other loads alone.
+    # Load on threads, concurrently with other requests. Default: only where vLLM requires it to handle failed loads.
     load_async: bool | None = of_type(bool, "true or false", None)
     read_threads: int = threads(2)
-    # Save in a thread, while the next step is computed.
+    # Save on a thread, concurrently with the next step.
     save_async: bool = of_type(bool, "true or false", False)
-    # Host memory through which caches on a device are copied, for saves and for each reading thread.
+    # Host memory through which a device's caches are copied, for saves and for each reading thread.
     staging_bytes: int = number(256 << 20)
-    # Where vLLM's events say that the store is.
+    # The locality of the store in vLLM's events.
     locality: str | None = of_type(str, '"LOCAL" or "REMOTE"', None)
 
 
 def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Sequence[str]) -> None:
-    """All that is wrong, in one error, each with what would be right."""
+    """Raise one error that lists all problems, each with its remedy."""
     parallel, groups, problems = config.parallel_config, cache_config.kv_cache_groups, []
     if parallel.prefill_context_parallel_size > 1:
         problems.append(
@@ -74,7 +74,7 @@ def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Se
 
 
 def check_scales(config: Any) -> None:
-    """Of a configuration without a connector of Pagelith's."""
+    """The check for a configuration without Pagelith's connector."""
     for problem in _of_scales(config):
         raise ValueError(f"pagelith: {problem}")
 
@@ -85,7 +85,7 @@ def _of_scales(config: Any) -> Iterator[str]:
 
 
 def _of_states(config: Any, groups: Sequence[Any], kinds: Sequence[str]) -> Iterator[str]:
-    """What is wrong with a model that has recurrent layers."""
+    """Problems with a model that has recurrent layers."""
     specs = [spec_of(group) for group, kind in zip(groups, kinds, strict=True) if kind in STATE]
     if not specs:
         return

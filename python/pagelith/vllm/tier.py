@@ -1,4 +1,4 @@
-"""The secondary tier that vLLM's tiering manager calls, in the scheduler's process: nothing here waits for a byte."""
+"""The secondary tier that vLLM's tiering manager calls, in the scheduler's process: no method here blocks on I/O."""
 
 import ctypes
 import logging
@@ -26,7 +26,7 @@ from .hashes import Missed, page_of
 
 logger = logging.getLogger(__name__)
 
-# What a tier is that vLLM's own connector made: it is told nothing of the model but its name and its caches' type.
+# The identity if vLLM's own connector created the tier: only the model's name and its caches' type are known.
 _UNTOLD = Identity(
     {"engine": "vllm"},
     (
@@ -48,7 +48,7 @@ class Settings(PoolSettings):
 
 
 class _Looks(AsyncLookupManager):
-    """Looks into a store process, from a thread of vLLM's: the scheduler does not wait for another process."""
+    """Look-ups in a store process, on a thread of vLLM's: the scheduler does not block on another process."""
 
     def __init__(self, tier: "PagelithTier") -> None:
         self._of = tier
@@ -59,7 +59,7 @@ class _Looks(AsyncLookupManager):
 
 
 class PagelithTier(SecondaryTierManager):
-    """Chunks in a store of this process, or in a store process. A chunk is one object, a row of vLLM's host memory."""
+    """Chunks in an embedded store, or in a store process. One chunk, a row of vLLM's host memory, is one object."""
 
     medium = Medium.STORAGE
 
@@ -68,7 +68,7 @@ class PagelithTier(SecondaryTierManager):
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.settings = Settings.read(f"the secondary tier {tier_type!r}", given)
-        # Before anything is opened that nobody would close.
+        # Checked before anything is opened that would need to be closed.
         events = offloading_spec.kv_events_config.enable_kv_cache_events
         if self.settings.enable_kv_events and not events:
             raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', but --kv-events-config is not set")
@@ -77,11 +77,11 @@ class PagelithTier(SecondaryTierManager):
         told = config.extra_config.get(TOLD)
         model = _UNTOLD if told is None else Identity(told["facts"], tuple(told["unknown"]))
         admit(model, self.settings.revision, f"the secondary tier {tier_type!r}")
-        # The view itself is held by the base class; this one ends here.
+        # The base class keeps the view; this export of it ends here.
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
         self._namespace = _namespace(self.settings, config, self._block_size_bytes, model)
         self._keys: dict[int, pagelith.Key] = {}
-        # Chunks whose hashes are no pages by themselves, by key; only where they are told of.
+        # Chunks by key, for hashes that are not pages by themselves; used only for events.
         self._hashed: dict[pagelith.Key, Any] = {}
         events_max = EVENTS_MAX if self.settings.enable_kv_events else 0
         self._failures = self.settings.failures(logger)
@@ -91,7 +91,7 @@ class PagelithTier(SecondaryTierManager):
         later = None if self.settings.attach is None else partial(submit, self._writes)
         self._told = Told(self._store, self._chunk, self._event, later, self._failures) if self.settings.enable_kv_events else None
         self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
-        # What a store in this process has is known without a wait.
+        # Look-ups in an embedded store do not block.
         self._looks = _Looks(self) if self.settings.attach is not None else None
         self._failed = Missed()
         self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
@@ -100,7 +100,7 @@ class PagelithTier(SecondaryTierManager):
         self._loading: dict[int, list[Any]] = {}
         self._storing: dict[int, list[Any]] = {}
 
-    # What the scheduler asks.
+    # Called by the scheduler.
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
         if key in self._failed:
@@ -131,7 +131,7 @@ class PagelithTier(SecondaryTierManager):
         if self._looks is not None:
             self._looks.flush()
 
-    # Jobs: each runs in a thread as one batch, however many chunks it has, and is reported once.
+    # Jobs: each runs on a thread as one batch, with any number of chunks, and is reported once.
 
     def submit_store(self, job_metadata: Any) -> None:
         keys = list(job_metadata.keys)
@@ -150,7 +150,7 @@ class PagelithTier(SecondaryTierManager):
         try:
             submit(threads, self._run, job.job_id, keys, rows, body)
         except RuntimeError as error:
-            # They were shut down, or there is no thread: what was given is reported all the same.
+            # The executor was shut down or could not start a thread: the job is reported as failed.
             logger.warning("pagelith: a job of %d chunks was not started: %s", len(keys), error)
             self._end(job.job_id, keys, [False] * len(keys), 0.0)
 
@@ -200,13 +200,13 @@ class PagelithTier(SecondaryTierManager):
                 self._loaded(self._loading.pop(job.job_id), whole)
             else:
                 self._stored(whole)
-                # Of a store, vLLM asks only whether all of it is there.
+                # For a store, vLLM only needs to know whether all chunks are stored.
                 job.successful_keys = None
             finished.append(job)
         return finished
 
     def _loaded(self, keys: Collection[Any], whole: Collection[Any]) -> None:
-        """What could not be read is not found again until it is stored: the scheduler would go on asking for it."""
+        """Record chunks that could not be read as misses until they are stored: the scheduler would load them again and again."""
         missed = [key for key in keys if key not in whole]
         self._failed.add(missed)
         if self._looks is not None:
@@ -222,8 +222,8 @@ class PagelithTier(SecondaryTierManager):
         return OffloadingEvent(keys=chunks, medium=self.medium, removed=removed, locality=self.locality)
 
     def _chunk(self, event: pagelith.Event) -> Any:
-        """The chunk that came or went, as vLLM names it. One of an earlier process with other hashes than of 32 bytes has a name that
-        nobody knows."""
+        """The chunk of a store event, as vLLM names it. For a chunk of an earlier process whose hash is not 32 bytes long, vLLM's
+        name is unknown."""
         key = event.key
         if key is None or key.namespace != self._namespace:
             return None
@@ -246,7 +246,7 @@ class PagelithTier(SecondaryTierManager):
             registration.release()
 
     def _key(self, key: Any) -> pagelith.Key:
-        """vLLM's key is a block's hash and, in four bytes, the group of layers."""
+        """The object's key for vLLM's key: a block's hash and, in four bytes, the index of the group of layers."""
         group, block = int.from_bytes(key[-4:], "big"), bytes(key[:-4])
         template = self._keys.get(group)
         if template is None:
@@ -255,7 +255,7 @@ class PagelithTier(SecondaryTierManager):
 
 
 def _namespace(settings: Settings, config: Any, row_bytes: int, model: Identity) -> pagelith.Namespace:
-    """What a row's bytes depend on, and its key does not say."""
+    """The namespace: everything that a row's bytes depend on, and that its key does not contain."""
     parallel, cache = config.parallel, config.cache
     extra = [
         ("client", "vllm-tiering"),
