@@ -166,7 +166,7 @@ class Visible(Case):
         backend = self.start(scenario, extra).storage_backend
         keys, indices = drive.hashes_of(drive.tokens_of(2, 64)), drive.slots(0, 64)
         self.assertEqual(backend.batch_set_v1(keys, indices), [True] * 64)
-        held = backend._store.pin(backend._standing(keys))
+        held = backend._store.pin(backend._anchor_keys(keys))
         more = drive.hashes_of(drive.tokens_of(3, 60))
         stored = backend.batch_set_v1(more, drive.slots(0, 60))
         self.assertEqual(stored, [False] * 60)

@@ -684,7 +684,7 @@ class Events(Case):
             self.assertEqual(listener.anywhere, here)
         self.assertTrue(gone, "nothing was evicted, so nothing was shown")
         # One that was read from where it is no more is gone when it is gone.
-        backend._listening._told.read([(bytes.fromhex(pages[0]), "ssd")])
+        backend._listening._tracker.read([(bytes.fromhex(pages[0]), "ssd")])
         listener.listen()
         self.assertIn(pages[0], listener.there["ssd"])
         backend._store.remove([backend._names.anchor.on_page(bytes.fromhex(pages[0]))])
@@ -835,7 +835,7 @@ class Publishing(Case):
         backend = self.open(Pool(), extra={"kv_events_config": {"publisher": "zmq"}}, is_mla_model=True)
         self.addCleanup(backend.close)
         backend.on_host_pools_registered()
-        self.assertEqual((len(Published.made), backend._listening._told), (made, None))
+        self.assertEqual((len(Published.made), backend._listening._tracker), (made, None))
 
     def test_what_cannot_be_published_is_said_at_the_start_and_leaves_the_store_closed(self):
         for _ in range(2):
@@ -915,7 +915,7 @@ class SetUp(Case):
         self.assertEqual(shards, {"rank.cp1of2"})
         backend = HiCache(self.config(extra={"store": {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}}}, **of_two), {})
         self.addCleanup(backend.close)
-        backend._where = Placement((1, 2), (0, 1), (1, 2), replicated=True)
+        backend._placement = Placement((1, 2), (0, 1), (1, 2), replicated=True)
         with self.assertRaisesRegex(ValueError, "--enable-dsa-cache-layer-split"):
             backend.register_mem_pool_host(pool)
 

@@ -196,7 +196,7 @@ class Tier(Case):
                 self.assertIn("events.max is 0", logs.output[0])
             if tells:
                 # A question that no thread could be started for is asked at no later time.
-                with mock.patch.object(tier._told, "_ask") as ask:
+                with mock.patch.object(tier._chunk_events, "_poll") as ask:
                     with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
                         self.assertEqual(list(tier.take_events()), [])
                     tier._writes.submit(bool).result(60)
@@ -210,7 +210,7 @@ class Tier(Case):
             tier._writes.submit(bool).result(60)
             for event in told + list(tier.take_events()):
                 (known.difference_update if event.removed else known.update)(event.keys)
-            here = {chunk for chunk, there in zip(chunks, tier._here(chunks)) if there}
+            here = {chunk for chunk, there in zip(chunks, tier._are_stored(chunks)) if there}
             self.assertEqual(known, here if tells else set(chunks))
             self.assertLess(len(here), 400)
             tier.shutdown()
@@ -287,7 +287,7 @@ class Tier(Case):
         self.run_job(tier.submit_store, chunks[:1], [0])
         self.finished(tier)
         # As it is where the store is another process's.
-        tier._looks = sys.modules["pagelith.vllm.tier"]._Looks(tier)
+        tier._lookup_manager = sys.modules["pagelith.vllm.tier"]._Lookups(tier)
         self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.RETRY] * 2)
         tier.on_schedule_end(None)
         self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.HIT, LookupResult.MISS])

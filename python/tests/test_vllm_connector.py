@@ -72,7 +72,7 @@ class Connector(Case):
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
         engine.begin(request, ids)
         # No destination: what the call itself refuses fails all of it.
-        engine.workers[0]._work._own = types.SimpleNamespace(at_once=64, into=lambda blocks: [], out=None, copies=False)
+        engine.workers[0]._work._save_memory = types.SimpleNamespace(at_once=64, into=lambda blocks: [], out=None, copies=False)
         with self.assertLogs("pagelith.vllm.worker", "ERROR"):
             told = engine.step(engine.new(request, ids, 4 * TOKENS, 0))
         self.assertEqual(told.failed, {10, 11, 12, 13})

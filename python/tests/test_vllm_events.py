@@ -138,22 +138,22 @@ class Events(Case):
 
     def taken(self, engine):
         """It is asked in a thread, one question at a time; what that is told comes with a later step."""
-        engine.scheduler._asking.submit(bool).result(60)
+        engine.scheduler._event_executor.submit(bool).result(60)
         told = list(engine.scheduler.take_events())
-        engine.scheduler._asking.submit(bool).result(60)
+        engine.scheduler._event_executor.submit(bool).result(60)
         return told + list(engine.scheduler.take_events())
 
     def test_question_that_no_thread_could_be_started_for_is_asked_at_no_later_time(self):
         with self.process(1000) as attach:
             engine = self.listening(attach)
-            told = engine.scheduler._plans.listener._told
-            with mock.patch.object(told, "_ask") as ask:
+            told = engine.scheduler._plans.listener._chunk_events
+            with mock.patch.object(told, "_poll") as ask:
                 with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
                     self.assertEqual(list(engine.scheduler.take_events()), [])
-                engine.scheduler._asking.submit(bool).result(60)
+                engine.scheduler._event_executor.submit(bool).result(60)
                 ask.assert_not_called()
                 list(engine.scheduler.take_events())
-                engine.scheduler._asking.submit(bool).result(60)
+                engine.scheduler._event_executor.submit(bool).result(60)
                 ask.assert_called_once()
             engine.close()
 

@@ -192,7 +192,7 @@ class Saves(Case):
                     for at, place in enumerate(cache.at(objects[0].blocks[0])):
                         cache.memory[place] = made[n * length + at]
 
-        own, work._own = work._own, Copies()
+        own, work._save_memory = work._save_memory, Copies()
         self.computed(engine, "first", [1, 2, 3])
         was = engine.bytes([1, 2, 3])
         # Blocks are vLLM's again at once: nobody waits for them.
@@ -203,7 +203,7 @@ class Saves(Case):
         self.assertEqual(self.stored(engine, [1], [11]), was[:1])
         self.assertGreater(self.waiting(engine), 0)
         work._saving.end()
-        work._own = own
+        work._save_memory = own
         self.assertEqual(self.stored(engine, [1, 2, 3], [21, 22, 23]), was)
         self.assertEqual(self.stored(engine, [1, 2], [31, 32], "another"), engine.bytes([1, 2]))
 

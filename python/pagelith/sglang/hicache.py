@@ -31,10 +31,10 @@ _Result = TypeVar("_Result")
 
 # Most pages whose sidecars are stored and whose KV is not: twice the longest backup of SGLang today. Beyond that the oldest is
 # dropped, and its KV is refused until its sidecars are put again.
-_BEGUN_MAX = 65536
+_PENDING_MAX = 65536
 # Pools of which a page may have no object, so that they cannot represent pages of a model without KV of its own.
-_OF_SOME_PAGES = ("mamba", "swa", "auxiliary_swa", "draft_swa")
-_WHERE = "--hicache-storage-backend-extra-config"
+_PARTIAL_POOLS = ("mamba", "swa", "auxiliary_swa", "draft_swa")
+_SETTINGS_SOURCE = "--hicache-storage-backend-extra-config"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Names:
     # For each pool, a key template (without a page) for each component.
     keys: dict[str, list[pagelith.Key]]
     # The pool whose objects represent pages: KV, or if KV is only indices, the first pool of which every page has objects.
-    standing: str
+    anchor_pool: str
     # The template of its first object.
     anchor: pagelith.Key
 
@@ -72,7 +72,7 @@ class HiCache(HiCacheStorage):
                 ' `pagelith serve` and pass "attach": "unix:PATH" instead of "store"'
             )
         split = config.tp_lcm_size // config.tp_size if config.should_split_heads else 0
-        self._where = Placement(
+        self._placement = Placement(
             tp=(config.tp_rank, config.tp_size),
             pp=(config.pp_rank, config.pp_size),
             cp=(config.attn_cp_rank, config.attn_cp_size),
@@ -82,19 +82,19 @@ class HiCache(HiCacheStorage):
         )
         self._model = config.model_name
         self._served = ServedModel()
-        admit(self._served.now().identity, self.settings.revision, _WHERE)
+        admit(self._served.now().identity, self.settings.revision, _SETTINGS_SOURCE)
         self._zero_copy = bool(self.settings.interface_v1)
-        self._measures = bool(config.enable_storage_metrics)
+        self._metrics_enabled = bool(config.enable_storage_metrics)
         self._wait = self.settings.put_wait_ms / 1000
         self._timeout = self.settings.get_timeout_ms / 1000
         self._pools: dict[str, Pool] = {}
         self._names: _Names | None = None
         self._lock = threading.Lock()
         # The pools of which every page has objects: a page is not stored without them. Learned from the controller's transfers.
-        self._needed: frozenset[str] = frozenset()
+        self._required_pools: frozenset[str] = frozenset()
         # For each page without KV, the pools of those whose objects were put already.
-        self._begun: OrderedDict[str, frozenset[str]] = OrderedDict()
-        self._moved: dict[str, list[Any]] = {"prefetch": [], "backup": []}
+        self._pending_sidecars: OrderedDict[str, frozenset[str]] = OrderedDict()
+        self._transferred: dict[str, list[Any]] = {"prefetch": [], "backup": []}
         self._registered: list[pagelith.Registration] = []
         # Restores SGLang's host pool to its state before `_note_flushes`.
         self._unhook: Callable[[], None] = lambda: None
@@ -157,12 +157,12 @@ class HiCache(HiCacheStorage):
         """Handle context parallelism in which each rank has its own layers, so that each rank must write."""
         from sglang.srt.runtime_context import get_parallel
 
-        if self._where.cp[1] > 1 and self._where.tp[1] > get_parallel().attn_tp_size:
+        if self._placement.cp[1] > 1 and self._placement.tp[1] > get_parallel().attn_tp_size:
             raise ValueError(
-                f"each of {self._where.cp[1]} ranks of context parallelism has layers of its own, but SGLang backs up those of one rank only: no"
+                f"each of {self._placement.cp[1]} ranks of context parallelism has layers of its own, but SGLang backs up those of one rank only: no"
                 " prefix could be restored. Remove --enable-dsa-cache-layer-split"
             )
-        self._where = replace(self._where, layers_split=True)
+        self._placement = replace(self._placement, layers_split=True)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
@@ -172,25 +172,25 @@ class HiCache(HiCacheStorage):
             self._register(name, host_pool)
 
     def _register(self, name: str, host: Any) -> None:
-        if self._where.replicated and self._where.tp[1] > 1 and name in ("draft", "draft_swa") and has_heads(host):
+        if self._placement.replicated and self._placement.tp[1] > 1 and name in ("draft", "draft_swa") and has_heads(host):
             raise ValueError(
-                f"pool {name!r} has different bytes on each of {self._where.tp[1]} ranks, and for a target whose KV all ranks share"
+                f"pool {name!r} has different bytes on each of {self._placement.tp[1]} ranks, and for a target whose KV all ranks share"
                 " SGLang backs it up on one rank only with --hicache-storage-backend dynamic: no prefix could be restored."
                 " Use a draft of the target's kind, or pass --speculative-algorithm none"
             )
-        pool = Pool(name, host, self._where)
+        pool = Pool(name, host, self._placement)
         self._registered += self.settings.register(self._store, pool.spans())
         with self._lock:
             self._pools[name] = pool
-            self._begun.clear()
-            self._names = self._named(self._served.now().identity)
+            self._pending_sidecars.clear()
+            self._names = self._make_names(self._served.now().identity)
 
-    def _named(self, model: Identity) -> _Names | None:
+    def _make_names(self, model: Identity) -> _Names | None:
         host = self.mem_pool_host
         first = int(getattr(host, "start_layer", 0) or 0)
         layers = [(first, first + int(getattr(host, "layer_num", 0) or 0))]
         way = [] if self._zero_copy else [("interface", "generic")]
-        admit(model, self.settings.revision, _WHERE)
+        admit(model, self.settings.revision, _SETTINGS_SOURCE)
         namespace = pagelith.Namespace(
             self._model,
             tenant=self.settings.tenant,
@@ -203,15 +203,15 @@ class HiCache(HiCacheStorage):
         )
         keys = {name: pool.keys(namespace) for name, pool in self._pools.items()}
         if not self._zero_copy and "kv" in keys:
-            shard = self._where.shard(sliced=not self._where.replicated)
+            shard = self._placement.shard(sliced=not self._placement.replicated)
             keys["kv"] = [pagelith.Key(namespace, bytes(32), component="page", shard=shard)]
-        named = sorted(name for name in keys if name not in _OF_SOME_PAGES and not name.endswith("_state"))
+        named = sorted(name for name in keys if name not in _PARTIAL_POOLS and not name.endswith("_state"))
         if "kv" not in keys and not named:
             return None
-        standing = "kv" if "kv" in keys else named[0]
-        return _Names(model.fingerprint, namespace, keys, standing, keys[standing][0])
+        anchor_pool = "kv" if "kv" in keys else named[0]
+        return _Names(model.fingerprint, namespace, keys, anchor_pool, keys[anchor_pool][0])
 
-    def _known(self, writes: bool = False) -> _Names:
+    def _current_names(self, writes: bool = False) -> _Names:
         """The current key templates: weights may have been replaced since the last call."""
         now = self._served.now()
         with self._lock:
@@ -225,8 +225,8 @@ class HiCache(HiCacheStorage):
                     now.identity.fingerprint,
                     names.model,
                 )
-                self._begun.clear()
-                renamed = self._named(now.identity)
+                self._pending_sidecars.clear()
+                renamed = self._make_names(now.identity)
                 assert renamed is not None
                 names = self._names = renamed
         if writes and now.stale:
@@ -239,8 +239,8 @@ class HiCache(HiCacheStorage):
         return self._guarded("query", PoolTransferResult(0, {}, []), lambda: self._query(keys, pool_transfers or []))
 
     def _query(self, keys: list[str], transfers: Sequence[Any]) -> PoolTransferResult:
-        names, pages = self._known(), [page_of(key) for key in keys]
-        self._learn(transfers)
+        names, pages = self._current_names(), [page_of(key) for key in keys]
+        self._record_required_pools(transfers)
         # One object represents all objects of a page in a pool, since they form a group.
         anchor = [names.anchor] if "kv" in names.keys else []
         queries = []
@@ -263,20 +263,20 @@ class HiCache(HiCacheStorage):
         return PoolTransferResult(found.usable_pages, own, found.stops)
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        return self._guarded("query", 0, lambda: self._store.exists_prefix(self._standing(keys)))
+        return self._guarded("query", 0, lambda: self._store.exists_prefix(self._anchor_keys(keys)))
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
-    def _standing(self, keys: Sequence[str], names: _Names | None = None) -> list[pagelith.Key]:
+    def _anchor_keys(self, keys: Sequence[str], names: _Names | None = None) -> list[pagelith.Key]:
         """The object that represents each page."""
-        return (names or self._known()).anchor.on_pages([page_of(key) for key in keys])
+        return (names or self._current_names()).anchor.on_pages([page_of(key) for key in keys])
 
     # Reads.
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         def read() -> list[bool]:
-            return self._read([("kv", keys, host_indices)])[0] if "kv" in self._known().keys else [True] * len(keys)
+            return self._read([("kv", keys, host_indices)])[0] if "kv" in self._current_names().keys else [True] * len(keys)
 
         return self._guarded("read", [False] * len(keys), read)
 
@@ -288,7 +288,7 @@ class HiCache(HiCacheStorage):
 
     def _read(self, asked: Sequence[tuple[str, Sequence[str], Any]]) -> list[list[bool]]:
         """Read pages of pools. Returns for each pool whether each page was read."""
-        names, started = self._known(), time.perf_counter()
+        names, started = self._current_names(), time.perf_counter()
         objects: list[pagelith.Key] = []
         into: list[Any] = []
         for name, keys, indices in asked:
@@ -304,12 +304,12 @@ class HiCache(HiCacheStorage):
             width = len(names.keys[name])
             starts = range(at, at + width * len(keys), width)
             # A page is read if all of its objects are.
-            came = [all(outcomes[start : start + width]) for start in starts]
-            if name == names.standing:
-                self._listening.read((objects[start], outcomes[start]) for start, ok in zip(starts, came, strict=True) if ok)
-            got.append(came)
+            read = [all(outcomes[start : start + width]) for start in starts]
+            if name == names.anchor_pool:
+                self._listening.read((objects[start], outcomes[start]) for start, ok in zip(starts, read, strict=True) if ok)
+            got.append(read)
             at += width * len(keys)
-        whole = sum(sum(pages) for (name, _, _), pages in zip(asked, got, strict=True) if name == names.standing)
+        whole = sum(sum(pages) for (name, _, _), pages in zip(asked, got, strict=True) if name == names.anchor_pool)
         self._measure("prefetch", names, whole, started)
         return got
 
@@ -317,22 +317,22 @@ class HiCache(HiCacheStorage):
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         def write() -> list[bool]:
-            names = self._known(writes=True)
+            names = self._current_names(writes=True)
             if "kv" not in names.keys:
                 # The pages consist of their sidecars, which were put before.
-                return self._store.exists(self._standing(keys, names))
+                return self._store.exists(self._anchor_keys(keys, names))
             return self._write_kv(keys, partial(self._pools["kv"].memory, host_indices, len(keys)))
 
         return self._guarded("write", [False] * len(keys), write)
 
     def _write_kv(self, keys: Sequence[str], memory: Callable[[], list[list[Pieces]]]) -> list[bool]:
-        names, started = self._known(writes=True), time.perf_counter()
-        stored = self._store.exists(self._standing(keys, names))
+        names, started = self._current_names(writes=True), time.perf_counter()
+        stored = self._store.exists(self._anchor_keys(keys, names))
         first, put = first_of(keys), Put()
         with self._lock:
-            needed = self._needed
+            needed = self._required_pools
             absent = [page for page in sorted(set(first)) if not stored[page]]
-            new = [page for page in absent if needed.issubset(self._begun.get(keys[page], ()))]
+            new = [page for page in absent if needed.issubset(self._pending_sidecars.get(keys[page], ()))]
         without = len(absent) - len(new)
         if without:
             pools = ", ".join(sorted(needed))
@@ -348,7 +348,7 @@ class HiCache(HiCacheStorage):
         with self._lock:
             for key, ok in zip(keys, stored, strict=True):
                 if ok:
-                    self._begun.pop(key, None)
+                    self._pending_sidecars.pop(key, None)
         self._measure("backup", names, len(new), started)
         return stored
 
@@ -356,26 +356,26 @@ class HiCache(HiCacheStorage):
         stored = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
         each = [t for t in transfers if t.hit_policy == PoolHitPolicy.ALL_PAGES]
         some = [t for t in transfers if t.hit_policy != PoolHitPolicy.ALL_PAGES]
-        self._learn(each)
-        self._forget(each)
+        self._record_required_pools(each)
+        self._drop_sidecars(each)
         self._guarded("write", None, lambda: self._write_sidecars(each, stored))
         for transfer in some:
             stored[transfer.name] = self._guarded("write", stored[transfer.name], partial(self._write_attached, transfer))
         return stored
 
-    def _learn(self, transfers: Sequence[Any]) -> None:
+    def _record_required_pools(self, transfers: Sequence[Any]) -> None:
         """Record the pools of which the controller has objects for every page."""
         each = {text_of(t.name) for t in transfers if t.hit_policy == PoolHitPolicy.ALL_PAGES} - {"kv"}
         with self._lock:
-            if not each <= self._needed:
-                self._needed |= each
+            if not each <= self._required_pools:
+                self._required_pools |= each
 
     def _write_sidecars(self, transfers: Sequence[Any], stored: dict[Any, list[bool]]) -> None:
         """Put the pages' objects of some pools: as parts of groups that the page's KV completes, or if the KV is stored already,
         attached to it."""
         if not transfers:
             return
-        names, started = self._known(writes=True), time.perf_counter()
+        names, started = self._current_names(writes=True), time.perf_counter()
         keys = list(dict.fromkeys(key for transfer in transfers for key in transfer.keys or ()))
         rows: dict[str, dict[str, list[Pieces]]] = {key: {} for key in keys}
         for transfer in transfers:
@@ -386,7 +386,7 @@ class HiCache(HiCacheStorage):
                 # A repeated key is put once.
                 rows[key].setdefault(pool.name, memory)
         has_kv = "kv" in names.keys
-        anchored = self._store.exists(self._standing(keys, names)) if has_kv else [False] * len(keys)
+        anchored = self._store.exists(self._anchor_keys(keys, names)) if has_kv else [False] * len(keys)
         asked = [(key, name) for key in keys for name in rows[key]]
         there = self._store.exists([names.keys[name][0].on_page(page_of(key)) for key, name in asked])
         here = {one for one, ok in zip(asked, there, strict=True) if ok}
@@ -402,7 +402,7 @@ class HiCache(HiCacheStorage):
                 put.add(page, [held.on_page(page_of(key)) for held in names.keys[name]], rows[key][name])
         if waiting.pages:
             with self._lock:
-                needed = self._needed
+                needed = self._required_pools
             for page, state in self._put(waiting, required=self._required(names, needed)):
                 done[keys[page]] = state in ("stored", "present", "waiting")
         if whole.pages:
@@ -410,25 +410,25 @@ class HiCache(HiCacheStorage):
                 done[keys[page]] = state in ("stored", "present", "waiting")
         for transfer in transfers:
             stored[transfer.name] = [done[key] for key in transfer.keys]
-        self._begin((keys[page], frozenset(rows[keys[page]])) for page in waiting.pages if done[keys[page]])
+        self._record_sidecars((keys[page], frozenset(rows[keys[page]])) for page in waiting.pages if done[keys[page]])
         if not has_kv:
             self._measure("backup", names, len(keys), started)
 
-    def _begin(self, pages: Iterable[tuple[str, frozenset[str]]]) -> None:
+    def _record_sidecars(self, pages: Iterable[tuple[str, frozenset[str]]]) -> None:
         """Record that these pages have objects in these pools, which wait for the pages' KV."""
         with self._lock:
             for key, pools in pages:
-                self._begun[key] = pools.union(self._begun.pop(key, ()))
-            while len(self._begun) > _BEGUN_MAX:
-                self._begun.popitem(last=False)
+                self._pending_sidecars[key] = pools.union(self._pending_sidecars.pop(key, ()))
+            while len(self._pending_sidecars) > _PENDING_MAX:
+                self._pending_sidecars.popitem(last=False)
 
-    def _forget(self, transfers: Sequence[Any]) -> None:
+    def _drop_sidecars(self, transfers: Sequence[Any]) -> None:
         """Remove the record of these pages' waiting objects in these pools: they are put again, or fail."""
         with self._lock:
             for transfer in transfers:
                 for key in transfer.keys or ():
-                    if key in self._begun:
-                        self._begun[key] -= {text_of(transfer.name)}
+                    if key in self._pending_sidecars:
+                        self._pending_sidecars[key] -= {text_of(transfer.name)}
 
     def _required(self, names: _Names, needed: Iterable[str]) -> list[pagelith.Key] | None:
         """The objects of a page's group, if it has more than KV; KV first, the order on SSD."""
@@ -440,7 +440,7 @@ class HiCache(HiCacheStorage):
 
     def _write_attached(self, transfer: Any) -> list[bool]:
         """Put objects that only some pages have: attached, so visible once their page is."""
-        names, pool = self._known(writes=True), self._pools.get(text_of(transfer.name))
+        names, pool = self._current_names(writes=True), self._pools.get(text_of(transfer.name))
         if pool is None:
             raise ValueError(f"pool {text_of(transfer.name)!r} is not registered")
         held = names.keys[pool.name]
@@ -471,7 +471,7 @@ class HiCache(HiCacheStorage):
         return [page if here else None for page, here in zip(into, got, strict=True)]
 
     def _read_flat(self, keys: Sequence[str], into: Sequence[Any]) -> list[bool]:
-        objects = self._standing(keys)
+        objects = self._anchor_keys(keys)
         outcomes = self._store.get(objects, [[_flat(page)] for page in into], timeout=self._timeout)
         self._failures.read(objects, outcomes)
         self._listening.read(zip(objects, outcomes, strict=True))
@@ -494,21 +494,21 @@ class HiCache(HiCacheStorage):
 
     def clear(self) -> None:
         with self._lock:
-            self._begun.clear()
+            self._pending_sidecars.clear()
         if self._names is not None:
-            self._store.clear(self._known().namespace)
+            self._store.clear(self._current_names().namespace)
 
     def get_stats(self) -> Any:
-        if not self._measures:
+        if not self._metrics_enabled:
             return None
         from sglang.srt.observability.metrics_collector import StorageMetrics
 
         with self._lock:
-            moved, self._moved = self._moved, {"prefetch": [], "backup": []}
+            transferred, self._transferred = self._transferred, {"prefetch": [], "backup": []}
         metrics = StorageMetrics()
         for what in ("prefetch", "backup"):
-            getattr(metrics, f"{what}_pgs").extend(pages for pages, _ in moved[what])
-            getattr(metrics, f"{what}_bandwidth").extend(speed for _, speed in moved[what])
+            getattr(metrics, f"{what}_pgs").extend(pages for pages, _ in transferred[what])
+            getattr(metrics, f"{what}_bandwidth").extend(speed for _, speed in transferred[what])
         return metrics
 
     def close(self) -> None:
@@ -521,12 +521,12 @@ class HiCache(HiCacheStorage):
             registration.release()
 
     def _measure(self, what: str, names: _Names, pages: int, started: float) -> None:
-        if not self._measures or pages == 0:
+        if not self._metrics_enabled or pages == 0:
             return
-        length = sum(c.bytes for c in self._pools[names.standing].components)
+        length = sum(c.bytes for c in self._pools[names.anchor_pool].components)
         speed = pages * length / (time.perf_counter() - started) / (1 << 30)
         with self._lock:
-            self._moved[what].append((pages, speed))
+            self._transferred[what].append((pages, speed))
 
     def _guarded(self, what: str, failed: _Result, body: Callable[[], _Result]) -> _Result:
         """Run `body` for the controller. On a failure, return `failed`: an exception would end the controller's thread."""

@@ -97,7 +97,7 @@ class Pool:
         import torch
 
         try:
-            return self._named(torch.arange(self.slots, dtype=torch.int64))
+            return self._pieces_at(torch.arange(self.slots, dtype=torch.int64))
         except Exception as error:
             layout = getattr(self.host, "layout", None)
             raise ValueError(
@@ -106,7 +106,7 @@ class Pool:
                 " without its bytes no page can be restored."
             ) from error
 
-    def _named(self, indices: Any) -> Pieces:
+    def _pieces_at(self, indices: Any) -> Pieces:
         """All pieces of the pages at `indices`, in the pool's order."""
         if self._split:
             addresses, lengths = self.host.get_split_heads_page_buffer_meta(indices, self._split)
@@ -144,7 +144,7 @@ class Pool:
         if size < self.slots:
             return []
         try:
-            ends = [self._named(torch.arange(start, start + self.slots, dtype=torch.int64)) for start in (0, size - self.slots)]
+            ends = [self._pieces_at(torch.arange(start, start + self.slots, dtype=torch.int64)) for start in (0, size - self.slots)]
         except Exception:
             # Without a registration, reads only cost more.
             logger.warning("pagelith: pool %r does not say where its last page lies, and is not registered", self.name, exc_info=True)
@@ -170,7 +170,7 @@ class Pool:
 
     def memory(self, indices: Any, pages: int) -> list[list[Pieces]]:
         """The memory of each component of each page."""
-        named = self._named(indices)
+        named = self._pieces_at(indices)
         if len(named) != pages * self._pieces:
             raise ValueError(f"pool {self.name!r} names {len(named)} pieces for {pages} pages of {self._pieces}")
         starts = range(0, len(named), self._pieces)

@@ -23,7 +23,7 @@ from ..failures import Failures
 from .events import PageEvent, PagesTold
 
 # Interval between publications, in seconds.
-_PAUSE = 0.1
+_INTERVAL_S = 0.1
 # SGLang itself uses neither medium: its host memory is CPU_PINNED.
 _MEDIA = {"dram": StorageMedium.EXTERNAL, "ssd": StorageMedium.DISK}
 
@@ -38,35 +38,35 @@ class Publisher:
 
     def __init__(self, config: Mapping[str, Any], failures: Failures) -> None:
         self._failures = failures
-        self._told: PagesTold | None = None
+        self._tracker: PagesTold | None = None
         self._page_tokens = 0
         parallel = get_parallel()
         rank = select_kv_publisher_dp_rank(parallel.attn_dp_size, parallel.attn_dp_rank, parallel.dp_rank)
         self._sink = EventPublisherFactory.create(json.dumps(dict(config)), rank)
-        self._end = threading.Event()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pagelith-events", daemon=True)
 
-    def start(self, told: PagesTold, page_tokens: int) -> None:
-        self._told, self._page_tokens = told, page_tokens
+    def start(self, tracker: PagesTold, page_tokens: int) -> None:
+        self._tracker, self._page_tokens = tracker, page_tokens
         self._thread.start()
 
     def close(self) -> None:
         """Publish the remaining events, and the removal of all pages."""
-        self._end.set()
-        if self._told is not None:
+        self._ended.set()
+        if self._tracker is not None:
             self._thread.join()
-            self._publish(self._told)
-            self._send(self._told.end())
+            self._publish(self._tracker)
+            self._send(self._tracker.end())
         self._sink.shutdown()
 
     def _run(self) -> None:
-        assert self._told is not None
-        while not self._end.wait(_PAUSE):
-            self._publish(self._told)
+        assert self._tracker is not None
+        while not self._ended.wait(_INTERVAL_S):
+            self._publish(self._tracker)
 
-    def _publish(self, told: PagesTold) -> None:
+    def _publish(self, tracker: PagesTold) -> None:
         try:
-            events = told.take()
+            events = tracker.take()
         except PagelithError as error:
             self._failures.call("request for events", error)
             return

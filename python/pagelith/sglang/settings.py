@@ -7,7 +7,7 @@ from typing import Any
 from ..settings import PoolSettings, of_type
 
 # Keys that SGLang reads itself but leaves in the dictionary.
-_OF_SGLANG = ("backend_name", "module_path", "class_name", "allocator")
+_SGLANG_KEYS = ("backend_name", "module_path", "class_name", "allocator")
 
 
 @dataclass(frozen=True)
@@ -25,5 +25,5 @@ class Settings(PoolSettings):
     def of(extra: Mapping[str, Any] | None) -> "Settings":
         given = {} if extra is None else extra
         if isinstance(given, Mapping):
-            given = {name: value for name, value in given.items() if name not in _OF_SGLANG}
+            given = {name: value for name, value in given.items() if name not in _SGLANG_KEYS}
         return Settings.read("--hicache-storage-backend-extra-config", given)

@@ -61,16 +61,16 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         load_async = apart if self.settings.load_async is None else self.settings.load_async
         self._threads = self.settings.read_threads if load_async else 0
         events = vllm_config.kv_events_config
-        told = events is not None and events.enable_kv_cache_events
+        has_events = events is not None and events.enable_kv_cache_events
         part = f"dp_{vllm_config.parallel_config.data_parallel_index}"
-        opened = Opened(self.settings, transfer.engine_id, part, EVENTS_MAX if told else 0)
+        opened = Opened(self.settings, transfer.engine_id, part, EVENTS_MAX if has_events else 0)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
-        self._asking: ThreadPoolExecutor | None = None
+        self._event_executor: ThreadPoolExecutor | None = None
         if role == KVConnectorRole.SCHEDULER:
             warn_of_failed_loads(logger, transfer)
             self._scheduler = Scheduler(
-                self.settings, opened, self._pools, transfer.is_kv_consumer, partial(self._listener, opened.store) if told else None
+                self.settings, opened, self._pools, transfer.is_kv_consumer, partial(self._listener, opened.store) if has_events else None
             )
         else:
             self._worker = Worker(self.settings, opened, self._pools, self._threads, transfer.is_kv_producer)
@@ -80,15 +80,15 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
 
         if self.settings.attach is not None:
             # The scheduler does not block on another process.
-            self._asking = ThreadPoolExecutor(1, "pagelith-events")
+            self._event_executor = ThreadPoolExecutor(1, "pagelith-events")
         groups = self._kv_cache_config.kv_cache_groups
         kinds = [(kind, get_kv_cache_spec_sliding_window(group.kv_cache_spec)) for kind, group in zip(self._kinds, groups, strict=True)]
-        later = None if self._asking is None else partial(submit, self._asking)
+        later = None if self._event_executor is None else partial(submit, self._event_executor)
         return Listener(store, self._pools, keys, kinds, self.settings.locality, later, self.settings.failures(logger))
 
     def shutdown(self) -> None:
-        if self._asking is not None:
-            self._asking.shutdown(wait=True)
+        if self._event_executor is not None:
+            self._event_executor.shutdown(wait=True)
         try:
             if self._scheduler is not None:
                 self._scheduler.close()

@@ -30,13 +30,13 @@ class Told:
         failures: Failures,
         cleared: Callable[[Event], list[Any]] | None = None,
     ) -> None:
-        self._store, self._tells, self._failures = store, True, failures
+        self._store, self._store_has_events, self._failures = store, True, failures
         # Returns the chunks that were removed with a namespace, where they are known.
         self._cleared = cleared
         # `name` returns the chunk of a store event, or None; `make` creates vLLM's event for stored or removed chunks.
         self._name, self._make = name, make
         # For a store process: runs the call on a thread, since the scheduler does not block on another process.
-        self._later, self._asked = later, False
+        self._later, self._polling = later, False
         self._events: list[tuple[bool, list[Any]]] = []
         self._lock = threading.Lock()
         try:
@@ -52,7 +52,7 @@ class Told:
         with self._lock:
             here = exists()
             # A chunk removed since the look-up is not reported as stored afterwards.
-            gone = self._drain() if self._tells else set()
+            gone = self._drain() if self._store_has_events else set()
             self._add(False, [chunk for chunk, there in zip(chunks, here, strict=True) if there and chunk not in gone])
             return here
 
@@ -60,12 +60,12 @@ class Told:
         """Handle chunks that are stored, or were a moment ago. `here` returns those that are stored and were not reported yet."""
         with self._lock:
             found = here(chunks)
-            gone = self._drain() if self._tells else set()
+            gone = self._drain() if self._store_has_events else set()
             self._add(False, [chunk for chunk in found if chunk not in gone])
 
     def stored(self, chunks: list[Any]) -> None:
         """Handle chunks that were put and were not stored before. A store that records events reports them itself."""
-        if not self._tells:
+        if not self._store_has_events:
             with self._lock:
                 self._add(False, chunks)
 
@@ -75,42 +75,42 @@ class Told:
         # While a thread asks the store process, its events are returned by a later call.
         if self._lock.acquire(blocking=self._later is None):
             try:
-                if self._tells and self._later is None:
+                if self._store_has_events and self._later is None:
                     self._drain()
                 events, self._events = self._events, []
             finally:
                 self._lock.release()
-        if self._tells and self._later is not None and not self._asked:
-            self._asked = True
+        if self._store_has_events and self._later is not None and not self._polling:
+            self._polling = True
             try:
-                self._later(self._ask)
+                self._later(self._poll)
             except RuntimeError:
                 # The executor was shut down.
-                self._asked = False
+                self._polling = False
         return [self._make(chunks, removed) for removed, chunks in events]
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         try:
             with self._lock:
                 self._drain()
         except PagelithError as error:
             self._failures.call("request for events", error)
         finally:
-            self._asked = False
+            self._polling = False
 
     def _drain(self) -> Collection[Any]:
         """Read the store's events; returns the removed chunks."""
         gone: set[Any] = set()
         try:
-            told, _ = taken(self._store)
+            events, _ = taken(self._store)
         except IncompatibleError as error:
-            self._tells = False
+            self._store_has_events = False
             logger.warning("pagelith: removals of chunks are not reported: %s", error)
             return gone
-        for event in told:
-            went = self._cleared(event) if event.kind == "cleared" and self._cleared is not None else []
-            gone.update(went)
-            self._add(True, went)
+        for event in events:
+            removed = self._cleared(event) if event.kind == "cleared" and self._cleared is not None else []
+            gone.update(removed)
+            self._add(True, removed)
             chunk = self._name(event) if event.new or event.gone else None
             if chunk is not None:
                 self._add(event.gone, [chunk])

@@ -41,14 +41,14 @@ class Listener:
         self._spaces = {key.namespace for of in keys for key in of}
         # For each slice, its pool and its bit in the page's state.
         self._slices = {(key.pool, key.component, key.shard): (n, 1 << at) for n, of in enumerate(keys) for at, key in enumerate(of)}
-        self._whole = [(1 << len(of)) - 1 for of in keys]
+        self._all_slices = [(1 << len(of)) - 1 for of in keys]
         # The slices of each page that are stored, as far as is known.
-        self._here: dict[Paged, int] = {}
+        self._stored_slices: dict[Paged, int] = {}
         # Details for a page's event: the page before it, its tokens, and the adapter.
         self._described: dict[bytes, tuple[bytes | None, list[int], int | None, str | None]] = {}
         # Pages whose names are hashed to form a store's page, by that.
         self._hashed: dict[bytes, bytes] = {}
-        self._told = Told(store, self._named, self._made, later, failures, self._cleared)
+        self._chunk_events = Told(store, self._page_of_event, self._make_events, later, failures, self._cleared)
 
     # Called by the scheduler.
 
@@ -69,41 +69,41 @@ class Listener:
 
     def met(self, pages: Iterable[Paged]) -> None:
         """Handle pages that are stored, or were a moment ago."""
-        unknown = [one for one in pages if self._here.get(one) != self._whole[one[0]]]
+        unknown = [one for one in pages if self._stored_slices.get(one) != self._all_slices[one[0]]]
         if not unknown:
             return
         if self._later is None:
-            self._meet(unknown)
+            self._check_stored(unknown)
             return
         try:
-            self._later(lambda: self._meet(unknown))
+            self._later(lambda: self._check_stored(unknown))
         except RuntimeError:
             # The executor was shut down.
             pass
 
     def take(self) -> list[Any]:
-        return [event for events in self._told.take() for event in events]
+        return [event for events in self._chunk_events.take() for event in events]
 
     # Called with the store's events and responses.
 
-    def _meet(self, pages: Collection[Paged]) -> None:
+    def _check_stored(self, pages: Collection[Paged]) -> None:
         try:
-            self._told.meet(pages, self._found)
+            self._chunk_events.meet(pages, self._newly_stored)
         except pagelith.PagelithError as error:
             self._failures.call("look-up for events", error)
 
-    def _found(self, pages: Collection[Paged]) -> list[Paged]:
+    def _newly_stored(self, pages: Collection[Paged]) -> list[Paged]:
         """The pages that are completely stored, and were not known to be; they are from here on."""
-        unknown = [one for one in dict.fromkeys(pages) if self._here.get(one) != self._whole[one[0]]]
+        unknown = [one for one in dict.fromkeys(pages) if self._stored_slices.get(one) != self._all_slices[one[0]]]
         keys = [key.on_page(page_of(page)) for pool, page in unknown for key in self._keys[pool]]
         answers = iter(self._store.exists(keys))
         # A list, so that every response is consumed and the next page's responses follow.
         here = [one for one in unknown if all([next(answers) for _ in self._keys[one[0]]])]
-        self._here.update((one, self._whole[one[0]]) for one in here)
-        forget(self._here)
+        self._stored_slices.update((one, self._all_slices[one[0]]) for one in here)
+        forget(self._stored_slices)
         return here
 
-    def _named(self, event: pagelith.Event) -> Paged | None:
+    def _page_of_event(self, event: pagelith.Event) -> Paged | None:
         """The page that became complete or incomplete with this slice."""
         key = event.key
         if key is None or key.namespace not in self._spaces:
@@ -112,8 +112,8 @@ class Listener:
         pool, bit = self._slices.get((key.pool, key.component, key.shard), (0, 0))
         if bit == 0:
             return None
-        page, whole = (pool, self._hashed.get(key.page, key.page)), self._whole[pool]
-        was = self._here.pop(page, None)
+        page, whole = (pool, self._hashed.get(key.page, key.page)), self._all_slices[pool]
+        was = self._stored_slices.pop(page, None)
         if event.gone:
             # The other slices of an unknown page may be stored or not, and an earlier process may have reported it.
             now = 0 if was is None else was & ~bit
@@ -123,29 +123,29 @@ class Listener:
             now = (was or 0) | bit
             told, kept = now == whole != was, True
         if kept:
-            self._here[page] = now
-            forget(self._here)
+            self._stored_slices[page] = now
+            forget(self._stored_slices)
         return page if told else None
 
     def _cleared(self, event: pagelith.Event) -> list[Paged]:
         """The known pages that were removed with the namespace."""
         if event.namespace not in self._spaces:
             return []
-        gone = [page for page, here in self._here.items() if here == self._whole[page[0]]]
-        self._here.clear()
+        gone = [page for page, here in self._stored_slices.items() if here == self._all_slices[page[0]]]
+        self._stored_slices.clear()
         return gone
 
-    def _made(self, pages: list[Paged], removed: bool) -> list[Any]:
-        return self._removed(pages) if removed else [event for page in pages for event in self._stored(*page)]
+    def _make_events(self, pages: list[Paged], removed: bool) -> list[Any]:
+        return self._removed_events(pages) if removed else [event for page in pages for event in self._stored_events(*page)]
 
-    def _removed(self, pages: list[Paged]) -> list[Any]:
+    def _removed_events(self, pages: list[Paged]) -> list[Any]:
         names: dict[int, list[Any]] = {}
         for pool, page in pages:
             for group in self._pools.each[pool].groups:
                 names.setdefault(group, []).append(maybe_convert_block_hash(page))
         return [BlockRemoved(block_hashes=of, medium=MEDIUM_STORAGE, group_idx=n, locality=self._locality) for n, of in names.items()]
 
-    def _stored(self, pool: int, page: bytes) -> list[Any]:
+    def _stored_events(self, pool: int, page: bytes) -> list[Any]:
         """One event per group. A page that no request of this process had is reported with its name alone, as vLLM's own
         offloading does."""
         parent, tokens, lora_id, lora_name = self._described.get(page, (None, [], None, None))

@@ -37,7 +37,7 @@ class Scheduler:
         opened: Opened,
         pools: Pools,
         loads: bool,
-        listens: Callable[[Sequence[Sequence[pagelith.Key]]], "Listener"] | None = None,
+        make_listener: Callable[[Sequence[Sequence[pagelith.Key]]], "Listener"] | None = None,
     ) -> None:
         self._settings = settings
         self._opened = opened
@@ -49,39 +49,39 @@ class Scheduler:
         self._keys: list[list[pagelith.Key]] = []
         self._missed = Missed()
         # Per request, the first page of its last look-up, until its blocks are allocated.
-        self._asked: dict[str, int] = {}
+        self._looked_up: dict[str, int] = {}
         self._tracked: dict[str, _Tracked] = {}
         self._plan = Plan()
         # With saves on threads: number of resets, and whether saves from before the last one may still be in progress.
         self._resets, self._resetting = 0, False
         # Creates the listener for events, once the key templates are known.
-        self._listens = listens
+        self._make_listener = make_listener
         self.listener: Listener | None = None
 
     def named(self, workers: Iterable[Named]) -> None:
         """Receive the names of the workers' objects. Ranks that hold the same bytes report the same names."""
         ranks = [keys_of(one, self._pools) for one in workers]
         self._keys = [list(dict.fromkeys(key for keys in of for key in keys)) for of in zip(*ranks, strict=True)]
-        if self._listens is not None and self._keys:
-            self.listener = self._listens(self._keys)
+        if self._make_listener is not None and self._keys:
+            self.listener = self._make_listener(self._keys)
 
     # Called by the scheduler.
 
     def matched(self, request: Any, computed: int) -> int:
         """Number of stored tokens after the first `computed`. The last token is always left to be computed."""
-        self._asked.pop(request.request_id, None)
+        self._looked_up.pop(request.request_id, None)
         tokens = self._pools.tokens
         if not self._loads or self._resetting or computed % tokens or request.skip_reading_prefix_cache:
             return 0
         first = computed // tokens
         pages = self._pools.names(request.block_hashes, first, (request.num_tokens - 1) // tokens)
-        found = self._found(pages, first)
+        found = self._restorable_pages(pages, first)
         if found:
-            self._asked[request.request_id] = first
-            self._tell(request, first, pages[:found], [(n, page) for page in pages[:found] for n in range(len(self._keys))])
+            self._looked_up[request.request_id] = first
+            self._describe(request, first, pages[:found], [(n, page) for page in pages[:found] for n in range(len(self._keys))])
         return found * tokens
 
-    def _found(self, pages: Sequence[bytes], depth: int) -> int:
+    def _restorable_pages(self, pages: Sequence[bytes], depth: int) -> int:
         """Number of these pages that can be restored: every pool has the objects that it needs to continue there."""
         whole = [n for n, pool in enumerate(self._pools.each) if pool.pages is None]
         known = next((at for at, one in enumerate(pages) if any((n, one) in self._missed for n in whole)), len(pages))
@@ -111,7 +111,7 @@ class Scheduler:
             for one in pages[max(0, stop - pool.pages) : stop]
         )
 
-    def _tell(self, request: Any, first: int, pages: Sequence[bytes], met: Iterable[Paged] = ()) -> None:
+    def _describe(self, request: Any, first: int, pages: Sequence[bytes], met: Iterable[Paged] = ()) -> None:
         if self.listener is not None:
             self.listener.describe(request, first, pages)
             self.listener.met(met)
@@ -119,7 +119,7 @@ class Scheduler:
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
         """The request got these blocks, and `external` tokens of it are to be loaded into them."""
         name = request.request_id
-        first = self._asked.pop(name, 0)
+        first = self._looked_up.pop(name, 0)
         self._tracked.setdefault(name, _Tracked(request)).request = request
         if self._settings.save_async:
             self._plan.taken += [block for table in tables for block in table]
@@ -174,7 +174,7 @@ class Scheduler:
                 # The tables of this step: blocks that a window has left may belong to another request by now.
                 tables = output.kv_connector_block_state.get_block_ids(name)
                 step.tables = self._pools.tables(tables, step.first, tracked.stored, states=False)
-                self._tell(tracked.request, step.first, step.pages)
+                self._describe(tracked.request, step.first, step.pages)
         return step
 
     def heard(self, report: Any) -> None:
@@ -190,7 +190,7 @@ class Scheduler:
 
     def finished(self, request: Any) -> None:
         """The request has ended. Its saves end with their step, so its blocks are free."""
-        self._asked.pop(request.request_id, None)
+        self._looked_up.pop(request.request_id, None)
         self._tracked.pop(request.request_id, None)
 
     def clear(self) -> bool:

@@ -34,12 +34,12 @@ class Spoiled:
             return len(table)
         # A block that is computed from its first token on keeps no earlier content.
         first, end = -(-computed // self._tokens), -(-(computed + scheduled) // self._tokens)
-        sound = self._sound(table[:first])
-        if sound < first:
-            self.failed(table[sound:])
-            return sound
+        valid = self._valid_prefix(table[:first])
+        if valid < first:
+            self.failed(table[valid:])
+            return valid
         self.read(table[first:end])
-        return self._sound(table)
+        return self._valid_prefix(table)
 
-    def _sound(self, table: Sequence[int]) -> int:
+    def _valid_prefix(self, table: Sequence[int]) -> int:
         return next((at for at, block in enumerate(table) if block in self._blocks), len(table))

@@ -27,7 +27,7 @@ from .hashes import Missed, page_of
 logger = logging.getLogger(__name__)
 
 # The identity if vLLM's own connector created the tier: only the model's name and its caches' type are known.
-_UNTOLD = Identity(
+_UNKNOWN_MODEL = Identity(
     {"engine": "vllm"},
     (
         "the model's configuration, weights and revision (\"kv_connector\": \"PagelithOffloadingConnector\", \"kv_connector_module_path\":"
@@ -47,7 +47,7 @@ class Settings(PoolSettings):
     locality: str | None = of_type(str, '"LOCAL" or "REMOTE"', None)
 
 
-class _Looks(AsyncLookupManager):
+class _Lookups(AsyncLookupManager):
     """Look-ups in a store process, on a thread of vLLM's: the scheduler does not block on another process."""
 
     def __init__(self, tier: "PagelithTier") -> None:
@@ -55,7 +55,7 @@ class _Looks(AsyncLookupManager):
         super().__init__(tier_type=tier.tier_type)
 
     def batch_lookup(self, keys: list[Any], req_context: Any) -> Iterable[bool]:
-        return self._of._here(keys)
+        return self._of._are_stored(keys)
 
 
 class PagelithTier(SecondaryTierManager):
@@ -75,7 +75,7 @@ class PagelithTier(SecondaryTierManager):
         self.locality = Locality(self.settings.locality) if self.settings.locality else None
         config = offloading_spec.config
         told = config.extra_config.get(TOLD)
-        model = _UNTOLD if told is None else Identity(told["facts"], tuple(told["unknown"]))
+        model = _UNKNOWN_MODEL if told is None else Identity(told["facts"], tuple(told["unknown"]))
         admit(model, self.settings.revision, f"the secondary tier {tier_type!r}")
         # The base class keeps the view; this export of it ends here.
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
@@ -89,10 +89,10 @@ class PagelithTier(SecondaryTierManager):
         self._reads = ThreadPoolExecutor(self.settings.read_threads, "pagelith-read")
         self._writes = ThreadPoolExecutor(self.settings.write_threads, "pagelith-write")
         later = None if self.settings.attach is None else partial(submit, self._writes)
-        self._told = Told(self._store, self._chunk, self._event, later, self._failures) if self.settings.enable_kv_events else None
+        self._chunk_events = Told(self._store, self._chunk, self._event, later, self._failures) if self.settings.enable_kv_events else None
         self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
         # Look-ups in an embedded store do not block.
-        self._looks = _Looks(self) if self.settings.attach is not None else None
+        self._lookup_manager = _Lookups(self) if self.settings.attach is not None else None
         self._failed = Missed()
         self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self._open = 0
@@ -105,15 +105,15 @@ class PagelithTier(SecondaryTierManager):
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
         if key in self._failed:
             return LookupResult.MISS
-        if self._looks is None:
-            here: bool | None = self._here([key])[0]
+        if self._lookup_manager is None:
+            here: bool | None = self._are_stored([key])[0]
         else:
-            here = self._looks.lookup(key, req_context)
+            here = self._lookup_manager.lookup(key, req_context)
         if here is None:
             return LookupResult.RETRY
         return LookupResult.HIT if here else LookupResult.MISS
 
-    def _here(self, keys: Collection[Any]) -> list[bool]:
+    def _are_stored(self, keys: Collection[Any]) -> list[bool]:
         try:
             return self._store.exists([self._key(key) for key in keys])
         except pagelith.PagelithError as error:
@@ -124,12 +124,12 @@ class PagelithTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
-        if self._looks is not None:
-            self._looks.cleanup(req_context.req_id)
+        if self._lookup_manager is not None:
+            self._lookup_manager.cleanup(req_context.req_id)
 
     def on_schedule_end(self, context: Any) -> None:
-        if self._looks is not None:
-            self._looks.flush()
+        if self._lookup_manager is not None:
+            self._lookup_manager.flush()
 
     # Jobs: each runs on a thread as one batch, with any number of chunks, and is reported once.
 
@@ -171,18 +171,18 @@ class PagelithTier(SecondaryTierManager):
             self._settled.notify_all()
 
     def _store_chunks(self, chunks: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
-        if self._told is None:
+        if self._chunk_events is None:
             here = self._store.exists(keys)
         else:
             self._hashed.update((key, chunk) for key, chunk in zip(keys, chunks, strict=True) if len(chunk) != 36)
-            here = self._told.look(chunks, lambda: self._store.exists(keys))
+            here = self._chunk_events.look(chunks, lambda: self._store.exists(keys))
         new = [at for at, there in enumerate(here) if not there]
         outcomes = self._store.put([keys[at] for at in new], [rows[at] for at in new], wait=self.settings.put_wait_ms / 1000)
         self._failures.written(outcomes)
         for at, outcome in zip(new, outcomes, strict=True):
             here[at] = bool(outcome)
-        if self._told is not None:
-            self._told.stored([chunks[at] for at in new if here[at]])
+        if self._chunk_events is not None:
+            self._chunk_events.stored([chunks[at] for at in new if here[at]])
         return here
 
     def _load_chunks(self, _: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
@@ -209,14 +209,14 @@ class PagelithTier(SecondaryTierManager):
         """Record chunks that could not be read as misses until they are stored: the scheduler would load them again and again."""
         missed = [key for key in keys if key not in whole]
         self._failed.add(missed)
-        if self._looks is not None:
-            self._looks.mark_miss(missed)
+        if self._lookup_manager is not None:
+            self._lookup_manager.mark_miss(missed)
 
     def _stored(self, whole: Collection[Any]) -> None:
         self._failed.stored(whole)
 
     def take_events(self) -> Iterable[Any]:
-        return () if self._told is None else self._told.take()
+        return () if self._chunk_events is None else self._chunk_events.take()
 
     def _event(self, chunks: list[Any], removed: bool) -> Any:
         return OffloadingEvent(keys=chunks, medium=self.medium, removed=removed, locality=self.locality)
@@ -238,8 +238,8 @@ class PagelithTier(SecondaryTierManager):
         try:
             for threads in (self._reads, self._writes):
                 threads.shutdown(wait=True)
-            if self._looks is not None:
-                self._looks.shutdown()
+            if self._lookup_manager is not None:
+                self._lookup_manager.shutdown()
         finally:
             self._store.close()
         for registration in self._registered:

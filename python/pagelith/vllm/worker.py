@@ -31,8 +31,8 @@ class _Put:
 
     objects: list[Object]
     keys: list[pagelith.Key]
-    here: list[bool]
-    lacking: set[int] = field(default_factory=set)
+    stored: list[bool]
+    incomplete: set[int] = field(default_factory=set)
 
 
 class Worker:
@@ -64,7 +64,7 @@ class Worker:
     def register(self, named: Named, memory: Sequence[Any]) -> None:
         """Called when the caches exist: this worker's names, and memory for saves and for each reading thread."""
         self.named, self._keys = named, keys_of(named, self._pools)
-        self._own = memory[0]
+        self._save_memory = memory[0]
         self._registered = self._settings.register(self._store, joined(span for one in memory for span in one.spans()))
         for one in memory[1:]:
             self._memory.put(one)
@@ -84,16 +84,16 @@ class Worker:
     # Loads.
 
     def load(self, plan: Plan) -> None:
-        if plan.loads and self._threads is None and self._own.copies:
+        if plan.loads and self._threads is None and self._save_memory.copies:
             # Loads reuse the memory from which saves are put.
             self._saving.end()
         for load in plan.loads:
             objects = self._pools.objects_of(len(load.pages), load.tables)
             if self._threads is None:
-                self._loaded(load, objects, self._read(load, objects, self._own))
+                self._record_load(load, objects, self._read(load, objects, self._save_memory))
             else:
                 try:
-                    submit(self._threads, self._read_later, load, objects, self._own.told())
+                    submit(self._threads, self._read_later, load, objects, self._save_memory.told())
                 except RuntimeError as error:
                     logger.warning("pagelith: a load of %d pages was not started: %s", len(load.pages), error)
                     self._done.put((load, objects, [False] * len(objects)))
@@ -132,13 +132,13 @@ class Worker:
                 whole[at] = bool(outcome)
         return whole
 
-    def _loaded(self, load: Load, objects: Sequence[Object], whole: Sequence[bool]) -> None:
-        failed = [one for one, came in zip(objects, whole, strict=True) if not came]
+    def _record_load(self, load: Load, objects: Sequence[Object], whole: Sequence[bool]) -> None:
+        failed = [one for one, read in zip(objects, whole, strict=True) if not read]
         self._report.missed.update((one.pool, load.pages[one.page]) for one in failed)
         if self._spoiled is None:
             self._failed_requests.update([load.request] if failed else [])
             return
-        self._spoiled.read(block for one, came in zip(objects, whole, strict=True) if came for block in one.blocks)
+        self._spoiled.read(block for one, read in zip(objects, whole, strict=True) if read for block in one.blocks)
         blocks = [block for one in failed for block in one.blocks]
         self._failed.update(blocks)
         self._spoiled.failed(blocks)
@@ -148,7 +148,7 @@ class Worker:
         ended = set()
         while not self._done.empty():
             load, objects, whole = self._done.get()
-            self._loaded(load, objects, whole)
+            self._record_load(load, objects, whole)
             ended.add(load.request)
         failed, self._failed_requests = self._failed_requests, set()
         return ended, failed
@@ -172,9 +172,9 @@ class Worker:
             return
         pages: dict[bytes, dict[tuple[int, int], Object]] = {}
         for step in plan.steps:
-            sound = self._sound(step)
+            valid = self._valid_pages(step)
             for one in self._pools.objects_of(len(step.pages), step.tables):
-                if NULL not in one.blocks and step.first + one.page < sound:
+                if NULL not in one.blocks and step.first + one.page < valid:
                     pages.setdefault(step.pages[one.page], {}).setdefault((one.pool, one.part), one)
         for state in plan.states:
             pages.setdefault(state.page, {}).setdefault((state.pool, 0), Object(0, state.pool, 0, state.blocks))
@@ -186,7 +186,7 @@ class Worker:
             except Exception as error:
                 self._failures.call("save", error)
 
-    def _sound(self, step: Step) -> int:
+    def _valid_pages(self, step: Step) -> int:
         """Number of the request's leading pages whose bytes are valid after the step."""
         if self._spoiled is None:
             return step.first + len(step.pages)
@@ -208,23 +208,23 @@ class Worker:
         for pools in [whole, *([n] for n in range(len(whole), len(self._keys)))]:
             groups: dict[int, list[int]] = {}
             for at, one in enumerate(objects):
-                if one.pool in pools and not put.here[at]:
+                if one.pool in pools and not put.stored[at]:
                     groups.setdefault(one.page, []).append(at)
-            for batch in batches(list(groups.values()), self._own.at_once):
+            for batch in batches(list(groups.values()), self._save_memory.at_once):
                 read = [objects[at] for group in batch for at in group]
-                if self._own.copies:
+                if self._save_memory.copies:
                     # All saves share one memory.
                     self._saving.end()
-                memory = self._own.out(read)
-                blocks = [] if self._own.copies else [block for one in read for block in one.blocks]
+                memory = self._save_memory.out(read)
+                blocks = [] if self._save_memory.copies else [block for one in read for block in one.blocks]
                 self._saving.run(partial(self._put_batch, put, batch, memory, None if pools == whole else base), blocks)
-        self._saving.run(partial(self._tell, put, pages), ())
+        self._saving.run(partial(self._report_stored, put, pages), ())
 
     def _put_batch(self, put: _Put, batch: list[list[int]], memory: list[Any], base: pagelith.Key | None) -> None:
         """Put objects, one group per page, and record which are stored."""
         memory_of = dict(zip((at for group in batch for at in group), memory, strict=True))
         if base is not None:
-            batch = [group for group in batch if put.objects[group[0]].page not in put.lacking]
+            batch = [group for group in batch if put.objects[group[0]].page not in put.incomplete]
         each = [at for group in batch for at in group]
         keys, sources, wait = [put.keys[at] for at in each], [memory_of[at] for at in each], self._settings.put_wait_ms / 1000
         if base is None and len(batch) == len(each):
@@ -234,13 +234,13 @@ class Worker:
         self._failures.written(outcomes, "save")
         for group, outcome in zip(batch, outcomes, strict=True):
             for at in group:
-                put.here[at] = bool(outcome)
+                put.stored[at] = bool(outcome)
             if base is None and not outcome:
-                put.lacking.add(put.objects[group[0]].page)
+                put.incomplete.add(put.objects[group[0]].page)
 
-    def _tell(self, put: _Put, pages: list[bytes]) -> None:
+    def _report_stored(self, put: _Put, pages: list[bytes]) -> None:
         named = [(one.pool, pages[one.page]) for one in put.objects]
-        self._stored.put(set(named) - {name for name, there in zip(named, put.here, strict=True) if not there})
+        self._stored.put(set(named) - {name for name, there in zip(named, put.stored, strict=True) if not there})
 
     def close(self) -> None:
         if self._threads is not None:
