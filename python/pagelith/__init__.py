@@ -7,11 +7,13 @@
         if store.get([key], [page])[0]:
             ...
 
-One call is one batch. Each of its objects has an outcome; a miss raises no exception. The GIL is released while
-a call works. The memory of a call is an object with a buffer, a tensor, (address, length), or a list of those.
+One call is one batch. Each of its objects has an outcome; a miss raises no exception. The GIL is
+released while a call works. The memory of a call is an object with a buffer, a tensor, (address,
+length), or a list of those.
 """
 
-# Imported here, and not when the first store is opened: a fork meanwhile would see it half imported.
+# Imported here, and not when the first store is opened: a fork meanwhile would see it half
+# imported.
 from . import _log  # noqa: F401
 from ._native import (
     BusyError,

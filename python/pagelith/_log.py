@@ -1,9 +1,9 @@
-"""Passes the engine's log events to the logger `pagelith`, with their fields in `record.fields` and their module
-in `record.target`.
+"""Passes the engine's log events to the logger `pagelith`, with their fields in `record.fields` and
+their module in `record.target`.
 
-The engine queues its events (python/src/log.rs). A call that opens, flushes or closes a store logs the queued
-events before it returns. All others are logged by a thread that waits on a socket: no thread of the engine ever
-waits for the interpreter.
+The engine queues its events (python/src/log.rs). A call that opens, flushes or closes a store logs
+the queued events before it returns. All others are logged by a thread that waits on a socket: no
+thread of the engine ever waits for the interpreter.
 """
 
 import atexit
@@ -17,7 +17,8 @@ from ._native import _log_begin, _log_forked, _log_take, _log_wake
 
 logger = logging.getLogger("pagelith")
 
-# Longest that a call waits for another thread's log handlers, one of which may itself wait for the caller.
+# Longest that a call waits for another thread's log handlers, one of which may itself wait for the
+# caller.
 _WAIT_S = 1.0
 
 _lock = threading.RLock()
@@ -25,7 +26,8 @@ _thread: threading.Thread | None = None
 
 
 def begin() -> None:
-    """Start to record events: those of INFO and above, and those below that the logger's level includes."""
+    """Start to record events: those of INFO and above, and those below that the logger's level
+    includes."""
     global _thread
     _log_begin(min(logger.getEffectiveLevel(), logging.INFO))
     with _lock:

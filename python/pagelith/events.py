@@ -13,8 +13,9 @@ _EVENTS_PER_CALL = 1 << 16
 
 
 def taken(store: Store) -> tuple[list[Event], bool]:
-    """The events since the last call, in order, and whether they are complete. Events that were dropped, and objects
-    lost from SSD whose keys are unknown, are logged. Raises IncompatibleError if the store records no events."""
+    """The events since the last call, in order, and whether they are complete. Events that were
+    dropped, and objects lost from SSD whose keys are unknown, are logged. Raises IncompatibleError
+    if the store records no events."""
     all_events, complete = [], True
     while True:
         events, lost = store.take_events(_EVENTS_PER_CALL)

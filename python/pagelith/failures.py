@@ -1,8 +1,9 @@
 """Log lines about failed calls and unreadable objects.
 
-A store process that is down fails every call. One line reports it, with its address; the next line follows after
-`EVERY_S` seconds at the earliest, with the number of calls that failed meanwhile. Every other kind of failure has
-its own lines, limited in the same way. Objects that the store had and could not read are named, with the cause.
+A store process that is down fails every call. One line reports it, with its address; the next line
+follows after `EVERY_S` seconds at the earliest, with the number of calls that failed meanwhile.
+Every other kind of failure has its own lines, limited in the same way. Objects that the store had
+and could not read are named, with the cause.
 """
 
 import logging
@@ -27,15 +28,16 @@ _ORDINARY = ("absent", "gone")
 # Most kinds of failures that are limited separately.
 _KINDS_MAX = 256
 _VALUES = re.compile(r" \w+=")
-# Unavailable errors that mean that the store process did not respond. Others are responses, such as a wrong checksum.
+# Unavailable errors that mean that the store process did not respond. Others are responses, such as
+# a wrong checksum.
 _DOWN = re.compile("link to the (store|peer)|did not answer in time|cannot attach to the store")
 # Errors that end by themselves, or when the store process is restarted.
 _PASSING = (UnavailableError, BusyError, NoSpaceError)
 
 
 class Failures:
-    """The log lines of one adapter about one store. Errors of the types in `always` are logged each time: for adapters
-    whose callers see only error codes."""
+    """The log lines of one adapter about one store. Errors of the types in `always` are logged each
+    time: for adapters whose callers see only error codes."""
 
     def __init__(
         self, log: logging.Logger, attach: str | None, now: Callable[[], float] = time.monotonic, always: tuple[type[BaseException], ...] = ()
@@ -43,14 +45,15 @@ class Failures:
         self._log, self._now, self._always = log, now, always
         self._store = attach or "in this process"
         self._lock = threading.Lock()
-        # By kind of failure: earliest time of its next line, and number of failures since its last line.
+        # By kind of failure: earliest time of its next line, and number of failures since its last
+        # line.
         self._kinds: dict[str, tuple[float, int]] = {}
         # By cause: end of the current period, objects named in it, and objects not named.
         self._causes: dict[str, tuple[float, int, int]] = {}
 
     def call(self, what: str, error: BaseException) -> None:
-        """Log that a whole call failed. An error of neither the store nor the model is a bug of the adapter, and is logged
-        with its traceback."""
+        """Log that a whole call failed. An error of neither the store nor the model is a bug of the
+        adapter, and is logged with its traceback."""
         failed = self._due_count(what, error)
         if failed:
             trace = None if isinstance(error, (PagelithError, ModelError)) else error
@@ -61,8 +64,8 @@ class Failures:
         self._log_errors(what, outcomes)
 
     def read(self, keys: "Iterable[Key]", outcomes: "Sequence[GetOutcome]", what: str = "read", found: bool = False) -> None:
-        """Log the errors and the unreadable objects among the outcomes of a get. With `found`, the objects were found before,
-        so those that are gone are named too."""
+        """Log the errors and the unreadable objects among the outcomes of a get. With `found`, the
+        objects were found before, so those that are gone are named too."""
         if all(outcomes):
             return
         self._log_errors(what, outcomes)
@@ -100,8 +103,8 @@ class Failures:
         """The number of failures of this kind to report now; 0 if no line is due yet."""
         if isinstance(error, self._always):
             return 1
-        # A store process that is down is one kind, whatever the call. Other store errors are of one kind if their texts agree
-        # up to the first value.
+        # A store process that is down is one kind, whatever the call. Other store errors are of one
+        # kind if their texts agree up to the first value.
         text = _VALUES.split(str(error), 1)[0] if isinstance(error, PagelithError) else str(error)
         is_down = isinstance(error, UnavailableError) and _DOWN.search(text) is not None
         kind = "store" if is_down else f"{what} {type(error).__name__} {text}"

@@ -1,4 +1,5 @@
-"""Settings that engines' configurations pass to all adapters: their keys, types, and contradictions among them."""
+"""Settings that engines' configurations pass to all adapters: their keys, types, and contradictions
+among them."""
 
 import logging
 import os
@@ -93,8 +94,8 @@ class StoreSettings:
         return problems
 
     def open(self, part: str, events_max: int = 0) -> Store:
-        """Open the store. An embedded one uses the directories named `part`, and keeps `events_max` events, unless `store`
-        says otherwise.
+        """Open the store. An embedded one uses the directories named `part`, and keeps `events_max`
+        events, unless `store` says otherwise.
 
         `Store` validates the content of `store`, before it creates anything.
         """
@@ -134,8 +135,8 @@ class PoolSettings(StoreSettings):
     register_memory: bool = of_type(bool, "true or false", True)
 
     def register(self, store: Store, spans: Iterable[tuple[int, int]]) -> list[Registration]:
-        """Register host memory, by address and length: an embedded store pins its pages, a store process maps those parts
-        that it can.
+        """Register host memory, by address and length: an embedded store pins its pages, a store
+        process maps those parts that it can.
 
         Memory that cannot be registered is logged; reads into it work all the same.
         """
@@ -164,8 +165,8 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _secret(path: str) -> bytes:
-    """The content of a secret file, under the rules of `pagelith` itself: a regular file of this user or root that no other
-    user can read. A pipe does not block."""
+    """The content of a secret file, under the rules of `pagelith` itself: a regular file of this
+    user or root that no other user can read. A pipe does not block."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
         # Checked on the open file: the path may name another file by now.
         there = os.fstat(file.fileno())

@@ -1,4 +1,5 @@
-"""Host memory that a store process maps, so that it copies from there without its bytes being sent."""
+"""Host memory that a store process maps, so that it copies from there without its bytes being
+sent."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def mappings(spans: Iterable[tuple[int, int]]) -> list[Mapping]:
 
 
 def _files_in_memory() -> list[Mapping]:
-    """All mappings of in-memory files. The kernel splits a mapping whose parts differ in flags (`mlock`); they are joined."""
+    """All mappings of in-memory files. The kernel splits a mapping whose parts differ in flags
+    (`mlock`); they are joined."""
     found: list[Mapping] = []
     # A name may contain any bytes but newlines.
     with open("/proc/self/maps", "rb") as maps:
@@ -65,8 +67,9 @@ def _files_in_memory() -> list[Mapping]:
 def share(store: Store, spans: Iterable[tuple[int, int]]) -> int:
     """Let a store process map this memory, as far as possible. Returns the number of mappings.
 
-    All other memory is sent to the store process, which costs more. This is memory that is not a shared mapping of an
-    in-memory file, and memory that the store refuses because it would exceed its limits, which is logged.
+    All other memory is sent to the store process, which costs more. This is memory that is not a
+    shared mapping of an in-memory file, and memory that the store refuses because it would exceed
+    its limits, which is logged.
     """
     shared = 0
     try:
@@ -86,9 +89,11 @@ def share(store: Store, spans: Iterable[tuple[int, int]]) -> int:
 
 @contextlib.contextmanager
 def _descriptor(mapping: Mapping) -> Iterator[int]:
-    """A descriptor of the mapped file: one that this process has open, or a new one, opened by name."""
+    """A descriptor of the mapped file: one that this process has open, or a new one, opened by
+    name."""
     for name in os.listdir("/proc/self/fd"):
-        # The name is compared first: fstat on an unrelated file may block as long as its file system does.
+        # The name is compared first: fstat on an unrelated file may block as long as its file
+        # system does.
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") == mapping.name and mapping.is_of(int(name)):
                 found = os.dup(int(name))

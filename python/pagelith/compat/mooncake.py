@@ -1,9 +1,11 @@
-"""Mooncake Store's client interface over Pagelith, for engines that support Mooncake and no other store.
+"""Mooncake Store's client interface over Pagelith, for engines that support Mooncake and no other
+store.
 
     PYTHONPATH=$(python -m pagelith.compat.mooncake) python -m sglang.launch_server ... --hicache-storage-backend mooncake
 
-or, in a program, call `pagelith.compat.mooncake.install()` before the engine is imported. docs/mooncake-api.md lists what is supported.
-Read against Mooncake at 3b5a5941 (August 2026), SGLang 0.5.23 and vLLM 0.32 and 0.33.
+or, in a program, call `pagelith.compat.mooncake.install()` before the engine is imported.
+docs/mooncake-api.md lists what is supported. Read against Mooncake at 3b5a5941 (August 2026),
+SGLang 0.5.23 and vLLM 0.32 and 0.33.
 """
 
 import inspect
@@ -90,7 +92,8 @@ class ReplicateConfig:
     preferred_segment: str = ""
     preferred_segments: list[str] = field(default_factory=list)
     prefer_alloc_in_same_node: bool = False
-    # There are no fields `group_ids` and `session_ids`: an engine that looks for them disables the feature.
+    # There are no fields `group_ids` and `session_ids`: an engine that looks for them disables the
+    # feature.
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ class ReplicaDescriptor:
 
 
 class MooncakeDistributedStore:
-    """A client of an embedded store, or of a store process if the master's address names one (`unix:PATH`, `tcp:HOST:PORT`)."""
+    """A client of an embedded store, or of a store process if the master's address names one
+    (`unix:PATH`, `tcp:HOST:PORT`)."""
 
     def __init__(self) -> None:
         self._store: pagelith.Store | None = None
@@ -146,11 +150,13 @@ class MooncakeDistributedStore:
         revision: str = "",
         start_without_store: bool = False,
     ) -> int:
-        """Open the store. Parameters without meaning here (metadata, protocol, devices, an engine) are accepted and ignored.
+        """Open the store. Parameters without meaning here (metadata, protocol, devices, an engine)
+        are accepted and ignored.
 
-        `revision` is not Mooncake's. It is a text that separates objects which keys do not separate, in addition to the model's
-        identity that an engine in this process provides. Without an engine it is required, here or as
-        `MOONCAKE_PAGELITH_REVISION`. `start_without_store` (`MOONCAKE_PAGELITH_START_WITHOUT_STORE`) is not Mooncake's either:
+        `revision` is not Mooncake's. It is a text that separates objects which keys do not
+        separate, in addition to the model's identity that an engine in this process provides.
+        Without an engine it is required, here or as `MOONCAKE_PAGELITH_REVISION`.
+        `start_without_store` (`MOONCAKE_PAGELITH_START_WITHOUT_STORE`) is not Mooncake's either:
         the store process may be down, and nothing is found or stored until it is up.
         """
         if isinstance(local_hostname, dict):
@@ -250,7 +256,8 @@ class MooncakeDistributedStore:
             return OK
 
     def forget_memory(self, address: int, length: int) -> None:
-        """Called when the allocator frees memory: ends the registrations in it. Not part of Mooncake's interface."""
+        """Called when the allocator frees memory: ends the registrations in it. Not part of
+        Mooncake's interface."""
         with self._lock:
             for start in [start for start in self._starts if start < address + length and start + self._regions[start] > address]:
                 self._unregister(start)
@@ -422,7 +429,8 @@ class MooncakeDistributedStore:
         return self._guarded(remove, lambda code: code)
 
     def remove_all(self, force: bool = False) -> int:
-        """Make all objects of this tenant and model invisible for ever. Returns 0 or an error; the objects are not counted."""
+        """Make all objects of this tenant and model invisible for ever. Returns 0 or an error; the
+        objects are not counted."""
 
         def clear(store: pagelith.Store) -> int:
             with self._lock:
@@ -438,7 +446,8 @@ class MooncakeDistributedStore:
     # Internals.
 
     def _current_names(self, writes: bool = False) -> _Names:
-        """The current key templates: an engine may have replaced its model's weights since the last call."""
+        """The current key templates: an engine may have replaced its model's weights since the last
+        call."""
         now = self._model()
         if writes and now.stale:
             raise _StaleWeights("the model's weights were replaced at run time, and these bytes may be of the old ones: restart the server to store objects")
@@ -540,7 +549,8 @@ def path() -> str:
 
 
 def install() -> None:
-    """Make this the module `mooncake.store` of this process. Call it before anything imports that module."""
+    """Make this the module `mooncake.store` of this process. Call it before anything imports that
+    module."""
     sys.path.insert(0, path())
     for name in [name for name in sys.modules if name == "mooncake" or name.startswith("mooncake.")]:
         del sys.modules[name]

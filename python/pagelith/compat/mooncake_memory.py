@@ -1,7 +1,8 @@
 """Host memory of Mooncake's client: allocation, and the check whether an address is host memory.
 
-An address is allocated once. A store process that has mapped the memory at an address assumes that it does not change while
-the client is attached. So a mapping stays in place until the process ends, and `free` only returns its pages.
+An address is allocated once. A store process that has mapped the memory at an address assumes that
+it does not change while the client is attached. So a mapping stays in place until the process ends,
+and `free` only returns its pages.
 """
 
 import ctypes
@@ -37,14 +38,17 @@ class _Client(Protocol):
 
 # Clients that may have memory registered.
 clients: "weakref.WeakValueDictionary[int, _Client]" = weakref.WeakValueDictionary()
-# Memory of all allocators of this process: by address, its allocator, descriptor and length. Single dictionary operations need no lock.
+# Memory of all allocators of this process: by address, its allocator, descriptor and length. Single
+# dictionary operations need no lock.
 _allocated: dict[int, tuple[object, int, int]] = {}
 
 
 class MooncakeHostMemAllocator:
-    """Page-aligned host memory, which a store process maps and copies from without a transfer (`register_buffer` shares it).
+    """Page-aligned host memory, which a store process maps and copies from without a transfer
+    (`register_buffer` shares it).
 
-    The memory stays until `free`, even if the allocator is dropped. A forked child does not have it.
+    The memory stays until `free`, even if the allocator is dropped. A forked child does not have
+    it.
     """
 
     def __init__(self) -> None:
@@ -87,7 +91,8 @@ class MooncakeHostMemAllocator:
 
 
 def _map_memfd(length: int) -> tuple[int, int]:
-    """Zeroed memory in a memfd, which a store process can seal against shrinking and map; its address and descriptor."""
+    """Zeroed memory in a memfd, which a store process can seal against shrinking and map; its
+    address and descriptor."""
     fd = os.memfd_create("pagelith-host-memory", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, length)
@@ -103,7 +108,8 @@ def _map_memfd(length: int) -> tuple[int, int]:
 
 
 def _after_fork() -> None:
-    """The memory belongs to the parent: it is not mapped in the child, and the clients' locks may be held for ever."""
+    """The memory belongs to the parent: it is not mapped in the child, and the clients' locks may
+    be held for ever."""
     clients.clear()
     for _, fd, _ in _allocated.values():
         os.close(fd)
@@ -114,7 +120,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_host_memory(address: int, size: int) -> bool:
-    """Whether the first and the last byte can be read. A system call checks that; a direct access could crash the process."""
+    """Whether the first and the last byte can be read. A system call checks that; a direct access
+    could crash the process."""
     read, write = os.pipe()
     try:
         at = (address, address + size - 1)

@@ -1,4 +1,5 @@
-"""The arguments of Mooncake's `setup` as settings of a store: types, sizes, and the default share of a disk."""
+"""The arguments of Mooncake's `setup` as settings of a store: types, sizes, and the default share
+of a disk."""
 
 import os
 import re
@@ -13,7 +14,8 @@ _DRAM_MIN = 16 << 20
 _SEGMENT_MAX = 256 << 20
 # Mooncake's default upper limit.
 _SSD_MAX = 2 << 40
-# The ranks of one host share its disk, and none knows their number: each takes an eighth of 90 % of it.
+# The ranks of one host share its disk, and none knows their number: each takes an eighth of 90 % of
+# it.
 _RANKS = 8
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -22,7 +24,8 @@ _FLAGS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 
 def size_of(name: str, value: Any) -> int:
-    """A number of bytes: an integer, or text such as `4gb`, with powers of 1024 as Mooncake's engines mean it."""
+    """A number of bytes: an integer, or text such as `4gb`, with powers of 1024 as Mooncake's
+    engines mean it."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -52,7 +55,8 @@ def path_of(name: str, value: Any, prefix: str = "") -> str:
 
 
 def store_settings(dram: int, offload: str | None) -> dict[str, Any]:
-    """Settings of an embedded store; with `offload`, on SSD too, in that directory or the one that the environment names."""
+    """Settings of an embedded store; with `offload`, on SSD too, in that directory or the one that
+    the environment names."""
     settings: dict[str, Any] = {}
     dram = max(dram, _DRAM_MIN)
     if offload is not None:
@@ -60,14 +64,16 @@ def store_settings(dram: int, offload: str | None) -> dict[str, Any]:
         limit = os.environ.get("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
         size = size_of("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", limit) if limit else _default_size(directory)
         settings["ssd"] = {"dirs": [directory], "bytes": size // _PAGE * _PAGE}
-        # DRAM buffers writes to the drive, so it must hold at least one segment, which is at most this long.
+        # DRAM buffers writes to the drive, so it must hold at least one segment, which is at most
+        # this long.
         dram = max(dram, min(size // 64, _SEGMENT_MAX))
     settings["dram"] = {"bytes": -(-dram // _PAGE) * _PAGE}
     return settings
 
 
 def _default_size(directory: str) -> int:
-    """The capacity of an existing store; for a new one a share of the disk that is independent of other ranks' stores."""
+    """The capacity of an existing store; for a new one a share of the disk that is independent of
+    other ranks' stores."""
     existing = pagelith.Store.bytes_in(directory)
     if existing is not None:
         return existing

@@ -16,19 +16,21 @@ logger = logging.getLogger(__name__)
 
 # Part of every fingerprint. A change of how fingerprints are computed needs a new text.
 FORMAT = "pagelith-model-1"
-# Fields that name the source of a configuration or its writer; they do not change the cache's bytes.
+# Fields that name the source of a configuration or its writer; they do not change the cache's
+# bytes.
 _ORIGIN_FIELDS = ("_name_or_path", "transformers_version")
 # Nested deeper than any configuration; bounds the recursion.
 _DEPTH_MAX = 24
-# An engine's variable with one of these words in its name can change the bytes of a cache, also one in a future version.
+# An engine's variable with one of these words in its name can change the bytes of a cache, also one
+# in a future version.
 _CACHE_VARIABLE = re.compile("LAYOUT|KVCACHE|KV_CACHE|QUANT|ROPE")
 
 _announced: set[tuple[str, str, str]] = set()
 
 
 class ModelError(ValueError):
-    """Pages of this model cannot be kept apart: a fact is unknown and there is no `revision`, or the bytes depend on
-    something that no name can express."""
+    """Pages of this model cannot be kept apart: a fact is unknown and there is no `revision`, or
+    the bytes depend on something that no name can express."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Reader:
 
 
 def admit(identity: Identity, revision: str, where: str) -> None:
-    """Raise ModelError if a fact is unknown and there is no `revision`. Otherwise log the facts, once."""
+    """Raise ModelError if a fact is unknown and there is no `revision`. Otherwise log the facts,
+    once."""
     if identity.unknown and not revision:
         raise ModelError(
             f"{where}: pagelith cannot identify {', '.join(identity.unknown)}, and would confuse the pages of two models:"
@@ -95,7 +98,8 @@ def admit(identity: Identity, revision: str, where: str) -> None:
 
 
 def _short(value: Any) -> str:
-    """A fact for a log line: its text, or if that is long a prefix of its digest, by which two servers can be compared."""
+    """A fact for a log line: its text, or if that is long a prefix of its digest, by which two
+    servers can be compared."""
     text = json.dumps(value, sort_keys=True)
     return text if len(text) <= 80 else f"sha256:{digest(value)[:16]}"
 
@@ -105,7 +109,8 @@ def digest(value: Any) -> str:
 
 
 def fields_of(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
-    """All fields of a configuration but those in `without`, so that a field that is new in an engine is included."""
+    """All fields of a configuration but those in `without`, so that a field that is new in an
+    engine is included."""
     if dataclasses.is_dataclass(value):
         names = [f.name for f in dataclasses.fields(value)]
     else:
@@ -114,14 +119,15 @@ def fields_of(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
 
 
 def environment(prefix: str, named: Collection[str], without: Collection[str] = ()) -> dict[str, str]:
-    """The environment variables that change the bytes of a cache: those in `named`, and those with `prefix` whose names
-    match `_CACHE_VARIABLE`."""
+    """The environment variables that change the bytes of a cache: those in `named`, and those with
+    `prefix` whose names match `_CACHE_VARIABLE`."""
     names = (name for name in os.environ if name in named or (name.startswith(prefix) and _CACHE_VARIABLE.search(name)))
     return {name: _content(name, os.environ[name]) for name in names if name not in without}
 
 
 def _content(name: str, value: str) -> str:
-    """A variable's value; if the variable names an existing configuration file, the digest of the file."""
+    """A variable's value; if the variable names an existing configuration file, the digest of the
+    file."""
     if not name.endswith("_CONFIG") or not os.path.exists(value):
         return value
     with open(value, "rb") as file:

@@ -1,5 +1,5 @@
-"""The model of the engine in this process, for adapters that get no configuration: LMCache's connector and Mooncake's
-client interface."""
+"""The model of the engine in this process, for adapters that get no configuration: LMCache's
+connector and Mooncake's client interface."""
 
 import sys
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from .sglang import Now, ServedModel
 _NO_ENGINE = Now(Identity({"engine": "unknown"}, ("which engine and model it is for",)), stale=False)
 
 
-# Models of vLLM's configurations in this process, by fingerprint. A connection may be made again while none is set.
+# Models of vLLM's configurations in this process, by fingerprint. A connection may be made again
+# while none is set.
 _identified: dict[str, Now] = {}
 
 
@@ -20,7 +21,8 @@ def no_engine() -> Now:
 
 
 def model_of_this_process() -> Callable[[], Now]:
-    """A function that returns the current model, from vLLM's configuration or SGLang's. Without an engine it is unknown."""
+    """A function that returns the current model, from vLLM's configuration or SGLang's. Without an
+    engine it is unknown."""
     config = _vllm_config()
     if config is not None:
         from .vllm import identify

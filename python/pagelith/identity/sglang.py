@@ -10,7 +10,8 @@ from .weights import files_of, weights_of
 
 logger = logging.getLogger(__name__)
 
-# Fields of SGLang's namespaces that do not change the bytes of a KV cache, or are read separately. All others are facts.
+# Fields of SGLang's namespaces that do not change the bytes of a KV cache, or are read separately.
+# All others are facts.
 _IGNORED_MODEL_FIELDS = {
     "checkpoint_engine_wait_weights_before_ready", "delete_ckpt_after_loading", "download_dir", "engine_info_bootstrap_port", "load_format",
     "model_path", "modelopt_checkpoint_save_path", "modelopt_export_path", "quantization_param_path",
@@ -56,7 +57,8 @@ class _Live(NamedTuple):
 
 
 class ServedModel:
-    """The model of this process. Weights may be replaced at run time, so it is read for each call."""
+    """The model of this process. Weights may be replaced at run time, so it is read for each
+    call."""
 
     def __init__(self, sizes: bool = False) -> None:
         self._sizes = sizes
@@ -64,11 +66,13 @@ class ServedModel:
         self._live: _Live | None = None
         self._identity: Identity | None = None
         live = _live()
-        # The state to which all pages in SGLang's memory belong. Unknown if weights were replaced before this point.
+        # The state to which all pages in SGLang's memory belong. Unknown if weights were replaced
+        # before this point.
         self._clean = None if live is not None and live.loaded + live.labelled else live
 
     def now(self) -> Now:
-        """The current model. All facts but the live ones are read once per version of the weights."""
+        """The current model. All facts but the live ones are read once per version of the
+        weights."""
         live = _live()
         with self._lock:
             if self._identity is None or live != self._live:
@@ -94,8 +98,8 @@ def _live() -> _Live | None:
 
 
 def identify(live: _Live | None, sizes: bool = False) -> Identity:
-    """The model that SGLang's runtime context describes, with these weights. With `sizes`, the numbers of ranks are facts too:
-    for keys that do not contain them."""
+    """The model that SGLang's runtime context describes, with these weights. With `sizes`, the
+    numbers of ranks are facts too: for keys that do not contain them."""
     reader = Reader()
     reader.read("engine", _engine)
     reader.read("environment", lambda: environment("SGLANG_", _VARIABLES, _IGNORED_VARIABLES))
@@ -130,7 +134,8 @@ def identify(live: _Live | None, sizes: bool = False) -> Identity:
 
 def _weights(reader: Reader, context: Any, config: Any, live: _Live) -> None:
     model, draft, lora = context.get_model(), context.get_spec(), context.get_lora()
-    # If the configuration was read from another place, or before a reload, its commit is not that of the weights.
+    # If the configuration was read from another place, or before a reload, its commit is not that
+    # of the weights.
     separate_config = live.loaded or getattr(model, "decrypted_config_file", None)
     commit = None if separate_config else getattr(getattr(config, "hf_config", None), "_commit_hash", None)
     _add_fact(reader, "weights", weights_of(live.path, model.revision, live.load_format, commit, model.download_dir))
@@ -177,7 +182,8 @@ def fields_of_bag(bag: Any, without: Any = ()) -> dict[str, Any]:
 
 
 def _check_rope(config: Any) -> None:
-    """With LongRoPE in SGLang, one position beyond the original length changes the keys of the whole batch."""
+    """With LongRoPE in SGLang, one position beyond the original length changes the keys of the
+    whole batch."""
     text = getattr(config, "hf_text_config", None) or config.hf_config
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     if not isinstance(rope, dict) or str(rope.get("rope_type", rope.get("type"))) not in ("longrope", "su"):

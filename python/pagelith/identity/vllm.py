@@ -7,7 +7,8 @@ from typing import Any
 from .facts import Identity, Reader, environment, fields_of
 from .weights import weights_of
 
-# Fields of ModelConfig that do not change the bytes of a KV cache, are read separately, or are secrets. All others are facts.
+# Fields of ModelConfig that do not change the bytes of a KV cache, are read separately, or are
+# secrets. All others are facts.
 _IGNORED_MODEL_FIELDS = {
     "allowed_local_media_path", "allowed_media_domains", "disable_cascade_attn", "enable_cumem_allocator", "enable_nccl_comm_suspend",
     "enable_sleep_mode", "enable_trace_replay", "enforce_eager", "generation_config", "hf_overrides", "hf_token", "io_processor_plugin",
@@ -29,7 +30,8 @@ _IGNORED_DRAFT_FIELDS = {
 }  # fmt: skip
 _WHOLE_CONFIGS = ("attention_config", "mamba_config", "engram_config", "diffusion_config", "additional_config")
 _REQUIRED_FIELDS = ("max_model_len", "revision", "code_revision", "quantization", "dtype", "hf_config")
-# Attributes of a group's specification that define the meaning of its bytes, other than their number.
+# Attributes of a group's specification that define the meaning of its bytes, other than their
+# number.
 _GROUP_FIELDS = (
     "dtype", "kv_quant_mode", "cache_dtype_str", "model_version", "block_size", "sliding_window", "num_head_slots", "shapes", "dtypes", "mamba_type",
 )  # fmt: skip
@@ -45,8 +47,8 @@ TOLD = "pagelith_model"
 
 
 def identify(config: Any, caches: Any = None, sizes: bool = False) -> Identity:
-    """The model of a server with this configuration and the cache groups in `caches`. With `sizes`, the numbers of ranks are
-    facts too: for keys that do not contain them."""
+    """The model of a server with this configuration and the cache groups in `caches`. With `sizes`,
+    the numbers of ranks are facts too: for keys that do not contain them."""
     reader = Reader()
     reader.read("engine", _engine)
     reader.read("device", lambda: _device(config))

@@ -1,4 +1,5 @@
-"""The identity of a model's weights: the commit that they were downloaded from, or a digest of the files."""
+"""The identity of a model's weights: the commit that they were downloaded from, or a digest of the
+files."""
 
 import hashlib
 import json
@@ -7,13 +8,15 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-# Formats that an engine reads from the model's own directory. Other formats (a stream, a peer, a cache) are not identified here.
+# Formats that an engine reads from the model's own directory. Other formats (a stream, a peer, a
+# cache) are not identified here.
 _LOCAL_FORMATS = {
     "auto", "hf", "safetensors", "pt", "npcache", "mistral", "gguf", "bitsandbytes", "fastsafetensors", "instanttensor",
     "sharded_state", "presharded", "layered", "expert_pack", "jax",
 }  # fmt: skip
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".npy", ".msgpack", ".h5")
-# Small files that change the model's results: code, and the interpretation of weights, adapters and images.
+# Small files that change the model's results: code, and the interpretation of weights, adapters and
+# images.
 _SMALL_FILES = re.compile(r".*\.py|config\.json|params\.json|.*(adapter|quant|scale|index|processor).*\.json")
 # Files up to this length are read whole; of longer ones, the tensor table and samples.
 _WHOLE_FILE_MAX = 4 << 20
@@ -24,7 +27,8 @@ _TABLE_MAX = 100 << 20
 
 
 def weights_of(model: str, revision: str | None, load_format: str, commit: str | None = None, cache: str | None = None) -> str | None:
-    """A text that identifies the weights of a model, given by path or Hub name; None if they cannot be identified."""
+    """A text that identifies the weights of a model, given by path or Hub name; None if they cannot
+    be identified."""
     if load_format == "dummy":
         return "dummy"
     if load_format not in _LOCAL_FORMATS:
@@ -37,7 +41,8 @@ def weights_of(model: str, revision: str | None, load_format: str, commit: str |
 
 
 def files_of(path: str) -> str | None:
-    """A digest of a model's or an adapter's files; None if there are no weights among them. Independent of paths and times."""
+    """A digest of a model's or an adapter's files; None if there are no weights among them.
+    Independent of paths and times."""
     if os.path.isfile(path):
         files = {os.path.basename(path): path}
     else:

@@ -1,6 +1,8 @@
-"""The L2 adapter that LMCache's store and prefetch controllers call from their event loops: no method here blocks on I/O.
+"""The L2 adapter that LMCache's store and prefetch controllers call from their event loops: no
+method here blocks on I/O.
 
-A failure is reported as a miss or as a failed task. Exceptions are raised only for a wrong configuration.
+A failure is reported as a miss or as a failed task. Exceptions are raised only for a wrong
+configuration.
 """
 
 import itertools
@@ -27,14 +29,17 @@ from .tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-# LMCache's server is not an engine process. Its keys contain the model's name; all other facts are unknown.
+# LMCache's server is not an engine process. Its keys contain the model's name; all other facts are
+# unknown.
 _UNKNOWN_MODEL = Identity(
     {"engine": "lmcache"},
     ("the model's configuration, its weights, their quantization, the type and scales of its KV cache, its maximum length, and the engine",),
 )
-# Most keys remembered as failed until they are stored again: 16 MB. Beyond that the oldest is looked up again.
+# Most keys remembered as failed until they are stored again: 16 MB. Beyond that the oldest is
+# looked up again.
 _FAILED_MAX = 65536
-# Most keys whose bytes are counted for LMCache: 100 MB. Beyond that the oldest is reported to it as deleted.
+# Most keys whose bytes are counted for LMCache: 100 MB. Beyond that the oldest is reported to it as
+# deleted.
 _COUNTED_MAX = 262144
 # Most bytes of one put of several objects: each put waits for space separately.
 _PUT_BYTES = 64 << 20
@@ -106,8 +111,8 @@ class PagelithL2Adapter(L2AdapterInterface):
             self._report_stored([keys[at] for at in stored], sizes)
             written += sum(sizes)
             if not any(outcomes) and not any(isinstance(outcome.error, pagelith.InvalidError) for outcome in outcomes):
-                # The store is full and evicts nothing: the remaining puts would wait as long and be refused. An invalid object
-                # says nothing about the remaining ones.
+                # The store is full and evicts nothing: the remaining puts would wait as long and be
+                # refused. An invalid object says nothing about the remaining ones.
                 break
         with self._lock:
             for name, there in zip(names, here, strict=True):
@@ -164,7 +169,8 @@ class PagelithL2Adapter(L2AdapterInterface):
         return bitmap
 
     def _are_stored(self, names: list[pagelith.Key], waited: float = 0) -> list[bool]:
-        """Whether each object is stored. `waited` seconds of the look-up's time have passed already."""
+        """Whether each object is stored. `waited` seconds of the look-up's time have passed
+        already."""
         try:
             here = self._store.exists(names, timeout=max(0, self.settings.look_timeout_ms / 1000 - waited))
         except pagelith.PagelithError as error:
@@ -196,7 +202,8 @@ class PagelithL2Adapter(L2AdapterInterface):
             self._failures.read(names, outcomes, "load")
             loaded = [at for at, outcome in enumerate(outcomes) if outcome]
         finally:
-            # Also when the call itself failed: LMCache would otherwise find the objects and load them again and again.
+            # Also when the call itself failed: LMCache would otherwise find the objects and load
+            # them again and again.
             done = set(loaded)
             self._mark_failed(name for at, name in enumerate(names) if at not in done)
         for at in loaded:
@@ -242,7 +249,8 @@ class PagelithL2Adapter(L2AdapterInterface):
         self._report_deleted(over)
 
     def _report_deleted(self, keys: Iterable[Any]) -> None:
-        """Report counted objects that are no longer stored: the store evicts without notifying LMCache."""
+        """Report counted objects that are no longer stored: the store evicts without notifying
+        LMCache."""
         with self._lock:
             gone = {key: self._counted.pop(key) for key in keys if key in self._counted}
         if gone:
@@ -310,6 +318,7 @@ def _put_batches(new: Sequence[int], objects: Sequence[Any]) -> Iterable[list[in
 
 
 def _check_valid(objects: Iterable[Any]) -> None:
-    """LMCache's locks expire after minutes: an object of a task that waited longer may have lost its memory."""
+    """LMCache's locks expire after minutes: an object of a task that waited longer may have lost
+    its memory."""
     if not all(memory.is_valid() for memory in objects):
         raise ValueError("LMCache took a memory object back before it was stored or loaded: its lock ended meanwhile")

@@ -1,8 +1,9 @@
-"""LMCache in the engine's own process: a remote connector, which LMCache loads as a remote storage plugin.
+"""LMCache in the engine's own process: a remote connector, which LMCache loads as a remote storage
+plugin.
 
-LMCache calls it from its event loop. Batches are submitted (`Store.submit_get`), so the loop is not blocked. The metadata of a
-chunk (length, shapes, types) is an object of its own, visible together with the bytes: the last chunk of a prompt is shorter
-than the others, and its key does not say so.
+LMCache calls it from its event loop. Batches are submitted (`Store.submit_get`), so the loop is not
+blocked. The metadata of a chunk (length, shapes, types) is an object of its own, visible together
+with the bytes: the last chunk of a prompt is shorter than the others, and its key does not say so.
 """
 
 import asyncio
@@ -72,7 +73,8 @@ class PagelithConnector(RemoteConnector):
         self._store = self.settings.open(f"lmcache_{metadata.worker_id}of{metadata.world_size}")
 
     def _current_names(self, writes: bool = False) -> _Names:
-        """The current key templates: SGLang may have replaced the model's weights since the last call."""
+        """The current key templates: SGLang may have replaced the model's weights since the last
+        call."""
         now = self._model()
         names = self._names
         if names is None or names.model != now.identity.fingerprint:
@@ -130,7 +132,8 @@ class PagelithConnector(RemoteConnector):
         return True
 
     async def batched_get(self, keys: list[Any]) -> list[Any]:
-        """The chunks, each in memory from LMCache; `None` for a chunk that is not stored, or for which there is no memory."""
+        """The chunks, each in memory from LMCache; `None` for a chunk that is not stored, or for
+        which there is no memory."""
         found: list[Any] = [None] * len(keys)
         try:
             names = self._current_names()
@@ -205,7 +208,8 @@ class PagelithConnector(RemoteConnector):
 
     @staticmethod
     async def _outcomes_of(batch: Any) -> Any:
-        """The outcomes of a batch. A cancelled task waits for the batch all the same: LMCache reuses the memory afterwards."""
+        """The outcomes of a batch. A cancelled task waits for the batch all the same: LMCache
+        reuses the memory afterwards."""
         try:
             return await batch
         except asyncio.CancelledError:

@@ -24,7 +24,8 @@ class _LockedLookup:
 
 
 class Locks:
-    """Lock counts by key. LMCache leaves locks behind when a request is aborted, so each expires after `seconds`."""
+    """Lock counts by key. LMCache leaves locks behind when a request is aborted, so each expires
+    after `seconds`."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -93,7 +94,8 @@ class Locks:
         _release(ended)
 
     def _take_expired(self) -> list[_LockedLookup]:
-        """Remove and return the expired look-ups. They are in the order of their arrival, and so of their expiry."""
+        """Remove and return the expired look-ups. They are in the order of their arrival, and so of
+        their expiry."""
         ended = []
         while self._lookups and (self._lookups[0].until <= self._now() or not self._lookups[0].left):
             found = self._lookups.popleft()

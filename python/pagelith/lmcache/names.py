@@ -1,7 +1,8 @@
 """LMCache's object keys as keys of a store.
 
-Its keys do not contain the types and shapes of the bytes; memory objects and look-ups do. Both are part of the namespace here, so
-that objects of another configuration are not found, instead of being read wrongly.
+Its keys do not contain the types and shapes of the bytes; memory objects and look-ups do. Both are
+part of the namespace here, so that objects of another configuration are not found, instead of being
+read wrongly.
 """
 
 import logging
@@ -18,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 # Shapes and types of an object's tensors.
 Layout = tuple[tuple[Any, ...], tuple[Any, ...]]
-# Most combinations of model, rank, group, salt and layout that are cached: each takes about a kilobyte and can be recomputed.
+# Most combinations of model, rank, group, salt and layout that are cached: each takes about a
+# kilobyte and can be recomputed.
 _CACHED_MAX = 4096
 
 
@@ -53,7 +55,8 @@ class Names:
         return self._key_with_layout(key, known)
 
     def looked_for(self, keys: Sequence[Any], layouts: Any) -> list[pagelith.Key | None]:
-        """The keys for a look-up; `None` where neither the look-up nor an earlier object defined the layout."""
+        """The keys for a look-up; `None` where neither the look-up nor an earlier object defined
+        the layout."""
         told = _layouts_by_group(layouts)
         templates: dict[tuple[Any, ...], pagelith.Key | None] = {}
         names: list[pagelith.Key | None] = []
@@ -78,7 +81,8 @@ class Names:
         return [self._key_with_layout(key, layout) for layout in self._layouts_of_key(key)]
 
     def check(self, key: Any, layouts: Any) -> None:
-        """Log once why a look-up can never succeed: LMCache's serde is on, but this adapter was not configured for it."""
+        """Log once why a look-up can never succeed: LMCache's serde is on, but this adapter was not
+        configured for it."""
         layout = _layouts_by_group(layouts).get(key.object_group_id)
         if self._serde_reported or self._settings.serde or layout is None or _is_bytes(layout):
             return

@@ -1,5 +1,6 @@
-"""Pins in a store process, which may be down or stalled. A pin is requested with a short timeout; after a failure none is
-requested for a while. Pins are released by a separate thread, so that no caller waits for the response.
+"""Pins in a store process, which may be down or stalled. A pin is requested with a short timeout;
+after a failure none is requested for a while. Pins are released by a separate thread, so that no
+caller waits for the response.
 """
 
 import queue
@@ -48,7 +49,8 @@ class Pins:
         self._thread.start()
 
     def take(self, names: list[pagelith.Key]) -> _DeferredPin | None:
-        """A pin of those objects that are stored; `None` if pinning failed, now or a short time ago."""
+        """A pin of those objects that are stored; `None` if pinning failed, now or a short time
+        ago."""
         if self.given_up():
             return None
         try:

@@ -11,7 +11,8 @@ class Settings(StoreSettings):
 
     # Longer than for other adapters: LMCache stores in the background, so no request waits.
     put_wait_ms: int = milliseconds(10000)
-    # Identifies LMCache's own `serde`, configured next to `adapter_params`, and everything its output depends on.
+    # Identifies LMCache's own `serde`, configured next to `adapter_params`, and everything its
+    # output depends on.
     serde: str = of_type(str, "a string", "")
     # Longest wait of a look-up for a store process: a request waits meanwhile.
     look_timeout_ms: int = milliseconds(1000)

@@ -1,4 +1,5 @@
-"""Tasks of one kind: the threads that run them, their results, and the descriptor that signals them to LMCache."""
+"""Tasks of one kind: the threads that run them, their results, and the descriptor that signals them
+to LMCache."""
 
 import logging
 import threading
@@ -36,7 +37,8 @@ class Tasks(Generic[_Result]):
         try:
             submit(self._threads, self._run, task, body, failed)
         except RuntimeError as error:
-            # The executor was shut down or could not start a thread: the task is reported as failed.
+            # The executor was shut down or could not start a thread: the task is reported as
+            # failed.
             logger.warning("pagelith: a %s task was not started: %s", self._name, error)
             self._end(task, failed())
 

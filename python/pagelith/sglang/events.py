@@ -1,7 +1,9 @@
-"""Events of a server's pages in the store: additions and removals by tier, under SGLang's page hashes.
+"""Events of a server's pages in the store: additions and removals by tier, under SGLang's page
+hashes.
 
-SGLang publishes events of its GPU and host memory, but asks no storage backend for any. So they are returned by a call here, or
-published as SGLang publishes its own (`publisher.py`). One object stands for a page, since a page is stored complete or not at all.
+SGLang publishes events of its GPU and host memory, but asks no storage backend for any. So they are
+returned by a call here, or published as SGLang publishes its own (`publisher.py`). One object
+stands for a page, since a page is stored complete or not at all.
 """
 
 import contextlib
@@ -31,10 +33,10 @@ class PageEvent:
 class PagesTold:
     """Tracks the pages that a listener believes to be stored, for this rank.
 
-    It begins at the start; pages stored before are reported when they are read. If the store cannot name all removals (events
-    were dropped, objects with unknown keys were lost, it was restarted), all pages that were reported as stored are looked up.
-    So a listener that applies the events is right in the end about whether a page is stored; its tier may be wrong until the
-    page moves.
+    It begins at the start; pages stored before are reported when they are read. If the store cannot
+    name all removals (events were dropped, objects with unknown keys were lost, it was restarted),
+    all pages that were reported as stored are looked up. So a listener that applies the events is
+    right in the end about whether a page is stored; its tier may be wrong until the page moves.
     """
 
     def __init__(self, store: pagelith.Store, anchor: Callable[[], pagelith.Key | None]) -> None:
@@ -44,11 +46,13 @@ class PagesTold:
         # The pages that a listener believes to be stored, by tier.
         self._believed: dict[str, set[bytes]] = {"dram": set(), "ssd": set()}
         self._events: list[tuple[bool, str, list[bytes]]] = []
-        # Pages read since the last call that were not known to be stored, with the tier that they were read from.
+        # Pages read since the last call that were not known to be stored, with the tier that they
+        # were read from.
         self._read: dict[bytes, str] = {}
         # Whether all pages must be looked up, because the store could not name a removal.
         self._needs_lookup = False
-        # Events count from here. This also fails if the store records none. A store process that is down is asked again later.
+        # Events count from here. This also fails if the store records none. A store process that is
+        # down is asked again later.
         with contextlib.suppress(pagelith.UnavailableError):
             taken(store)
 
@@ -70,7 +74,8 @@ class PagesTold:
         return [PageEvent(removed, tier, [page.hex() for page in pages]) for removed, tier, pages in events]
 
     def read(self, found: Iterable[tuple[bytes, str | None]]) -> None:
-        """Record reads of pages from tiers. Pages of an earlier process are reported by the next call. Does not block."""
+        """Record reads of pages from tiers. Pages of an earlier process are reported by the next
+        call. Does not block."""
         for page, tier in found:
             if tier in self._believed and page not in self._believed[tier] and len(self._read) < EVENTS_MAX:
                 self._read[page] = tier

@@ -1,7 +1,8 @@
 """The storage backend that SGLang's cache controllers call.
 
-They call it from their own threads: queries, reads and writes are concurrent. Exceptions are raised to them only for a wrong
-configuration. Any other failure is reported as a miss, or as a page that was not stored.
+They call it from their own threads: queries, reads and writes are concurrent. Exceptions are raised
+to them only for a wrong configuration. Any other failure is reported as a miss, or as a page that
+was not stored.
 """
 
 import logging
@@ -29,24 +30,27 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-# Most pages whose sidecars are stored and whose KV is not: twice the longest backup of SGLang today. Beyond that the oldest is
-# dropped, and its KV is refused until its sidecars are put again.
+# Most pages whose sidecars are stored and whose KV is not: twice the longest backup of SGLang
+# today. Beyond that the oldest is dropped, and its KV is refused until its sidecars are put again.
 _PENDING_MAX = 65536
-# Pools of which a page may have no object, so that they cannot represent pages of a model without KV of its own.
+# Pools of which a page may have no object, so that they cannot represent pages of a model without
+# KV of its own.
 _PARTIAL_POOLS = ("mamba", "swa", "auxiliary_swa", "draft_swa")
 _SETTINGS_SOURCE = "--hicache-storage-backend-extra-config"
 
 
 @dataclass(frozen=True)
 class _Names:
-    """The key templates of all pools. Replaced when a pool is registered, and when the model's weights are."""
+    """The key templates of all pools. Replaced when a pool is registered, and when the model's
+    weights are."""
 
     # Fingerprint of the model.
     model: str
     namespace: pagelith.Namespace
     # For each pool, a key template (without a page) for each component.
     keys: dict[str, list[pagelith.Key]]
-    # The pool whose objects represent pages: KV, or if KV is only indices, the first pool of which every page has objects.
+    # The pool whose objects represent pages: KV, or if KV is only indices, the first pool of which
+    # every page has objects.
     anchor_pool: str
     # The template of its first object.
     anchor: pagelith.Key
@@ -90,7 +94,8 @@ class HiCache(HiCacheStorage):
         self._pools: dict[str, Pool] = {}
         self._names: _Names | None = None
         self._lock = threading.Lock()
-        # The pools of which every page has objects: a page is not stored without them. Learned from the controller's transfers.
+        # The pools of which every page has objects: a page is not stored without them. Learned from
+        # the controller's transfers.
         self._required_pools: frozenset[str] = frozenset()
         # For each page without KV, the pools of those whose objects were put already.
         self._pending_sidecars: OrderedDict[str, frozenset[str]] = OrderedDict()
@@ -137,7 +142,8 @@ class HiCache(HiCacheStorage):
             self._register("kv", mem_pool_host)
 
     def _note_flushes(self, host: Any) -> None:
-        """Learn of flushes: SGLang clears its host pool if and only if it flushes its cache and has stopped its storage threads."""
+        """Learn of flushes: SGLang clears its host pool if and only if it flushes its cache and has
+        stopped its storage threads."""
         clear = getattr(host, "clear", None)
         if clear is None:
             return
@@ -154,7 +160,8 @@ class HiCache(HiCacheStorage):
         host.clear, self._unhook = cleared, unhook
 
     def _split_layers(self) -> None:
-        """Handle context parallelism in which each rank has its own layers, so that each rank must write."""
+        """Handle context parallelism in which each rank has its own layers, so that each rank must
+        write."""
         from sglang.srt.runtime_context import get_parallel
 
         if self._placement.cp[1] > 1 and self._placement.tp[1] > get_parallel().attn_tp_size:
@@ -371,8 +378,8 @@ class HiCache(HiCacheStorage):
                 self._required_pools |= each
 
     def _write_sidecars(self, transfers: Sequence[Any], stored: dict[Any, list[bool]]) -> None:
-        """Put the pages' objects of some pools: as parts of groups that the page's KV completes, or if the KV is stored already,
-        attached to it."""
+        """Put the pages' objects of some pools: as parts of groups that the page's KV completes, or
+        if the KV is stored already, attached to it."""
         if not transfers:
             return
         names, started = self._current_names(writes=True), time.perf_counter()
@@ -390,7 +397,8 @@ class HiCache(HiCacheStorage):
         asked = [(key, name) for key in keys for name in rows[key]]
         there = self._store.exists([names.keys[name][0].on_page(page_of(key)) for key, name in asked])
         here = {one for one, ok in zip(asked, there, strict=True) if ok}
-        # Groups that their KV completes, and the others: those are complete already if KV is only indices.
+        # Groups that their KV completes, and the others: those are complete already if KV is only
+        # indices.
         waiting, whole = Put(), Put()
         done: dict[str, bool] = {}
         for page, key in enumerate(keys):
@@ -423,7 +431,8 @@ class HiCache(HiCacheStorage):
                 self._pending_sidecars.popitem(last=False)
 
     def _drop_sidecars(self, transfers: Sequence[Any]) -> None:
-        """Remove the record of these pages' waiting objects in these pools: they are put again, or fail."""
+        """Remove the record of these pages' waiting objects in these pools: they are put again, or
+        fail."""
         with self._lock:
             for transfer in transfers:
                 for key in transfer.keys or ():
@@ -529,7 +538,8 @@ class HiCache(HiCacheStorage):
             self._transferred[what].append((pages, speed))
 
     def _guarded(self, what: str, failed: _Result, body: Callable[[], _Result]) -> _Result:
-        """Run `body` for the controller. On a failure, return `failed`: an exception would end the controller's thread."""
+        """Run `body` for the controller. On a failure, return `failed`: an exception would end the
+        controller's thread."""
         try:
             return body()
         except _StaleWeights as error:

@@ -1,4 +1,5 @@
-"""Events of a rank's pages, according to the settings: not recorded, returned by a call, or published."""
+"""Events of a rank's pages, according to the settings: not recorded, returned by a call, or
+published."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Listening:
 
             self._enabled = publishes(self._config)
             if self._enabled:
-                # It refuses a configuration that it cannot publish, so it is created before the store.
+                # It refuses a configuration that it cannot publish, so it is created before the
+                # store.
                 self._publisher = Publisher(self._config, self._failures)
 
     @property

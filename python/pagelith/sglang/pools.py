@@ -1,7 +1,8 @@
 """Host pools as objects: the mapping from the bytes of a pool's page to objects and their keys.
 
-A pool returns the memory of a page (`get_page_buffer_meta`). At registration it is queried once for the number of pieces of a page
-and their lengths. A pool that fails then is refused, with the flag that is the remedy. Names are those of docs/names.md.
+A pool returns the memory of a page (`get_page_buffer_meta`). At registration it is queried once for
+the number of pieces of a page and their lengths. A pool that fails then is refused, with the flag
+that is the remedy. Names are those of docs/names.md.
 """
 
 import logging
@@ -52,7 +53,8 @@ class Placement:
     cp: tuple[int, int]
     # All ranks have the same bytes in `kv` and in pools derived from it.
     replicated: bool
-    # Number of head groups into which each rank's heads are split, and their number over all ranks; 0 if not split.
+    # Number of head groups into which each rank's heads are split, and their number over all ranks;
+    # 0 if not split.
     heads: int = 0
     heads_of: int = 0
     # Each rank of context parallelism has its own layers (--enable-dsa-cache-layer-split).
@@ -61,8 +63,8 @@ class Placement:
     def shard(self, sliced: bool) -> str:
         """The name of this rank's slice. `sliced`: tensor parallelism slices the bytes.
 
-        Bytes that it does not slice are equal on all ranks of context parallelism, and SGLang has one of them write: they have
-        one name, unless the ranks split the layers.
+        Bytes that it does not slice are equal on all ranks of context parallelism, and SGLang has
+        one of them write: they have one name, unless the ranks split the layers.
         """
         slices = [*[("tp", self.tp)] * sliced, ("pp", self.pp), *[("cp", self.cp)] * (sliced or self.layers_split)]
         named = "".join(f".{name}{rank}of{of}" for name, (rank, of) in slices if of > 1)
@@ -137,7 +139,8 @@ class Pool:
         return tuple(Component(name, of, tuple(at), sum(lengths[i] for i in at)) for name, of, at in taken)
 
     def spans(self) -> list[tuple[int, int]]:
-        """The memory of all pages, by address and length; empty if the pool does not report its size."""
+        """The memory of all pages, by address and length; empty if the pool does not report its
+        size."""
         import torch
 
         size = int(getattr(self.host, "size", 0) or 0)
@@ -155,7 +158,8 @@ class Pool:
         """What the bytes depend on: two servers that differ here share no page."""
         kinds = [getattr(self.host, name, "") for name in ("dtype", "temporal_dtype", "conv_dtype", "indexer_dtype")]
         lengths = ",".join(f"{c.name}={c.bytes}" for c in self.components)
-        # The layout on the device, since pages are copied unchanged: orders of heads and tokens may have equal lengths.
+        # The layout on the device, since pages are copied unchanged: orders of heads and tokens may
+        # have equal lengths.
         of_device = getattr(getattr(self.host, "device_pool", None), "kv_cache_layout", "")
         return f"pool:{self.name}", f"{getattr(self.host, 'layout', '')} {of_device} {' '.join(map(str, kinds))} {lengths}"
 

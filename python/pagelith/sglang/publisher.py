@@ -1,4 +1,5 @@
-"""Publishes events of pages in the store as SGLang publishes its own: with its publisher, in its format, at a separate endpoint."""
+"""Publishes events of pages in the store as SGLang publishes its own: with its publisher, in its
+format, at a separate endpoint."""
 
 import json
 import threading

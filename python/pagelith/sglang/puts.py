@@ -23,6 +23,7 @@ class Put:
 
 
 def first_of(keys: Sequence[str]) -> list[int]:
-    """For each key, the index of its first occurrence: a repeated key is put once, and has one result."""
+    """For each key, the index of its first occurrence: a repeated key is put once, and has one
+    result."""
     at: dict[str, int] = {}
     return [at.setdefault(key, n) for n, key in enumerate(keys)]

@@ -1,7 +1,8 @@
 """The memory of a block, over all layers of a pool.
 
-vLLM passes each layer's cache as a tensor whose first axis is blocks (or parts of blocks, if the attention kernel's are smaller).
-The distances and gaps between them depend on the layout; they are derived from shapes and strides alone.
+vLLM passes each layer's cache as a tensor whose first axis is blocks (or parts of blocks, if the
+attention kernel's are smaller). The distances and gaps between them depend on the layout; they are
+derived from shapes and strides alone.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from .pools import Object
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's part of a block: `pieces` (offset, length) of contiguous bytes from `base + block * stride` on."""
+    """One layer's part of a block: `pieces` (offset, length) of contiguous bytes from `base + block
+    * stride` on."""
 
     base: int
     stride: int
@@ -36,7 +38,8 @@ class Layer:
 
 
 def pieces(axes: Sequence[tuple[int, int]], width: int) -> tuple[tuple[int, int], ...]:
-    """The contiguous ranges of a tensor with these axes (size, stride in bytes) and element width, in address order."""
+    """The contiguous ranges of a tensor with these axes (size, stride in bytes) and element width,
+    in address order."""
     run, outer = width, []
     for size, stride in sorted((axis for axis in axes if axis[0] > 1), key=lambda axis: axis[1]):
         if stride == run:
@@ -78,7 +81,8 @@ class InPlace:
     out = into = lent
 
     def told(self) -> Any:
-        """An event to wait for before accessing the caches: none, since operations on host memory are synchronous."""
+        """An event to wait for before accessing the caches: none, since operations on host memory
+        are synchronous."""
         return None
 
     def landed(self, objects: Sequence[Object]) -> None:

@@ -1,4 +1,5 @@
-"""The connector class that vLLM loads: one instance in the scheduler's process and one in each worker, with different roles."""
+"""The connector class that vLLM loads: one instance in the scheduler's process and one in each
+worker, with different roles."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
-    """Blocks in an embedded store, or in a store process. One object is one worker's slice of one block of a pool."""
+    """Blocks in an embedded store, or in a store process. One object is one worker's slice of one
+    block of a pool."""
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -48,15 +50,16 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         check(self.settings, vllm_config, kv_cache_config, self._kinds)
         self._identity: Identity | None = None
         if role == KVConnectorRole.WORKER:
-            # Key templates use the worker's identity. Its cache groups depend on its stage; they are in the names of its layers.
+            # Key templates use the worker's identity. Its cache groups depend on its stage; they
+            # are in the names of its layers.
             self._identity = identify(vllm_config)
             admit(self._identity, self.settings.revision, "'kv_connector_extra_config' of PagelithConnector")
         parallel = vllm_config.parallel_config
         self._pools = Pools.of(
             groups, self._kinds, getattr(kv_cache_config, "hash_block_size", None), parallel.decode_context_parallel_size
         )
-        # A worker reports a failed load only after the step, in which the others would have used their loaded blocks and stored
-        # the results.
+        # A worker reports a failed load only after the step, in which the others would have used
+        # their loaded blocks and stored the results.
         apart = self._pools.by_request or parallel.world_size > 1
         load_async = apart if self.settings.load_async is None else self.settings.load_async
         self._threads = self.settings.read_threads if load_async else 0

@@ -1,4 +1,5 @@
-"""vLLM's events of a tier, stored and removed chunks, for routers that send requests to where their pages are."""
+"""vLLM's events of a tier, stored and removed chunks, for routers that send requests to where their
+pages are."""
 
 import logging
 import threading
@@ -17,8 +18,8 @@ logger = logging.getLogger(__name__)
 class Told:
     """Events of chunks, in order.
 
-    A store process provides additions and removals if it records events (its setting `events.max`). Otherwise only the chunks
-    that this process stored are reported, and no removals.
+    A store process provides additions and removals if it records events (its setting `events.max`).
+    Otherwise only the chunks that this process stored are reported, and no removals.
     """
 
     def __init__(
@@ -33,9 +34,11 @@ class Told:
         self._store, self._store_has_events, self._failures = store, True, failures
         # Returns the chunks that were removed with a namespace, where they are known.
         self._cleared = cleared
-        # `name` returns the chunk of a store event, or None; `make` creates vLLM's event for stored or removed chunks.
+        # `name` returns the chunk of a store event, or None; `make` creates vLLM's event for stored
+        # or removed chunks.
         self._name, self._make = name, make
-        # For a store process: runs the call on a thread, since the scheduler does not block on another process.
+        # For a store process: runs the call on a thread, since the scheduler does not block on
+        # another process.
         self._later, self._polling = later, False
         self._events: list[tuple[bool, list[Any]]] = []
         self._lock = threading.Lock()
@@ -47,8 +50,8 @@ class Told:
             failures.call("request for events", error)
 
     def look(self, chunks: list[Any], exists: Callable[[], list[bool]]) -> list[bool]:
-        """Which of these chunks are stored, before the missing ones are put. Stored ones may be of an earlier process, so they
-        are reported."""
+        """Which of these chunks are stored, before the missing ones are put. Stored ones may be of
+        an earlier process, so they are reported."""
         with self._lock:
             here = exists()
             # A chunk removed since the look-up is not reported as stored afterwards.
@@ -57,14 +60,16 @@ class Told:
             return here
 
     def meet(self, chunks: Collection[Any], here: Callable[[Collection[Any]], list[Any]]) -> None:
-        """Handle chunks that are stored, or were a moment ago. `here` returns those that are stored and were not reported yet."""
+        """Handle chunks that are stored, or were a moment ago. `here` returns those that are stored
+        and were not reported yet."""
         with self._lock:
             found = here(chunks)
             gone = self._drain() if self._store_has_events else set()
             self._add(False, [chunk for chunk in found if chunk not in gone])
 
     def stored(self, chunks: list[Any]) -> None:
-        """Handle chunks that were put and were not stored before. A store that records events reports them itself."""
+        """Handle chunks that were put and were not stored before. A store that records events
+        reports them itself."""
         if not self._store_has_events:
             with self._lock:
                 self._add(False, chunks)

@@ -1,4 +1,5 @@
-"""vLLM's events of the connector: blocks added to the store and removed from it, by any process and for any reason."""
+"""vLLM's events of the connector: blocks added to the store and removed from it, by any process and
+for any reason."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -14,13 +15,14 @@ from .hashes import page_of
 from .messages import Paged
 from .pools import Pools
 
-# Most pages whose state, and whose tokens, are remembered: about 64 MB each. A forgotten page is reported again when it is met.
+# Most pages whose state, and whose tokens, are remembered: about 64 MB each. A forgotten page is
+# reported again when it is met.
 _MAX = 1 << 18
 
 
 class Listener:
-    """Runs in the scheduler. A block is stored when all ranks' slices of it are: it is reported with the last slice stored, and
-    with the first slice removed.
+    """Runs in the scheduler. A block is stored when all ranks' slices of it are: it is reported
+    with the last slice stored, and with the first slice removed.
 
     A page is named like a block of the same length: by its last hash.
     """
@@ -115,7 +117,8 @@ class Listener:
         page, whole = (pool, self._hashed.get(key.page, key.page)), self._all_slices[pool]
         was = self._stored_slices.pop(page, None)
         if event.gone:
-            # The other slices of an unknown page may be stored or not, and an earlier process may have reported it.
+            # The other slices of an unknown page may be stored or not, and an earlier process may
+            # have reported it.
             now = 0 if was is None else was & ~bit
             told = was is None or was == whole
             kept = now > 0 or (was is None and whole > 1)
@@ -146,8 +149,8 @@ class Listener:
         return [BlockRemoved(block_hashes=of, medium=MEDIUM_STORAGE, group_idx=n, locality=self._locality) for n, of in names.items()]
 
     def _stored_events(self, pool: int, page: bytes) -> list[Any]:
-        """One event per group. A page that no request of this process had is reported with its name alone, as vLLM's own
-        offloading does."""
+        """One event per group. A page that no request of this process had is reported with its name
+        alone, as vLLM's own offloading does."""
         parent, tokens, lora_id, lora_name = self._described.get(page, (None, [], None, None))
         return [
             BlockStored(

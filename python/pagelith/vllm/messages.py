@@ -1,4 +1,5 @@
-"""Messages between the connector's two sides: the scheduler's plan for a step, and the workers' reports."""
+"""Messages between the connector's two sides: the scheduler's plan for a step, and the workers'
+reports."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass
 class Named(KVConnectorHandshakeMetadata):
-    """The names of a worker's objects: arguments of its namespace, its shard, and the pattern of its components."""
+    """The names of a worker's objects: arguments of its namespace, its shard, and the pattern of
+    its components."""
 
     namespace: dict[str, Any]
     shard: str
@@ -21,7 +23,8 @@ class Named(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Load:
-    """Consecutive pages of a request to be read: the index of the first, their names, and by group their destination blocks."""
+    """Consecutive pages of a request to be read: the index of the first, their names, and by group
+    their destination blocks."""
 
     request: str
     first: int
@@ -48,7 +51,8 @@ class Step:
 
 @dataclass
 class State:
-    """A recurrent state that is stable at the end of a step: the page that it follows, its pool, and its block in each group."""
+    """A recurrent state that is stable at the end of a step: the page that it follows, its pool,
+    and its block in each group."""
 
     page: bytes
     pool: int
@@ -76,13 +80,15 @@ Paged = tuple[int, bytes]
 
 @dataclass
 class Report(KVConnectorWorkerMetadata):
-    """Pages that could not be read, pages that are stored now, and the last reset before which no save is in progress any more."""
+    """Pages that could not be read, pages that are stored now, and the last reset before which no
+    save is in progress any more."""
 
     missed: set[Paged] = field(default_factory=set)
     stored: set[Paged] = field(default_factory=set)
     resets: int = 0
 
     def aggregate(self, other: "KVConnectorWorkerMetadata") -> "Report":
-        """A page that one rank could not read counts as missed; for stored pages the look-up checks the slices of all ranks."""
+        """A page that one rank could not read counts as missed; for stored pages the look-up checks
+        the slices of all ranks."""
         assert isinstance(other, Report)
         return Report(self.missed | other.missed, self.stored | other.stored, max(self.resets, other.resets))

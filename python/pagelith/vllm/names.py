@@ -1,4 +1,5 @@
-"""The names of stored blocks: everything that their bytes depend on, and that vLLM's hashes do not contain."""
+"""The names of stored blocks: everything that their bytes depend on, and that vLLM's hashes do not
+contain."""
 
 import hashlib
 import json
@@ -16,7 +17,8 @@ from .pools import Pools
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a worker among those with distinct bytes: on each axis of parallelism its rank, and the number of ranks."""
+    """The position of a worker among those with distinct bytes: on each axis of parallelism its
+    rank, and the number of ranks."""
 
     tensor: tuple[int, int]
     pipeline: tuple[int, int]
@@ -24,8 +26,9 @@ class Place:
 
     @staticmethod
     def of(parallel: Any, same: int) -> "Place":
-        """From vLLM's configuration of a worker, if `same` consecutive tensor-parallel ranks hold the same bytes. In vLLM,
-        tensor parallelism is the innermost axis, and the ranks of decode context parallelism are consecutive within it."""
+        """From vLLM's configuration of a worker, if `same` consecutive tensor-parallel ranks hold
+        the same bytes. In vLLM, tensor parallelism is the innermost axis, and the ranks of decode
+        context parallelism are consecutive within it."""
         tensor, pipeline, context = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.decode_context_parallel_size
         rank = parallel.rank % tensor
         return Place((rank // same, tensor // same), (parallel.rank // tensor % pipeline, pipeline), (rank % context, context))
@@ -55,13 +58,16 @@ def keys_of(named: Named, pools: Pools) -> list[list[pagelith.Key]]:
 def named(
     settings: StoreSettings, config: Any, identity: Identity, kinds: Sequence[str], caches: Caches, pools: Pools, way: str, place: Place
 ) -> Named:
-    """The names of this worker's objects. `way` is how caches are converted to an object's bytes."""
+    """The names of this worker's objects. `way` is how caches are converted to an object's
+    bytes."""
     model, cache = config.model_config, config.cache_config
-    # For one group its layers; for several the layers of each pool's groups, in the order of the bytes in an object.
+    # For one group its layers; for several the layers of each pool's groups, in the order of the
+    # bytes in an object.
     layers: list[Any] = [[[[name, *_layer(config, name, of[name])] for name in of] for of in groups] for groups in caches]
     if pools.groups == 1:
         layers = layers[0][0]
-    # Stages of a pipeline have different layers but share a namespace: the names of their objects contain the layers.
+    # Stages of a pipeline have different layers but share a namespace: the names of their objects
+    # contain the layers.
     stages = place.pipeline[1] > 1
     component = "data{}." + _digest(layers)[:14] if stages else "data{}"
     extra = [
@@ -87,7 +93,8 @@ def named(
 
 
 def _layer(config: Any, name: str, cache: Any) -> list[Any]:
-    """What defines the meaning of a block's bytes in one layer: axes in memory order, type, and the kernels that read them."""
+    """What defines the meaning of a block's bytes in one layer: axes in memory order, type, and the
+    kernels that read them."""
     order = sorted(range(1, len(cache.shape)), key=lambda axis: -cache.stride()[axis])
     layer = config.compilation_config.static_forward_context[name]
     # On CPUs the kernel's instruction set determines the packing of keys.

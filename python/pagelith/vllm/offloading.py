@@ -1,4 +1,5 @@
-"""vLLM's offloading connector, extended to pass the model's identity to the tier: vLLM passes a tier no model configuration."""
+"""vLLM's offloading connector, extended to pass the model's identity to the tier: vLLM passes a
+tier no model configuration."""
 
 from typing import Any
 

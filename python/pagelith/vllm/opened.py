@@ -1,4 +1,5 @@
-"""The embedded store that both roles of the connector share: vLLM creates one connector for the scheduler and one for the worker."""
+"""The embedded store that both roles of the connector share: vLLM creates one connector for the
+scheduler and one for the worker."""
 
 import threading
 

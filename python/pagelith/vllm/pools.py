@@ -1,8 +1,9 @@
 """The grouping of vLLM's cache groups into pools, and the part of a prompt that each pool needs.
 
-A group is layers that share a table of blocks. Groups with equal numbers of tokens per block that keep the same part of a prompt
-gain and lose their blocks together: they form a *pool*, and one block of a pool, with all layers of its groups, is one object. A
-*page* is the unit of a prompt: the smallest number of tokens that is whole blocks of every group. vLLM continues only at ends of pages.
+A group is layers that share a table of blocks. Groups with equal numbers of tokens per block that
+keep the same part of a prompt gain and lose their blocks together: they form a *pool*, and one
+block of a pool, with all layers of its groups, is one object. A *page* is the unit of a prompt: the
+smallest number of tokens that is whole blocks of every group. vLLM continues only at ends of pages.
 """
 
 from collections.abc import Sequence
@@ -10,11 +11,13 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import Any, NamedTuple
 
-# Kinds of caches (vLLM's names) with one block per range of tokens: a prefix needs all blocks, or those of its last tokens.
+# Kinds of caches (vLLM's names) with one block per range of tokens: a prefix needs all blocks, or
+# those of its last tokens.
 WHOLE = ("full_attention", "mla_attention")
 LAST = ("sliding_window", "chunked_local_attention")
-# Kinds whose block is the state after its last token; a prefix needs only the last one. `mamba` is vLLM's name for every recurrent
-# layer: selective state spaces, linear attention, gated delta rules and short convolutions.
+# Kinds whose block is the state after its last token; a prefix needs only the last one. `mamba` is
+# vLLM's name for every recurrent layer: selective state spaces, linear attention, gated delta rules
+# and short convolutions.
 STATE = ("mamba",)
 
 # vLLM's placeholder for blocks that a window has left: never read.
@@ -33,12 +36,14 @@ class Pool:
     blocks: int
     # Number of pages at its end that a prefix needs; None: all.
     pages: int | None
-    # Whether a block is a state. It is stable only in the step that vLLM reports, which no block table shows.
+    # Whether a block is a state. It is stable only in the step that vLLM reports, which no block
+    # table shows.
     state: bool
 
 
 class Object(NamedTuple):
-    """A block of a pool: index of its page, of its pool, of the block within the page, and its block number in each group."""
+    """A block of a pool: index of its page, of its pool, of the block within the page, and its
+    block number in each group."""
 
     page: int
     pool: int
@@ -51,14 +56,16 @@ class Pools:
     """All pools of a model. Those that need the whole prefix come first."""
 
     each: tuple[Pool, ...]
-    # Tokens of a page, and its number of vLLM's hashes. The last of them is the page's name; it depends on all tokens before it.
+    # Tokens of a page, and its number of vLLM's hashes. The last of them is the page's name; it
+    # depends on all tokens before it.
     tokens: int
     hashes: int
     groups: int
 
     @staticmethod
     def of(groups: Sequence[Any], kinds: Sequence[str], hash_tokens: int | None, context: int = 1) -> "Pools":
-        """From vLLM's groups and their kinds, which must be known; `context` ranks share the tokens of each block."""
+        """From vLLM's groups and their kinds, which must be known; `context` ranks share the tokens
+        of each block."""
         sizes = [tokens_of(group, context) for group in groups]
         page = lcm(*sizes)
         alike: dict[tuple[int, int, bool], list[int]] = {}
@@ -75,12 +82,14 @@ class Pools:
 
     @property
     def by_request(self) -> bool:
-        """Whether a failed load fails the whole request. vLLM recomputes single blocks only with one group, and continues before
-        the first failed block: from there, a window would reach back to blocks that were never loaded."""
+        """Whether a failed load fails the whole request. vLLM recomputes single blocks only with
+        one group, and continues before the first failed block: from there, a window would reach
+        back to blocks that were never loaded."""
         return self.groups > 1 or any(pool.pages is not None for pool in self.each)
 
     def names(self, hashes: Sequence[bytes], first: int, end: int) -> list[bytes]:
-        """The names of the pages `first..end` of a request with these hashes, as far as they exist."""
+        """The names of the pages `first..end` of a request with these hashes, as far as they
+        exist."""
         return list(hashes[(first + 1) * self.hashes - 1 : end * self.hashes : self.hashes])
 
     @property
@@ -89,8 +98,8 @@ class Pools:
         return any(pool.state for pool in self.each)
 
     def tables(self, tables: Sequence[Sequence[int]], first: int, end: int, states: bool = True) -> list[list[int]]:
-        """The part of each group's table that belongs to these pages. The entries for states are valid only for loads: a computed
-        state moves on with its request."""
+        """The part of each group's table that belongs to these pages. The entries for states are
+        valid only for loads: a computed state moves on with its request."""
         found: list[list[int]] = [[] for _ in range(self.groups)]
         for pool in self.each:
             for group in pool.groups if states or not pool.state else ():
@@ -98,7 +107,8 @@ class Pools:
         return found
 
     def objects_of(self, pages: int, tables: Sequence[Sequence[int]]) -> list[Object]:
-        """All objects of `pages` pages with these tables that have a block in some group, page by page."""
+        """All objects of `pages` pages with these tables that have a block in some group, page by
+        page."""
         found = []
         for page in range(pages):
             for n, pool in enumerate(self.each):
@@ -111,15 +121,16 @@ class Pools:
 
 
 def spec_of(group: Any) -> Any:
-    """A group's specification. Workers have one per layer if layers differ; the first represents all."""
+    """A group's specification. Workers have one per layer if layers differ; the first represents
+    all."""
     spec = group.kv_cache_spec
     layers = getattr(spec, "kv_cache_specs", None)
     return next(iter(layers.values())) if layers else spec
 
 
 def tokens_of(group: Any, context: int) -> int:
-    """Tokens of a block of this group. With decode context parallelism, one block number is one block on each rank, each with its
-    own tokens."""
+    """Tokens of a block of this group. With decode context parallelism, one block number is one
+    block on each rank, each with its own tokens."""
     spec = spec_of(group)
     return int(spec.block_size) * (context if getattr(spec, "dcp_sharded", False) else 1)
 

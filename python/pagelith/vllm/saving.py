@@ -1,4 +1,5 @@
-"""Saves: within the step, or on a thread concurrently with the computation, with the blocks recorded that they still read."""
+"""Saves: within the step, or on a thread concurrently with the computation, with the blocks
+recorded that they still read."""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,4 +1,5 @@
-"""The connector in the scheduler: how much of a prompt is stored, and which blocks the workers load and store in a step."""
+"""The connector in the scheduler: how much of a prompt is stored, and which blocks the workers load
+and store in a step."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Tracked:
-    """A request in the scheduler, and the number of its pages that workers were directed to store."""
+    """A request in the scheduler, and the number of its pages that workers were directed to
+    store."""
 
     request: Any
     stored: int = 0
@@ -52,14 +54,16 @@ class Scheduler:
         self._looked_up: dict[str, int] = {}
         self._tracked: dict[str, _Tracked] = {}
         self._plan = Plan()
-        # With saves on threads: number of resets, and whether saves from before the last one may still be in progress.
+        # With saves on threads: number of resets, and whether saves from before the last one may
+        # still be in progress.
         self._resets, self._resetting = 0, False
         # Creates the listener for events, once the key templates are known.
         self._make_listener = make_listener
         self.listener: Listener | None = None
 
     def named(self, workers: Iterable[Named]) -> None:
-        """Receive the names of the workers' objects. Ranks that hold the same bytes report the same names."""
+        """Receive the names of the workers' objects. Ranks that hold the same bytes report the same
+        names."""
         ranks = [keys_of(one, self._pools) for one in workers]
         self._keys = [list(dict.fromkeys(key for keys in of for key in keys)) for of in zip(*ranks, strict=True)]
         if self._make_listener is not None and self._keys:
@@ -68,7 +72,8 @@ class Scheduler:
     # Called by the scheduler.
 
     def matched(self, request: Any, computed: int) -> int:
-        """Number of stored tokens after the first `computed`. The last token is always left to be computed."""
+        """Number of stored tokens after the first `computed`. The last token is always left to be
+        computed."""
         self._looked_up.pop(request.request_id, None)
         tokens = self._pools.tokens
         if not self._loads or self._resetting or computed % tokens or request.skip_reading_prefix_cache:
@@ -82,7 +87,8 @@ class Scheduler:
         return found * tokens
 
     def _restorable_pages(self, pages: Sequence[bytes], depth: int) -> int:
-        """Number of these pages that can be restored: every pool has the objects that it needs to continue there."""
+        """Number of these pages that can be restored: every pool has the objects that it needs to
+        continue there."""
         whole = [n for n, pool in enumerate(self._pools.each) if pool.pages is None]
         known = next((at for at, one in enumerate(pages) if any((n, one) in self._missed for n in whole)), len(pages))
         pages = pages[:known]
@@ -142,8 +148,9 @@ class Scheduler:
         return plan
 
     def _states(self, offered: Mapping[str, Iterable[tuple[int, int, int]]]) -> Iterator[State]:
-        """The states that can be stored, of those that vLLM offers. Each is stable only at the end of this step. vLLM reports per
-        request the group, the block, and the number of tokens before it. A state is complete with all groups of a pool."""
+        """The states that can be stored, of those that vLLM offers. Each is stable only at the end
+        of this step. vLLM reports per request the group, the block, and the number of tokens before
+        it. A state is complete with all groups of a pool."""
         tokens = self._pools.tokens
         for name, states in offered.items():
             blocks_at: dict[int, dict[int, int]] = {}
@@ -166,12 +173,14 @@ class Scheduler:
         if tracked is not None:
             # Speculative tokens are scheduled too; the page that contains them has no name yet.
             whole = (computed + step.scheduled) // tokens
-            # A request that was set back after a failed load recomputes pages, which were not stored.
+            # A request that was set back after a failed load recomputes pages, which were not
+            # stored.
             step.first = min(tracked.stored, computed // tokens)
             step.pages = self._pools.names(tracked.request.block_hashes, step.first, whole)
             tracked.stored = step.first + len(step.pages)
             if step.pages:
-                # The tables of this step: blocks that a window has left may belong to another request by now.
+                # The tables of this step: blocks that a window has left may belong to another
+                # request by now.
                 tables = output.kv_connector_block_state.get_block_ids(name)
                 step.tables = self._pools.tables(tables, step.first, tracked.stored, states=False)
                 self._describe(tracked.request, step.first, step.pages)
@@ -194,7 +203,8 @@ class Scheduler:
         self._tracked.pop(request.request_id, None)
 
     def clear(self) -> bool:
-        """Make all objects in these namespaces invisible, for every server that shares them; other namespaces are unchanged."""
+        """Make all objects in these namespaces invisible, for every server that shares them; other
+        namespaces are unchanged."""
         if self._settings.save_async:
             # Nothing is found until no worker has a save in progress from before.
             self._resets, self._resetting = self._resets + 1, True

@@ -1,4 +1,5 @@
-"""The connector's settings in `kv_connector_extra_config`, and the check of vLLM's configuration against its limits."""
+"""The connector's settings in `kv_connector_extra_config`, and the check of vLLM's configuration
+against its limits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ class ConnectorSettings(PoolSettings):
 
     # Longest look-up; the scheduler waits for each.
     exists_timeout_ms: int = milliseconds(100)
-    # Load on threads, concurrently with other requests. Default: only where vLLM requires it to handle failed loads.
+    # Load on threads, concurrently with other requests. Default: only where vLLM requires it to
+    # handle failed loads.
     load_async: bool | None = of_type(bool, "true or false", None)
     read_threads: int = threads(2)
     # Save on a thread, concurrently with the next step.

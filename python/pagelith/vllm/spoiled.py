@@ -1,10 +1,12 @@
 """Tracks vLLM's blocks whose bytes must not be stored.
 
-A step with a failed load runs all the same, and vLLM recomputes its results afterwards. Until then the block that failed, and all
-blocks computed after it, hold bytes that do not match their hashes. The first put of an object wins, so storing one such block
-would return wrong bytes for as long as it is stored. A block is valid again once it was read, or recomputed after valid blocks.
+A step with a failed load runs all the same, and vLLM recomputes its results afterwards. Until then
+the block that failed, and all blocks computed after it, hold bytes that do not match their hashes.
+The first put of an object wins, so storing one such block would return wrong bytes for as long as
+it is stored. A block is valid again once it was read, or recomputed after valid blocks.
 
-This applies to models with one group that needs the whole prefix. With other groups vLLM runs no step over failed loads.
+This applies to models with one group that needs the whole prefix. With other groups vLLM runs no
+step over failed loads.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +31,8 @@ class Spoiled:
         self._blocks.difference_update(blocks)
 
     def step(self, table: Sequence[int], computed: int, scheduled: int) -> int:
-        """Record a step of the request with this table. Returns the number of its leading blocks that are valid after the step."""
+        """Record a step of the request with this table. Returns the number of its leading blocks
+        that are valid after the step."""
         if not self._blocks:
             return len(table)
         # A block that is computed from its first token on keeps no earlier content.

@@ -1,6 +1,8 @@
-"""Caches in device memory: torch copies them through host memory, which is pinned if the device supports that.
+"""Caches in device memory: torch copies them through host memory, which is pinned if the device
+supports that.
 
-Not run with a device yet. It is tested under vLLM on the CPU, where the copies are within host memory (python/clients/test_vllm.py).
+Not run with a device yet. It is tested under vLLM on the CPU, where the copies are within host
+memory (python/clients/test_vllm.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +14,14 @@ from .pools import Object
 
 
 class Staged:
-    """Host memory for `at_once` objects, one row each, for use by one thread at a time. In a row, the layers' parts are adjacent."""
+    """Host memory for `at_once` objects, one row each, for use by one thread at a time. In a row,
+    the layers' parts are adjacent."""
 
     copies = True
 
     def __init__(self, pools: Sequence[Sequence[Sequence[Any]]], blocks: int, most_bytes: int) -> None:
-        # By pool and group, each cache viewed as one row of bytes per block, in the order of its axes, for any layout.
+        # By pool and group, each cache viewed as one row of bytes per block, in the order of its
+        # axes, for any layout.
         self._pools = [
             [[cache.view(torch.uint8).unflatten(0, (blocks, -1)) for cache in caches] for caches in groups] for groups in pools
         ]
@@ -58,7 +62,8 @@ class Staged:
             torch.accelerator.current_stream(self._device).synchronize()
 
     def told(self) -> Any:
-        """An event to wait for before accessing the caches: the completion of all operations submitted so far."""
+        """An event to wait for before accessing the caches: the completion of all operations
+        submitted so far."""
         if self._device.type == "cpu":
             return None
         event = torch.Event(self._device)
@@ -66,7 +71,8 @@ class Staged:
         return event
 
     def _parts(self, objects: Sequence[Object]) -> Iterator[tuple[Any, slice, int, list[int]]]:
-        """For each layer's cache: the rows of its objects, the offset of its part in a row, and the blocks."""
+        """For each layer's cache: the rows of its objects, the offset of its part in a row, and the
+        blocks."""
         order, row = _by_pool(objects), 0
         while row < len(order):
             pool = objects[order[row]].pool
@@ -83,5 +89,6 @@ class Staged:
 
 
 def _by_pool(objects: Sequence[Object]) -> list[int]:
-    """The object of each row: objects of the same pool have consecutive rows, so that one copy handles them."""
+    """The object of each row: objects of the same pool have consecutive rows, so that one copy
+    handles them."""
     return sorted(range(len(objects)), key=lambda at: objects[at].pool)

@@ -1,4 +1,5 @@
-"""The secondary tier that vLLM's tiering manager calls, in the scheduler's process: no method here blocks on I/O."""
+"""The secondary tier that vLLM's tiering manager calls, in the scheduler's process: no method here
+blocks on I/O."""
 
 import ctypes
 import logging
@@ -26,7 +27,8 @@ from .hashes import Missed, page_of
 
 logger = logging.getLogger(__name__)
 
-# The identity if vLLM's own connector created the tier: only the model's name and its caches' type are known.
+# The identity if vLLM's own connector created the tier: only the model's name and its caches' type
+# are known.
 _UNKNOWN_MODEL = Identity(
     {"engine": "vllm"},
     (
@@ -48,7 +50,8 @@ class Settings(PoolSettings):
 
 
 class _Lookups(AsyncLookupManager):
-    """Look-ups in a store process, on a thread of vLLM's: the scheduler does not block on another process."""
+    """Look-ups in a store process, on a thread of vLLM's: the scheduler does not block on another
+    process."""
 
     def __init__(self, tier: "PagelithTier") -> None:
         self._of = tier
@@ -59,7 +62,8 @@ class _Lookups(AsyncLookupManager):
 
 
 class PagelithTier(SecondaryTierManager):
-    """Chunks in an embedded store, or in a store process. One chunk, a row of vLLM's host memory, is one object."""
+    """Chunks in an embedded store, or in a store process. One chunk, a row of vLLM's host memory,
+    is one object."""
 
     medium = Medium.STORAGE
 
@@ -206,7 +210,8 @@ class PagelithTier(SecondaryTierManager):
         return finished
 
     def _loaded(self, keys: Collection[Any], whole: Collection[Any]) -> None:
-        """Record chunks that could not be read as misses until they are stored: the scheduler would load them again and again."""
+        """Record chunks that could not be read as misses until they are stored: the scheduler would
+        load them again and again."""
         missed = [key for key in keys if key not in whole]
         self._failed.add(missed)
         if self._lookup_manager is not None:
@@ -222,8 +227,8 @@ class PagelithTier(SecondaryTierManager):
         return OffloadingEvent(keys=chunks, medium=self.medium, removed=removed, locality=self.locality)
 
     def _chunk(self, event: pagelith.Event) -> Any:
-        """The chunk of a store event, as vLLM names it. For a chunk of an earlier process whose hash is not 32 bytes long, vLLM's
-        name is unknown."""
+        """The chunk of a store event, as vLLM names it. For a chunk of an earlier process whose
+        hash is not 32 bytes long, vLLM's name is unknown."""
         key = event.key
         if key is None or key.namespace != self._namespace:
             return None
@@ -246,7 +251,8 @@ class PagelithTier(SecondaryTierManager):
             registration.release()
 
     def _key(self, key: Any) -> pagelith.Key:
-        """The object's key for vLLM's key: a block's hash and, in four bytes, the index of the group of layers."""
+        """The object's key for vLLM's key: a block's hash and, in four bytes, the index of the
+        group of layers."""
         group, block = int.from_bytes(key[-4:], "big"), bytes(key[:-4])
         template = self._keys.get(group)
         if template is None:

@@ -1,4 +1,5 @@
-"""The connector in a worker: it reads the blocks that the scheduler names into vLLM's caches, and stores them from there."""
+"""The connector in a worker: it reads the blocks that the scheduler names into vLLM's caches, and
+stores them from there."""
 
 import logging
 import queue
@@ -26,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Put:
-    """One step's save: objects with their keys, whether each is stored, and the pages whose objects in pools that need the whole
-    prefix are incomplete."""
+    """One step's save: objects with their keys, whether each is stored, and the pages whose objects
+    in pools that need the whole prefix are incomplete."""
 
     objects: list[Object]
     keys: list[pagelith.Key]
@@ -36,7 +37,8 @@ class _Put:
 
 
 class Worker:
-    """One worker's role. vLLM calls it from one thread; concurrent loads and saves use its own threads."""
+    """One worker's role. vLLM calls it from one thread; concurrent loads and saves use its own
+    threads."""
 
     def __init__(self, settings: ConnectorSettings, opened: Opened, pools: Pools, threads: int, saves: bool) -> None:
         self._settings = settings
@@ -62,7 +64,8 @@ class Worker:
         self._resets = 0
 
     def register(self, named: Named, memory: Sequence[Any]) -> None:
-        """Called when the caches exist: this worker's names, and memory for saves and for each reading thread."""
+        """Called when the caches exist: this worker's names, and memory for saves and for each
+        reading thread."""
         self.named, self._keys = named, keys_of(named, self._pools)
         self._save_memory = memory[0]
         self._registered = self._settings.register(self._store, joined(span for one in memory for span in one.spans()))
@@ -71,7 +74,8 @@ class Worker:
 
     def before(self, plan: Plan) -> None:
         """The step is about to overwrite blocks: wait for the saves that still read them."""
-        # Blocks with failed loads are recomputed together with the blocks after them, whichever request has them.
+        # Blocks with failed loads are recomputed together with the blocks after them, whichever
+        # request has them.
         if plan.resets != self._resets or (self._spoiled is not None and self._spoiled.any):
             self._saving.end()
         self._resets = plan.resets
@@ -144,7 +148,8 @@ class Worker:
         self._spoiled.failed(blocks)
 
     def finished(self) -> tuple[set[str], set[str]]:
-        """Requests whose loads on threads have ended, and those among them that vLLM must compute from the beginning."""
+        """Requests whose loads on threads have ended, and those among them that vLLM must compute
+        from the beginning."""
         ended = set()
         while not self._done.empty():
             load, objects, whole = self._done.get()
@@ -167,7 +172,8 @@ class Worker:
     # Saves.
 
     def save(self, plan: Plan) -> None:
-        """Store the pages that the step completed. When this returns, or a later `before` does, vLLM may reuse the blocks."""
+        """Store the pages that the step completed. When this returns, or a later `before` does,
+        vLLM may reuse the blocks."""
         if not self._saves:
             return
         pages: dict[bytes, dict[tuple[int, int], Object]] = {}
@@ -202,8 +208,9 @@ class Worker:
         keys = self._keys_of(objects, pages)
         put = _Put(objects, keys, self._store.exists(keys, timeout=self._settings.exists_timeout_ms / 1000))
         whole = [n for n, pool in enumerate(self._pools.each) if pool.pages is None]
-        # Objects of pools that need the whole prefix become visible at once. Objects of other pools are attached to them, and are
-        # removed with their page, but not vice versa. They are put only if their page is stored.
+        # Objects of pools that need the whole prefix become visible at once. Objects of other pools
+        # are attached to them, and are removed with their page, but not vice versa. They are put
+        # only if their page is stored.
         base = self._keys[0][0] if whole else None
         for pools in [whole, *([n] for n in range(len(whole), len(self._keys)))]:
             groups: dict[int, list[int]] = {}
@@ -252,7 +259,8 @@ class Worker:
 
 
 def batches(groups: Sequence[list[int]], most: int) -> Iterator[list[list[int]]]:
-    """Pack these groups, in order, into as few batches of at most `most` entries as possible; longer groups are split."""
+    """Pack these groups, in order, into as few batches of at most `most` entries as possible;
+    longer groups are split."""
     batch: list[list[int]] = []
     count = 0
     for group in (whole[start : start + most] for whole in groups for start in range(0, len(whole), most)):
