@@ -44,7 +44,7 @@ class InAnEnginesProcess(unittest.TestCase):
         done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
 
-    def test_the_next_process_reads_what_the_first_stored_and_nothing_else(self):
+    def test_next_process_reads_stored_chunks_only(self):
         self.written_by_another_process()
         with engine.backend(self.params) as remote:
             self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
@@ -59,7 +59,7 @@ class InAnEnginesProcess(unittest.TestCase):
                 memory.ref_count_down()
             self.assertTrue(engine.free_of(remote))
 
-    def test_after_bits_turned_chunks_are_missed_and_nothing_wrong_is_read(self):
+    def test_damaged_chunks_are_misses_and_no_wrong_byte_is_read(self):
         self.written_by_another_process()
         flip(self.home)
         with engine.backend(self.params) as remote:
@@ -71,7 +71,7 @@ class InAnEnginesProcess(unittest.TestCase):
             engine.write(remote, ALL)
             self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
 
-    def test_another_workers_and_another_layouts_chunks_are_others(self):
+    def test_chunks_of_other_worker_or_layout_are_misses(self):
         with engine.backend(self.params, worker=1, world=2) as remote:
             engine.write(remote, ALL, worker=1, world=2)
             self.assertEqual(engine.read(remote, ALL, worker=0, world=2)[0], [False] * engine.CHUNKS)
@@ -79,7 +79,7 @@ class InAnEnginesProcess(unittest.TestCase):
         with engine.backend(self.params, worker=1, world=2, heads=16) as remote:
             self.assertEqual(engine.read(remote, ALL, worker=1, world=2, heads=16)[0], [False] * engine.CHUNKS)
 
-    def test_connector_starts_with_an_explicit_revision_alone_and_finds_nothing_of_another(self):
+    def test_connector_requires_revision_and_finds_nothing_of_another(self):
         from pagelith.lmcache.connector import PagelithConnector
 
         self.written_by_another_process()
@@ -92,7 +92,7 @@ class InAnEnginesProcess(unittest.TestCase):
         with engine.backend(self.params) as remote:
             self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
 
-    def test_a_removed_chunk_and_a_closed_store(self):
+    def test_removed_chunk_and_closed_store_are_misses(self):
         with engine.backend(self.params) as remote:
             engine.write(remote, ALL)
             self.assertTrue(remote.remove(engine.key(3)))
@@ -101,7 +101,7 @@ class InAnEnginesProcess(unittest.TestCase):
             self.assertEqual(engine.read(remote, [2]), ([False], 0))
             self.assertFalse(remote.contains(engine.key(2)))
 
-    def test_a_read_that_is_given_up_has_let_go_of_its_memory(self):
+    def test_cancelled_read_releases_its_memory(self):
         with engine.backend(self.params) as remote:
             engine.write(remote, ALL)
             connector = remote.connection.getWrappedConnector()
@@ -142,7 +142,7 @@ class InAnEnginesProcess(unittest.TestCase):
             self.assertTrue(engine.free_of(remote))
             self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
 
-    def test_workers_share_a_store_process_which_is_started_again(self):
+    def test_workers_share_restarted_store_process(self):
         if "STORE_PROGRAM" not in os.environ:
             print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
             self.skipTest("no STORE_PROGRAM")
@@ -169,7 +169,7 @@ class InAnEnginesProcess(unittest.TestCase):
             store.wait()
             self.assertEqual(engine.read(remote, [1]), ([False], 0))
 
-    def test_what_is_wrong_with_the_configuration_is_said(self):
+    def test_invalid_configuration_is_reported(self):
         from pagelith.lmcache.connector import PagelithConnector
 
         config = engine.configuration({"store": {}, "attach": "unix:/x", "tenants": "a"})

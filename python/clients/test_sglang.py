@@ -52,17 +52,17 @@ class AfterARestart(Case):
         self.addCleanup(shutil.rmtree, home, ignore_errors=True)
         return home
 
-    def test_what_a_closed_store_had_is_read_by_the_next_process(self):
+    def test_pages_survive_close(self):
         home = self.folder("closed")
         in_a_process("write", home, "closed")
         self.assert_all_is_there(home)
 
-    def test_what_was_flushed_is_read_after_the_process_was_killed(self):
+    def test_flushed_pages_survive_kill(self):
         home = self.folder("killed")
         in_a_process("write", home, "killed", ends=-signal.SIGKILL)
         self.assert_all_is_there(home)
 
-    def test_a_file_whose_bytes_were_flipped_is_missed_and_nothing_wrong_is_read(self):
+    def test_damaged_pages_are_misses_and_no_wrong_byte_is_read(self):
         home = self.folder("flipped")
         in_a_process("write", home, "closed")
         shorter = 0
@@ -101,7 +101,7 @@ class Visible(Case):
     def found(self, *transfers):
         return self.backend.batch_exists_v2(self.keys, list(transfers))
 
-    def test_nothing_until_kv_is_there_and_then_all_of_it(self):
+    def test_page_is_visible_with_its_kv(self):
         each = self.sidecars(PoolName.INDEXER, PoolName.DRAFT)
         stored = self.backend.batch_set_v2([*each, self.last(3)])
         self.assertEqual(stored, {PoolName.INDEXER: [True] * 6, PoolName.DRAFT: [True] * 6, PoolName.MAMBA: [True]})
@@ -115,7 +115,7 @@ class Visible(Case):
         self.assertEqual(self.found(*each).restorable_prefix_pages, [1, 2, 3, 4, 5, 6])
         self.assertEqual(self.backend.batch_exists(self.keys), 6)
 
-    def test_a_page_whose_sidecars_could_not_be_stored_is_not_stored(self):
+    def test_page_without_stored_sidecars_is_not_stored(self):
         wrong = self.sidecars(PoolName.INDEXER)
         wrong[0].host_indices = self.indices[: 2 * parts.PAGE]
         self.assertEqual(self.backend.batch_set_v2(wrong), {PoolName.INDEXER: [False] * 6})
@@ -126,14 +126,14 @@ class Visible(Case):
         self.assertEqual(self.backend.batch_set_v1(self.keys, self.indices), [True] * 6)
         self.assertEqual(self.found(*self.sidecars(PoolName.INDEXER)).kv_hit_pages, 6)
 
-    def test_a_sidecar_of_pages_that_are_there_joins_them(self):
+    def test_sidecar_joins_stored_pages(self):
         self.assertEqual(self.backend.batch_set_v1(self.keys, self.indices), [True] * 6)
         self.assertEqual(self.found(*self.sidecars(PoolName.INDEXER)).kv_hit_pages, 0)
         self.backend.batch_set_v2(self.sidecars(PoolName.INDEXER))
         self.assertEqual(self.found(*self.sidecars(PoolName.INDEXER)).kv_hit_pages, 6)
         self.assertEqual(self.backend.batch_get_v2(self.sidecars(PoolName.INDEXER)), {PoolName.INDEXER: [True] * 6})
 
-    def test_a_pool_that_nobody_has_heard_of(self):
+    def test_unknown_pool_works(self):
         self.backend.register_mem_host_pool_v2(parts.mha("page_first")[1], "novel_state")
         novel = self.sidecars("novel_state")
         self.backend.batch_set_v2(novel)
@@ -142,7 +142,7 @@ class Visible(Case):
         self.assertEqual(self.found(*self.sidecars("never_registered")).kv_hit_pages, 0)
         self.assertEqual(self.backend.batch_get_v2(self.sidecars("never_registered")), {"never_registered": [False] * 6})
 
-    def test_block_groups_give_a_verdict_of_their_own(self):
+    def test_block_groups_have_own_hit_policy(self):
         self.backend.batch_set_v1(self.keys, self.indices)
         self.backend.batch_set_v2(self.sidecars(PoolName.INDEXER)[:1])
         blocks = PoolTransfer(
@@ -151,14 +151,14 @@ class Visible(Case):
         found = self.found(blocks)
         self.assertEqual((found.kv_hit_pages, found.extra_pool_hit_pages[PoolName.INDEXER]), (6, 6))
 
-    def test_cleared_while_attached(self):
+    def test_clear_works_while_attached(self):
         self.backend.batch_set_v1(self.keys, self.indices)
         self.backend.clear()
         self.assertEqual(self.backend.batch_exists(self.keys), 0)
         self.assertEqual(self.backend.batch_set_v1(self.keys, self.indices), [True] * 6)
         self.assertEqual(self.backend.batch_exists(self.keys), 6)
 
-    def test_a_full_store_says_so_at_once_and_takes_pages_again(self):
+    def test_full_store_refuses_at_once_and_recovers(self):
         extra = embedded(os.path.join(self.home, "full"))
         del extra["store"]["ssd"]
         extra["store"]["dram"]["bytes"] = "4MiB"
@@ -173,7 +173,7 @@ class Visible(Case):
         held.release()
         self.assertEqual(backend.batch_set_v1(more, drive.slots(0, 60)), [True] * 60)
 
-    def test_measures_are_handed_over_once(self):
+    def test_metrics_are_returned_once(self):
         self.assertIsNone(self.backend.get_stats())
         extra = embedded(os.path.join(self.home, "measured"))
         parts.configure(extra)
@@ -191,7 +191,7 @@ class Visible(Case):
 
 
 class AtTheSameTime(Case):
-    def test_queries_reads_and_writes_of_target_and_draft(self):
+    def test_target_and_draft_work_concurrently(self):
         scenario = Scenario(with_draft)
         controller = self.start(scenario, embedded(os.path.join(self.home, "overlap")))
         for prompt in range(4):
@@ -210,7 +210,7 @@ class AtTheSameTime(Case):
 class AnotherModel(Case):
     """What SGLang's own configuration and its updates of weights say of the model."""
 
-    def test_pages_of_a_server_with_another_model_are_not_found(self):
+    def test_pages_of_other_model_are_not_found(self):
         extra, scenario = embedded(os.path.join(self.home, "models")), mha("page_first")
         self.assertEqual(scenario.write(self.start(scenario, extra), 1), scenario.whole)
         self.end()
@@ -229,7 +229,7 @@ class AnotherModel(Case):
             self.end()
         self.assertEqual(scenario.read(self.start(scenario, extra), 1), (scenario.whole, scenario.whole, 0))
 
-    def test_pages_from_before_a_weight_update_are_not_found_and_none_is_stored_until_the_cache_is_flushed(self):
+    def test_weight_update_hides_pages_and_blocks_puts_until_flush(self):
         scenario = mha("page_first")
         controller = self.start(scenario, embedded(os.path.join(self.home, "updated")))
         self.assertEqual(scenario.write(controller, 1), scenario.whole)
@@ -249,7 +249,7 @@ class AnotherModel(Case):
         self.assertEqual(scenario.read(controller, 1), (scenario.whole, scenario.whole, 0))
         self.assertEqual(scenario.read(controller, 2), (0, 0, 0))
 
-    def test_model_whose_weights_nothing_names_needs_an_explicit_revision(self):
+    def test_model_with_unidentified_weights_requires_revision(self):
         extra, scenario = embedded(os.path.join(self.home, "weights")), mha("page_first")
         # A folder with a configuration, and no weights.
         scenario.flags = {"load_format": "auto"}
@@ -259,7 +259,7 @@ class AnotherModel(Case):
 
 
 class WhenCallsFail(Case):
-    def test_sglangs_failure_injector_costs_hits_and_no_byte(self):
+    def test_failure_injector_causes_misses_only(self):
         in_a_process("fail", os.path.join(self.home, "injected"), SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE="0.25")
 
 
@@ -271,7 +271,7 @@ class WithAStoreProcess(Case):
     def extra(self):
         return {**NAMED, "attach": self.store.address}
 
-    def test_what_one_process_backs_up_another_reads_also_after_the_store_was_started_again(self):
+    def test_other_process_reads_pages_after_store_restart(self):
         for n, (name, scenario) in enumerate(SCENARIOS.items()):
             with self.subTest(name):
                 controller = self.start(scenario, self.extra())
@@ -287,7 +287,7 @@ class WithAStoreProcess(Case):
                 self.assertEqual(scenario.read(controller, n), (whole, whole, 0))
             self.end()
 
-    def test_of_two_ranks_that_share_kv_one_writes_and_both_read(self):
+    def test_one_of_two_ranks_with_shared_kv_writes_and_both_read(self):
         ranks = []
         parts.configure(self.extra())
         for rank in range(2):
@@ -312,7 +312,7 @@ class WithAStoreProcess(Case):
 class ThroughMooncakesInterface(Case):
     """SGLang's own backend for Mooncake, over `pagelith.compat.mooncake`."""
 
-    def test_sglangs_own_test_file(self):
+    def test_sglang_own_tests_pass(self):
         file = importlib.util.find_spec("sglang.srt.mem_cache.storage.mooncake_store.test_mooncake_store").origin
         before = [mooncake.path(), *filter(None, [os.environ.get("PYTHONPATH")])]
         # It is no server, so nothing in its process says which model it has.
@@ -323,7 +323,7 @@ class ThroughMooncakesInterface(Case):
         self.assertIn("All tests passed", done.stdout + done.stderr)
         self.assertEqual(done.returncode, 0)
 
-    def test_backed_up_and_read_after_a_restart(self):
+    def test_pages_survive_restart(self):
         mooncake.install()
         # Else it takes most of what the disk has free.
         os.environ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"] = str(512 << 20)
@@ -357,7 +357,7 @@ class Misconfigured(Case):
         for word in words:
             self.assertIn(word, str(caught.exception))
 
-    def test_what_the_json_says(self):
+    def test_invalid_json_settings_are_refused(self):
         scenario, good = mha("page_first"), embedded(os.path.join(self.home, "never"))
         self.assert_refused(scenario, {**good, "dram_bytes": 1, "tenant": 3}, "'dram_bytes' is an unknown key", "'tenant' must be a string")
         self.assert_refused(scenario, {**good, "attach": "unix:/x"}, "one of the two")
@@ -365,14 +365,14 @@ class Misconfigured(Case):
         self.assert_refused(scenario, {**good, "put_wait_ms": True}, "'put_wait_ms' must be a whole number")
         self.assert_refused(scenario, {**good, "key_name": "rank"}, "go together")
 
-    def test_a_pool_that_does_not_say_where_its_pages_lie(self):
+    def test_pool_without_page_addresses_is_refused(self):
         def unsaid():
             device, anchor = parts.mla("layer_first", dsa=True)
             return device, anchor, [(PoolName.INDEXER, parts.indexer(device, anchor))], []
 
         self.assert_refused(Scenario(unsaid), embedded(os.path.join(self.home, "unsaid")), "'indexer'", "--hicache-mem-layout")
 
-    def test_ranks_that_split_the_layers_and_do_not_all_write(self):
+    def test_layer_split_without_all_ranks_writing_is_refused(self):
         store = self.serve()
         extra = {**NAMED, "attach": store.address}
         parts.configure(extra)
@@ -383,7 +383,7 @@ class Misconfigured(Case):
             parts.plain(*parts.mla("page_first", layer_shard_enabled=True), extra)
         self.assertIn("--enable-dsa-cache-layer-split", str(caught.exception))
 
-    def test_ranks_that_read_what_another_wrote_need_a_store_process(self):
+    def test_ranks_sharing_pages_require_store_process(self):
         extra = embedded(os.path.join(self.home, "ranks"))
         parts.configure(extra)
         parts.place(tp_size=2, attn_tp_size=2)

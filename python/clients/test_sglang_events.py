@@ -69,7 +69,7 @@ class Published(Case):
         keys = [key for n in prompts for key in drive.hashes_of(drive.tokens_of(n, PAGES, scenario.page), scenario.page)]
         return {hash_str_to_int64(key) for key in keys}
 
-    def test_of_each_model_what_is_stored_is_heard_by_tier_and_all_of_it_goes_when_it_is_detached(self):
+    def test_events_report_pages_by_tier_and_removal_at_detach(self):
         for name in ("mha page_first", "mla, indexer, draft and mamba", "sliding window page_first", "deepseek v4 page_first"):
             with self.subTest(name):
                 scenario = SCENARIOS[name]
@@ -86,7 +86,7 @@ class Published(Case):
                 shutdown()
                 self.assertEqual(told, [True])
 
-    def test_what_is_evicted_is_heard(self):
+    def test_events_report_evictions(self):
         scenario = SCENARIOS["mha page_first"]
         extra = {**NAMED, "store": {"dram": {"bytes": "4MiB"}, "index": {"max_objects": 10000}}}
         controller, router = self.listening(scenario, extra)
@@ -99,7 +99,7 @@ class Published(Case):
         self.assertTrue(router.until(lambda: router.anywhere() == here))
         self.assertGreater(router.removed, 0)
 
-    def test_of_a_store_process_all_who_listen_hear_what_one_stored(self):
+    def test_all_listeners_of_store_process_get_events(self):
         store = self.serve(PAGELITH_EVENTS__MAX="100000")
         scenario, extra = SCENARIOS["mla page_first"], {**NAMED, "attach": store.address}
         writer, first = self.listening(scenario, extra)
@@ -115,7 +115,7 @@ class Published(Case):
 
 
 class HandedOut(Case):
-    def test_by_sglangs_hashes(self):
+    def test_events_have_sglang_hashes(self):
         scenario = SCENARIOS["mha page_first"]
         controller = self.start(scenario, embedded(os.path.join(self.home, "handed"), enable_kv_events=True))
         scenario.write(controller, 1)

@@ -29,7 +29,7 @@ class Ranks(Case):
         told = [json.loads(out.splitlines()[-1]) for out, _ in said]
         return {model: list(zip(*(one[model] for one in told), strict=True)) for model in told[0]}
 
-    def test_embedded_each_rank_reads_what_it_wrote_and_no_more_than_all_have(self):
+    def test_embedded_ranks_read_common_prefix(self):
         directory = tempfile.mkdtemp(dir=self.home)
         models = [model for model in LAYOUTS if model != SHARED_KV]
         self.assertEqual(self.run_ranks("write", directory), dict.fromkeys(models, [(WHOLE,) * RANKS]))
@@ -47,7 +47,7 @@ class Ranks(Case):
             self.assertEqual([bad for _, _, bad in ranks], [0] * RANKS, model)
             self.assertTrue(all(read < WHOLE for _, read, _ in ranks), (model, ranks))
 
-    def test_attached_all_ranks_use_one_store_process_which_is_started_again(self):
+    def test_attached_ranks_share_restarted_store_process(self):
         store = self.serve()
         # One rank alone writes what all have alike, and one replica what the other one reads.
         written = {**dict.fromkeys(LAYOUTS, [(WHOLE,) * RANKS]), **dict.fromkeys([SHARED_KV, *REPLICAS], [(WHOLE, 0)])}

@@ -30,7 +30,7 @@ class InSharedMemory(Case):
     def extra(self):
         return {**NAMED, "attach": self.store.address, "allocator": "shm"}
 
-    def test_what_one_process_backs_up_another_reads_and_nothing_wrong_once_bits_of_the_ssd_were_turned(self):
+    def test_other_process_reads_pages_and_misses_damaged_ones(self):
         in_a_process("write", self.home, "closed", self.store.address, "shm")
         # Out of the process's memory.
         for n, (name, scenario) in enumerate(SCENARIOS.items()):
@@ -61,7 +61,7 @@ class InSharedMemory(Case):
             self.end()
         self.assertGreater(shorter, len(SCENARIOS) // 2, "flips that nothing noticed show nothing")
 
-    def test_the_store_process_looks_at_every_pool(self):
+    def test_store_process_maps_every_pool(self):
         for name, scenario in SCENARIOS.items():
             if scenario.changed.get("interface_v1") == 0:
                 # What is put are copies that the controller made.
@@ -77,7 +77,7 @@ class InSharedMemory(Case):
                 self.assertLessEqual(files, pools_of(self.store.process.pid))
             self.end()
 
-    def test_of_more_pools_than_a_store_process_looks_at_some_are_sent(self):
+    def test_pools_beyond_mapping_limit_are_sent(self):
         scenario = SCENARIOS["deepseek v4 layer_first"]
         many = Stack(partial(stacks.deepseek_v4, ratios=(4, 128) * 6), scenario.layout, page=scenario.page, window=scenario.window)
         with self.assertLogs("pagelith.shared", "WARNING") as logs:
@@ -86,7 +86,7 @@ class InSharedMemory(Case):
         self.assertEqual(many.write(controller, 3), many.whole)
         self.assertEqual(many.read(controller, 3), (many.whole, many.whole, 0))
 
-    def test_memory_that_is_not_the_pools_is_not_taken_for_its_bytes(self):
+    def test_foreign_memory_is_not_taken_for_pool_bytes(self):
         # As a pool whose file is another one's: the store looks there, and stores none of it.
         scenario, other = mha("page_first"), mha("page_first")
         other.controller(self.extra()).detach_storage_backend()

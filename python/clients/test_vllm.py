@@ -141,7 +141,7 @@ class Tiers(Lives):
     def embedded(self, name):
         return self.tiered(store=self.store(name))
 
-    def test_the_next_process_takes_what_the_first_computed(self):
+    def test_next_process_reads_computed_blocks(self):
         transfer = self.embedded("closed")
         first = self.live(transfer)
         self.assert_same(first)
@@ -155,10 +155,10 @@ class Tiers(Lives):
         self.assert_same(third)
         self.assertLess(sum(self.cached(third)), sum(self.cached(second)))
 
-    def test_tier_of_another_model_finds_nothing(self):
+    def test_tier_of_other_model_finds_nothing(self):
         self.other_models(self.embedded("models"))
 
-    def test_tier_below_vllms_own_connector_starts_with_an_explicit_revision_alone(self):
+    def test_tier_below_vllm_connector_requires_revision(self):
         tier = {"type": "PagelithTier", "module_path": "pagelith.vllm", "store": self.store("own")}
         self.live(tiers(tier, own=True), ends=1)
         self.assertIn("PagelithOffloadingConnector", self.said)
@@ -166,21 +166,21 @@ class Tiers(Lives):
         self.assertFalse(os.path.exists(self.directory))
         self.assert_same(self.live(tiers({**tier, "revision": "weights-1"}, own=True)))
 
-    def test_after_the_first_was_killed(self):
+    def test_blocks_survive_kill(self):
         transfer = self.embedded("killed")
         self.assert_same(self.live(transfer, ends=-signal.SIGKILL, VLLM_LIFE_ENDS="killed"))
         second = self.live(transfer)
         self.assert_same(second)
         self.assertGreater(sum(self.cached(second)), 0)
 
-    def test_a_store_process_keeps_it_between_them(self):
+    def test_store_process_shares_blocks(self):
         with self.store_process("socket") as address:
             self.assert_same(self.live(self.tiered(attach=address)))
             second = self.live(self.tiered(attach=address))
             self.assert_same(second)
             self.assert_hits(second)
 
-    def test_vllms_own_connector_for_mooncake(self):
+    def test_mooncake_connector_works(self):
         with self.store_process("mooncake") as address:
             config = os.path.join(self.home, "mooncake.json")
             with open(config, "w") as file:
@@ -293,7 +293,7 @@ class Connectors(Connected):
     few = tight = 1 << 19
     long = 40
 
-    def test_a_damaged_block_under_vllms_default_policy_ends_its_request_and_the_start_said_so(self):
+    def test_damaged_block_with_default_policy_ends_request_after_warning(self):
         given = {"store": self.store("policy")}
         recompute = self.connected(**given)
         default = json.dumps({name: value for name, value in json.loads(recompute).items() if name != "kv_load_failure_policy"})
@@ -311,7 +311,7 @@ class Connectors(Connected):
         self.assert_same(self.live(recompute))
         self.assertNotIn('"kv_load_failure_policy": "recompute"', self.said)
 
-    def test_an_engine_starts_while_its_store_process_is_down_and_says_so_in_a_line_of_each_side(self):
+    def test_engine_starts_while_store_process_is_down(self):
         address = "unix:" + os.path.join(self.home, "nobody")
         self.live(self.connected(attach=address), ends=1)
         self.assertIn(address, self.said)
@@ -321,39 +321,39 @@ class Connectors(Connected):
         self.assertEqual(len(lines), 2, self.said)
         self.assertNotIn("Traceback", self.said)
 
-    def test_connector_of_another_model_finds_nothing(self):
+    def test_connector_of_other_model_finds_nothing(self):
         self.other_models(self.connected(store=self.store("models")))
 
-    def test_what_is_preempted_while_it_is_saved(self):
+    def test_preemption_during_save_is_correct(self):
         self.preempted_lives("preempted")
 
-    def test_saves_beside_the_computation(self):
+    def test_concurrent_saves_are_correct(self):
         self.late_lives("late")
 
-    def test_the_next_process_takes_what_the_first_computed(self):
+    def test_next_process_reads_computed_blocks(self):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
         self.damaged_lives(transfer)
 
-    def test_loads_in_threads(self):
+    def test_asynchronous_loads_are_correct(self):
         transfer = self.connected(store=self.store("threads"), load_async=True)
         self.lives(transfer)
         self.damaged_lives(transfer)
 
-    def test_after_the_first_was_killed(self):
+    def test_blocks_survive_kill(self):
         self.killed_lives(self.connected(store=self.store("connector_killed")))
 
-    def test_through_memory_of_its_own_as_with_a_device(self):
+    def test_staged_copies_are_correct(self):
         self.lives(self.staged())
 
-    def test_a_store_process_keeps_it_between_them(self):
+    def test_store_process_shares_blocks(self):
         with self.store_process("connector_socket") as address:
             self.lives(self.connected(attach=address))
 
-    def test_two_workers(self):
+    def test_two_workers_are_correct(self):
         self.several_lives("workers", VLLM_LIFE_RANKS="2")
 
-    def test_two_stages(self):
+    def test_two_stages_are_correct(self):
         self.several_lives("stages", VLLM_LIFE_STAGES="2")
 
 
@@ -366,31 +366,31 @@ class Hybrids(Connected):
     # Windows leave blocks behind as an answer grows.
     long = 120
 
-    def test_what_is_preempted_while_it_is_saved(self):
+    def test_preemption_during_save_is_correct(self):
         self.preempted_lives("preempted")
 
-    def test_saves_beside_the_computation(self):
+    def test_concurrent_saves_are_correct(self):
         self.late_lives("late")
         transfer = self.connected(store=self.store("thread"), save_async=True)
         self.lives(transfer)
 
-    def test_the_next_process_takes_what_the_first_computed(self):
+    def test_next_process_reads_computed_blocks(self):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
         self.damaged_lives(transfer)
 
-    def test_after_the_first_was_killed(self):
+    def test_blocks_survive_kill(self):
         self.killed_lives(self.connected(store=self.store("connector_killed")))
 
-    def test_through_memory_of_its_own_as_with_a_device(self):
+    def test_staged_copies_are_correct(self):
         self.lives(self.staged())
 
-    def test_a_store_process_keeps_it_between_them(self):
+    def test_store_process_shares_blocks(self):
         with self.store_process("connector_socket") as address:
             self.lives(self.connected(attach=address))
 
 
-    def test_routers_are_told_of_every_group(self):
+    def test_events_report_every_group(self):
         transfer = self.connected(store=self.store("events"))
         self.assert_same(self.live(transfer, VLLM_LIFE_EVENTS="1"))
         first = self.told
@@ -405,7 +405,7 @@ class Windows(Connected):
 
     model = "windows"
 
-    def test_the_next_process_takes_what_the_first_computed(self):
+    def test_next_process_reads_computed_blocks(self):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
         self.damaged_lives(transfer)
@@ -418,18 +418,18 @@ class Recurrent(Connected):
     # Blocks of 16 KiB: one prompt at a time, and a part of the next.
     few = 22 << 14
 
-    def test_the_next_process_takes_what_the_first_computed(self):
+    def test_next_process_reads_computed_blocks(self):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
         self.damaged_lives(transfer)
 
-    def test_two_workers(self):
+    def test_two_workers_are_correct(self):
         self.several_lives("workers", VLLM_LIFE_RANKS="2")
 
-    def test_after_the_first_was_killed(self):
+    def test_blocks_survive_kill(self):
         self.killed_lives(self.connected(store=self.store("connector_killed")))
 
-    def test_what_vllm_has_no_block_of_any_more_is_loaded_behind_what_it_has(self):
+    def test_blocks_evicted_by_vllm_are_loaded_after_its_own(self):
         # In steps of four blocks, each of which leaves its state.
         steps = dict(VLLM_LIFE_STEP="128", VLLM_LIFE_RETAIN=str(BLOCK))
         answers = self.live(self.connected(store=self.store("few")), **steps, VLLM_LIFE_ROUNDS="2", VLLM_LIFE_CACHE=str(self.few))
@@ -438,7 +438,7 @@ class Recurrent(Connected):
         self.assert_hits(answers[4:])
         self.assertNotIn("could not be", self.said)
 
-    def test_an_answer_is_gone_on_from_as_from_vllms_own_cache(self):
+    def test_answer_is_continued_as_from_vllm_cache(self):
         # Of an answer that is longer than a block, which a step of one token made whole. vLLM keeps the state behind it if it is to keep all.
         long = dict(VLLM_LIFE_TOKENS="48", VLLM_LIFE_RETAIN=str(BLOCK))
         asked = [[(7 * n + 13 * prompt) % 500 + 1 for n in range(PROMPT)] for prompt in range(4)]
@@ -452,10 +452,10 @@ class Recurrent(Connected):
         self.assertEqual(self.cached(taken), self.cached(own))
         self.assert_alike(taken, own)
 
-    def test_through_memory_of_its_own_as_with_a_device(self):
+    def test_staged_copies_are_correct(self):
         self.lives(self.staged())
 
-    def test_a_store_process_keeps_it_between_them(self):
+    def test_store_process_shares_blocks(self):
         with self.store_process("connector_socket") as address:
             self.lives(self.connected(attach=address))
 
@@ -475,7 +475,7 @@ class Deltas(Recurrent):
 
     model = "deltas"
     # Of its states' one head two workers would have half each.
-    test_two_workers = None
+    test_two_workers_are_correct = None
     # Blocks of 64 KiB.
     few = 22 << 16
 

@@ -54,7 +54,7 @@ class Refused(unittest.TestCase):
         yield "destinations", store.get
         yield "destinations", store.submit_get
 
-    def test_keys_that_are_none_are_named(self):
+    def test_invalid_keys_are_named(self):
         lists = [lambda keys, call=call: call(keys, [bytearray(1)]) for _, call in self.calls()]
         store = self.store
         lists += [store.exists, store.exists_prefix, store.remove, store.pin, store.view, store.prefetch, lambda keys: store.lease(keys, 1)]
@@ -74,7 +74,7 @@ class Refused(unittest.TestCase):
             self.assert_said(TypeError, f"^objects {NOT_KEYS} Key$", query, key(1))
             self.assert_said(TypeError, f"^objects\\[1\\] {NOT_A_KEY} str$", query, [key(1), "key"])
 
-    def test_memories_that_are_none_are_named_by_their_number(self):
+    def test_invalid_memories_are_named_with_index(self):
         for name, call in self.calls():
             keys, good = [key(n) for n in range(3)], bytearray(10)
             for wrong, kind in ((5, "int"), (None, "NoneType"), (b"bytes", "bytes"), (bytearray(3), "bytearray"), ("text", "str"), (pathlib.Path("/x"), "PosixPath")):
@@ -87,7 +87,7 @@ class Refused(unittest.TestCase):
             self.assert_said(BufferError, "^destinations\\[1\\]: Object is not writable", call, keys, [good, bytes(10), bytearray(1)])
         self.assert_said(BufferError, "^memory: Object is not writable", self.store.register, bytes(10))
 
-    def test_addresses_that_are_none_are_named_by_their_number(self):
+    def test_invalid_addresses_are_named_with_index(self):
         memory = of(PAGE)
         at = ctypes.addressof(memory)
         wrong = [
@@ -113,7 +113,7 @@ class Refused(unittest.TestCase):
         whole = types.new_class("int64", (), {}, lambda body: body.update(__init__=lambda self, n: setattr(self, "n", n), __index__=lambda self: self.n))
         self.assertTrue(self.store.put([key(9)], [(whole(at), whole(PAGE))])[0])
 
-    def test_ranges_that_are_none_are_named_by_their_number(self):
+    def test_invalid_ranges_are_named_with_index(self):
         for call in (self.store.get, self.store.submit_get):
             for wrong, error, words in [
                 (5, TypeError, "^ranges must be a list of pairs \\(from, to\\) in bytes, or None for all of them, not int$"),
@@ -124,7 +124,7 @@ class Refused(unittest.TestCase):
             ]:
                 self.assert_said(error, words, call, [key(1), key(2)], [bytearray(1), bytearray(1)], ranges=wrong)
 
-    def test_times_that_are_none_are_named(self):
+    def test_invalid_times_are_named(self):
         keys, store = [key(1)], self.store
         waits = {"wait": lambda wait: store.put(keys, [b"x"], wait=wait)}
         timeouts = [
@@ -141,7 +141,7 @@ class Refused(unittest.TestCase):
             for wrong, kind in ((True, "bool"), ("5", "str"), ([5], "list"), (pathlib.Path("5"), "PosixPath")):
                 self.assert_said(TypeError, f"^{name} must be a number of seconds, not {kind}$", call, wrong)
 
-    def test_numbers_that_are_none_are_named(self):
+    def test_invalid_numbers_are_named(self):
         keys, store, query = [key(1)], self.store, pagelith.PoolQuery
         for name, most, call in [
             ("depth", 2**32 - 1, lambda depth: store.exists(keys, depth=depth)),
@@ -161,7 +161,7 @@ class Refused(unittest.TestCase):
             for wrong, kind in ((True, "bool"), (1.0, "float"), ("1", "str"), (None, "NoneType")):
                 self.assert_said(TypeError, f"^{name} must be a whole number, not {kind}$", call, wrong)
 
-    def test_pages_that_are_none_are_named(self):
+    def test_invalid_pages_are_named(self):
         words = "must be 32 bytes, or a string, which is hashed, not"
         for call in (lambda page: pagelith.Key(SPACE, page), key(1).on_page):
             for wrong, kind in ((5, "int"), (None, "NoneType"), (pathlib.Path("/x"), "PosixPath")):
@@ -173,7 +173,7 @@ class Refused(unittest.TestCase):
             self.assert_said(TypeError, f"^pages\\[1\\]: page {words} int$", call, [bytes(32), 5])
             self.assert_said(pagelith.InvalidError, "^pages\\[1\\]: a page's hash has 32 bytes length=3$", call, [bytes(32), b"abc"])
 
-    def test_what_describes_a_namespace_is_named(self):
+    def test_invalid_namespace_fields_are_named(self):
         for name, pair, wrong in [
             ("layer_split", "a pair of whole numbers", (5, [5], [(0, 1, 2)], [(0, "1")], [(0, -1)], [(0, True)])),
             ("extra", "a pair of strings", (5, {"a": "b"}, ["ab"], [("a", 5)], [("a", "b", "c")])),
@@ -184,7 +184,7 @@ class Refused(unittest.TestCase):
         self.assert_said(TypeError, "^extra\\[1\\]\\[0\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", "b"), (1, "b")]))
         self.assert_said(TypeError, "^extra\\[0\\]\\[1\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", 1)]))
 
-    def test_argument_of_another_type_is_named(self):
+    def test_argument_of_wrong_type_is_named(self):
         keys, store, make = [key(1)], self.store, pagelith.Key
         requests = [
             lambda request: store.put(keys, [b"x"], request=request),
@@ -230,7 +230,7 @@ class Refused(unittest.TestCase):
         self.assert_said(pagelith.InvalidError, "^page must be a string in UTF-8: ", make, SPACE, "\udc80")
         self.assert_said(pagelith.InvalidError, "^tenant must be a string in UTF-8: ", lambda: pagelith.Namespace("m", tenant="\udc80"))
 
-    def test_what_a_store_is_opened_with_is_named(self):
+    def test_invalid_open_arguments_are_named(self):
         for address in (5, None, b"unix:/x"):
             self.assert_said(TypeError, "^address must be unix:PATH, tcp:HOST:PORT, or the path of a socket, not ", pagelith.Store.attach, address)
         for secret in ("ab", ("a", "b"), ("a",), 5, (b"a", b"b")):
@@ -241,7 +241,7 @@ class Refused(unittest.TestCase):
         for config in (5, ["a"]):
             self.assert_said(TypeError, "^config must be a dictionary of settings, or the path of a file of them, not ", pagelith.Store, config)
 
-    def test_what_other_code_raises_is_left_as_it_is(self):
+    def test_foreign_exception_passes_unchanged(self):
         class Own(Exception):
             pass
 
@@ -267,7 +267,7 @@ class Paths(unittest.TestCase):
     def settings(self, directory):
         return {"dram": {"bytes": "8MiB"}, "ssd": {"dirs": [directory], "bytes": "64MiB", "segment_bytes": "4MiB"}}
 
-    def test_settings_and_their_file_may_be_paths_and_any_mapping(self):
+    def test_settings_accept_paths_and_any_mapping(self):
         where = self.home / "kv"
         with pagelith.Store(types.MappingProxyType(self.settings(where)), subdirectory=pathlib.Path("rank_0")):
             self.assertEqual(pagelith.Store.bytes_in(where / "rank_0"), 64 << 20)
@@ -277,7 +277,7 @@ class Paths(unittest.TestCase):
         with self.assertRaisesRegex(pagelith.InvalidError, "subdirectory"):
             pagelith.Store(self.settings(where), subdirectory=pathlib.Path("a/b"))
 
-    def test_a_path_in_bytes_is_one(self):
+    def test_bytes_path_is_accepted(self):
         class InBytes(os.PathLike):
             def __init__(self, path):
                 self.path = path
@@ -323,7 +323,7 @@ def said(call, *given):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return done.stdout.splitlines()
 
-    def test_where_no_memory_is_a_call_is_refused(self):
+    def test_unmapped_memory_is_refused(self):
         lines = self.run_there("""
 low, gone, guard, short = 4096, mapped(3), mapped(0), mapped(3, 3)
 libc.munmap(gone, 8192)
@@ -337,7 +337,7 @@ for call in (put, get, register):
             self.assertRegex(line, "(sources|destinations)\\[0\\]: |memory: ")
             self.assertRegex(line, "address is not mapped in this process \\(GPU memory never is\\) address=0x[0-9a-f]+ length=8192$")
 
-    def test_where_memory_may_not_be_written_a_get_is_refused(self):
+    def test_get_into_read_only_memory_is_refused(self):
         lines = self.run_there("""
 fixed = mapped(mmap.PROT_READ)
 said(put, fixed); said(get, fixed); said(register, fixed)
@@ -346,7 +346,7 @@ said(put, fixed); said(get, fixed); said(register, fixed)
         self.assertRegex(lines[1], "^destinations\\[0\\]: address is not writable in this process address=0x[0-9a-f]+ length=8192$")
         self.assertRegex(lines[2], "^memory: address is not writable in this process")
 
-    def test_memory_that_came_after_the_first_look_is_found(self):
+    def test_memory_mapped_after_first_check_is_found(self):
         lines = self.run_there("""
 said(put, mapped(3))
 for pages in range(2, 200):
@@ -357,7 +357,7 @@ for pages in range(2, 200):
 """)
         self.assertEqual(lines, ["[PutOutcome(state=stored)]"])
 
-    def test_mapped_file_of_any_name_does_not_hide_that_there_is_no_memory(self):
+    def test_mapped_file_name_does_not_confuse_memory_check(self):
         lines = self.run_there("""
 import tempfile
 with tempfile.TemporaryDirectory() as home:
@@ -368,7 +368,7 @@ with tempfile.TemporaryDirectory() as home:
 """)
         self.assertRegex(lines[0], "address is not mapped in this process")
 
-    def test_an_empty_piece_may_be_anywhere(self):
+    def test_empty_piece_may_have_any_address(self):
         lines = self.run_there("""
 memory = mapped(3)
 print(store.put([key.on_page("pieces")], [[(4096, 0), (memory, 4096), (1 << 45, 0), (memory + 4096, 4096)]]))

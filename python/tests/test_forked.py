@@ -44,7 +44,7 @@ class Forked(unittest.TestCase):
         self.addCleanup(home.cleanup)
         self.dir = os.path.join(home.name, "store")
 
-    def test_a_store_opens_while_a_child_of_its_dead_owner_lives(self):
+    def test_store_opens_while_child_of_dead_owner_lives(self):
         parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, self.dir], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -59,7 +59,7 @@ class Forked(unittest.TestCase):
             parent.stdin.close()
             parent.stdout.close()
 
-    def test_a_child_has_none_of_the_memory_and_the_parent_goes_on(self):
+    def test_child_has_no_store_memory_and_parent_continues(self):
         before = mapped("self")
         store = pagelith.Store({"dram": {"bytes": "256MiB"}, "ssd": {"bytes": "32MiB", "dirs": [self.dir]}})
         space = pagelith.Namespace("m", page_tokens=64)

@@ -62,7 +62,7 @@ class Case(unittest.TestCase):
 class Adapter(Case):
     # Models.
 
-    def test_adapter_starts_with_an_explicit_revision_alone_and_finds_nothing_of_another(self):
+    def test_adapter_requires_revision_and_finds_nothing_of_another(self):
         with self.assertRaisesRegex(ValueError, "adapter_params.*the model's configuration, its weights.*set 'revision' to a text"):
             self.adapter(revision="")
         chunks = keys(1)
@@ -74,7 +74,7 @@ class Adapter(Case):
 
     # Tasks.
 
-    def test_each_task_is_told_once_with_one_signal_and_the_next_process_reads_what_was_stored(self):
+    def test_task_is_reported_once_and_next_process_reads_stored_objects(self):
         adapter, chunks = self.adapter(), keys(500)
         stored = [Memory(n) for n in range(500)]
         descriptors = adapter.get_store_event_fd(), adapter.get_lookup_and_lock_event_fd(), adapter.get_load_event_fd()
@@ -99,7 +99,7 @@ class Adapter(Case):
         self.assertEqual(signals(again.get_load_event_fd()), 1)
         self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
 
-    def test_an_object_of_no_bytes_or_too_many_fails_alone(self):
+    def test_empty_or_too_large_object_fails_alone(self):
         adapter, chunks = self.adapter(ssd="0"), keys(4)
         # Each in a put of its own, before those that can be stored.
         objects = [Memory(None, shapes=((40 << 20,),)), Memory(None, shapes=((40 << 20,),)), Memory(0, shapes=((0,),)), Memory(3)]
@@ -109,14 +109,14 @@ class Adapter(Case):
         self.assertEqual(self.look(adapter, chunks[3:]), [1])
         self.assertEqual(self.load(adapter, chunks, [*objects[:3], Memory()]), [0, 0, 0, 1])
 
-    def test_a_key_that_is_given_twice_is_stored_once(self):
+    def test_repeated_key_is_stored_once(self):
         adapter, (chunk,) = self.adapter(), keys(1)
         self.assertEqual(self.store(adapter, [chunk, chunk], [Memory(1), Memory(1)])[0], True)
         into = [Memory(), Memory()]
         self.assertEqual(self.load(adapter, [chunk, chunk], into), [1, 1])
         self.assertEqual(self.bytes_of(into), self.bytes_of([Memory(1)]) * 2)
 
-    def test_no_caller_waits_for_a_byte_and_look_ups_not_for_loads(self):
+    def test_calls_do_not_block_and_lookups_do_not_wait_for_loads(self):
         adapter, chunks = self.adapter(), keys(2)
         self.store(adapter, chunks, [Memory(0), Memory(1)])
         gate, real = threading.Event(), adapter._store
@@ -135,7 +135,7 @@ class Adapter(Case):
         gate.set()
         self.assertEqual([until(lambda: adapter.query_load_result(load)).bits for load in loads], [[1, 1]] * 50)
 
-    def test_close_ends_what_was_submitted_and_tells_what_came_behind_it(self):
+    def test_close_finishes_submitted_tasks_and_fails_later_ones(self):
         adapter, chunks = self.adapter(), keys(400)
         stored = [Memory(n) for n in range(400)]
         for at in range(0, 400, 10):
@@ -150,7 +150,7 @@ class Adapter(Case):
 
     # What is found.
 
-    def test_of_a_load_of_any_size_each_object_has_its_bit_and_what_failed_is_found_no_more(self):
+    def test_load_reports_each_object_and_failed_ones_are_misses(self):
         adapter, chunks = self.adapter(), keys(1500)
         here = [at for at in range(1500) if at % 3 != 1]
         stored = {at: Memory(at) for at in here}
@@ -167,7 +167,7 @@ class Adapter(Case):
         self.assertEqual(self.store(adapter, chunks[1:3], [Memory(1), Memory(2)]), (True, 2 * SIZE))
         self.assertEqual(self.look(adapter, chunks[:5]), [1, 1, 1, 0, 0])
 
-    def test_what_differs_in_anything_is_a_miss_and_leaves_the_memory_alone(self):
+    def test_any_difference_is_a_miss_and_memory_is_unchanged(self):
         adapter, (chunk,) = self.adapter(), keys(1)
         self.store(adapter, [chunk], [Memory("it")])
         self.assertEqual(self.look(adapter, [chunk]), [1])
@@ -194,7 +194,7 @@ class Adapter(Case):
             self.assertEqual(self.look(other, [chunk]), [0], settings)
             other.close()
 
-    def test_one_task_has_keys_of_several_ranks_groups_and_salts(self):
+    def test_task_may_mix_ranks_groups_and_salts(self):
         adapter, tall = self.adapter(), (2, 4, 64, 16)
         fields = [{"kv_rank": rank, "object_group_id": group, "cache_salt": salt} for rank in (1, 2) for group in (0, 1) for salt in ("", "user")]
         mixed = [key for field in fields for key in keys(2, **field)]
@@ -207,14 +207,14 @@ class Adapter(Case):
         self.assertEqual(self.load(adapter, mixed, into), [1] * len(mixed))
         self.assertEqual(self.bytes_of(into), self.bytes_of(memory(at, at) for at in range(len(mixed))))
 
-    def test_a_look_up_that_does_not_say_the_layout_means_the_last_one_seen(self):
+    def test_lookup_without_layout_uses_last_seen_layout(self):
         adapter, (chunk,) = self.adapter(), keys(1)
         self.assertEqual(self.look(adapter, [chunk], {}), [0])
         self.store(adapter, [chunk], [Memory("it")])
         for told in ({}, layouts((), ()), layouts(group=7)):
             self.assertEqual(self.look(adapter, [chunk], told), [1])
 
-    def test_hashes_of_other_lengths_are_keys_of_their_own(self):
+    def test_hashes_of_any_length_are_distinct_keys(self):
         adapter = self.adapter()
         chunks = [ObjectKey(bytes(8)), ObjectKey(bytes(32)), ObjectKey(bytes(33)), ObjectKey(bytes(7) + b"\1")]
         stored = [Memory(n) for n in range(4)]
@@ -231,7 +231,7 @@ class Adapter(Case):
         for n in range(mebibytes):
             self.store(adapter, keys(1, of=f"{of}{n}"), [Memory(n, (shape,))])
 
-    def test_what_was_found_stays_until_it_is_unlocked(self):
+    def test_found_object_stays_until_unlocked(self):
         adapter, chunks = self.adapter(ssd="32MiB", dram="8MiB"), keys(20)
         self.store(adapter, chunks, [Memory(n) for n in range(20)])
         self.assertEqual(self.look(adapter, chunks[:10]), [1] * 10)
@@ -249,7 +249,7 @@ class Adapter(Case):
         self.flood(adapter, "second", 100)
         self.assertEqual(self.look(adapter, chunks), [0] * 20)
 
-    def test_locks_that_are_left_behind_end(self):
+    def test_abandoned_locks_expire(self):
         now, released = [0.0], []
         pin = lambda name: types.SimpleNamespace(release=lambda: released.append(name))  # noqa: E731
         locks = Locks(60, lambda: now[0])
@@ -291,7 +291,7 @@ class Adapter(Case):
         self.addCleanup(adapter.close)
         return adapter
 
-    def test_l1_is_shown_to_a_store_process(self):
+    def test_l1_is_shared_with_store_process(self):
         process = self.serve("--ssd", "0")
         for settings, shown in (({"attach": process.address}, [mock.call(mock.ANY, [(4096, 8192)])]), ({"store": {"dram": {"bytes": "8MiB"}}}, [])):
             with mock.patch("pagelith.lmcache.adapter.share") as share:
@@ -305,7 +305,7 @@ class Adapter(Case):
         except pagelith.UnavailableError:
             return None
 
-    def test_what_was_found_in_a_store_process_stays_until_it_is_unlocked(self):
+    def test_object_found_in_store_process_stays_until_unlocked(self):
         process = self.serve("--dram", "8MiB", "--ssd", "0")
         one, other, chunks = self.attached(process), self.attached(process, lock_ms=10), keys(20)
         self.store(one, chunks, [Memory(n) for n in range(20)])
@@ -333,7 +333,7 @@ class Adapter(Case):
         one.close()
         until(lambda: other.report_status()["stats"]["objects_pinned"] == 0 or None)
 
-    def test_a_store_process_that_stops_between_look_up_and_load_holds_nobody_up(self):
+    def test_store_process_stalled_after_lookup_blocks_no_caller(self):
         process = self.serve("--dram", "8MiB", "--ssd", "0")
         # Far more than there is patience for here: what waited for that would not be seen to end.
         adapter = self.attached(process, look_timeout_ms=300, pin_timeout_ms=100, get_timeout_ms=300, lock_ms=3_600_000)
@@ -391,7 +391,7 @@ class Adapter(Case):
         stop(again)
         adapter.close()
 
-    def test_pins_are_taken_again_after_a_while(self):
+    def test_pins_resume_after_suspension(self):
         now, taken, released = [0.0], [], []
 
         def pin(names, timeout):
@@ -415,7 +415,7 @@ class Adapter(Case):
         pins.close()
         self.assertEqual((taken, released), ([(names, 0.05) for names in ("first", "gone", "third")], ["first", "third"]))
 
-    def test_adapters_that_share_a_store_process(self):
+    def test_adapters_share_store_process(self):
         process = self.serve("--ssd", "0")
         waits = {"look_timeout_ms": 300, "get_timeout_ms": 300}
         one, other = (PagelithL2Adapter({"attach": process.address, "revision": "weights-1", **waits}) for _ in range(2))
@@ -452,7 +452,7 @@ class Adapter(Case):
 
     # What LMCache counts.
 
-    def test_bytes_are_told_once_and_taken_back_when_they_are_gone(self):
+    def test_stored_bytes_are_reported_once_and_deletions_too(self):
         adapter, chunks = self.adapter(), keys(4, cache_salt="user")
         objects = [Memory(n) for n in range(4)]
         self.assertEqual(self.store(adapter, chunks, objects), (True, 4 * SIZE))
@@ -474,7 +474,7 @@ class Adapter(Case):
         adapter.delete(chunks)
         self.assertEqual(adapter.used, {"user": SIZE})
 
-    def test_what_is_stored_twice_is_counted_once(self):
+    def test_object_stored_twice_is_counted_once(self):
         adapter, chunks = self.adapter(), keys(1)
         self.assertEqual(self.store(adapter, chunks * 2, [Memory(0), Memory(0)]), (True, SIZE))
         # The store made room by itself, and it was stored again before anybody asked for it.
@@ -482,7 +482,7 @@ class Adapter(Case):
         self.assertEqual(self.store(adapter, chunks, [Memory(0)]), (True, SIZE))
         self.assertEqual(adapter.told, [("stored", chunks, [SIZE])])
 
-    def test_a_listener_that_fails_costs_no_task(self):
+    def test_failing_listener_fails_no_task(self):
         adapter, chunks = self.adapter(), keys(1)
 
         def fail(*_):
@@ -493,7 +493,7 @@ class Adapter(Case):
             self.assertEqual(self.store(adapter, chunks, [Memory(1)]), (True, SIZE))
             self.assertEqual(self.load(adapter, chunks, [Memory()]), [1])
 
-    def test_a_store_that_is_full_of_what_is_locked_is_told(self):
+    def test_store_full_of_locked_objects_is_reported(self):
         adapter, chunks = self.adapter(ssd="0", dram="8MiB", put_wait_ms=1), keys(2000)
         # The later ones took the room of the earlier ones.
         self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(2000)]), (True, 2000 * SIZE))
@@ -508,7 +508,7 @@ class Adapter(Case):
 
     # Set-up and memory that is not what it should be.
 
-    def test_what_is_wrong_with_adapter_params_is_said_at_the_start(self):
+    def test_invalid_adapter_params_are_refused_at_start(self):
         with self.assertRaisesRegex(ValueError, "adapter_params.*'base_path' is an unknown key.*'read_threads' must be a whole number"):
             self.adapter(base_path="/x", read_threads=0)
         with self.assertRaisesRegex(ValueError, "one of the two"):
@@ -516,7 +516,7 @@ class Adapter(Case):
         with self.assertRaisesRegex(ValueError, "one of the two"):
             PagelithL2Adapter({}, l1_memory_desc=types.SimpleNamespace(ptr=0, size=0, align_bytes=4096))
 
-    def test_memory_that_cannot_be_used_fails_its_task_alone(self):
+    def test_unusable_memory_fails_its_task_alone(self):
         adapter, chunks = self.adapter(), keys(3)
         gone = Memory(2)
         gone.valid = False
@@ -530,7 +530,7 @@ class Adapter(Case):
         self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(3)]), (True, 3 * SIZE))
         self.assertEqual(self.look(adapter, chunks), [1] * 3)
 
-    def test_what_lost_its_memory_while_it_was_stored_is_not_kept(self):
+    def test_object_whose_memory_was_taken_back_is_not_stored(self):
         adapter, chunks = self.adapter(), keys(2)
         objects, real = [Memory(0), Memory(1)], adapter._store
 
@@ -548,7 +548,7 @@ class Adapter(Case):
 
     # LMCache's serde.
 
-    def test_serialized_bytes_are_found_where_the_serde_is_named(self):
+    def test_serialized_bytes_are_found_with_serde_set(self):
         serialized = lambda seed=None, length=999: Memory(seed, ((length,),), (UINT8,))  # noqa: E731
         adapter, chunks = self.adapter(serde="fp8 e4m3fn"), keys(2)
         self.assertEqual(self.store(adapter, chunks, [serialized(0), serialized(1)]), (True, 2 * 999))
@@ -577,7 +577,7 @@ class Adapter(Case):
             self.assertEqual(self.look(other, chunks), [0, 0], settings)
             other.close()
 
-    def test_a_serde_that_is_not_named_is_said_once(self):
+    def test_missing_serde_setting_is_logged_once(self):
         adapter, chunks = self.adapter(), keys(1)
         self.store(adapter, chunks, [Memory(0, ((999,),), (UINT8,))])
         with self.assertLogs("pagelith.lmcache", "ERROR") as told:
@@ -585,7 +585,7 @@ class Adapter(Case):
             self.assertEqual(self.look(adapter, chunks), [0])
         self.assertEqual((len(told.output), "adapter_params" in told.output[0]), (1, True))
 
-    def test_its_status_is_told_open_and_closed(self):
+    def test_status_is_reported_open_and_closed(self):
         adapter, chunks = self.adapter(), keys(2)
         self.store(adapter, chunks, [Memory(0), Memory(1)])
         self.look(adapter, chunks)

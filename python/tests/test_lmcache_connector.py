@@ -99,7 +99,7 @@ class Case(unittest.TestCase):
 
 
 class Connector(Case):
-    def test_a_key_that_is_given_twice_is_stored_once_with_the_others(self):
+    def test_repeated_key_is_stored_once_with_the_others(self):
         async def body(connector):
             keys = [Key("a"), Key("a"), Key("b"), Key("a")]
             await connector.batched_put(keys, [Chunk(b"1" * 100), Chunk(b"1" * 100), Chunk(b"2" * 50), Chunk(b"1" * 100)])
@@ -108,7 +108,7 @@ class Connector(Case):
 
         self.assertEqual(self.run_with(body), (4, [b"1" * 100, b"1" * 100, b"2" * 50, b"1" * 100]))
 
-    def test_a_chunk_of_no_bytes_or_too_many_fails_alone(self):
+    def test_empty_or_too_large_chunk_fails_alone(self):
         async def body(connector):
             keys = [Key("none"), Key("much"), Key("b")]
             with self.assertLogs("pagelith.lmcache.connector", "WARNING") as said:
@@ -118,7 +118,7 @@ class Connector(Case):
 
         self.assertEqual(self.run_with(body), [None, None, b"2" * 50])
 
-    def test_connector_in_vllm_that_ends_requests_whose_load_failed_says_so_at_the_start(self):
+    def test_connector_warns_of_failing_load_policy_at_start(self):
         async def body(connector):
             return None
 
@@ -131,7 +131,7 @@ class Connector(Case):
             for line in said.output[1:]:
                 self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
 
-    def test_settings_of_another_type_are_named_and_nothing_is_made(self):
+    def test_settings_of_wrong_type_are_named_and_nothing_is_created(self):
         async def body(connector):
             return None
 

@@ -10,7 +10,7 @@ from test_lmcache_connector import Chunk, Key
 
 
 class OfTheAdapter(test_lmcache_adapter.Case):
-    def test_each_object_is_told_as_it_ended_and_found_if_it_came(self):
+    def test_load_reports_each_outcome_and_failed_objects_are_misses(self):
         adapter = self.adapter()
         adapter._store = Ending(adapter._store)
         stored = [Memory(n) for n in range(3)]
@@ -31,7 +31,7 @@ class OfTheAdapter(test_lmcache_adapter.Case):
             self.assertEqual(self.look(adapter, chunks), [1, 1, 1], ends)
             adapter.submit_unlock(chunks * 2)
 
-    def test_a_store_task_succeeded_if_all_its_objects_are_there(self):
+    def test_store_task_succeeds_if_all_objects_are_stored(self):
         adapter = self.adapter()
         adapter._store = Ending(adapter._store)
         objects = [Memory(n) for n in range(3)]
@@ -44,7 +44,7 @@ class OfTheAdapter(test_lmcache_adapter.Case):
 
 
 class OfTheConnector(test_lmcache_connector.Case):
-    def test_a_chunk_came_if_both_its_bytes_and_what_it_is_came(self):
+    def test_chunk_is_read_if_bytes_and_metadata_are_read(self):
         async def body(connector):
             connector._store = Ending(connector._store)
             chunks = [Key("a"), Key("b")]

@@ -38,7 +38,7 @@ class Memory(unittest.TestCase):
                 os._exit(code)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    def test_child_has_neither_its_parents_memory_nor_its_addresses(self):
+    def test_child_has_no_memory_of_its_parent(self):
         allocator = MooncakeHostMemAllocator()
         freed, held = allocator.alloc(LENGTH), allocator.alloc(LENGTH)
         allocator.free(freed)
@@ -60,7 +60,7 @@ class Memory(unittest.TestCase):
         self.assertEqual(ctypes.string_at(mine, LENGTH), bytes(LENGTH))
         self.assertEqual((allocator.free(held), allocator.free(mine)), (0, 0))
 
-    def test_child_does_not_free_its_parents_memory(self):
+    def test_child_does_not_free_parent_memory(self):
         allocator = MooncakeHostMemAllocator()
         held = allocator.alloc(LENGTH)
         ctypes.memset(held, 1, LENGTH)
@@ -68,7 +68,7 @@ class Memory(unittest.TestCase):
             self.assertEqual(self.in_a_child(lambda: -allocator.free(held) % 256), 600 % 256)
         self.assertEqual(ctypes.string_at(held, LENGTH), b"\1" * LENGTH)
 
-    def test_allocation_goes_on_while_allocators_in_cycles_are_collected(self):
+    def test_allocation_works_during_garbage_collection(self):
         # In a process of its own, which ends if it waits for itself.
         program = """if True:
             import faulthandler, gc
@@ -84,7 +84,7 @@ class Memory(unittest.TestCase):
             """
         subprocess.run([sys.executable, "-c", program], check=True)
 
-    def test_memory_of_an_allocator_that_goes_stays(self):
+    def test_memory_outlives_its_allocator(self):
         allocator = MooncakeHostMemAllocator()
         address = allocator.alloc(LENGTH)
         ctypes.memset(address, 1, LENGTH)
@@ -92,7 +92,7 @@ class Memory(unittest.TestCase):
         gc.collect()
         self.assertEqual(ctypes.string_at(address, LENGTH), b"\1" * LENGTH)
 
-    def test_address_of_freed_memory_is_not_handed_out_again(self):
+    def test_freed_address_is_not_reused(self):
         allocator = MooncakeHostMemAllocator()
         known, seen = descriptors(), set()
         for _ in range(100):
@@ -101,7 +101,7 @@ class Memory(unittest.TestCase):
             self.assertEqual(allocator.free(address), 0)
         self.assertEqual((len(seen), descriptors()), (100, known))
 
-    def test_freed_memory_is_registered_no_more(self):
+    def test_freed_memory_is_unregistered(self):
         client = MooncakeDistributedStore()
         self.assertEqual(client.setup("host", revision="weights-1"), 0)
         self.addCleanup(client.close)
@@ -125,7 +125,7 @@ class Memory(unittest.TestCase):
         self.assertEqual(allocator.free(address), 0)
         self.assertEqual(ctypes.string_at(address, LENGTH), bytes(LENGTH))
 
-    def test_memory_that_keeps_its_pages_is_freed_too(self):
+    def test_memory_whose_pages_cannot_be_released_is_freed(self):
         allocator = MooncakeHostMemAllocator()
         address = allocator.alloc(LENGTH)
         refuse = mock.Mock(wraps=mooncake_memory._libc, fallocate=mock.Mock(return_value=-1))
@@ -134,7 +134,7 @@ class Memory(unittest.TestCase):
         self.assertIn("keeps its pages", said.output[0])
         self.assertTrue(mooncake_memory.is_host_memory(address, LENGTH))
 
-    def test_size_that_is_none_and_memory_that_is_not_there_are_zero(self):
+    def test_invalid_size_or_failed_allocation_returns_zero(self):
         allocator, known = MooncakeHostMemAllocator(), descriptors()
         for size in (-5, True, 1.5, "x", None, 1 << 62, 1 << 70, 1 << 50):
             with self.subTest(size=size), self.assertLogs(QUIET, "ERROR") as said:
@@ -142,7 +142,7 @@ class Memory(unittest.TestCase):
             self.assertEqual(len(said.output), 1)
         self.assertEqual(descriptors(), known)
 
-    def test_buffer_that_cannot_be_looked_at_is_a_code(self):
+    def test_unverifiable_buffer_returns_code(self):
         client, memory = MooncakeDistributedStore(), ctypes.create_string_buffer(LENGTH)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))

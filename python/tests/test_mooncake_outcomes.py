@@ -9,7 +9,7 @@ CODES = {"hit": 8, "absent": -704, "damaged": -801, "late": -800, "error": -10}
 
 
 class Outcomes(test_mooncake_api.Case):
-    def test_each_object_has_the_code_of_how_it_ended(self):
+    def test_each_get_has_code_of_its_outcome(self):
         client, keys = self.client(), ["a", "b", "c"]
         self.memory[:24] = bytes(range(24))
         self.assertEqual(client.batch_put_from(keys, [self.at, self.at + 8, self.at + 16], [8] * 3), [0] * 3)
@@ -29,7 +29,7 @@ class Outcomes(test_mooncake_api.Case):
             tiers = [bool(places) for places in client.batch_get_replica_desc(keys).values()]
             self.assertEqual(tiers, [end == "hit" for end in ends], ends)
 
-    def test_each_object_that_is_put_has_the_code_of_how_it_ended(self):
+    def test_each_put_has_code_of_its_outcome(self):
         client, keys = self.client(), ["a", "b", "c"]
         client._store = Ending(client._store)
         self.addCleanup(setattr, client, "_store", client._store._store)
@@ -38,7 +38,7 @@ class Outcomes(test_mooncake_api.Case):
             codes = [0 if state in ("stored", "present") else -200 for state in states]
             self.assertEqual(client.batch_put_from(keys, [self.at, self.at + 8, self.at + 16], [8] * 3), codes, states)
 
-    def test_a_value_came_if_its_length_and_its_bytes_came(self):
+    def test_value_is_read_if_length_and_bytes_are_read(self):
         client = self.client()
         self.assertEqual(client.put("a", b"12345678"), 0)
         client._store = Ending(client._store)

@@ -258,7 +258,7 @@ class Case(unittest.TestCase):
 
 
 class Pages(Case):
-    def test_are_there_for_the_next_process_and_nobody_elses(self):
+    def test_pages_are_found_by_next_process_only_with_equal_settings(self):
         pool, pages = MHATokenToKVPoolHost(), keys(6)
         for page in range(6):
             pool.write(page, f"page {page}")
@@ -280,7 +280,7 @@ class Pages(Case):
             self.assertEqual((third.batch_exists(pages), third.batch_get_v1(pages[:1], slots(0, 1))), (0, [False]))
             third.close()
 
-    def test_come_with_their_sidecars_or_not_at_all(self):
+    def test_pages_are_read_with_their_sidecars_or_not_at_all(self):
         anchor, indexer = Pool(), Pool(length=500)
         backend, pages = self.open(anchor, [("indexer", indexer)], is_mla_model=True), keys(5)
         self.addCleanup(backend.close)
@@ -306,7 +306,7 @@ class Pages(Case):
         self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [True] * 2)
         self.assertEqual(backend.batch_exists_v2(failing.keys, [failing]).kv_hit_pages, 2)
 
-    def test_a_sidecar_refused_by_a_full_store_keeps_its_page_out(self):
+    def test_page_is_not_stored_if_full_store_refused_sidecar(self):
         small = {"store": {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}}, "put_wait_ms": 1}
         backend, pages = self.open(Pool(), [("indexer", Pool(length=500))], extra=small, is_mla_model=True), keys(2)
         self.addCleanup(backend.close)
@@ -324,7 +324,7 @@ class Pages(Case):
             self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [False] * 2)
         self.assertEqual((backend.batch_exists(pages), backend.batch_get_v1(pages, slots(4, 2))), (0, [False] * 2))
 
-    def test_kv_refused_by_a_full_store_waits_for_its_sidecar_the_second_time(self):
+    def test_kv_refused_by_full_store_needs_its_sidecar_again(self):
         backend, pages = self.open(Pool(), [("indexer", Pool(length=500))], is_mla_model=True), keys(2)
         self.addCleanup(backend.close)
         sidecar = Transfer("indexer", pages, 0)
@@ -334,7 +334,7 @@ class Pages(Case):
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [True] * 2)
         self.assertEqual(backend.batch_exists_v2(pages, [sidecar]).kv_hit_pages, 2)
 
-    def test_pages_put_in_two_calls_of_sidecars_have_both(self):
+    def test_pages_put_in_two_sidecar_calls_have_both(self):
         sidecars = [("indexer", Pool(length=500)), ("draft", Pool(length=700))]
         backend, pages = self.open(Pool(), sidecars, is_mla_model=True), keys(2)
         self.addCleanup(backend.close)
@@ -350,7 +350,7 @@ class Pages(Case):
         # What is there is stored: for each of them.
         self.assertEqual(backend.batch_set_v2(both), {"indexer": [True] * 2, "draft": [True] * 2})
 
-    def test_a_key_that_is_given_twice_has_one_verdict(self):
+    def test_repeated_key_has_one_result(self):
         pool = Pool()
         backend, pages = self.open(pool, [("indexer", Pool(length=500))], is_mla_model=True), keys(9)
         self.addCleanup(backend.close)
@@ -369,7 +369,7 @@ class Pages(Case):
         window = Transfer("indexer", [pages[7], pages[7]], 0, PoolHitPolicy.TRAILING_PAGES)
         self.assertEqual(backend.batch_set_v2([window]), {"indexer": [True] * 2})
 
-    def test_that_are_there_are_joined_by_a_sidecar_and_go_with_it(self):
+    def test_sidecar_joins_stored_pages_and_is_removed_with_them(self):
         anchor, indexer = Pool(), Pool(length=500)
         backend, pages = self.open(anchor, [("indexer", indexer)], is_mla_model=True), keys(3)
         self.addCleanup(backend.close)
@@ -382,7 +382,7 @@ class Pages(Case):
         backend._store.remove([kv])
         self.assertEqual(backend._store.exists([joined]), [False])
 
-    def test_whose_sidecars_are_of_another_type_are_others(self):
+    def test_pages_with_other_sidecar_types_are_not_found(self):
         pages = keys(2)
         for dtype, here in [("fp8", 0), ("fp8", 2), ("int8", 0)]:
             indexer = Pool(length=500)
@@ -394,7 +394,7 @@ class Pages(Case):
             backend.batch_set_v1(pages, slots(0, 2))
             backend.close()
 
-    def test_whose_kv_is_only_indices_are_their_sidecars(self):
+    def test_pages_with_indices_only_consist_of_sidecars(self):
         anchor, rows, state = Anchor(), Pool(length=700), Pool(length=900)
         sidecars = [("deepseek_v4_c4", rows), ("deepseek_v4_c4_state", state)]
         backend, pages = self.open(anchor, sidecars, is_mla_model=True), keys(4)
@@ -412,7 +412,7 @@ class Pages(Case):
         got = backend.batch_get_v2([each, last])
         self.assertEqual(got, {"deepseek_v4_c4": [True] * 4, "deepseek_v4_c4_state": [True]})
 
-    def test_are_counted_once_also_where_kv_is_only_indices(self):
+    def test_pages_with_indices_only_are_counted_once(self):
         rows = [("deepseek_v4_c4", Pool(length=700)), ("deepseek_v4_c128", Pool(length=90))]
         for anchor, sidecars in ((Pool(), []), (Anchor(), rows)):
             backend, pages = self.open(anchor, sidecars, is_mla_model=True, enable_storage_metrics=True), keys(4)
@@ -428,7 +428,7 @@ class Pages(Case):
             self.assertEqual(backend.get_stats().backup_pgs, [])
             backend.close()
 
-    def test_no_exception_reaches_a_controller(self):
+    def test_controller_gets_no_exception(self):
         backend, pages = HiCache(self.config(), {}), keys(2)
         with self.assertLogs("pagelith.sglang.hicache", "ERROR"):
             self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [False] * 2)
@@ -462,7 +462,7 @@ class Models(Case):
         self.addCleanup(backend.close)
         return backend, pages
 
-    def test_pages_of_a_server_with_another_model_are_not_found(self):
+    def test_pages_of_other_model_are_not_found(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
         backend.close()
@@ -488,7 +488,7 @@ class Models(Case):
         backend, _ = self.stored()
         self.assertEqual(backend.batch_exists(pages), 3)
 
-    def test_pages_from_before_a_changed_weight_version_are_not_found_and_come_back_with_it(self):
+    def test_weight_version_change_hides_pages_until_reverted(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
         with self.assertLogs("pagelith.sglang.hicache", "WARNING") as said:
@@ -503,7 +503,7 @@ class Models(Case):
         served.change(weight_version="default")
         self.assertEqual(backend.batch_exists(pages), 3)
 
-    def test_pages_from_before_a_weight_update_are_not_stored_by_any_thread_until_the_cache_is_flushed(self):
+    def test_stale_pages_are_not_stored_before_cache_flush(self):
         backend, pages = self.stored()
         with concurrent.futures.ThreadPoolExecutor(1) as before:
             self.assertEqual(before.submit(backend.batch_set_v1, pages[:1], slots(0, 1)).result(), [True])
@@ -519,7 +519,7 @@ class Models(Case):
             self.assertEqual(before.submit(backend.batch_set_v1, pages[:2], slots(0, 2)).result(), [True] * 2)
         self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
 
-    def test_backend_that_is_attached_behind_a_weight_update_stores_nothing_until_the_cache_is_flushed(self):
+    def test_backend_attached_after_weight_update_waits_for_flush(self):
         pool, pages = Pool(), keys(3)
         self.open(pool, is_mla_model=True).close()
         served.change(weight_version="2")
@@ -535,7 +535,7 @@ class Models(Case):
         served.change("scheduler.something")
         self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
 
-    def test_clients_without_sight_of_a_flush_store_nothing_behind_a_weight_update(self):
+    def test_clients_that_cannot_see_flush_store_nothing_after_weight_update(self):
         without = mock.patch.dict(sys.modules, {"vllm.config": None})
         without.start()
         self.addCleanup(without.stop)
@@ -545,7 +545,7 @@ class Models(Case):
         self.assertTrue(in_a_thread(lambda: model().stale))
         self.assertTrue(model_of_this_process()().stale)
 
-    def test_weights_of_a_hub_that_were_loaded_again_are_those_of_the_local_cache_or_unknown(self):
+    def test_reloaded_hub_weights_are_identified_by_local_cache(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
         with self.assertLogs("pagelith.sglang.hicache", "ERROR") as said:
@@ -562,7 +562,7 @@ class Models(Case):
                 self.assertEqual(backend.batch_exists(pages), 0)
                 self.assertEqual(backend._served.now().identity.facts["weights"], f"{path}@{commits[path]}")
 
-    def test_pages_of_weights_that_were_loaded_from_disk_again_are_of_another_model(self):
+    def test_reloaded_weights_change_model(self):
         folder = os.path.join(self.home.name, "model")
         os.mkdir(folder)
 
@@ -581,7 +581,7 @@ class Models(Case):
         served.change("model_runner.update_model_fields", model_path=folder, load_format="auto")
         self.assertEqual(in_a_thread(backend.batch_exists, pages), 3)
 
-    def test_backend_whose_model_cannot_be_read_starts_with_an_explicit_revision_alone(self):
+    def test_backend_with_unknown_model_requires_revision(self):
         for other, word in (
             ({"commit": None}, "weights"), ({"draft_by": "EAGLE", "draft": "somebody/draft"}, "weights of the draft model"),
             ({"adapters": {"a": types.SimpleNamespace(lora_name="a", lora_path="somebody/adapter")}}, "weights of LoRA adapters"),
@@ -594,7 +594,7 @@ class Models(Case):
                     self.open(Pool(), is_mla_model=True)
                 self.open(Pool(), is_mla_model=True, extra={"revision": "weights-7"}).close()
 
-    def test_pages_of_a_server_whose_environment_lays_pages_out_otherwise_are_not_found(self):
+    def test_pages_of_other_layout_environment_are_not_found(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
         backend.close()
@@ -607,7 +607,7 @@ class Models(Case):
                 self.assertEqual(backend.batch_exists(pages), here)
                 backend.close()
 
-    def test_pages_of_a_device_pool_with_another_layout_are_not_found(self):
+    def test_pages_of_other_device_layout_are_not_found(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
         backend.close()
@@ -617,7 +617,7 @@ class Models(Case):
         self.addCleanup(backend.close)
         self.assertEqual(backend.batch_exists(pages), 0)
 
-    def test_model_with_longrope_beyond_its_original_length_is_refused(self):
+    def test_longrope_beyond_original_length_is_refused(self):
         rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
         serve(rope=rope, context_len=131072)
         with self.assertRaisesRegex(ValueError, "--context-length 4096"):
@@ -658,7 +658,7 @@ class Events(Case):
         self.addCleanup(backend.close)
         return backend, Listener(backend)
 
-    def test_a_page_comes_with_its_last_part_and_is_told_of_by_tier_and_once(self):
+    def test_page_is_reported_once_per_tier_with_its_last_part(self):
         backend, listener = self.listening(sidecars=[("indexer", Pool(length=500))])
         pages = keys(4)
         backend.batch_set_v2([Transfer("indexer", pages, 0)])
@@ -673,7 +673,7 @@ class Events(Case):
         backend.batch_get_v1(pages[:3], slots(0, 3))
         self.assertEqual(listener.listen(), [])
 
-    def test_who_listens_knows_what_is_there_while_pages_are_evicted(self):
+    def test_listener_tracks_pages_during_eviction(self):
         backend, listener = self.listening(small=True)
         gone = False
         for turn in range(40):
@@ -691,7 +691,7 @@ class Events(Case):
         listener.listen()
         self.assertNotIn(pages[0], listener.anywhere)
 
-    def test_who_listens_knows_the_tier(self):
+    def test_listener_knows_tier_of_pages(self):
         ssd = {"dirs": [os.path.join(self.home.name, "tiers")], "bytes": "64MiB", "segment_bytes": "4MiB"}
         backend, listener = self.listening(extra={"store": {"dram": {"bytes": "4MiB"}, "index": {"max_objects": 10000}, "ssd": ssd}})
         pages = keys(3000)
@@ -703,7 +703,7 @@ class Events(Case):
         # No more than fit.
         self.assertTrue(0 < len(listener.there["dram"]) * 3000 <= 4 << 20, len(listener.there["dram"]))
 
-    def test_cleared_pages_are_gone_and_another_models_are_not_told_of(self):
+    def test_cleared_pages_are_reported_and_other_models_are_not(self):
         backend, listener = self.listening()
         backend.batch_set_v1(keys(5), slots(0, 5))
         backend._store.flush()
@@ -721,7 +721,7 @@ class Events(Case):
         listener.listen()
         self.assertEqual(listener.anywhere, set())
 
-    def test_what_an_earlier_process_left_is_told_of_when_it_is_read(self):
+    def test_pages_of_earlier_process_are_reported_when_read(self):
         first = self.open(Pool(), is_mla_model=True)
         first.batch_set_v1(keys(6), slots(0, 6))
         first.close()
@@ -736,7 +736,7 @@ class Events(Case):
         listener.listen()
         self.assertEqual(listener.anywhere, set(keys(4)) - set(keys(2)))
 
-    def test_events_that_were_dropped_are_made_good_by_asking(self):
+    def test_dropped_events_are_corrected_by_lookup(self):
         small = {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}, "events": {"max": 8}}
         backend, listener = self.listening(extra={"store": small})
         for turn in range(60):
@@ -749,7 +749,7 @@ class Events(Case):
         self.assertTrue(listener.anywhere)
         self.assertEqual([page for page in listener.anywhere if not backend.exists(page)], [])
 
-    def test_pages_whose_kv_is_only_indices_are_told_of_by_their_rows(self):
+    def test_pages_with_indices_only_are_reported_by_rows(self):
         sidecars = [("deepseek_v4_c4", Pool(length=700)), ("deepseek_v4_c128", Pool(length=90))]
         backend, listener = self.listening(Anchor(), sidecars)
         backend.batch_set_v2([Transfer(name, keys(3), 0) for name, _ in sidecars])
@@ -757,7 +757,7 @@ class Events(Case):
         listener.listen()
         self.assertEqual(listener.there, {"dram": set(keys(3)), "ssd": set(keys(3))})
 
-    def test_of_a_store_process_that_keeps_events_and_no_other(self):
+    def test_store_process_must_record_events(self):
         if "STORE_PROGRAM" not in os.environ:
             print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
             self.skipTest("no STORE_PROGRAM")
@@ -802,7 +802,7 @@ class Publishing(Case):
     def hashes(self, pages):
         return [int.from_bytes(bytes.fromhex(page)[:8], "big", signed=True) for page in pages]
 
-    def test_what_comes_and_goes_is_published_under_sglangs_hashes_and_all_is_gone_at_the_end(self):
+    def test_events_are_published_with_sglang_hashes_and_removed_at_end(self):
         backend, published = self.publishing()
         self.assertEqual((published.config["endpoint"], published.rank), ("tcp://*:5567", 3))
         backend.batch_set_v1(keys(3), slots(0, 3))
@@ -822,13 +822,13 @@ class Publishing(Case):
         self.assertEqual({(kind, fields["medium"]) for kind, fields in last}, {("removed", m) for m in Medium})
         self.assertEqual({one for _, fields in last for one in fields["block_hashes"]}, set(self.hashes(keys(3))))
 
-    def test_what_is_in_memory_alone_is_external(self):
+    def test_pages_in_dram_are_external(self):
         backend, published = self.publishing(store={"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}})
         self.addCleanup(backend.close)
         backend.batch_set_v1(keys(3), slots(0, 3))
         self.assertEqual({fields["medium"] for _, fields in published.get(timeout=60)}, {Medium.EXTERNAL})
 
-    def test_a_rank_whose_events_sglang_does_not_publish_keeps_none(self):
+    def test_rank_without_sglang_events_records_none(self):
         made = len(Published.made)
         parallel.tp_rank = 1
         self.addCleanup(setattr, parallel, "tp_rank", 0)
@@ -837,7 +837,7 @@ class Publishing(Case):
         backend.on_host_pools_registered()
         self.assertEqual((len(Published.made), backend._listening._tracker), (made, None))
 
-    def test_what_cannot_be_published_is_said_at_the_start_and_leaves_the_store_closed(self):
+    def test_unpublishable_configuration_is_refused_and_store_is_closed(self):
         for _ in range(2):
             with self.assertRaisesRegex(ValueError, "Unknown event publisher"):
                 self.publishing({"publisher": "carrier pigeon"})
@@ -856,7 +856,7 @@ class SetUp(Case):
         with self.assertRaisesRegex(ValueError, word):
             self.open(Pool(), **how)
 
-    def test_what_is_wrong_is_said_at_the_start(self):
+    def test_invalid_configuration_is_refused_at_start(self):
         self.assert_refused("'sizes' is an unknown key", extra={"sizes": 3})
         self.assert_refused("one of the two", extra={"attach": "unix:/nowhere"})
         self.assert_refused("'store' must be a dictionary", extra={"store": 7})
@@ -864,7 +864,7 @@ class SetUp(Case):
         self.assert_refused("--served-model-name", model_name=None)
         self.assert_refused("pagelith serve", is_mla_model=True, tp_size=2)
 
-    def test_all_of_a_pool_is_registered_once(self):
+    def test_pool_is_registered_once(self):
         for host in (Pool(pages=7), Pool(pages=1), MHATokenToKVPoolHost(pages=9)):
             told = []
             backend = HiCache(self.config(), {})
@@ -873,7 +873,7 @@ class SetUp(Case):
             self.assertEqual(told, [(ctypes.addressof(host.kv_buffer), ctypes.sizeof(host.kv_buffer))])
             store.close()
 
-    def test_a_pool_that_does_not_name_its_last_page_is_used_all_the_same(self):
+    def test_pool_without_last_page_address_works_unregistered(self):
         class Shy(Pool):
             def get_page_buffer_meta(self, indices):
                 if indices and indices[0] > 0:
@@ -885,7 +885,7 @@ class SetUp(Case):
         self.assertEqual(backend._registered, [])
         backend.close()
 
-    def test_a_pool_without_places_is_refused_by_name(self):
+    def test_pool_without_page_addresses_is_refused_by_name(self):
         class Unsaid(Pool):
             def get_page_buffer_meta(self, indices):
                 raise ValueError("layout")
@@ -893,7 +893,7 @@ class SetUp(Case):
         with self.assertRaisesRegex(ValueError, "'swa'.*--hicache-mem-layout"):
             self.open(Pool(), [("swa", Unsaid())])
 
-    def test_ranks_of_context_parallelism_have_one_name_for_what_all_have_and_their_own_for_what_they_slice(self):
+    def test_context_parallel_ranks_share_names_of_unsliced_bytes(self):
         shards = {}
         for rank in range(2):
             for pool in (Pool(), MHATokenToKVPoolHost()):
@@ -902,7 +902,7 @@ class SetUp(Case):
         self.assertEqual((shards["Pool", 0], shards["Pool", 1]), ("whole", "whole"))
         self.assertEqual(shards["MHATokenToKVPoolHost", 1], "rank.tp1of2.cp1of2")
 
-    def test_ranks_that_split_the_layers_have_names_of_their_own_and_all_have_to_write(self):
+    def test_layer_split_ranks_have_own_names_and_all_write(self):
         pool = Pool()
         pool._layer_shard_enabled = True
         of_two = dict(is_mla_model=True, attn_cp_rank=1, attn_cp_size=2)
@@ -919,7 +919,7 @@ class SetUp(Case):
         with self.assertRaisesRegex(ValueError, "--enable-dsa-cache-layer-split"):
             backend.register_mem_pool_host(pool)
 
-    def test_each_rank_has_a_directory_of_its_own(self):
+    def test_each_rank_has_own_directory(self):
         for rank in range(2):
             backend = self.open(MHATokenToKVPoolHost(), tp_rank=rank, tp_size=2)
             self.addCleanup(backend.close)

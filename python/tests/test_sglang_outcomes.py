@@ -19,7 +19,7 @@ class Outcomes(Case):
     def objects(self, backend, pool, page):
         return [key.on_page(bytes.fromhex(page)) for key in backend._names.keys[pool]]
 
-    def test_a_page_is_read_if_all_of_its_objects_came(self):
+    def test_page_is_read_if_all_objects_are_read(self):
         pool, pages = MHATokenToKVPoolHost(), keys(2)
         backend = self.backend(pool)
         for page in range(2):
@@ -35,7 +35,7 @@ class Outcomes(Case):
                 if came[page]:
                     self.assertEqual(pool.read(10 + page), pool.read(page), ends)
 
-    def test_a_page_of_a_sidecar_is_read_if_all_of_its_objects_came(self):
+    def test_sidecar_page_is_read_if_all_objects_are_read(self):
         # A draft of heads has two objects a page, as its target has.
         indexer, draft, pages = Pool(length=500), MHATokenToKVPoolHost(length=200), keys(2)
         backend = self.backend(MHATokenToKVPoolHost(), [("indexer", indexer), ("draft", draft)])
@@ -51,7 +51,7 @@ class Outcomes(Case):
             came = {"indexer": [whole(first[:1]), whole(second[:1])], "draft": [whole(first[1:]), whole(second[1:])]}
             self.assertEqual(got, came, (first, second))
 
-    def test_a_page_of_which_something_did_not_come_is_told_to_nobody(self):
+    def test_incompletely_read_page_is_not_reported(self):
         pool, pages = MHATokenToKVPoolHost(), keys(1)
         backend = self.backend(pool)
         backend.batch_set_v1(pages, slots(0, 1))
@@ -64,7 +64,7 @@ class Outcomes(Case):
             backend.batch_get_v1(pages, slots(10, 1))
             self.assertEqual(len(told), int(whole(ends)), ends)
 
-    def test_a_page_is_written_if_it_is_there_and_a_sidecar_also_if_it_waits_for_its_page(self):
+    def test_page_is_written_if_stored_and_sidecar_also_if_waiting(self):
         backend = self.backend(MHATokenToKVPoolHost(), [("indexer", Pool(length=500))])
         for states in combinations(2, STATES):
             pages = keys(2, str(states))
@@ -77,7 +77,7 @@ class Outcomes(Case):
             came = [is_there(state) and ok for state, ok in zip(states, said["indexer"], strict=True)]
             self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), came, states)
 
-    def test_nothing_is_read_by_a_call_that_fails(self):
+    def test_failed_call_reads_nothing(self):
         pool, pages = MHATokenToKVPoolHost(), keys(2)
         backend = self.backend(pool)
         backend.batch_set_v1(pages, slots(0, 2))
@@ -89,7 +89,7 @@ class Outcomes(Case):
         with self.assertLogs("pagelith.sglang.hicache", "WARNING"):
             self.assertEqual(backend.batch_get_v1(pages, slots(10, 2)), [False] * 2)
 
-    def test_a_flat_page_is_read_if_its_object_came(self):
+    def test_flat_page_is_read_if_object_is_read(self):
         pool, pages = Pool(), keys(2)
         backend = self.backend(pool, extra={"interface_v1": 0})
 

@@ -64,7 +64,7 @@ class Shared(Attached):
             self.addCleanup(os.close, fd)
         return path, address
 
-    def test_a_file_in_memory_is_shown_by_its_name_or_by_a_descriptor(self):
+    def test_memory_file_is_shared_by_name_or_descriptor(self):
         store, settings = self.attach(), PoolSettings(attach=self.process.address)
         for n, (keep, gone) in enumerate([(False, False), (True, False), (True, True)]):
             path, address = self.in_a_file(keep=keep)
@@ -75,7 +75,7 @@ class Shared(Attached):
             self.put(store, address, 8 * n)
             self.assertIn(f"{path} (deleted)" if gone else path, self.looked_at())
 
-    def test_what_cannot_be_shown_is_sent(self):
+    def test_unsharable_memory_is_sent(self):
         store = self.attach()
         # Nobody can open what has no name and no descriptor, and another file of its name is not it.
         path, address = self.in_a_file()
@@ -89,7 +89,7 @@ class Shared(Attached):
         self.put(store, ctypes.addressof(ordinary), 8)
         self.assertEqual({name for name in self.looked_at() if "pagelith-test" in name}, set())
 
-    def test_another_file_of_the_name_is_not_shown(self):
+    def test_different_file_with_same_name_is_not_shared(self):
         path, address = self.in_a_file()
         os.unlink(path)
         (found,) = shared.mappings([(address, 1)])
@@ -102,7 +102,7 @@ class Shared(Attached):
             self.assertEqual(shared.share(self.attach(), [(address, LENGTH)]), 0)
         self.assertIn("a different file has this name", logs.output[0])
 
-    def test_a_pipe_in_place_of_a_file_that_was_deleted_is_not_waited_for(self):
+    def test_pipe_in_place_of_deleted_file_does_not_block(self):
         path, address = self.in_a_file()
         os.unlink(path)
         os.mkfifo(f"{path} (deleted)")
@@ -139,14 +139,14 @@ class Shared(Attached):
             self.assertEqual(client.register_buffer(ctypes.addressof(memory), LENGTH), 0)
         self.assertIn("cannot be listed", logs.output[0])
 
-    def test_a_mapping_whose_parts_have_other_flags_is_one(self):
+    def test_mapping_with_parts_of_different_flags_is_joined(self):
         address = MooncakeHostMemAllocator().alloc(LENGTH)
         libc = ctypes.CDLL(None, use_errno=True)
         self.assertEqual(libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE)), 0)
         (found,) = shared.mappings([(address + LENGTH - 1, 1)])
         self.assertEqual((found.address, found.length), (address, LENGTH))
 
-    def test_a_pipe_is_refused_as_memory_and_not_waited_for(self):
+    def test_pipe_is_refused_without_blocking(self):
         read, write = os.pipe()
         self.addCleanup(os.close, read)
         self.addCleanup(os.close, write)
@@ -154,7 +154,7 @@ class Shared(Attached):
             with self.assertRaisesRegex(pagelith.InvalidError, f"^fd is not a descriptor of shared memory fd={fd}: not a regular file$"):
                 self.attach().share(fd, PAGE, LENGTH)
 
-    def test_memory_that_is_not_there_is_not_shared(self):
+    def test_unmapped_memory_is_not_shared(self):
         fd = os.memfd_create("pool")
         self.addCleanup(os.close, fd)
         os.ftruncate(fd, LENGTH)
@@ -180,7 +180,7 @@ class OfMooncake(Attached):
         self.assertEqual(self.client.batch_put_from([name], [address], [len(value)]), [0])
         self.assertEqual(self.client.get(name), value)
 
-    def test_memory_of_its_allocator_is_shown_to_the_store_process(self):
+    def test_allocator_memory_is_shared_with_store_process(self):
         allocator = MooncakeHostMemAllocator()
         before, behind = allocator.alloc(LENGTH), allocator.alloc(LENGTH)
         # Registered before the client is set up, and behind.
@@ -198,7 +198,7 @@ class OfMooncake(Attached):
         self.put("a", ctypes.addressof(memory), content(1))
         self.assertNotIn(self.NAME, self.looked_at())
 
-    def test_addresses_of_what_was_freed_are_of_no_other_memory(self):
+    def test_freed_addresses_are_not_reused(self):
         allocator = MooncakeHostMemAllocator()
         self.assertEqual(self.client.setup("host", master_server_addr=self.process.address), 0)
         seen = set()
@@ -214,7 +214,7 @@ class OfMooncake(Attached):
                 self.assertEqual(ctypes.string_at(address, LENGTH), bytes(LENGTH))
         self.assertEqual(len(seen), 40)
 
-    def test_memory_that_is_freed_is_given_back(self):
+    def test_freed_memory_is_returned(self):
         allocator = MooncakeHostMemAllocator()
         address = allocator.alloc(LENGTH)
         ctypes.memset(address, 1, LENGTH)

@@ -19,18 +19,18 @@ def run(module, *given):
 
 
 class Storms(unittest.TestCase):
-    def test_a_storm_is_clean(self):
+    def test_storm_finds_nothing(self):
         ran = run("storm", "--operations", "4000", "--limit", "300")
         self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
         self.assertIn("storm: clean, 4000 operations", ran.stdout)
         self.assertEqual(ran.stderr, "")
 
-    def test_what_is_wrong_is_found(self):
+    def test_planted_errors_are_found(self):
         for kind, found in [("other", "other bytes"), ("kept", "memory is held by a call that has returned")]:
             ran = run("storm.planted", kind)
             self.assertIn(found, ran.stdout, ran.stderr)
 
-    def test_memory_that_is_written_late_is_found(self):
+    def test_late_write_to_memory_is_found(self):
         tally = Tally()
         slots = Slots(4, tally)
         view = slots.take(100)

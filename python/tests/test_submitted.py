@@ -18,7 +18,7 @@ class Held(bytearray):
 
 
 class Submitted(Case):
-    def test_a_batch_is_asked_for_waited_for_and_asked_again(self):
+    def test_batch_can_be_polled_waited_for_and_read_again(self):
         store = self.open()
         pages = [content(n) for n in range(8)]
         keys = [key(n) for n in range(8)]
@@ -33,7 +33,7 @@ class Submitted(Case):
         # The same objects, whoever asks.
         self.assertIs(got.result(), got.result())
 
-    def test_pages_are_handed_over_as_they_are_put(self):
+    def test_submitted_pages_are_put_like_pages(self):
         store = self.open()
         k, v, state = key(1), key(1, component="v"), key(1, pool="mamba")
         part = store.submit_put_pages([k], [content(1)], required=[k, v]).result()
@@ -42,7 +42,7 @@ class Submitted(Case):
         self.assertEqual(store.submit_put_pages([state], [content(3)], base=k).result()[0].state, "stored")
         self.assertEqual(store.exists([k, v, state]), [True] * 3)
 
-    def test_what_is_wrong_with_the_call_is_raised_at_once_and_nothing_is_held(self):
+    def test_invalid_call_is_raised_at_once_and_exports_nothing(self):
         store, page = self.open(), bytearray(PAGE)
         both = [key(1), key(2)]
         wrong = [
@@ -60,7 +60,7 @@ class Submitted(Case):
             store.submit_get([key(1)], [bytes(PAGE)])
         page.append(0)
 
-    def test_memory_is_held_until_the_batch_has_ended_though_nobody_holds_the_batch(self):
+    def test_memory_is_exported_until_dropped_batch_ends(self):
         # Nothing gets room in a full store that is pinned, until the puts have waited.
         store = self.open(bytes="4MiB")
         filling = [key(n) for n in range(256)]
@@ -83,7 +83,7 @@ class Submitted(Case):
         store.close()
         self.assertIsNone(gone(), "held by a batch that has ended")
 
-    def test_a_close_waits_for_what_was_handed_over_and_takes_no_more(self):
+    def test_close_waits_for_batches_and_refuses_new_ones(self):
         store = self.open()
         puts = [store.submit_put([key(n)], [content(n)]) for n in range(50)]
         store.close()
@@ -96,13 +96,13 @@ class Submitted(Case):
         again = self.open()
         self.assertEqual(again.exists([key(n) for n in range(50)]), [True] * 50)
 
-    def test_a_store_that_is_dropped_waits_too(self):
+    def test_dropped_store_waits_for_batches(self):
         store = pagelith.Store({"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}})
         puts = [store.submit_put([key(n)], [content(n)]) for n in range(50)]
         del store
         self.assertTrue(all(put.done() for put in puts))
 
-    def test_whoever_waits_longer_than_he_would_can_ask_again(self):
+    def test_result_can_be_read_after_timeout(self):
         store = self.open(bytes="4MiB")
         filling = [key(n) for n in range(256)]
         store.put(filling, [content(n) for n in range(256)], timeout=5)
@@ -114,7 +114,7 @@ class Submitted(Case):
             self.assertFalse(late.done())
         self.assertEqual(late.result()[0].state, "stored")
 
-    def test_what_python_runs_where_a_batch_ends_may_close_the_store(self):
+    def test_finalizer_at_batch_end_may_close_store(self):
         store = pagelith.Store({"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}})
         memory = Held(content(1))
         weakref.finalize(memory, store.close)
@@ -125,7 +125,7 @@ class Submitted(Case):
         with self.assertRaises(pagelith.ClosedError):
             store.exists([key(1)])
 
-    def test_other_threads_wait_and_all_are_told(self):
+    def test_all_waiting_threads_get_result(self):
         store, told = self.open(), []
         store.put([key(n) for n in range(20)], [content(n) for n in range(20)])
         batches = [store.submit_get([key(n)], [bytearray(PAGE)]) for n in range(20)]
@@ -138,7 +138,7 @@ class Submitted(Case):
 
 
 class Awaited(Case):
-    def test_tasks_await_batches_and_a_cancelled_one_leaves_its_batch(self):
+    def test_cancelled_task_leaves_batch_running(self):
         store = self.open(bytes="4MiB")
         filling = [key(n) for n in range(256)]
         store.put(filling, [content(n) for n in range(256)], timeout=5)
@@ -165,7 +165,7 @@ class Awaited(Case):
 
         asyncio.run(all_of_it())
 
-    def test_a_loop_that_is_gone_is_not_told(self):
+    def test_closed_event_loop_is_not_notified(self):
         store = self.open(bytes="4MiB")
         filling = [key(n) for n in range(256)]
         store.put(filling, [content(n) for n in range(256)], timeout=5)
@@ -185,7 +185,7 @@ class Awaited(Case):
     async def of(batch):
         return await batch
 
-    def test_it_is_awaited_in_a_loop_alone(self):
+    def test_await_requires_event_loop(self):
         batch = self.open().submit_get([key(1)], [bytearray(PAGE)])
         with self.assertRaises(RuntimeError):
             batch.__await__()
@@ -214,12 +214,12 @@ class Ends(Case):
         command = [sys.executable, "-W", "error::RuntimeWarning", "-c", ENDS, os.path.join(self.home.name, "store"), how]
         return subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, timeout=120)
 
-    def test_the_interpreters_end_waits_for_what_was_handed_over(self):
+    def test_interpreter_exit_waits_for_batches(self):
         for _ in range(5):
             ran = self.run_it("exit")
             self.assertEqual((ran.returncode, ran.stderr), (0, ""))
 
-    def test_a_fork_is_said_and_its_end_waits_for_nothing(self):
+    def test_forked_child_gets_error_and_exits_without_waiting(self):
         ran = self.run_it("fork")
         self.assertEqual(ran.returncode, 0, ran.stderr)
 

@@ -82,7 +82,7 @@ class Tensors(unittest.TestCase):
         self.store = pagelith.Store({"dram": {"bytes": "1MiB"}})
         self.addCleanup(self.store.close)
 
-    def test_bytes_go_out_of_and_into_tensors(self):
+    def test_tensor_bytes_are_put_and_got(self):
         shapes = [
             Tensor([10, 500]),
             Tensor([10, 500], strides=[500, 1]),
@@ -103,14 +103,14 @@ class Tensors(unittest.TestCase):
             self.assertEqual(tensor.memory.raw[skip : skip + len(whole)], whole, n)
             self.assertEqual(tensor.memory.raw[skip + len(whole) :], bytes(PAGE - skip - len(whole)), n)
 
-    def test_pieces_of_an_object_may_be_tensors(self):
+    def test_pieces_may_be_tensors(self):
         halves = [Tensor([2500]), b"between", Tensor([0]), Tensor([2500])]
         self.assertTrue(all(self.store.put([key(1)], [halves])))
         into = bytearray(10_007)
         self.assertTrue(all(self.store.get([key(1)], [into])))
         self.assertEqual(into, bytes(5000) + b"between" + bytes(5000))
 
-    def test_a_tensor_is_held_for_the_call_and_let_go_with_it(self):
+    def test_tensor_is_kept_only_during_call(self):
         for n, and_then in enumerate(["hit", "miss", "refused"]):
             tensor = Tensor([5000])
             if and_then == "hit":
@@ -123,7 +123,7 @@ class Tensors(unittest.TestCase):
             gc.collect()
             self.assertEqual((tensor.exported, tensor.dropped), (1, 1), and_then)
 
-    def test_what_cannot_be_used_is_refused_and_nothing_happens(self):
+    def test_unusable_tensor_is_refused_without_effect(self):
         self.store.put([key(1)], [content(1, 10_000)])
         refused = [
             (Tensor([10, 500], strides=[1, 10]), BufferError, "not contiguous"),

@@ -74,7 +74,7 @@ class Case(unittest.TestCase):
 
 
 class Tier(Case):
-    def test_a_job_is_one_batch_reported_once_and_read_by_the_next_process(self):
+    def test_job_is_one_batch_and_next_process_reads_it(self):
         tier, chunks = self.tier(), keys(1000)
         self.fill(range(1000), "store")
         job = self.run_job(tier.submit_store, chunks, list(range(1000)))
@@ -91,7 +91,7 @@ class Tier(Case):
         self.assertEqual([job.success for job in self.finished(again)], [True])
         self.assertEqual(self.rows(into), self.rows(range(1000)))
 
-    def test_a_row_larger_than_a_segment_and_a_chunk_given_twice_have_a_verdict(self):
+    def test_too_large_row_and_repeated_chunk_have_results(self):
         tier, chunks = self.tier(), keys(2)
         self.addCleanup(tier.shutdown)
         self.run_job(tier.submit_store, [chunks[0], chunks[0]], [0, 0])
@@ -107,7 +107,7 @@ class Tier(Case):
         self.assertIn("object is too large", said.output[0])
         self.assertEqual(large.lookup(chunks[1], REQUEST), LookupResult.MISS)
 
-    def test_of_a_job_of_any_size_each_chunk_that_failed_is_told_and_found_no_more(self):
+    def test_failed_chunks_of_job_are_reported_and_are_misses(self):
         """vLLM's own split of large loads leaves chunks unreported that were never tried: here each is tried, and told."""
         tier, chunks = self.tier(), keys(2000)
         self.addCleanup(tier.shutdown)
@@ -128,7 +128,7 @@ class Tier(Case):
         self.finished(tier)
         self.assertEqual(tier.lookup(chunks[1], REQUEST), LookupResult.HIT)
 
-    def test_what_failed_is_missed_although_the_store_still_has_it(self):
+    def test_failed_chunk_is_a_miss_though_stored(self):
         tier, chunks = self.tier(), keys(3)
         self.addCleanup(tier.shutdown)
         self.run_job(tier.submit_store, chunks, [0, 1, 2])
@@ -140,7 +140,7 @@ class Tier(Case):
         self.assertEqual((done.success, done.successful_keys), (False, None))
         self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.MISS] * 3)
 
-    def test_events_are_of_what_was_stored(self):
+    def test_events_report_stored_chunks(self):
         tier, chunks = self.tier(events=True, enable_kv_events=True, locality="LOCAL"), keys(3)
         self.addCleanup(tier.shutdown)
         self.run_job(tier.submit_store, chunks, [0, 1, 2])
@@ -156,7 +156,7 @@ class Tier(Case):
         (event,) = again.take_events()
         self.assertEqual((event.keys, event.removed), (chunks[1:] + keys(1, of="new"), False))
 
-    def test_vllms_memory_is_shown_to_a_store_process(self):
+    def test_vllm_memory_is_shared_with_store_process(self):
         # As vLLM has it: a file of /dev/shm, which has no name any more once all workers have mapped it.
         fd, path = tempfile.mkstemp(prefix="vllm_offload_test", dir="/dev/shm")
         self.addCleanup(os.close, fd)
@@ -177,7 +177,7 @@ class Tier(Case):
         self.assertTrue(all(job.success for job in self.finished(tier)))
         self.assertEqual([self.memory[100 + row, 0] for row in range(10)], list(range(10)))
 
-    def test_a_store_process_tells_if_it_keeps_events(self):
+    def test_store_process_events_are_used_if_recorded(self):
         for kept in (1000, 0):
             tells = kept > 0
             socket = os.path.join(self.home.name, f"socket{tells}")
@@ -215,7 +215,7 @@ class Tier(Case):
             self.assertLess(len(here), 400)
             tier.shutdown()
 
-    def test_events_are_of_what_goes_as_well(self):
+    def test_events_report_removed_chunks(self):
         # A tier of a few hundred chunks, through which thousands go: who notes the events knows what it has.
         small = {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 20000}}
         for length in (32, 8):
@@ -233,7 +233,7 @@ class Tier(Case):
             self.assertLessEqual(len(tier._hashed), len(known))
             tier.shutdown()
 
-    def test_another_model_or_other_layers_find_nothing(self):
+    def test_other_model_or_layers_find_nothing(self):
         tier, chunks = self.tier(), keys(1)
         self.run_job(tier.submit_store, chunks, [0])
         self.finished(tier)
@@ -251,7 +251,7 @@ class Tier(Case):
         yield {"extra": told(vllm_config(cache={"cache_dtype": "fp8"}))}
         yield {"extra": {}, "revision": "1"}
 
-    def test_tier_of_vllms_own_connector_starts_with_an_explicit_revision_alone(self):
+    def test_tier_below_vllm_connector_requires_revision(self):
         with self.assertRaisesRegex(ValueError, "PagelithOffloadingConnector.*set 'revision' to a text"):
             self.tier(extra={})
         with self.assertLogs("pagelith.identity", "WARNING") as said:
@@ -259,13 +259,13 @@ class Tier(Case):
         self.addCleanup(tier.shutdown)
         self.assertIn("revision='weights-7' keeps its pages apart", said.output[0])
 
-    def test_tier_of_a_model_with_lora_adapters_starts_with_an_explicit_revision_alone(self):
+    def test_tier_with_lora_requires_revision(self):
         with_adapters = told(vllm_config(lora_config=types.SimpleNamespace(lora_dtype="auto")))
         with self.assertRaisesRegex(ValueError, "weights of LoRA adapters"):
             self.tier(extra=with_adapters)
         self.tier(extra=with_adapters, revision="adapters-3").shutdown()
 
-    def test_what_is_wrong_with_its_entry_is_said_at_the_start(self):
+    def test_invalid_entry_is_refused_at_start(self):
         with self.assertRaisesRegex(ValueError, "'root_dir' is an unknown key.*'read_threads' must be a whole number"):
             self.tier(root_dir="/x", read_threads=0)
         with self.assertRaisesRegex(ValueError, "one of the two"):
@@ -273,7 +273,7 @@ class Tier(Case):
         with self.assertRaisesRegex(ValueError, "--kv-events-config"):
             self.tier(enable_kv_events=True)
 
-    def test_jobs_behind_a_shutdown_are_reported(self):
+    def test_jobs_after_shutdown_are_reported(self):
         tier = self.tier()
         tier.shutdown()
         self.run_job(tier.submit_load, keys(2), [0, 1])
@@ -281,7 +281,7 @@ class Tier(Case):
         with self.assertLogs("pagelith.vllm.tier", "ERROR"):
             self.assertEqual(tier.lookup(keys(3)[2], REQUEST), LookupResult.MISS)
 
-    def test_a_look_into_another_process_holds_nobody_up(self):
+    def test_lookup_in_store_process_does_not_block(self):
         tier, chunks = self.tier(), keys(2)
         self.addCleanup(tier.shutdown)
         self.run_job(tier.submit_store, chunks[:1], [0])

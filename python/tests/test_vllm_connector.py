@@ -14,7 +14,7 @@ from pagelith.vllm.pools import Object
 
 
 class Connector(Case):
-    def test_the_next_process_loads_what_the_first_computed_whatever_the_layout(self):
+    def test_next_process_loads_blocks_in_every_layout(self):
         # Dense blocks, tokens before heads, heads before blocks, and kernels whose blocks are half of vLLM's.
         for order, parts in (((0, 1, 2, 3), 1), ((0, 2, 1, 3), 1), ((1, 0, 2, 3), 1), ((0, 1, 2, 3), 2)):
             different = {"order": order, "shape": (64 * parts, 2, TOKENS // parts, 8)}
@@ -31,13 +31,13 @@ class Connector(Case):
                 self.assertEqual(second.bytes(into), was)
                 second.close()
 
-    def test_a_block_larger_than_a_segment_is_computed_again_and_fails_no_step(self):
+    def test_too_large_block_is_computed_and_fails_no_step(self):
         with self.assertLogs("pagelith.vllm.worker", "WARNING") as said:
             engine = self.filled(2, blocks=4, shape=(4, 2, TOKENS, 1 << 20))
         self.assertIn("object is too large", said.output[0])
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(Request("a", 3 * TOKENS, hashes(2)), 0), (0, False))
 
-    def test_the_last_token_is_computed_and_what_is_here_is_not_asked_for(self):
+    def test_last_token_is_computed_and_computed_blocks_are_not_looked_up(self):
         engine = self.filled(8)
         matched = engine.scheduler.get_num_new_matched_tokens
         self.assertEqual(matched(Request("a", 8 * TOKENS, hashes(8)), 0), (7 * TOKENS, False))
@@ -47,7 +47,7 @@ class Connector(Case):
         self.assertEqual(matched(Request("e", 8 * TOKENS, hashes(8), skip_reading_prefix_cache=True), 0), (0, False))
         self.assertEqual(matched(Request("f", 8 * TOKENS, hashes(8, "another")), 0), (0, False))
 
-    def test_of_a_load_of_any_size_each_block_that_failed_is_told_and_found_no_more(self):
+    def test_failed_blocks_of_load_are_reported_and_are_misses(self):
         count = 2000
         engine = self.filled(count, blocks=2 * count + 2)
         prompt, ids = hashes(count), list(range(count + 1, 2 * count + 1))
@@ -67,7 +67,7 @@ class Connector(Case):
         engine.step(engine.again(request, TOKENS, TOKENS), {ids[1]: 9})
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (4 * TOKENS, False))
 
-    def test_what_could_not_be_read_in_time_is_missed_although_the_store_still_has_it(self):
+    def test_late_block_is_a_miss_though_stored(self):
         engine = self.filled(4)
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
         engine.begin(request, ids)
@@ -79,7 +79,7 @@ class Connector(Case):
         self.assertEqual(engine.store.exists(engine.keys(hashes(4))), [True] * 4)
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
 
-    def test_nothing_is_stored_that_was_computed_behind_a_failed_block(self):
+    def test_blocks_computed_after_failed_block_are_not_stored(self):
         engine = self.filled(4)
         prompt, ids = hashes(8), [10, 11, 12, 13, 14, 15, 16, 17]
         request = Request("second", 8 * TOKENS, prompt)
@@ -115,7 +115,7 @@ class Connector(Case):
         engine.step(engine.again(request, 4 * TOKENS, 5 * TOKENS), {block: block for block in range(14, 19)})
         self.assertEqual(here([*prompt, *more]), [True] * 9)
 
-    def test_only_whole_blocks_of_known_tokens_are_stored(self):
+    def test_only_complete_blocks_of_known_tokens_are_stored(self):
         engine = self.engine()
         # Two tokens of the second block are guessed: vLLM has no hash for it.
         request = Request("guessing", TOKENS + 2, hashes(1))
@@ -127,7 +127,7 @@ class Connector(Case):
         engine.step(engine.again(request, TOKENS + 2, 2), {2: 3})
         self.assertEqual(engine.store.exists(engine.keys(hashes(2))), [True, True])
 
-    def test_a_prompt_that_is_computed_in_parts_is_stored_in_whole_blocks(self):
+    def test_prompt_computed_in_parts_is_stored_in_complete_blocks(self):
         engine, prompt = self.engine(), hashes(3)
         request = Request("long", 3 * TOKENS, prompt)
         engine.scheduler.update_state_after_alloc(request, Blocks([1, 2, 3]), 0)
@@ -139,7 +139,7 @@ class Connector(Case):
         self.assertEqual(engine.answer(second, [11, 12, 13, 14], {}), 3 * TOKENS)
         self.assertEqual(engine.bytes([11, 12, 13]), engine.bytes([1, 2, 3]))
 
-    def test_what_a_sliding_window_has_left_is_neither_read_nor_stored(self):
+    def test_blocks_left_by_sliding_window_are_neither_read_nor_stored(self):
         engine = self.filled(4, specs=[window(2 * TOKENS + 1)])
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [0, 0, 12, 13, 14]
         was = engine.bytes([0])
@@ -150,7 +150,7 @@ class Connector(Case):
         engine.answer(another, [0, 31, 32], {})
         self.assertEqual(engine.store.exists(engine.keys(another.block_hashes)), [False, True, True])
 
-    def test_loads_in_threads_are_told_when_they_have_ended(self):
+    def test_asynchronous_loads_are_reported_when_ended(self):
         engine = self.filled(4, extra=self.extra(load_async=True), at_once=False)
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13]
         self.assertEqual(engine.begin(request, ids), (4 * TOKENS, True))
@@ -162,7 +162,7 @@ class Connector(Case):
         self.assertEqual((first.ended | told.ended, first.failed | told.failed), ({"second"}, {12}))
         self.assertEqual(engine.bytes([10, 11, 13]), engine.bytes([1, 2, 4]))
 
-    def test_another_model_or_other_bytes_find_nothing(self):
+    def test_other_model_or_bytes_find_nothing(self):
         self.filled(2).close()
         request = Request("second", 2 * TOKENS + 1, hashes(2))
         others = [
@@ -179,7 +179,7 @@ class Connector(Case):
                 engine.close()
         self.assertEqual(self.engine().scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
 
-    def test_a_reset_clears_its_own_names_alone(self):
+    def test_reset_clears_only_own_namespace(self):
         self.filled(2, model="another").close()
         engine = self.filled(2)
         request = Request("second", 2 * TOKENS + 1, hashes(2))
@@ -198,7 +198,7 @@ class Connector(Case):
         consumer = self.engine(role="kv_consumer")
         self.assertEqual(consumer.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
 
-    def test_both_sides_have_one_store_until_both_are_closed(self):
+    def test_both_roles_share_store_until_closed(self):
         engine = self.filled(2)
         self.assertIs(engine.store, engine.workers[0]._work._store)
         engine.scheduler.shutdown()
@@ -207,7 +207,7 @@ class Connector(Case):
         engine.close()
         self.assertEqual(self.engine().store.exists(engine.keys(hashes(2))), [True, True])
 
-    def test_a_block_is_there_when_all_ranks_have_their_slices(self):
+    def test_block_is_found_with_slices_of_all_ranks(self):
         with self.process() as attach:
             engine = self.filled(4, extra=attach, ranks=2)
             request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
@@ -218,7 +218,7 @@ class Connector(Case):
             engine.store.remove(second.on_pages(hashes(4)[2:3]))
             self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, True))
 
-    def test_what_is_wrong_is_said_at_the_start(self):
+    def test_invalid_configuration_is_refused_at_start(self):
         for wrong, words in (
             ({"extra": {"root_dir": "/x"}}, "'root_dir' is an unknown key.*one of the two"),
             ({"extra": self.extra(attach="unix:/x")}, "one of the two"),
@@ -236,7 +236,7 @@ class Connector(Case):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.engine(**wrong)
 
-    def test_a_policy_that_ends_requests_whose_load_failed_is_said_at_the_start_with_the_remedy(self):
+    def test_failing_load_policy_is_logged_with_remedy_at_start(self):
         for policy, role, lines in (("fail", "kv_both", 1), ("fail", "kv_consumer", 1), ("fail", "kv_producer", 0), ("recompute", "kv_both", 0)):
             with self.subTest(policy=policy, role=role), self.assertLogs("pagelith.vllm.connector", "WARNING") as said:
                 # `assertLogs` wants a line.
@@ -246,13 +246,13 @@ class Connector(Case):
             for line in said.output[1:]:
                 self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
 
-    def test_connector_of_a_model_with_lora_adapters_starts_with_an_explicit_revision_alone(self):
+    def test_connector_with_lora_requires_revision(self):
         with_adapters = {"lora": types.SimpleNamespace(lora_dtype="auto")}
         with self.assertRaisesRegex(ValueError, "weights of LoRA adapters"):
             self.engine(**with_adapters)
         self.engine(extra=self.extra(revision="adapters-3"), **with_adapters)
 
-    def test_layers_that_lie_side_by_side_are_one_piece(self):
+    def test_adjacent_layers_are_one_piece(self):
         layer = lambda at: types.SimpleNamespace(  # noqa: E731
             shape=(4, 1, 2, 8), stride=lambda axis=None: (48, 16, 8, 1) if axis is None else 48, element_size=lambda: 1,
             data_ptr=lambda: 1000 + at,
@@ -265,7 +265,7 @@ class Connector(Case):
         groups = InPlace([[[layer(0)], [layer(16)]]], 4)
         self.assertEqual(groups.lent([Object(0, 0, 0, (1, 2))]), [[(1048, 16), (1112, 16)]])
 
-    def test_contiguous_runs_of_any_layout(self):
+    def test_contiguous_ranges_of_every_layout(self):
         self.assertEqual(pieces([(1, 64), (2, 32), (4, 8), (8, 1)], 1), ((0, 64),))
         self.assertEqual(pieces([(1, 64), (2, 1000), (4, 8), (8, 1)], 1), ((0, 32), (1000, 32)))
         self.assertEqual(pieces([(3, 4), (2, 12)], 4), ((0, 24),))

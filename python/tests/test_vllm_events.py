@@ -29,7 +29,7 @@ class Events(Case):
             known_of = known.setdefault(event.group_idx, set())
             (known_of.difference_update if isinstance(event, BlockRemoved) else known_of.update)(event.block_hashes)
 
-    def test_who_notes_the_events_knows_what_is_here(self):
+    def test_listener_tracks_stored_blocks(self):
         # A few hundred pages are here at a time, of 900. With hashes that are no pages by themselves, too.
         for length in (32, 8):
             engine, known = self.listening(), {}
@@ -42,7 +42,7 @@ class Events(Case):
             self.assertTrue(10 < len(known[0]) < 600, len(known[0]))
             engine.close()
 
-    def test_of_several_groups_each_is_told_of(self):
+    def test_each_group_is_reported(self):
         engine, known = self.listening(specs=HYBRID), {}
         pages = hashes(600)
         for first in range(0, 600, 30):
@@ -55,7 +55,7 @@ class Events(Case):
             self.assertEqual((known[0], known[0] & known[1]), (whole, windows), first)
         self.assertTrue(10 < len(known[0]) < 500, len(known[0]))
 
-    def test_an_event_says_what_a_router_has_to_know(self):
+    def test_event_has_fields_for_routers(self):
         engine = self.listening(self.extra(locality="LOCAL"), specs=HYBRID)
         prompt = hashes(3)
         request = Request("first", 3 * TOKENS, prompt)
@@ -76,7 +76,7 @@ class Events(Case):
         engine.store.remove(engine.keys(prompt[1:2]))
         self.assertIn(BlockRemoved([prompt[1]], "STORAGE", 0, "LOCAL"), list(engine.scheduler.take_events()))
 
-    def test_what_an_earlier_process_left_is_told_of_when_it_is_met(self):
+    def test_blocks_of_earlier_process_are_reported_when_met(self):
         self.filled(4).close()
         engine, prompt = self.listening(self.extra()), hashes(4)
         self.assertEqual(list(engine.scheduler.take_events()), [])
@@ -93,7 +93,7 @@ class Events(Case):
         engine.store.remove(engine.keys(prompt[3:]))
         self.assertEqual(list(engine.scheduler.take_events()), [BlockRemoved([prompt[3]], "STORAGE", 0, None)])
 
-    def test_what_is_met_twice_before_it_is_looked_at_is_told_of_once(self):
+    def test_block_met_twice_before_lookup_is_reported_once(self):
         self.filled(3).close()
         engine, looks = self.listening(self.extra()), []
         # As it is where another process is asked in a thread.
@@ -108,7 +108,7 @@ class Events(Case):
         engine.scheduler.get_num_new_matched_tokens(Request("fourth", 3 * TOKENS + 1, hashes(3)), 0)
         self.assertEqual(len(looks), 2)
 
-    def test_what_went_with_a_reset_is_told_of(self):
+    def test_blocks_removed_by_reset_are_reported(self):
         engine, known = self.listening(), {}
         self.store_pages(engine, hashes(5))
         self.note(known, engine.scheduler.take_events())
@@ -131,7 +131,7 @@ class Events(Case):
         self.note(known, engine.scheduler.take_events())
         self.assertEqual(known[0], set())
 
-    def test_nobody_is_told_where_vllm_does_not_ask(self):
+    def test_no_events_are_recorded_unless_enabled(self):
         engine = self.engine(SMALL, blocks=128)
         self.store_pages(engine, hashes(2))
         self.assertEqual((list(engine.scheduler.take_events()), engine.store.take_events()), ([], ([], 0)))
@@ -143,7 +143,7 @@ class Events(Case):
         engine.scheduler._event_executor.submit(bool).result(60)
         return told + list(engine.scheduler.take_events())
 
-    def test_question_that_no_thread_could_be_started_for_is_asked_at_no_later_time(self):
+    def test_poll_without_thread_is_not_run_later(self):
         with self.process(1000) as attach:
             engine = self.listening(attach)
             told = engine.scheduler._plans.listener._chunk_events
@@ -157,7 +157,7 @@ class Events(Case):
                 ask.assert_called_once()
             engine.close()
 
-    def test_a_block_of_several_ranks_is_here_when_all_slices_are(self):
+    def test_block_of_several_ranks_is_stored_with_all_slices(self):
         with self.process(100_000) as attach:
             engine, known, pages = self.listening(attach, ranks=2), {}, hashes(400)
             ranks = engine.scheduler._plans._keys[0]
@@ -185,7 +185,7 @@ class Events(Case):
             self.assertEqual([event.block_hashes for event in self.taken(engine)], [[name]])
             engine.close()
 
-    def test_a_process_that_keeps_no_events_tells_of_none_that_goes(self):
+    def test_store_process_without_events_reports_no_removals(self):
         with self.process(0) as attach:
             with self.assertLogs("pagelith.vllm.events", "WARNING") as logs:
                 engine, known, pages = self.listening(attach), {}, hashes(400)

@@ -31,7 +31,7 @@ class Groups(Case):
         engine.answer(Request("first", count * TOKENS, hashes(count)), tables, {block: block for table in tables for block in table})
         return engine
 
-    def test_a_pools_groups_are_one_object_and_windows_are_read_as_far_as_they_reach(self):
+    def test_groups_of_pool_are_one_object_and_windows_read_their_reach(self):
         first = self.hybrid(8)
         stored, was = first.store.stats(), first.bytes(range(1, 25))
         self.assertEqual(stored["objects"], 16)
@@ -48,7 +48,7 @@ class Groups(Case):
             self.assertEqual(engine.bytes(tables[group][6:8]), was[8 * group + 6 : 8 * group + 8])
         self.assertEqual(engine.bytes([0]), null)
 
-    def test_a_prefix_ends_where_every_pool_has_what_it_needs(self):
+    def test_prefix_ends_where_every_pool_is_complete(self):
         # Pools of which all is needed, two windows, and chunks: against the rules themselves, over whatever is missing.
         specs, count = (FULL, WINDOW, window(5 * TOKENS), Spec(TOKENS, "chunked_local_attention", attention_chunk_size=2 * TOKENS)), 12
         engine = self.hybrid(count, specs=specs)
@@ -73,7 +73,7 @@ class Groups(Case):
             self.assertEqual([engine.store.exists(engine.keys(prompt, n)) for n in range(len(pools))], [[True] * count] * len(pools))
         self.assertGreater(len(found), 8)
 
-    def test_a_load_that_failed_is_its_requests_and_is_found_no_more(self):
+    def test_failed_load_fails_its_request_and_is_a_miss(self):
         engine = self.hybrid(8)
         prompt, tables = hashes(8), left(apart(9, start=40), 8)
         request = Request("second", 8 * TOKENS + 1, prompt)
@@ -87,7 +87,7 @@ class Groups(Case):
         self.assertEqual(engine.step(Output()).failed_requests, set())
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (7 * TOKENS, True))
 
-    def test_what_a_window_could_not_read_bars_the_ends_that_need_it_alone(self):
+    def test_unreadable_window_block_bars_only_ends_that_need_it(self):
         engine = self.hybrid(8)
         prompt, request = hashes(8), Request("second", 8 * TOKENS + 1, hashes(8))
         matched = lambda: engine.scheduler.get_num_new_matched_tokens(request, 0)[0] // TOKENS  # noqa: E731
@@ -105,7 +105,7 @@ class Groups(Case):
         engine.answer(again, apart(8), {}, local=0)
         self.assertEqual(matched(), 8)
 
-    def test_an_object_with_a_block_in_one_of_its_groups_alone_is_no_load_that_came(self):
+    def test_object_with_block_in_one_group_only_is_not_loaded(self):
         engine = self.hybrid(4)
         tables = left(apart(5, start=40), 4)
         tables[2][3] = 0
@@ -116,7 +116,7 @@ class Groups(Case):
             told = engine.step(Output())
         self.assertEqual((told.failed_requests, engine.bytes([0, tables[1][3]])), ({"second"}, was))
 
-    def test_what_a_window_has_left_is_stored_without_it(self):
+    def test_blocks_left_by_window_are_stored_without_it(self):
         engine = self.engine(specs=HYBRID, blocks=128)
         prompt = hashes(6)
         request = Request("first", 6 * TOKENS, prompt)
@@ -129,7 +129,7 @@ class Groups(Case):
         engine.answer(Request("second", 6 * TOKENS, prompt), apart(6, start=40), {})
         self.assertEqual(engine.store.exists(engine.keys(prompt, 1)), [True] * 6)
 
-    def test_what_a_window_needs_goes_with_its_page_and_the_page_stays_without_it(self):
+    def test_window_objects_are_removed_with_page_but_not_vice_versa(self):
         engine = self.hybrid(3)
         prompt = hashes(3)
         here = lambda: [engine.store.exists(engine.keys(prompt, pool)) for pool in (0, 1)]  # noqa: E731
@@ -137,7 +137,7 @@ class Groups(Case):
         engine.store.remove(engine.keys(prompt[2:], 1))
         self.assertEqual(here(), [[False, True, True], [False, True, False]])
 
-    def test_a_page_that_one_of_a_pools_groups_has_left_is_not_stored_of_it(self):
+    def test_page_left_by_one_group_of_pool_is_not_stored(self):
         engine, tables, prompt = self.engine(specs=HYBRID, blocks=128), apart(2), hashes(2)
         tables[2][0] = 0
         request = Request("first", 2 * TOKENS, prompt)
@@ -145,7 +145,7 @@ class Groups(Case):
         engine.step(engine.new(request, tables, 0))
         self.assertEqual([engine.store.exists(engine.keys(prompt, pool)) for pool in (0, 1)], [[True, True], [False, True]])
 
-    def test_a_block_that_was_given_to_another_since_is_not_stored_under_its_old_name(self):
+    def test_reassigned_block_is_not_stored_under_old_name(self):
         engine = self.engine(specs=HYBRID, blocks=128)
         prompt, tables = hashes(3), apart(3)
         # The hash of the third page is known a step later.
@@ -160,7 +160,7 @@ class Groups(Case):
         self.assertEqual(engine.store.exists(engine.keys(prompt)), [True] * 3)
         self.assertEqual(engine.store.exists(engine.keys(prompt, 1)), [True, True, False])
 
-    def test_a_page_is_the_least_that_is_whole_blocks_of_every_group(self):
+    def test_page_is_smallest_unit_of_complete_blocks(self):
         # The windows' blocks are twice as long; vLLM's hashes are of the shorter ones.
         long = window(2 * TOKENS + 1, size=2 * TOKENS)
         specs = (FULL, long)
@@ -187,7 +187,7 @@ class Groups(Case):
         # Seven blocks end within a page: three pages.
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(Request("third", 7 * TOKENS + 1, prompt), 0), (6 * TOKENS, True))
 
-    def test_every_rank_has_what_a_window_needs(self):
+    def test_window_needs_objects_of_every_rank(self):
         with self.process() as attach:
             engine = self.hybrid(6, extra=attach, ranks=2)
             request, tables = Request("second", 6 * TOKENS + 1, hashes(6)), left(apart(7, start=40), 6)
@@ -206,7 +206,7 @@ class Groups(Case):
             self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (5 * TOKENS, True))
             engine.close()
 
-    def test_another_window_or_another_grouping_finds_nothing(self):
+    def test_other_window_or_grouping_finds_nothing(self):
         self.hybrid(4).close()
         request = Request("second", 4 * TOKENS + 1, hashes(4))
         for specs in ((FULL,), (FULL, WINDOW), (FULL, WINDOW, window(3 * TOKENS)), (FULL, FULL, WINDOW), (WINDOW, FULL, WINDOW)):

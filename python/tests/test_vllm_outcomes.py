@@ -15,7 +15,7 @@ from pagelith.vllm.spoiled import Spoiled
 
 
 class OfTheTier(test_vllm_adapter.Case):
-    def test_each_chunk_is_told_as_it_ended_and_found_if_it_came(self):
+    def test_job_reports_each_chunk_and_failed_ones_are_misses(self):
         tier, ids = self.tier(), list(range(3))
         self.addCleanup(tier.shutdown)
         tier._store = Ending(tier._store)
@@ -36,7 +36,7 @@ class OfTheTier(test_vllm_adapter.Case):
                 if ok:
                     self.assertEqual(self.rows([10 + at]), self.rows([at]), ends)
 
-    def test_a_job_of_stores_succeeded_if_all_its_chunks_are_there(self):
+    def test_store_job_succeeds_if_all_chunks_are_stored(self):
         tier, ids = self.tier(), list(range(3))
         self.addCleanup(tier.shutdown)
         tier._store = Ending(tier._store)
@@ -56,7 +56,7 @@ class OfTheConnector(Case):
             worker._work._store = Ending(worker._work._store)
         return [worker._work._store for worker in engine.workers]
 
-    def test_each_block_of_a_load_is_told_as_it_ended_and_found_if_it_came(self):
+    def test_load_reports_each_block_and_failed_ones_are_misses(self):
         engine = self.engine()
         (store,) = self.ending(engine)
         for n, ends in enumerate(combinations(3)):
@@ -73,7 +73,7 @@ class OfTheConnector(Case):
             found = engine.scheduler.get_num_new_matched_tokens(request, 0)[0]
             self.assertEqual(found, TOKENS * next((at for at, ok in enumerate(came) if not ok), 3), ends)
 
-    def test_a_block_is_told_as_stored_if_it_is_there(self):
+    def test_block_is_reported_stored_if_stored(self):
         engine = self.engine(specs=HYBRID, blocks=128)
         (store,) = self.ending(engine)
         for states in combinations(2, STATES):
@@ -86,7 +86,7 @@ class OfTheConnector(Case):
             there = [(pool, prompt[0]) for pool in (0, 1) if all(map(is_there, states[: pool + 1]))]
             self.assertEqual(sorted(told), there, states)
 
-    def test_a_load_of_several_groups_came_if_all_of_its_objects_did(self):
+    def test_load_of_several_groups_succeeds_if_all_objects_are_read(self):
         engine = self.engine(specs=HYBRID, blocks=128)
         (store,) = self.ending(engine)
         for n, ends in enumerate(combinations(4)):
@@ -103,7 +103,7 @@ class OfTheConnector(Case):
             missed = [one for one in [(pool, page) for pool in (0, 1) for page in prompt] if one in engine.scheduler._plans._missed]
             self.assertEqual(len(missed), sum(end != "hit" for end in ends), ends)
 
-    def test_a_block_of_several_ranks_is_found_if_all_their_slices_came(self):
+    def test_block_of_several_ranks_is_found_with_all_slices(self):
         with self.process() as attach:
             engine = self.engine(extra=attach, ranks=2)
             stores = self.ending(engine)
@@ -192,7 +192,7 @@ class Steps:
 
 
 class OfSpoiledBlocks(unittest.TestCase):
-    def test_no_block_counts_as_sound_that_has_a_token_of_other_bytes(self):
+    def test_block_with_any_wrong_token_is_invalid(self):
         claimed = spoiled = 0
         for seed in range(400):
             steps = Steps(seed)
@@ -205,7 +205,7 @@ class OfSpoiledBlocks(unittest.TestCase):
         self.assertGreater(claimed, 1000)
         self.assertGreater(spoiled, 1000)
 
-    def test_a_spoiled_block_is_sound_once_it_was_computed_from_its_first_token_on(self):
+    def test_invalid_block_is_valid_after_full_recomputation(self):
         for computed, sound in ((TOKENS, 3), (TOKENS + 1, 1), (2 * TOKENS - 1, 1), (2 * TOKENS, 1), (0, 3)):
             spoiled = Spoiled(TOKENS)
             spoiled.failed([8])
@@ -213,7 +213,7 @@ class OfSpoiledBlocks(unittest.TestCase):
 
 
 class OfSteps(Case):
-    def test_a_block_that_failed_and_is_computed_from_its_middle_on_is_not_stored(self):
+    def test_failed_block_recomputed_from_middle_is_not_stored(self):
         engine, prompt, ids = self.filled(2), hashes(3), [10, 11, 12]
         engine.store.remove(engine.keys(prompt[1:2]))
         engine.workers[0]._work._spoiled.failed([11])

@@ -9,7 +9,7 @@ from vllm_stand_ins import Output, Request, Spec
 
 
 class Ranks(Case):
-    def test_a_load_that_failed_on_one_rank_leaves_nothing_wrong_on_another(self):
+    def test_failed_load_on_one_rank_leaves_others_correct(self):
         for kept, different in enumerate(({"ranks": 2}, {"pipeline": 2})):
             with self.subTest(different), self.process(kept) as attach:
                 engine = self.filled(4, extra=attach, **different)
@@ -34,7 +34,7 @@ class Ranks(Case):
                 self.assertEqual([engine.bytes(into[:6], rank) for rank in (0, 1)], was)
                 engine.close()
 
-    def test_a_page_is_there_when_all_stages_have_their_layers(self):
+    def test_page_is_found_with_layers_of_all_stages(self):
         with self.process() as attach:
             specs = (FULL, window(2 * TOKENS + 1))
             engine = self.engine(extra=attach, specs=specs, pipeline=2, ranks=2, blocks=64)
@@ -56,7 +56,7 @@ class Ranks(Case):
             self.assertEqual(matched(), 1)
             engine.close()
 
-    def test_another_way_to_divide_the_layers_or_the_tokens_finds_nothing(self):
+    def test_other_split_of_layers_or_tokens_finds_nothing(self):
         with self.process() as attach:
             self.filled(3, extra=attach, pipeline=2).close()
             request = Request("second", 3 * TOKENS + 1, hashes(3))
@@ -69,11 +69,11 @@ class Ranks(Case):
             self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (3 * TOKENS, True))
             engine.close()
 
-    def test_a_stage_without_a_part_of_a_page_is_refused(self):
+    def test_stage_without_part_of_page_is_refused(self):
         with self.process() as attach, self.assertRaisesRegex(ValueError, "no layer of cache group 1.*--pipeline-parallel-size"):
             self.engine(extra=attach, specs=(FULL, window(9)), pipeline=2, without=(1, 1))
 
-    def test_a_block_of_which_each_rank_has_some_tokens_is_of_all_their_tokens(self):
+    def test_context_parallel_block_covers_tokens_of_all_ranks(self):
         with self.process() as attach:
             sharded = (Spec(TOKENS, dcp_sharded=True),)
             engine = self.engine(extra=attach, specs=sharded, ranks=4, context=2)

@@ -69,7 +69,7 @@ class Saves(Case):
         self.assertEqual(engine.answer(request, [*into, 127], {}), len(into) * TOKENS)
         return engine.bytes(into)
 
-    def test_a_step_does_not_wait_for_what_it_saved(self):
+    def test_step_does_not_wait_for_save(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2, 3])
         self.assertEqual((engine.store.exists(engine.keys(hashes(3))), self.waiting(engine)), ([False] * 3, 2))
@@ -83,7 +83,7 @@ class Saves(Case):
         engine.step(Output())
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(Request("third", 3 * TOKENS + 1, hashes(3)), 0)[0], 3 * TOKENS)
 
-    def test_a_block_is_given_to_a_new_request_when_it_is_saved(self):
+    def test_block_is_given_to_new_request_after_save(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2, 3])
         was = engine.bytes([1, 2, 3])
@@ -91,7 +91,7 @@ class Saves(Case):
         self.assertNotEqual(engine.bytes([3]), was[2:])
         self.assertEqual(self.stored(engine, [1, 2, 3], [11, 12, 13]), was)
 
-    def test_a_block_is_given_to_a_running_request_when_it_is_saved(self):
+    def test_block_is_given_to_running_request_after_save(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2, 3])
         was = engine.bytes([1, 2, 3])
@@ -101,7 +101,7 @@ class Saves(Case):
         engine.step(engine.again(running, TOKENS, TOKENS, more=[2]), {2: 99})
         self.assertEqual(self.stored(engine, [1, 2, 3], [11, 12, 13]), was)
 
-    def test_a_block_that_a_load_goes_into_is_saved_first(self):
+    def test_block_is_saved_before_load_into_it(self):
         # Within a step, and in threads.
         for specs, ids in (((FULL,), ([1, 2, 3],)), ((FULL, window(TOKENS + 1)), ([1, 2, 3], [4, 5, 6]))):
             engine = self.slow(specs=specs, engine=str(len(specs)), model=str(len(specs)))
@@ -120,7 +120,7 @@ class Saves(Case):
             self.assertEqual(engine.bytes(into[0]), was[:3])
             engine.close()
 
-    def test_blocks_that_are_computed_again_are_saved_first(self):
+    def test_blocks_are_saved_before_recomputation(self):
         engine = self.slow()
         self.computed(engine, "early", [1, 2])
         engine.workers[0]._work._saving.end()
@@ -141,14 +141,14 @@ class Saves(Case):
         self.assertEqual(self.stored(engine, [21], [31], "another"), was)
         self.assertEqual(shared.num_tokens, TOKENS)
 
-    def test_what_is_on_its_way_at_the_end_is_stored(self):
+    def test_saves_in_progress_at_shutdown_are_stored(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2, 3])
         engine.close()
         again = self.engine(self.extra(), blocks=128)
         self.assertEqual(again.store.exists(again.keys(hashes(3))), [True] * 3)
 
-    def test_a_reset_is_of_what_was_on_its_way_too(self):
+    def test_reset_covers_saves_in_progress(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2, 3])
         self.assertTrue(engine.scheduler.reset_cache())
@@ -169,7 +169,7 @@ class Saves(Case):
         engine.workers[0]._work._saving.end()
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(asked, 0), (3 * TOKENS, False))
 
-    def test_memory_for_copies_is_used_again_when_it_is_no_longer_read(self):
+    def test_copy_memory_is_reused_after_save(self):
         engine = self.slow()
         work = engine.workers[0]._work
         length = len(engine.caches[0][0].block(0))
@@ -207,7 +207,7 @@ class Saves(Case):
         self.assertEqual(self.stored(engine, [1, 2, 3], [21, 22, 23]), was)
         self.assertEqual(self.stored(engine, [1, 2], [31, 32], "another"), engine.bytes([1, 2]))
 
-    def test_a_save_that_failed_is_said(self):
+    def test_failed_save_is_logged(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2])
         engine.store.close()
@@ -215,7 +215,7 @@ class Saves(Case):
             engine.workers[0]._work._saving.end()
         self.assertIsNone(engine.workers[0].build_connector_worker_meta())
 
-    def test_where_vllm_zeroes_blocks_before_it_asks_it_is_refused(self):
+    def test_asynchronous_saves_with_zeroed_blocks_are_refused(self):
         with self.assertRaisesRegex(ValueError, "'save_async' is true.*leave it out"):
             self.engine(self.extra(save_async=True), zeroing=True)
 

@@ -52,7 +52,7 @@ class States(Case):
     def matched(self, engine, pages, of="prompt"):
         return engine.scheduler.get_num_new_matched_tokens(Request("asking", pages * TOKENS + 1, hashes(pages, of)), 0)[0] // TOKENS
 
-    def test_the_next_process_goes_on_from_the_last_state_that_is_there(self):
+    def test_next_process_continues_from_last_stored_state(self):
         first = self.hybrid()
         _, table, left = self.computed(first, 9, [4, 8])
         self.assertEqual([(pool.groups, pool.pages) for pool in first.scheduler._pools.each], [((2,), None), ((0, 1), 1)])
@@ -69,7 +69,7 @@ class States(Case):
         self.assertEqual(engine.bytes([tables[0][7], tables[1][7]]), states)
         self.assertEqual(engine.bytes([0]), null)
 
-    def test_a_state_is_stored_in_the_step_that_hands_it_over_and_out_of_no_table(self):
+    def test_state_is_stored_in_its_step_and_not_from_tables(self):
         engine = self.hybrid()
         request, table = Request("first", 2 * TOKENS, hashes(2)), [1, 2]
         engine.scheduler.update_state_after_alloc(request, Blocks([11], [12], table), 0)
@@ -85,7 +85,7 @@ class States(Case):
         engine.step(Output())
         self.assertEqual(engine.bytes([into[0][1], into[1][1]]), engine.bytes([31, 32]))
 
-    def test_a_state_of_some_groups_or_within_a_page_is_none_to_go_on_from(self):
+    def test_state_of_some_groups_or_within_page_is_not_stored(self):
         engine = self.hybrid(hash_tokens=2)
         prompt = hashes(4)
         request, table = Request("first", 2 * TOKENS, prompt), [1, 2]
@@ -95,7 +95,7 @@ class States(Case):
         here = lambda pool: engine.store.exists(engine.keys(prompt, pool))  # noqa: E731
         self.assertEqual((here(0), here(1)), ([False, True, False, True], [False] * 4))
 
-    def test_a_prefix_ends_where_there_is_a_state_and_all_before_it(self):
+    def test_prefix_ends_at_state_with_complete_prefix(self):
         engine, count, some, found = self.hybrid(), 8, random.Random(3), set()
         self.computed(engine, count, range(1, count + 1))
         prompt = hashes(count)
@@ -110,7 +110,7 @@ class States(Case):
             self.assertEqual([self.pages_here(engine, count, pool) for pool in (0, 1)], [[True] * count] * 2)
         self.assertGreater(len(found), 6)
 
-    def test_a_state_that_could_not_be_read_is_found_no_more_until_it_is_stored_again(self):
+    def test_unreadable_state_is_a_miss_until_stored_again(self):
         engine = self.hybrid()
         self.computed(engine, 8, [4, 8])
         request, tables = Request("second", 8 * TOKENS + 1, hashes(8)), self.tables(9, 8)
@@ -124,14 +124,14 @@ class States(Case):
         self.computed(engine, 8, [8], name="third", start=40)
         self.assertEqual(self.matched(engine, 8), 8)
 
-    def test_a_state_goes_with_its_page_and_the_page_stays_without_it(self):
+    def test_state_is_removed_with_page_but_not_vice_versa(self):
         engine = self.hybrid()
         self.computed(engine, 3, [1, 2, 3])
         engine.store.remove(engine.keys(hashes(1)))
         engine.store.remove(engine.keys(hashes(3)[2:], 1))
         self.assertEqual([self.pages_here(engine, 3, pool) for pool in (0, 1)], [[False, True, True], [False, True, False]])
 
-    def test_a_model_of_states_alone(self):
+    def test_model_with_states_only_works(self):
         engine = self.engine(specs=(STATE,), blocks=64)
         request = Request("first", 3 * TOKENS, hashes(3))
         engine.scheduler.update_state_after_alloc(request, Blocks([0, 0, 5]), 0)
@@ -142,7 +142,7 @@ class States(Case):
         self.assertEqual(engine.step(Output()).failed_requests, set())
         self.assertEqual(engine.bytes([9]), engine.bytes([5]))
 
-    def test_every_rank_has_its_part_of_a_state(self):
+    def test_state_needs_parts_of_every_rank(self):
         with self.process() as attach:
             engine = self.hybrid(extra=attach, ranks=2)
             _, _, left = self.computed(engine, 4, [4])
@@ -155,7 +155,7 @@ class States(Case):
             self.assertEqual(self.matched(engine, 4), 0)
             engine.close()
 
-    def test_states_of_another_form_are_not_found(self):
+    def test_states_of_other_shape_are_not_found(self):
         engine = self.hybrid()
         self.computed(engine, 2, [2])
         engine.close()
@@ -169,7 +169,7 @@ class States(Case):
                 engine.close()
         self.assertEqual(self.matched(self.hybrid(), 2), 2)
 
-    def test_what_is_wrong_is_said_at_the_start(self):
+    def test_invalid_configuration_is_refused_at_start(self):
         for wrong, words in (
             ({"specs": (Spec(TOKENS, "mamba", mamba_cache_mode="none"), FULL)}, "--enable-prefix-caching"),
             ({"specs": (STATE, Spec(2 * TOKENS))}, "states? has blocks of 4 tokens, and 8 are whole"),

@@ -122,7 +122,7 @@ class Given(unittest.TestCase):
                 return length
         return None
 
-    def test_an_object_has_all_pieces_that_it_was_given_when_a_list_changes_in_the_call(self):
+    def test_put_stores_all_pieces_if_list_changes_during_call(self):
         for call, keys_of, put in self.puts():
             for change in ("clear", "pop", "append"):
                 for kind, _ in self.entries(None):
@@ -140,7 +140,7 @@ class Given(unittest.TestCase):
                         self.assertNotEqual(len(keys), 2)
                         self.assertEqual([self.length_of(one) for one in wanted], [3 * LENGTH, 2 * LENGTH])
 
-    def test_a_get_reads_into_all_pieces_that_it_was_given_when_a_list_changes_in_the_call(self):
+    def test_get_fills_all_pieces_if_list_changes_during_call(self):
         whole = bytes(n % 251 for n in range(2 * LENGTH))
         wanted = self.new(2)
         self.store.put(wanted, [whole, whole])
@@ -164,7 +164,7 @@ class Given(unittest.TestCase):
                     self.assertEqual([outcome.bytes for outcome in got], [2 * LENGTH, 2 * LENGTH])
                     self.assertEqual(b"".join(pieces), whole)
 
-    def test_each_key_has_the_range_that_it_was_given_when_the_ranges_change_in_the_call(self):
+    def test_get_uses_passed_ranges_if_list_changes_during_call(self):
         whole = bytes(n % 251 for n in range(LENGTH))
         wanted = self.new(3)
         self.store.put(wanted, [whole] * 3)
@@ -178,7 +178,7 @@ class Given(unittest.TestCase):
         self.assertTrue(all(self.store.get(wanted, into, ranges=ranges)))
         self.assertEqual(b"".join(into), whole[:30])
 
-    def test_all_pages_are_looked_for_that_were_given_when_the_list_changes_in_the_call(self):
+    def test_lookup_checks_all_pages_if_list_changes_during_call(self):
         pages = [bytes([n]) * 32 for n in range(3)]
         keys = [key(n) for n in range(3)]
         self.store.put(keys, [b"x"] * 3)
@@ -196,17 +196,17 @@ class Given(unittest.TestCase):
         query = pagelith.PoolQuery.block_groups([of_blocks], 1, 1, listed())
         self.assertEqual(self.store.exists_groups(pages, [keys[0]], [query]).pool_pages, [3])
 
-    def test_a_namespace_has_all_layers_that_it_was_given_when_the_list_changes_in_the_call(self):
+    def test_namespace_has_all_layers_if_list_changes_during_call(self):
         split = []
         split += [(Number(0, split.clear), 1), (1, 2)]
         self.assertEqual(pagelith.Namespace("m", layer_split=split), pagelith.Namespace("m", layer_split=[(0, 1), (1, 2)]))
 
-    def test_a_pages_hash_has_all_numbers_that_it_was_given_when_they_change_in_the_call(self):
+    def test_page_hash_has_all_numbers_if_list_changes_during_call(self):
         numbers = []
         numbers += [Number(7, numbers.clear), *bytes([7]) * 31]
         self.assertEqual(key(1).on_page(numbers), key(7))
 
-    def test_settings_are_read_as_they_were_given_when_they_change_in_the_call(self):
+    def test_settings_are_read_as_passed_if_changed_during_call(self):
         for change in ("clear", "popitem", "update"):
             settings = {"dram": {"bytes": "1MiB"}, "ssd": {}}
             lists = [settings, settings["dram"], settings["ssd"]]
@@ -223,7 +223,7 @@ class Given(unittest.TestCase):
             self.assertIn("close_timeout_ms", str(raised.exception))
             self.assertNotIn("more", str(raised.exception))
 
-    def test_memory_that_changes_its_length_in_the_call_is_put_as_long_as_it_was_checked(self):
+    def test_resized_memory_is_put_with_checked_length(self):
         memory = (ctypes.c_char * 8).from_buffer_copy(b"8 bytes.")
         keys = self.new(2)
         # ctypes lets what is exported be made longer; so small a memory stays where it was.
@@ -232,7 +232,7 @@ class Given(unittest.TestCase):
         self.assertTrue(self.store.get(keys[:1], [into])[0])
         self.assertEqual(into, b"8 bytes.")
 
-    def test_memory_that_is_registered_is_held_as_it_was_exported(self):
+    def test_registered_memory_keeps_its_export(self):
         tensor = Tensor([LENGTH // 2])
         held = self.store.register(tensor)
         self.assertEqual((tensor.exported, tensor.dropped), (1, 0))
