@@ -1,4 +1,5 @@
-"""Arguments that are wrong: each is named in a message of Python's words, and of several which one it is; nothing is moved."""
+"""Invalid arguments: the error names the argument, with its index in a list, in Python's terms; no
+bytes are moved."""
 
 import ctypes
 import os
@@ -38,12 +39,12 @@ class Refused(unittest.TestCase):
     def assert_said(self, error, words, call, *given, **how):
         with self.assertRaisesRegex(error, words) as raised:
             call(*given, **how)
-        # What only Rust calls so.
+        # Terms that only Rust uses.
         for word in ("Sequence", "Some(", "integral", "`", "u64", "unsigned"):
             self.assertNotIn(word, str(raised.exception))
 
     def calls(self):
-        """Every call that takes keys and memory: what its memories are called, and the call."""
+        """Every call with keys and memory: the name of its memory argument, and the call."""
         store, group = self.store, self.store.begin_group([key(1)])
         yield "sources", store.put
         yield "sources", store.put_group
@@ -109,7 +110,7 @@ class Refused(unittest.TestCase):
                 self.assert_said(error, f"^{name}\\[0\\]\\[1\\]: {words}$", call, [key(1)], [[bytearray(1), pair]])
         for pair, error, words in wrong:
             self.assert_said(error, f"^memory: {words}$", self.store.register, pair)
-        # NumPy's numbers are whole ones, too.
+        # NumPy's integers are accepted.
         whole = types.new_class("int64", (), {}, lambda body: body.update(__init__=lambda self, n: setattr(self, "n", n), __index__=lambda self: self.n))
         self.assertTrue(self.store.put([key(9)], [(whole(at), whole(PAGE))])[0])
 
@@ -257,7 +258,7 @@ class Refused(unittest.TestCase):
 
 
 class Paths(unittest.TestCase):
-    """`os.PathLike` wherever a path is meant."""
+    """`os.PathLike` objects wherever a path is accepted."""
 
     def setUp(self):
         home = tempfile.TemporaryDirectory()
@@ -296,7 +297,7 @@ class Paths(unittest.TestCase):
 
 
 class Addresses(unittest.TestCase):
-    """Addresses at which this process has no memory. Each in a process of its own, which ends if one is looked at."""
+    """Unmapped addresses. Each runs in a separate process, which would crash on an access."""
 
     PRELUDE = """
 import ctypes, mmap, os, pagelith
@@ -352,7 +353,7 @@ said(put, mapped(3))
 for pages in range(2, 200):
     address = mapped(3, pages)
     assert get(address)[0]
-    # What the kernel joins with its neighbours, and what is no mapping's beginning.
+    # A range that the kernel joins with its neighbours, and one that does not begin at a mapping.
     assert get(address + 1, 8192)[0] if pages > 2 else True
 """)
         self.assertEqual(lines, ["[PutOutcome(state=stored)]"])

@@ -1,4 +1,4 @@
-"""What is kept of a store whose owner says nothing at its end. `python/check.sh` runs these."""
+"""What is kept of a store that the program does not close. `python/check.sh` runs these."""
 
 import concurrent.futures
 import os
@@ -15,7 +15,7 @@ from pagelith.threads import submit
 PAGES, PAGE = 500, 16 << 10
 SPACE = pagelith.Namespace("test", dtype="bf16", page_tokens=64)
 KEYS = [pagelith.Key(SPACE, n.to_bytes(32, "little")) for n in range(PAGES)]
-# Fills a store; how it ends follows.
+# Fills a store; the rest of the program defines how it ends.
 FILL = f"""
 import multiprocessing, os, sys, pagelith
 space = pagelith.Namespace("test", dtype="bf16", page_tokens=64)
@@ -34,7 +34,7 @@ def opened(directory):
 
 class Ends(unittest.TestCase):
     def kept(self, end):
-        """How many pages are there after a process that ended like this."""
+        """The number of pages stored after a process that ended in this way."""
         with tempfile.TemporaryDirectory() as home:
             directory = os.path.join(home, "store")
             ran = subprocess.run([sys.executable, "-c", FILL + end, directory], capture_output=True, text=True, timeout=300)
@@ -53,7 +53,7 @@ class Ends(unittest.TestCase):
                 self.assertEqual((kept, ran.returncode), (PAGES, code), ran.stderr)
 
     def test_last_reference_closes_store_and_directory_reopens(self):
-        # Nothing is done at the interpreter's end.
+        # Nothing remains to be done at the interpreter's exit.
         kept, ran = self.kept("store = fill(); del store; os._exit(0)")
         self.assertEqual((kept, ran.returncode), (PAGES, 0), ran.stderr)
         with tempfile.TemporaryDirectory() as home:

@@ -1,4 +1,5 @@
-"""Children that are forked without exec, as multiprocessing does: they have neither a store's memory nor its files."""
+"""Children forked without exec, as by multiprocessing: they have neither a store's memory nor its
+files."""
 
 import os
 import subprocess
@@ -18,7 +19,7 @@ assert store.put([key], [b"x" * 100_000])[0]
 store.flush()
 child = os.fork()
 if child == 0:
-    # Lives on behind the parent, until the test closes its input.
+    # Outlives the parent, until the test closes its input.
     print("child", os.getpid(), flush=True)
     sys.stdin.read()
     os._exit(0)
@@ -27,7 +28,7 @@ os._exit(0)
 
 
 def mapped(process):
-    """Bytes of memory that the process has mapped in pieces of 8 MiB or more and that are no file's."""
+    """Bytes of the process's anonymous mappings of 8 MiB or more."""
     total = 0
     with open(f"/proc/{process}/maps") as maps:
         for line in maps:
@@ -75,7 +76,7 @@ class Forked(unittest.TestCase):
         with os.fdopen(read) as said:
             self.assertLess(int(said.read()) - before, 64 << 20)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
-        # The child let go of its own descriptors alone.
+        # The child closed only its own descriptors.
         self.assertTrue(store.put([pagelith.Key(space, bytes([99]) * 32)], [b"y" * 100_000])[0])
         self.assertEqual(store.flush().lost_objects, 0)
         with self.assertRaisesRegex(pagelith.DeniedError, f"owner=.pid={os.getpid()} pid_ns=.* host=.* boot="):

@@ -1,4 +1,5 @@
-"""The fingerprint of a model: alike in every process, another with any fact that is another, and unknown where nothing says it."""
+"""The fingerprint of a model: equal in every process, different for any different fact, and unknown
+if a fact is missing."""
 
 import dataclasses
 import enum
@@ -78,7 +79,7 @@ class Weights(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
 
     def folder(self, name, tensors=3, changed=None, length=4 << 20):
-        """A folder with a model whose tensors are longer than what of a file is read whole."""
+        """A directory with a model whose tensors are too long to be read whole."""
         folder = os.path.join(self.home, name)
         os.makedirs(folder, exist_ok=True)
         offsets = {f"t{n}": {"dtype": "U8", "shape": [length], "data_offsets": [n * length, (n + 1) * length]} for n in range(tensors)}
@@ -119,7 +120,7 @@ class Weights(unittest.TestCase):
                 file.write(name)
         first = files_of(folder)
         self.assertIsNotNone(first)
-        # A loop of links ends, and what is hidden is none of the model's.
+        # A loop of symbolic links ends, and hidden files are not part of the model.
         os.symlink(folder, os.path.join(folder, "layer_0", "loop"))
         shutil.rmtree(os.path.join(folder, ".git"))
         self.assertEqual(files_of(folder), first)
@@ -217,7 +218,7 @@ class OfVllm(unittest.TestCase):
     def test_weights_missing_in_configuration_are_unknown(self):
         for config, unknown in (
             (vllm.vllm_config(vllm.model_config(commit=None)), ("model.weights",)),
-            # A commit of the configuration alone, and weights of an object store.
+            # A commit of the configuration only, and weights from an object store.
             (vllm.vllm_config(vllm.model_config(hf_config_path="another/model")), ("model.weights",)),
             (vllm.vllm_config(vllm.model_config(model_weights="s3://bucket/model")), ("model.weights",)),
             (vllm.vllm_config(load={"load_format": "runai_streamer"}), ("model.weights",)),
@@ -233,7 +234,8 @@ class OfAProcess(unittest.TestCase):
             self.addCleanup(patch.stop)
 
     def ask(self, config=None, works=False):
-        """What a process says while vLLM's configuration is `config`; one that `works` has a model of vLLM's."""
+        """The identity in a process while vLLM's configuration is `config`; with `works`, the
+        process is a vLLM worker."""
         modules = {
             "vllm.config": types.SimpleNamespace(get_current_vllm_config_or_none=lambda: config),
             "vllm.distributed.parallel_state": types.SimpleNamespace(model_parallel_is_initialized=lambda: works),
@@ -244,7 +246,7 @@ class OfAProcess(unittest.TestCase):
     def test_vllm_worker_keeps_model_for_repeated_connection(self):
         known = self.ask(vllm.vllm_config(), works=True)
         self.assertEqual((known.identity.unknown, known.stale), ((), False))
-        # Another thread makes it, where the configuration is not set.
+        # Another thread makes the connection, where the configuration is not set.
         self.assertEqual(self.ask(works=True), known)
         self.assertEqual(self.ask(vllm.vllm_config(), works=True), known)
         self.assertEqual(self.ask(works=True), known)

@@ -1,4 +1,5 @@
-"""The connector for LMCache in the engine's process, over stand-ins for what it uses of LMCache. Under LMCache itself: `python/clients/`."""
+"""The connector for LMCache in the engine's process, with stand-ins for LMCache. Tests under
+LMCache itself are in `python/clients/`."""
 
 import asyncio
 import os
@@ -13,7 +14,7 @@ import lmcache_stand_ins  # noqa: F401
 
 
 class RemoteMetadata:
-    """Length, shapes, types and format of a chunk, in bytes of one length."""
+    """Length, shapes, types and format of a chunk, serialized with a fixed length."""
 
     def __init__(self, length, shapes, dtypes, fmt):
         self.length, self.shapes, self.dtypes, self.fmt = length, shapes, dtypes, fmt
@@ -79,7 +80,7 @@ class Case(unittest.TestCase):
         self.addCleanup(self.home.cleanup)
 
     def run_with(self, body, store=None, **given):
-        """Run `body` with a connector, in a loop of its own."""
+        """Run `body` with a connector, in its own event loop."""
         ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "64MiB", "segment_bytes": "4MiB"}
         store = {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 1000}, "ssd": ssd} if store is None else store
         metadata = types.SimpleNamespace(model_name="a/model", kv_dtype="bf16", chunk_size=256, worker_id=0, world_size=1)

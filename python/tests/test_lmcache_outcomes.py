@@ -1,4 +1,5 @@
-"""The adapter and the connector for LMCache, over every combination of what may come of their objects."""
+"""The adapter and the connector for LMCache, with every combination of outcomes of their
+objects."""
 
 import unittest
 
@@ -60,7 +61,7 @@ class OfTheConnector(test_lmcache_connector.Case):
                 came = [whole(ends[:2]), whole(ends[2:])]
                 got = await connector.batched_get(chunks)
                 self.assertEqual([chunk and bytes(chunk.byte_array) for chunk in got], [b"1" * 100 if came[0] else None, b"2" * 50 if came[1] else None], ends)
-                # Memory of what did not come is LMCache's again.
+                # Memory of failed objects is released to LMCache.
                 self.assertEqual(sum(chunk.held for chunk in given), sum(came), ends)
                 got = await connector.batched_get_non_blocking("look", chunks)
                 self.assertEqual(len(got), 2 if all(came) else int(came[0]), ends)

@@ -1,4 +1,4 @@
-"""What the engine logs, as Python's logging has it; and what opening found."""
+"""The engine's log events in Python's logging, and the open report."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ def pages(count):
 
 
 class Kept(logging.Handler):
-    """Keeps records, and has `awaited` set once it has one of this message."""
+    """Keeps records; `awaited` is set once a record has this message."""
 
     def __init__(self, message=None):
         super().__init__()
@@ -58,7 +58,8 @@ class Log(unittest.TestCase):
         program = """if True:
             import os, threading
             taken = threading.Event()
-            # Registered before the package's own, so it runs after that; another thread takes events meanwhile.
+            # Registered before the package's own hook, so it runs after that; another thread takes
+            # events meanwhile.
             os.register_at_fork(before=taken.wait)
             from pagelith import _native
             begin = threading.Event()
@@ -80,7 +81,7 @@ class Log(unittest.TestCase):
         with pagelith.Store(settings(self.directory)) as store:
             self.assertTrue(all(store.put(pages(200), [b"x" * 5000] * 200)))
         for name in ("checkpoint.0", "checkpoint.1"):
-            # Behind its head, which says that all of it is there.
+            # After its head, which declares the checkpoint complete.
             with open(os.path.join(self.directory, name), "r+b") as file:
                 file.seek(4096)
                 body = file.read(4096)
@@ -120,7 +121,7 @@ class Log(unittest.TestCase):
         self.addCleanup(logger.setLevel, logging.NOTSET)
         with pagelith.Store(summary) as store:
             into = bytearray(8)
-            # Nobody logs meanwhile: the thread that would waits for this lock.
+            # No thread logs meanwhile: the logging thread waits for this lock.
             with _log._lock:
                 for _ in range(9000):
                     store.get(pages(1), [into])
@@ -167,7 +168,7 @@ class Log(unittest.TestCase):
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         self.addCleanup(logger.setLevel, logging.NOTSET)
-        # Nor does the thread log that would beside it: it waits for this lock.
+        # The logging thread does not log concurrently either: it waits for this lock.
         with _log._lock, self.assertRaises(KeyboardInterrupt):
             pagelith.Store(settings(self.directory))
         logger.removeHandler(handler)
@@ -195,7 +196,7 @@ class Log(unittest.TestCase):
                     while not stop.is_set():
                         store.get([key], [bytearray(8)])
 
-            # Events come while it forks.
+            # Events arrive during the fork.
             thread = threading.Thread(target=busy)
             thread.start()
             for n in range(5):
@@ -206,14 +207,14 @@ class Log(unittest.TestCase):
                     logging.shutdown()
                     os._exit(7)
                 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-                # In one write, beside those of the thread that logs.
+                # In one write, since the logging thread writes concurrently.
                 sys.stderr.write(f"{os.getpid()} {child}\\n")
             stop.set()
             thread.join()
             print("done")
             """
         )
-        # Of each child its own store, and nothing of the parent's batches.
+        # Each child logs its own store, and no events of the parent.
         lines = [line.split(" ", 1) for line in stderr.splitlines()]
         parent, children = lines[-1][0], {line[1] for line in lines if line[1].isdigit()}
         self.assertEqual(len(children), 5)
@@ -261,7 +262,7 @@ class Opened(unittest.TestCase):
             self.assertEqual((made.memory["arena"], made.segment_bytes), (8 << 20, 4 << 20))
             self.assertTrue(made.segments >= 4 and 0 < made.object_bytes_max < 4 << 20)
             store.put(pages(20), [b"x" * 5000] * 20)
-        # Also of a store that was closed.
+        # Also for a closed store.
         self.assertTrue(store.opened.made)
         with pagelith.Store(settings(self.directory)) as store:
             again = store.opened

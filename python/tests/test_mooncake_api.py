@@ -1,4 +1,5 @@
-"""Mooncake's client interface over the store: its codes, and that what is not registered is not touched."""
+"""Mooncake's client interface over the store: its codes, and that unregistered memory is not
+accessed."""
 
 import collections
 import ctypes
@@ -24,7 +25,7 @@ class Case(unittest.TestCase):
     def setUp(self):
         self.memory = ctypes.create_string_buffer(1 << 20)
         self.at = ctypes.addressof(self.memory)
-        # No engine is in this process, whatever stands in for one in other tests.
+        # No engine runs in this process, whatever stand-ins other tests install.
         none = mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None})
         none.start()
         self.addCleanup(none.stop)
@@ -69,7 +70,7 @@ class Client(Case):
         self.memory[:8] = b"aaaabbbb"
 
         class Addresses(list):
-            """What another thread does to a list while a call reads it."""
+            """A list that another thread changes while a call reads it."""
 
             def __iter__(self):
                 keys.reverse()
@@ -87,7 +88,7 @@ class Client(Case):
     def test_unregistered_memory_is_not_accessed(self):
         client = self.client()
         with self.assertLogs(QUIET, "ERROR"):
-            # An address as a GPU's would be: to look there ends the process.
+            # An address like a GPU's: an access would end the process.
             self.assertEqual(client.register_buffer(64, 4096), -600)
             self.assertEqual(client.batch_put_from(["a", "b"], [64, self.at], [8, 8]), [-600, 0])
             self.assertEqual(client.batch_get_into(["b", "b"], [self.at + (1 << 20) - 4, self.at], [8, 8]), [-600, 8])
@@ -99,7 +100,7 @@ class Client(Case):
     def test_full_pool_returns_minus_200(self):
         client = self.client()
         value = bytes(1 << 20)
-        # Each with its length, 4 KiB more: what is left has no room for another.
+        # Each with its length, 4 KiB more: the remaining space does not fit another.
         codes = [client.put(f"k{n}", value) for n in range(31)]
         self.assertEqual(codes, [0] * 31)
         pin = client._store.pin(client._keys([f"k{n}" for n in range(31)]))
@@ -149,7 +150,7 @@ class Client(Case):
     def test_vllm_client_warns_of_failing_load_policy_at_setup(self):
         for policy, lines in (("fail", 1), ("recompute", 0)):
             transfer = types.SimpleNamespace(is_kv_consumer=True, kv_load_failure_policy=policy)
-            # As in a worker of vLLM's: the model is asked elsewhere.
+            # As in a vLLM worker, where another module provides the model.
             engine = types.SimpleNamespace(get_current_vllm_config_or_none=lambda transfer=transfer: types.SimpleNamespace(kv_transfer_config=transfer))
             no_model = mock.patch.object(mooncake, "model_of_this_process", lambda: mooncake.no_engine)
             with mock.patch.dict(sys.modules, {"vllm.config": engine}), no_model, self.assertLogs(QUIET, "WARNING") as said:
@@ -209,7 +210,8 @@ class Client(Case):
         now[0] = Now(Identity({"weights": 1}), False)
         self.assertEqual(client.get("a"), b"old")
     def disk_of(self, total):
-        """A disk of so many bytes below a fresh directory, of which is free what no store of the test takes."""
+        """A disk of this size for a new directory, with all space free that the test's stores do
+        not use."""
         home = tempfile.TemporaryDirectory()
         self.addCleanup(home.cleanup)
 
@@ -224,7 +226,7 @@ class Client(Case):
         return home.name
 
     def assert_refused(self, words, body):
-        """It is -600, of which one line says why; it is what was returned otherwise."""
+        """It returns -600 and logs one line with the reason."""
         with self.assertLogs("pagelith", "ERROR") as said:
             code = body()
         self.assertIn(code, (-600, [-600]))
@@ -236,7 +238,7 @@ class Client(Case):
         path = os.path.join(home, "rank_0")
         sizes = []
         for turn in range(3):
-            # With the least memory that Mooncake has.
+            # With the smallest memory that Mooncake accepts.
             client = MooncakeDistributedStore()
             self.assertEqual(client.setup("host", enable_ssd_offload=True, ssd_offload_path=path), 0)
             self.assertEqual(client.put(f"k{turn}", b"x" * 100), 0)

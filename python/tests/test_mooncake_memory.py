@@ -1,4 +1,5 @@
-"""Memory of Mooncake's allocator: forks, memory that is freed while it is registered, and what cannot be allocated."""
+"""Memory of Mooncake's allocator: forks, memory that is freed while registered, and failed
+allocations."""
 
 import contextlib
 import ctypes
@@ -18,7 +19,7 @@ QUIET = "pagelith.compat.mooncake"
 
 
 def descriptors():
-    """How many of this memory are open."""
+    """The number of open descriptors of this memory."""
     count = 0
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -28,7 +29,7 @@ def descriptors():
 
 class Memory(unittest.TestCase):
     def in_a_child(self, body):
-        """What the code of a forked child ends with."""
+        """The exit code of a forked child that runs `body`."""
         child = os.fork()
         if child == 0:
             code = 99
@@ -69,7 +70,7 @@ class Memory(unittest.TestCase):
         self.assertEqual(ctypes.string_at(held, LENGTH), b"\1" * LENGTH)
 
     def test_allocation_works_during_garbage_collection(self):
-        # In a process of its own, which ends if it waits for itself.
+        # In a separate process, which a deadlock would hang.
         program = """if True:
             import faulthandler, gc
             from pagelith.compat.mooncake import MooncakeHostMemAllocator
@@ -107,7 +108,7 @@ class Memory(unittest.TestCase):
         self.addCleanup(client.close)
         allocator, other = MooncakeHostMemAllocator(), ctypes.create_string_buffer(LENGTH)
         address = allocator.alloc(LENGTH)
-        # In parts, and beside what is no memory of the allocator.
+        # In parts, and next to memory that is not the allocator's.
         parts = [(address, 4096), (address + 4096, 4096), (ctypes.addressof(other), LENGTH)]
         self.assertEqual([client.register_buffer(*part) for part in parts], [0, 0, 0])
         held = [registration for part in parts[:2] for registration in client._registrations[part[0]]]

@@ -1,4 +1,5 @@
-"""Mooncake's client interface, over every combination of what may come of the objects of a call: each has its code."""
+"""Mooncake's client interface, with every combination of outcomes of a call's objects: each has its
+code."""
 
 import unittest
 
@@ -45,7 +46,7 @@ class Outcomes(test_mooncake_api.Case):
         self.addCleanup(setattr, client, "_store", client._store._store)
         names = client._current_names()
         for ends in combinations(2):
-            # Another client's, whose length is not known here.
+            # Put by another client, so the length is not cached here.
             client._lengths.clear()
             client._store.ends = dict(zip((names.length.on_page("a"), names.data.on_page("a")), ends, strict=True))
             self.assertEqual(client.get("a"), b"12345678" if whole(ends) else b"", ends)

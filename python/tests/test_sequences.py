@@ -1,6 +1,7 @@
-"""Arguments that change while a call looks at them: an entry's own code runs then, or another thread.
+"""Arguments that change while a call inspects them, by an entry's own code or by another thread.
 
-The entries here change the lists themselves, which is what a thread does that is let in, and happens every time.
+The entries here change the lists themselves, in place of a thread that runs meanwhile, so that it
+happens every time.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ LENGTH = 10_000
 
 
 class Meddling(Tensor):
-    """A tensor of `LENGTH` bytes that does something when it is looked at."""
+    """A tensor of `LENGTH` bytes that runs code when it is inspected."""
 
     def __init__(self, meddle, when="__dlpack__"):
         super().__init__([LENGTH // 2])
@@ -32,7 +33,7 @@ class Meddling(Tensor):
 
 
 class Number:
-    """A whole number that does something when it is looked at."""
+    """An integer that runs code when it is inspected."""
 
     def __init__(self, number, meddle):
         self.number, self.meddle = number, meddle
@@ -43,7 +44,7 @@ class Number:
 
 
 class Buffered:
-    """Bytes of Python 3.12's buffer protocol, that do something when they are looked at."""
+    """Bytes with Python 3.12's buffer protocol that run code when they are inspected."""
 
     def __init__(self, meddle):
         self.memory, self.meddle = bytearray(LENGTH), meddle
@@ -54,7 +55,7 @@ class Buffered:
 
 
 class Path:
-    """A path that does something when it is looked at."""
+    """A path that runs code when it is inspected."""
 
     def __init__(self, path, meddle):
         self.path, self.meddle = path, meddle
@@ -65,7 +66,7 @@ class Path:
 
 
 def address_of(memory, meddle):
-    """Memory by its address, which does something when it is looked at."""
+    """An (address, length) that runs code when it is inspected."""
     return (Number(ctypes.addressof(memory), meddle), LENGTH)
 
 
@@ -86,7 +87,7 @@ class Given(unittest.TestCase):
         return [pagelith.Key(pagelith.Namespace(model="m"), keys[0].page, component=f"c{n}") for n in range(count)]
 
     def entries(self, meddle):
-        """One of each kind whose own code a call runs."""
+        """One entry of each kind whose own code a call runs."""
         yield "__dlpack__", Meddling(meddle)
         yield "__dlpack_device__", Meddling(meddle, "__dlpack_device__")
         yield "address", address_of(self.kept, meddle)
@@ -94,7 +95,7 @@ class Given(unittest.TestCase):
             yield "__buffer__", Buffered(meddle)
 
     def puts(self):
-        """Every call that puts two objects: how many keys, and the call."""
+        """Every call that puts two objects: the number of keys, and the call."""
 
         def group(keys, sources):
             begun = self.store.begin_group(list(keys))
@@ -116,7 +117,7 @@ class Given(unittest.TestCase):
         yield "Group.put", self.on_one_page, group
 
     def length_of(self, wanted):
-        """How long the object is that was stored."""
+        """The length of the stored object."""
         for length in (0, LENGTH, 2 * LENGTH, 3 * LENGTH):
             if self.store.get([wanted], [bytearray(length)])[0]:
                 return length
@@ -185,7 +186,7 @@ class Given(unittest.TestCase):
 
         def listed():
             given = []
-            # A page's hash may be numbers.
+            # A page's hash may be a list of numbers.
             given += [[Number(0, given.clear), *pages[0][1:]], *pages[1:]]
             return given
 
@@ -217,7 +218,8 @@ class Given(unittest.TestCase):
 
             settings["ssd"]["dirs"] = [Path("/nowhere", meddle), Path("/nowhere", settings.clear)]
             settings["close_timeout_ms"] = "words"
-            # The message says which settings were read: all, and none that came later.
+            # The message shows which settings were read: all of them, and none that was added
+            # later.
             with self.subTest(change=change), self.assertRaises(pagelith.InvalidError) as raised:
                 pagelith.Store(settings)
             self.assertIn("close_timeout_ms", str(raised.exception))
@@ -226,7 +228,7 @@ class Given(unittest.TestCase):
     def test_resized_memory_is_put_with_checked_length(self):
         memory = (ctypes.c_char * 8).from_buffer_copy(b"8 bytes.")
         keys = self.new(2)
-        # ctypes lets what is exported be made longer; so small a memory stays where it was.
+        # ctypes can extend exported memory; memory this small is not moved.
         self.store.put(keys, [memory, Meddling(lambda: ctypes.resize(memory, 5000))])
         into = bytearray(8)
         self.assertTrue(self.store.get(keys[:1], [into])[0])

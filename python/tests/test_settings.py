@@ -1,4 +1,4 @@
-"""Settings of a store, given to it and to adapters: validated once, before anything is made."""
+"""Settings of stores and adapters: validated once, before anything is created."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from pagelith.settings import StoreSettings
 
 
 def owned(path, user):
-    """What is known of a file, were it that user's."""
+    """The file's status, as if this user owned it."""
     known = os.stat(path)
     return types.SimpleNamespace(st_uid=user, **{name: getattr(known, name) for name in ("st_mode", "st_size", "st_blksize")})
 
 
 class Refused(unittest.TestCase):
-    """Each in a directory of its own, in which nothing is left."""
+    """Each case in its own directory, in which nothing is left."""
 
     def setUp(self):
         self.home = tempfile.TemporaryDirectory()
@@ -35,7 +35,7 @@ class Refused(unittest.TestCase):
         return {"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}, "ssd": given}
 
     def openings(self, store):
-        """A store in this process, as callers and as adapters open it."""
+        """An embedded store, opened directly and by adapters."""
         yield lambda: pagelith.Store(store)
         yield lambda: StoreSettings.read("here", {"store": store}).open("rank_0", events_max=10)
 

@@ -1,5 +1,5 @@
-"""The adapter for SGLang, over stand-ins for the few things of SGLang and torch that it uses, so that it is shown wherever the wheel
-is built. Against SGLang itself: `python/clients/`.
+"""The adapter for SGLang, with stand-ins for the parts of SGLang and torch that it uses, so that it
+is tested wherever the wheel is built. Tests under SGLang itself are in `python/clients/`.
 """
 
 import concurrent.futures
@@ -25,7 +25,7 @@ def stand_in(name, **members):
 
 
 class Indices(list):
-    """Slots of a host pool, where SGLang has a tensor."""
+    """Slots of a host pool, in place of SGLang's tensor."""
 
     def tolist(self):
         return list(self)
@@ -66,7 +66,7 @@ stand_in(
 )
 
 class Published(queue.Queue):
-    """SGLang's publisher of events, with what it was made of and what it was given."""
+    """SGLang's publisher of events, with its arguments and the published events."""
 
     made = []
 
@@ -111,7 +111,7 @@ stand_in("sglang").__version__ = "0.5.23"
 
 
 class Served:
-    """SGLang's runtime context of one server: what it serves, and what was changed since."""
+    """SGLang's runtime context of one server: its model, and the changes since the start."""
 
     def __init__(self, **different):
         get = different.get
@@ -143,7 +143,7 @@ class Served:
         self.changes = []
 
     def change(self, source="scheduler.weight_version", **weights):
-        """As SGLang does behind an update of weights."""
+        """The changes that SGLang records after an update of weights."""
         self.changes.append((source, weights))
         for name, value in weights.items():
             setattr(self.serving if name == "weight_version" else self.model, name, value)
@@ -153,7 +153,7 @@ served = Served()
 
 
 def serve(**different):
-    """The server that this process is from here on."""
+    """Set the server that this process is from here on."""
     served.__dict__.update(Served(**different).__dict__)
 
 
@@ -178,7 +178,7 @@ PAGE = 4
 
 
 class Pool:
-    """A host pool of one object a page."""
+    """A host pool with one object per page."""
 
     dtype, layout, layer_num, start_layer = "bf16", "page_first", 2, 0
 
@@ -193,7 +193,7 @@ class Pool:
         return at, [self.length] * len(at)
 
     def clear(self):
-        """As SGLang does when it flushes its cache, behind the end of its storage threads."""
+        """Called when SGLang flushes its cache, after it has stopped its storage threads."""
 
     def write(self, page, what):
         block = hashlib.sha256(what.encode()).digest() * (self.length * self.parts // 32 + 1)
@@ -204,14 +204,14 @@ class Pool:
 
 
 class MHATokenToKVPoolHost(Pool):
-    """K and V of heads, which the adapter knows by its class's name."""
+    """K and V per head, which the adapter detects by the class's name."""
 
     def __init__(self, **how):
         super().__init__(parts=2, **how)
 
 
 class Anchor(Pool):
-    """Indices without bytes: DeepSeek-V4's."""
+    """Indices without bytes, as DeepSeek-V4 has."""
 
     def __init__(self):
         super().__init__()
@@ -291,7 +291,7 @@ class Pages(Case):
         found = backend.batch_exists_v2(pages, [sidecar])
         self.assertEqual((found.kv_hit_pages, found.extra_pool_hit_pages), (3, {"kv": 3, "indexer": 3}))
         self.assertEqual(backend._store.stats()["groups_waiting"], 2)
-        # One that failed takes its page with it, until it was put.
+        # A failed sidecar makes its page fail, until it was put.
         failing = Transfer("indexer", keys(2, "failing"), 0)
         failing.host_indices = slots(0, 1)
         with self.assertLogs("pagelith.sglang.hicache", "ERROR"):
@@ -339,7 +339,7 @@ class Pages(Case):
         backend, pages = self.open(Pool(), sidecars, is_mla_model=True), keys(2)
         self.addCleanup(backend.close)
         both = [Transfer("indexer", pages, 0), Transfer("draft", pages, 0)]
-        # A query says which pools every page has.
+        # A query shows which pools every page has.
         backend.batch_exists_v2(pages, both)
         self.assertEqual(backend.batch_set_v2(both[:1]), {"indexer": [True] * 2})
         with self.assertLogs("pagelith.sglang.hicache", "WARNING"):
@@ -347,7 +347,7 @@ class Pages(Case):
         self.assertEqual(backend.batch_set_v2(both[1:]), {"draft": [True] * 2})
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [True] * 2)
         self.assertEqual(backend.batch_exists_v2(pages, both).kv_hit_pages, 2)
-        # What is there is stored: for each of them.
+        # Stored objects count as stored, individually.
         self.assertEqual(backend.batch_set_v2(both), {"indexer": [True] * 2, "draft": [True] * 2})
 
     def test_repeated_key_has_one_result(self):
@@ -401,7 +401,7 @@ class Pages(Case):
         self.addCleanup(backend.close)
         each = Transfer("deepseek_v4_c4", pages, 0)
         last = Transfer("deepseek_v4_c4_state", pages[2:3], 0, PoolHitPolicy.TRAILING_PAGES)
-        # What no sidecar was stored of is no page.
+        # A page without a stored sidecar is no page.
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 4)), [False] * 4)
         self.assertEqual(backend.batch_exists_v2(pages, [each, last]).kv_hit_pages, 0)
         stored = backend.batch_set_v2([last, each])
@@ -446,7 +446,7 @@ class Pages(Case):
 
 
 def in_a_thread(body, *arguments):
-    """As a storage thread of SGLang's that is new."""
+    """Run on a new storage thread of SGLang's."""
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(body, *arguments).result()
 
@@ -496,7 +496,7 @@ class Models(Case):
             self.assertEqual(backend.batch_exists(pages), 0)
         self.assertIn("POST /flush_cache", said.output[0])
         self.assertEqual(backend.batch_get_v1(pages, slots(9, 3)), [False] * 3)
-        # The new weights' pages are others, and each version finds its own.
+        # The new weights have other pages, and each version finds its own.
         backend.mem_pool_host.clear()
         self.assertEqual(backend.batch_set_v1(pages[:2], slots(4, 2)), [True] * 2)
         self.assertEqual(backend.batch_exists(pages), 2)
@@ -509,9 +509,9 @@ class Models(Case):
             self.assertEqual(before.submit(backend.batch_set_v1, pages[:1], slots(0, 1)).result(), [True])
             served.change(weight_version="2")
             self.assertEqual(before.submit(backend.batch_set_v1, pages, slots(0, 3)).result(), [False] * 3)
-            # Nor by a thread that is new.
+            # Nor by a new thread.
             self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [False] * 3)
-            # Also when the first version is back: what they bring may be the second one's.
+            # Also when the first version is back: the threads may bring pages of the second one.
             served.change(weight_version="default")
             self.assertEqual(before.submit(backend.batch_set_v1, pages, slots(0, 3)).result(), [False] * 3)
             self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [False] * 3)
@@ -531,7 +531,7 @@ class Models(Case):
         self.addCleanup(backend.close)
         pool.clear()
         self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
-        # A change of something else is none of the weights.
+        # Other changes do not change the weights.
         served.change("scheduler.something")
         self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
 
@@ -552,7 +552,7 @@ class Models(Case):
             for path in ("a/model", "another/model"):
                 served.change("model_runner.update_model_fields", model_path=path, load_format="auto")
                 self.assertEqual((backend.batch_exists(pages), backend.batch_get_v1(pages, slots(9, 3))), (0, [False] * 3))
-        # Once of queries, and once of reads.
+        # Once for queries, and once for reads.
         self.assertEqual([("cannot read weights here" in line, "Traceback" in line) for line in said.output], [(True, False)] * 2)
         commits = {"a/model": "d" * 40, "another/model": "e" * 40}
         cached = lambda model, file, **where: f"/cache/snapshots/{commits[model]}/{file}"  # noqa: E731
@@ -627,17 +627,17 @@ class Models(Case):
 
 
 class Listener:
-    """Believes what it is told, as a router does."""
+    """Applies events, as a router does."""
 
     def __init__(self, backend):
         self.backend, self.there = backend, {"dram": set(), "ssd": set()}
 
     def listen(self):
-        """What it was told."""
+        """Read the events."""
         events = self.backend.take_events()
         for event in events:
             if event.removed:
-                # Nothing goes that did not come.
+                # Only added pages are removed.
                 assert self.there[event.tier].issuperset(event.pages), event
                 self.there[event.tier] -= set(event.pages)
             else:
@@ -683,7 +683,7 @@ class Events(Case):
             here = {page for n in range(turn + 1) for page in keys(20, f"turn {n}") if backend.exists(page)}
             self.assertEqual(listener.anywhere, here)
         self.assertTrue(gone, "nothing was evicted, so nothing was shown")
-        # One that was read from where it is no more is gone when it is gone.
+        # A page reported for a tier that it had left is removed completely.
         backend._listening._tracker.read([(bytes.fromhex(pages[0]), "ssd")])
         listener.listen()
         self.assertIn(pages[0], listener.there["ssd"])
@@ -700,7 +700,7 @@ class Events(Case):
             backend._store.flush()
             listener.listen()
         self.assertEqual(listener.there["ssd"], set(pages))
-        # No more than fit.
+        # As many as fit.
         self.assertTrue(0 < len(listener.there["dram"]) * 3000 <= 4 << 20, len(listener.there["dram"]))
 
     def test_cleared_pages_are_reported_and_other_models_are_not(self):
@@ -713,7 +713,7 @@ class Events(Case):
         self.assertNotEqual(backend._names.anchor.namespace, other)
         backend._store.put([pagelith.Key(other, "page")], [b"x" * 3000])
         self.assertEqual(listener.listen(), [])
-        # So that some lie on SSD alone, and have no name when they go.
+        # So that some are only on SSD, and have no key when they are lost.
         backend._store.put([backend._names.anchor.on_page(f"more {n}") for n in range(4000)], [b"x" * 3000] * 4000, wait=60)
         listener.listen()
         self.assertTrue(listener.there["ssd"] - listener.there["dram"])
@@ -730,7 +730,7 @@ class Events(Case):
         self.assertEqual(backend.batch_get_v1([*keys(4), *keys(1, "nobody's")], slots(0, 5)), [True] * 4 + [False])
         listener.listen()
         self.assertEqual((listener.there["ssd"], listener.anywhere), (set(keys(4)), set(keys(4))))
-        # And when it goes, as anything else.
+        # And its removal, like any other.
         removed = [backend._names.anchor.on_page(bytes.fromhex(page)) for page in keys(2)]
         backend._store.remove(removed)
         listener.listen()
@@ -745,7 +745,7 @@ class Events(Case):
                 listener.listen()
         with self.assertLogs("pagelith.events", "WARNING"):
             listener.listen()
-        # Of what came some is not told of. What is told of is there.
+        # Some stored pages are not reported. Every reported page is stored.
         self.assertTrue(listener.anywhere)
         self.assertEqual([page for page in listener.anywhere if not backend.exists(page)], [])
 
@@ -775,7 +775,7 @@ class Events(Case):
                 with self.assertRaisesRegex(ValueError, "PAGELITH_EVENTS__MAX"):
                     self.open(Pool(), extra=extra, is_mla_model=True)
                 continue
-            # One writes, and both are told.
+            # One writes, and both get the events.
             backends = [self.open(Pool(), extra=extra, is_mla_model=True) for _ in range(2)]
             listeners = [Listener(backend) for backend in backends]
             for listener in listeners:
@@ -841,7 +841,7 @@ class Publishing(Case):
         for _ in range(2):
             with self.assertRaisesRegex(ValueError, "Unknown event publisher"):
                 self.publishing({"publisher": "carrier pigeon"})
-        # Nor is one made.
+        # Nor is one created.
         self.assertEqual(os.listdir(self.home.name), [])
         backend = self.open(Pool(), is_mla_model=True)
         self.addCleanup(backend.close)

@@ -1,4 +1,5 @@
-"""The adapter for SGLang, over every combination of what may come of the objects of a page: a page came if all of its objects did."""
+"""The adapter for SGLang, with every combination of outcomes of a page's objects: a page is read if
+all of its objects are."""
 
 import ctypes
 import unittest
@@ -36,7 +37,7 @@ class Outcomes(Case):
                     self.assertEqual(pool.read(10 + page), pool.read(page), ends)
 
     def test_sidecar_page_is_read_if_all_objects_are_read(self):
-        # A draft of heads has two objects a page, as its target has.
+        # A draft with heads has two objects per page, as its target has.
         indexer, draft, pages = Pool(length=500), MHATokenToKVPoolHost(length=200), keys(2)
         backend = self.backend(MHATokenToKVPoolHost(), [("indexer", indexer), ("draft", draft)])
         both = [Transfer("indexer", pages, 0), Transfer("draft", pages, 0)]
@@ -44,7 +45,7 @@ class Outcomes(Case):
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [True] * 2)
         of = [[*self.objects(backend, "indexer", page), *self.objects(backend, "draft", page)] for page in pages]
         every = list(combinations(3))
-        # The other page ends otherwise each time.
+        # The other page has different outcomes each time.
         for first, second in zip(every, reversed(every), strict=True):
             backend._store.ends = dict(zip([*of[0], *of[1]], [*first, *second], strict=True))
             got = backend.batch_get_v2([Transfer("indexer", pages, 10), Transfer("draft", pages, 10)])
@@ -73,7 +74,7 @@ class Outcomes(Case):
             said = backend.batch_set_v2([Transfer("indexer", pages, 0)])
             self.assertEqual(said, {"indexer": [is_there(state) or state == "waiting" for state in states]}, states)
             backend._store.states = dict(zip(of("kv"), states, strict=True))
-            # Of a page whose sidecar was not taken nothing is put.
+            # If a page's sidecar was refused, none of the page is put.
             came = [is_there(state) and ok for state, ok in zip(states, said["indexer"], strict=True)]
             self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), came, states)
 

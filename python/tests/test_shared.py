@@ -1,4 +1,4 @@
-"""Memory that a store process looks at: which of it is shown, and that what is not shown is sent."""
+"""Memory shared with a store process: which memory is shared, and that other memory is sent."""
 
 import ctypes
 import mmap
@@ -33,14 +33,14 @@ class Attached(unittest.TestCase):
         return store
 
     def looked_at(self):
-        """Files that the store process has mapped and did not make."""
+        """Files that the store process has mapped and did not create."""
         with open(f"/proc/{self.process.child.pid}/maps") as maps:
             return {name[0].rstrip() for line in maps if (name := line.split(maxsplit=5)[5:])}
 
 
 class Shared(Attached):
     def put(self, store, address, first):
-        """Eight pages from there, which come back as they were."""
+        """Put eight pages from that memory, and read them back."""
         keys, pages = [key(first + n) for n in range(8)], [content(first + n) for n in range(8)]
         ctypes.memmove(address, b"".join(pages), LENGTH)
         self.assertEqual([o.state for o in store.put(keys, [(address + n * PAGE, PAGE) for n in range(8)])], ["stored"] * 8)
@@ -49,11 +49,11 @@ class Shared(Attached):
         self.assertEqual(into, pages)
 
     def in_a_file(self, name="pagelith-test", keep=False):
-        """Memory of a file in /dev/shm."""
+        """Memory in a file in /dev/shm."""
         fd, path = tempfile.mkstemp(prefix=name, dir="/dev/shm")
         self.addCleanup(lambda: os.path.exists(path) and os.unlink(path))
         os.ftruncate(fd, LENGTH)
-        # mmap has a descriptor of its own, which engines in C++ do not keep.
+        # mmap duplicates the descriptor, which engines in C++ do not.
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -70,14 +70,15 @@ class Shared(Attached):
             path, address = self.in_a_file(keep=keep)
             if gone:
                 os.unlink(path)
-            # Of two spans in one mapping, and of one that begins within it.
+            # Two ranges in one mapping, one of which begins within it.
             self.assertEqual(settings.register(store, [(address, PAGE), (address + PAGE, PAGE)]), [])
             self.put(store, address, 8 * n)
             self.assertIn(f"{path} (deleted)" if gone else path, self.looked_at())
 
     def test_unsharable_memory_is_sent(self):
         store = self.attach()
-        # Nobody can open what has no name and no descriptor, and another file of its name is not it.
+        # A file without name and descriptor cannot be opened, and a different file with its name
+        # must not be used.
         path, address = self.in_a_file()
         os.unlink(path)
         with self.assertLogs("pagelith.shared", "WARNING") as logs:
@@ -120,7 +121,7 @@ class Shared(Attached):
             self.addCleanup(os.unlink, path)
             os.ftruncate(fd, LENGTH)
             memory = mmap.mmap(fd, LENGTH)
-            # What was shown has to stay where it is.
+            # Shared memory must stay in place.
             memories.append(memory)
             (found,) = shared.mappings([(address_of(memory), 1)])
             self.assertEqual(os.fsencode(found.name), path.replace(b"\n", b"\\012"))
@@ -163,7 +164,7 @@ class Shared(Attached):
 
 
 class OfMooncake(Attached):
-    """What its allocator hands out."""
+    """Memory from Mooncake's allocator."""
 
     NAME = "/memfd:pagelith-host-memory (deleted)"
 
@@ -183,7 +184,7 @@ class OfMooncake(Attached):
     def test_allocator_memory_is_shared_with_store_process(self):
         allocator = MooncakeHostMemAllocator()
         before, behind = allocator.alloc(LENGTH), allocator.alloc(LENGTH)
-        # Registered before the client is set up, and behind.
+        # Registered before the client is set up, and after.
         self.assertEqual(self.client.register_buffer(before, LENGTH), 0)
         self.assertEqual(self.client.setup("host", master_server_addr=self.process.address), 0)
         self.put("a", before, content(1))
@@ -202,7 +203,7 @@ class OfMooncake(Attached):
         allocator = MooncakeHostMemAllocator()
         self.assertEqual(self.client.setup("host", master_server_addr=self.process.address), 0)
         seen = set()
-        # More regions than a store looks at: the others are sent.
+        # More regions than a store maps: the others are sent.
         with self.assertLogs("pagelith.shared", "WARNING"):
             for n in range(40):
                 address = allocator.alloc(LENGTH - n)

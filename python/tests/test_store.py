@@ -1,4 +1,5 @@
-"""What callers rely on, through the wheel as it is installed. `python/check.sh` builds it and runs these."""
+"""The behaviour that callers rely on, tested with the installed wheel. `python/check.sh` builds it
+and runs these."""
 
 import ctypes
 import fcntl
@@ -217,7 +218,7 @@ class Registered(Case):
         store = self.open()
         store.put(keys, [content(n, 4 * PAGE) for n in range(64)])
         store.close()
-        # Of its own, it is page-aligned: what is read goes there and nowhere between.
+        # The memory is page-aligned: reads go directly into it.
         pool = mmap.mmap(-1, 64 * 4 * PAGE)
         rows = [memoryview(pool)[n * 4 * PAGE : (n + 1) * 4 * PAGE] for n in range(64)]
         store = pagelith.Store(config(self.home.name, promote="never"))
@@ -257,7 +258,7 @@ class Pins(Case):
         store.put([key(1)], [content(1)])
         pin = store.pin([key(1)])
         store.close()
-        # Its files are free again, and the other store's pins its own.
+        # The files of the store are released, and the other store has its own pins.
         store = self.open()
         second = store.pin([key(1)])
         pin.release()
@@ -375,7 +376,7 @@ class Life(Case):
         self.assertEqual([(view.nbytes, view.held) for view in views], [(PAGE, True)] * 3)
         self.assertEqual((ctypes.string_at(views[0].address, PAGE), views[0].address % 4096), (content(0), 0))
         self.assertEqual({(m.readonly, m.format, m.nbytes) for m in memories}, {(True, "B", PAGE)})
-        # The memory keeps what it is of, whatever becomes of the rest.
+        # The memory keeps its view alive, whatever else is dropped.
         del views
         self.assertEqual(store.remove(keys[:1]), 1)
         self.assertTrue(all(store.put([key(n) for n in range(100, 800)], [content(1)] * 700)))
@@ -385,7 +386,7 @@ class Life(Case):
         store.close()
         with self.assertRaises(pagelith.ClosedError):
             store.view(keys)
-        # The store's files are free for the next one.
+        # The store's files are released for the next one.
         with pagelith.Store(config(self.home.name)) as again:
             self.assertEqual(again.exists(keys), [False, True, True])
             self.assertEqual(memories, [content(n) for n in range(3)])
@@ -444,7 +445,7 @@ class Life(Case):
                 store.exists([key(1)])
             except pagelith.ForkedError as error:
                 status = 0 if f"opened_in={os.getppid()}" in str(error) else 2
-            # What the child drops is not its own to close.
+            # The child drops objects that the parent must close.
             pin.release()
             registration.release()
             del store, pin, registration
@@ -457,7 +458,8 @@ class Life(Case):
 
     def test_other_threads_run_during_call(self):
         store = self.open()
-        # A put waits while everything is pinned. If it kept the interpreter's lock, it would be over before anything else.
+        # A put waits while everything is pinned. If it held the GIL, it would end before anything
+        # else ran.
         small = pagelith.Store(config(bytes="1MiB"))
         keys = [key(n) for n in range(64)]
         small.put(keys, [content(n) for n in range(64)])
@@ -504,11 +506,11 @@ class Life(Case):
 
 
 class NotListening(Exception):
-    """A store process ended before it listened; what it said."""
+    """A store process ended before it listened; the argument is its output."""
 
 
 class Process:
-    """A store process, as `pagelith serve` runs it."""
+    """A store process, started by `pagelith serve`."""
 
     def __init__(self, listen, *flags):
         program = os.environ["STORE_PROGRAM"]
@@ -556,7 +558,7 @@ class Peers(Case):
             outcomes = store.get(keys, landed)
         self.assertEqual([outcome.tier for outcome in outcomes], ["remote"] * len(keys))
         self.assertEqual([bytes(value) for value in landed], values)
-        # Each has its share.
+        # Each owns its share of the pages.
         for process in processes:
             with pagelith.Store.attach(process.address) as there:
                 self.assertTrue(0 < sum(there.exists(keys)) < len(keys))
@@ -574,7 +576,8 @@ class Attached(Case):
         return process
 
     def serve_again(self, *flags):
-        """As `serve`, in the directory of a process that was killed, whose lock lasts as long as its last write."""
+        """As `serve`, in the directory of a killed process, whose lock lasts until its last write
+        has ended."""
         for _ in range(1000):
             try:
                 return self.serve(*flags)
@@ -601,7 +604,7 @@ class Attached(Case):
             mamba = pagelith.PoolQuery.trailing_pages([key(0, pool="mamba")])
             found = reader.exists_groups([page[0].page], [key(0, component="k")], [mamba])
             self.assertEqual((found.usable_pages, found.stops), (1, [1]))
-            # All of it is in memory.
+            # All objects are in memory.
             self.assertEqual(reader.prefetch(keys), 0)
             self.assertEqual(reader.remove(keys[:5]), 5)
             self.assertEqual(writer.exists(keys[:6]), [False] * 5 + [True])
@@ -628,7 +631,7 @@ class Attached(Case):
             for call in (group.missing, group.commit, group.abort, lambda: group.put(page[:1], [b"k" * 100])):
                 with self.assertRaisesRegex(pagelith.UnavailableError, "over"):
                     call()
-            # Who joined it finds it there.
+            # A client that joined the group finds it committed.
             self.assertEqual((joined.missing(), joined.put(page[:1], [b"k" * 100])[0].state), ([], "present"))
             self.assertEqual(joined.commit().state, "present")
             with self.assertRaisesRegex(pagelith.UnavailableError, "over"):
@@ -640,7 +643,7 @@ class Attached(Case):
                 given_up.put(other[:1], [b"k" * 100])
             self.assertEqual(store.begin_group(other).missing(), other)
             self.assertEqual(store.stats()["groups_waiting"], 1)
-            # It is as open to others as one in their process: who forgets it leaves it open.
+            # As in an embedded store, dropping the group leaves it open to others.
             store.begin_group(other).put(other[:1], [b"k" * 100])
             del given_up, group
             gc.collect()
@@ -654,7 +657,7 @@ class Attached(Case):
         with self.assertRaises(pagelith.ClosedError):
             first.missing()
         with pagelith.Store.attach(process.address) as store:
-            # They go with the clients that began them, though somebody has the objects that named them.
+            # Groups end with the clients that began them, even if objects that named them are kept.
             self.assertTrue(any(store.stats()["groups_waiting"] == 0 for _ in range(1_000_000)))
             self.assertEqual(store.begin_group(other).missing(), other)
             group = store.begin_group(other)
@@ -702,7 +705,7 @@ class Attached(Case):
             store.put(pinned, [content(n) for n in range(10)])
             with pagelith.Store.attach(process.address) as leaving:
                 left = leaving.pin(pinned)
-            # It has gone with its client, though somebody has it.
+            # The pin ended with its client, even if the object is kept.
             self.assertTrue(any(store.stats()["objects_pinned"] == 0 for _ in range(1_000_000)))
             self.assertFalse(left.held)
             left.release()
@@ -735,7 +738,7 @@ class Attached(Case):
         for each in (fd, other):
             os.ftruncate(each, 8 * PAGE)
         pool, elsewhere = mmap.mmap(fd, 8 * PAGE), mmap.mmap(fd, 8 * PAGE, mmap.MAP_PRIVATE)
-        # By a private mapping nothing is shared, though the file is the same.
+        # A private mapping is not shared, although its file is.
         lies = [ctypes.addressof(ctypes.c_char.from_buffer(memory)) for memory in (pool, elsewhere)]
         (found,) = shared.mappings([(at, 8 * PAGE) for at in lies])
         address, length = found.address, found.length
@@ -751,7 +754,8 @@ class Attached(Case):
             self.assertTrue(all(store.get(keys[:4], into)))
             self.assertEqual(into, pages[:4])
         with pagelith.Store.attach(process.address) as store:
-            # The file that is named has other bytes than the memory: the store looked there, and took none of them.
+            # The named file has other bytes than the memory: the store compared them, and stored
+            # none.
             store.share(other, address, length)
             self.assertEqual([o.state for o in store.put(keys[4:], slices[4:], timeout=5)], ["error"] * 4)
             self.assertEqual(store.exists(keys), [True] * 4 + [False] * 4)
@@ -773,7 +777,7 @@ class Attached(Case):
         keys = [key(n) for n in range(34)]
         with pagelith.Store.attach(process.address) as store:
             with self.assertLogs("pagelith.shared", "WARNING") as logs:
-                # What is shown already takes no more room.
+                # Memory that is shared already needs no further mapping.
                 self.assertEqual([shared.share(store, lies) for _ in range(2)], [32, 32])
             self.assertEqual(len(logs.output), 4)
             self.assertTrue(all(store.put(keys, pools)))
@@ -796,7 +800,7 @@ class Attached(Case):
                 store.exists(keys, timeout=1)
             os.unlink(process.address.removeprefix("unix:"))
             self.serve_again(*disk)
-            # After three failures it is left alone for a second.
+            # After three failures it is not contacted for a second.
             self.assertTrue(any(all(store.get(keys, into)) for _ in range(1_000_000)))
             self.assertEqual(into, pages)
 

@@ -1,5 +1,5 @@
-"""A store process that is down, under every adapter: the engine starts if its operator says so, its log is not flooded, and pages are stored and found
-once the process is up.
+"""A store process that is down, with every adapter: the engine starts if the operator permits it,
+its log is not flooded, and pages are stored and found once the process is up.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CALLS = 50
 
 
 class Lines(unittest.TestCase):
-    """Lines in the log, by a clock of the test's."""
+    """Log lines, with a clock that the test controls."""
 
     def setUp(self):
         self.now = 0.0
@@ -42,7 +42,7 @@ class Lines(unittest.TestCase):
 
     @contextlib.contextmanager
     def said(self):
-        """The lines that are logged, with their tracebacks."""
+        """The logged lines, with their tracebacks."""
         lines = []
         with self.assertLogs("here") as logs:
             logging.getLogger("here").info("nothing")
@@ -130,7 +130,7 @@ class Lines(unittest.TestCase):
                 f"WARNING:here:pagelith: 1 of 5 objects could not be read and count as misses: cause=late store=unix:/x not_named=0 objects={keys[4]}",
             ],
         )
-        # No more than so many in a while.
+        # A limited number per period.
         many = self.key.on_pages([f"many {n}" for n in range(1000)])
         with self.said() as lines:
             for one in many:
@@ -156,7 +156,7 @@ class Down(unittest.TestCase):
         self.addCleanup(process.ended)
 
     def until(self, done):
-        """A call succeeds, once the process is asked again."""
+        """Repeat a call until it succeeds, once the process is contacted again."""
         end = time.monotonic() + 60
         while not done():
             self.assertLess(time.monotonic(), end, "not in time")
@@ -164,7 +164,8 @@ class Down(unittest.TestCase):
 
     @contextlib.contextmanager
     def one_line(self, logger):
-        """Of all that is done, one line of this logger's says that the store is down, and none has a traceback."""
+        """All calls together log one line of this logger that reports the store down, and no
+        traceback."""
         with self.assertLogs(logger) as logs:
             yield
         lines = [line for line in logs.output if f"store={self.address}" in line]
@@ -230,7 +231,7 @@ class Down(unittest.TestCase):
                         self.assertEqual(engine.answer(request, [1, 2], {1: n, 2: n}), 0)
                     for worker in engine.workers:
                         worker._work._saving.end()
-                # One of the scheduler's, one of the worker's, and one of events.
+                # One of the scheduler, one of the worker, and one of events.
                 lines = [line for line in logs.output if f"store={self.address}" in line]
                 self.assertLessEqual(len(lines), 3, logs.output)
                 self.assertGreater(len(lines), 0)

@@ -1,4 +1,5 @@
-"""A short storm, and storms with something wrong that have to be found. A long one is run by `python/sanitize.sh`."""
+"""A short stress run, and runs with planted errors that must be found. `python/sanitize.sh` makes a
+long one."""
 
 import ctypes
 import os
@@ -12,7 +13,7 @@ from storm.tally import Tally
 
 
 def run(module, *given):
-    """In a process of its own, whose signals are its own."""
+    """Run in a separate process, whose signals are its own."""
     paths = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run([sys.executable, "-W", "error", "-m", module, *given], env=env, capture_output=True, text=True)
@@ -37,7 +38,7 @@ class Storms(unittest.TestCase):
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         held = pickle.PickleBuffer(view)
         del view
-        # Somebody has it still, and may write.
+        # The memory is still referenced, so it may be written.
         ctypes.memset(address + 50, 0, 1)
         self.assertEqual((slots.look_at_all(), tally.failures), (1, []))
         held.release()

@@ -1,4 +1,4 @@
-"""Batches that are handed over: what callers rely on, through the wheel as it is installed."""
+"""Submitted batches: the behaviour that callers rely on, tested with the installed wheel."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from test_store import PAGE, Case, content, key
 
 
 class Held(bytearray):
-    """Memory whose end can be told."""
+    """Memory whose release can be observed."""
 
 
 class Submitted(Case):
@@ -30,7 +30,7 @@ class Submitted(Case):
         outcomes = got.result(timeout=30)
         self.assertEqual(([bool(one) for one in outcomes], outcomes[8].cause), ([True] * 8 + [False], "absent"))
         self.assertEqual([bytes(one) for one in into[:8]], pages)
-        # The same objects, whoever asks.
+        # The same objects for every reader.
         self.assertIs(got.result(), got.result())
 
     def test_submitted_pages_are_put_like_pages(self):
@@ -61,7 +61,7 @@ class Submitted(Case):
         page.append(0)
 
     def test_memory_is_exported_until_dropped_batch_ends(self):
-        # Nothing gets room in a full store that is pinned, until the puts have waited.
+        # No put finds space in a full store of pinned objects, so the puts wait.
         store = self.open(bytes="4MiB")
         filling = [key(n) for n in range(256)]
         store.put(filling, [content(n) for n in range(256)], timeout=5)
@@ -79,7 +79,7 @@ class Submitted(Case):
         pinned.release()
         for one in busy:
             one.result()
-        # It waits for what nobody holds.
+        # It waits for batches without references.
         store.close()
         self.assertIsNone(gone(), "held by a batch that has ended")
 
@@ -121,7 +121,7 @@ class Submitted(Case):
         batch = store.submit_put([key(1)], [memory])
         del memory
         self.assertEqual(batch.result()[0].state, "stored")
-        # Memory is let go of before anybody is told.
+        # Memory is released before the completion is visible.
         with self.assertRaises(pagelith.ClosedError):
             store.exists([key(1)])
 
@@ -159,7 +159,7 @@ class Awaited(Case):
             told = await asyncio.gather(*(task for at, task in enumerate(tasks) if at != 1))
             self.assertEqual([one[0].state for one in told], ["stored"] * 6)
             self.assertIs(told[0], told[5])
-            # It goes on whether or not a task is told, and one that has ended is awaited at once.
+            # It continues whether or not a task awaits it, and an ended batch is awaited at once.
             self.assertEqual((await waiting[1])[0].state, "stored")
             self.assertEqual((await waiting[1])[0].state, "stored")
 

@@ -1,4 +1,4 @@
-"""Tensors by DLPack, of a framework that is written here: no other is needed to run this."""
+"""Tensors through DLPack, of a framework implemented here, so that no other is required."""
 
 import ctypes
 import gc
@@ -36,7 +36,7 @@ NEW.argtypes = [ctypes.c_void_p, ctypes.c_char_p, DESTRUCTOR]
 
 
 class Tensor:
-    """Elements of `bits` in memory of its own, `skip` bytes from where that begins."""
+    """Elements of `bits` in its own memory, starting `skip` bytes after its beginning."""
 
     def __init__(self, shape, bits=16, strides=None, device=CPU, skip=0, name=b"dltensor", said=None):
         self.memory = ctypes.create_string_buffer(PAGE)

@@ -1,4 +1,4 @@
-"""Keys and namespaces as values, and how every class shows itself."""
+"""Keys and namespaces as values, and the `repr` of every class."""
 
 import copy
 import multiprocessing
@@ -59,7 +59,7 @@ class Values(unittest.TestCase):
         for other in (None, 5, str(KEYS[0]), SPACE):
             self.assertFalse(KEYS[0] == other)
             self.assertTrue(KEYS[0] != other)
-        # As the store has them: the objects of a page lie side by side.
+        # The store's order: the objects of a page are adjacent.
         pages = [bytes([n]) * 32 for n in range(3)]
         keys = [key for page in pages for key in (pagelith.Key(SPACE, page, component=c) for c in "kv")]
         self.assertEqual(sorted(reversed(keys)), keys)
@@ -121,7 +121,7 @@ class Shown(unittest.TestCase):
         for one, pattern in self.one_of_each():
             self.assertRegex(repr(one), f"^{pattern}$")
             shown.add(type(one))
-        # A new class has to be shown here too.
+        # A new class must be added here.
         classes = {value for value in map(vars(pagelith).get, pagelith.__all__) if isinstance(value, type)}
         self.assertEqual({kind for kind in classes if not issubclass(kind, Exception)}, shown)
 

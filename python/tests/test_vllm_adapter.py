@@ -1,5 +1,5 @@
-"""The secondary tier for vLLM, over stand-ins for the few classes of vLLM that it uses, so that it is shown wherever the wheel is built.
-Under vLLM itself: `python/clients/`.
+"""The secondary tier for vLLM, with stand-ins for the classes of vLLM that it uses, so that it is
+tested wherever the wheel is built. Tests under vLLM itself are in `python/clients/`.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ REQUEST = types.SimpleNamespace(req_id="request")
 
 
 def told(config=None):
-    """What a tier is told of the model by its connector."""
+    """The model's identity, as the connector passes it to a tier."""
     return PagelithOffloadingConnector(config or vllm_config(), KVConnectorRole.SCHEDULER, types.SimpleNamespace(kv_cache_groups=[])).extra_config
 
 
@@ -108,7 +108,8 @@ class Tier(Case):
         self.assertEqual(large.lookup(chunks[1], REQUEST), LookupResult.MISS)
 
     def test_failed_chunks_of_job_are_reported_and_are_misses(self):
-        """vLLM's own split of large loads leaves chunks unreported that were never tried: here each is tried, and told."""
+        """vLLM's own split of large loads leaves untried chunks unreported; here each chunk is
+        tried and reported."""
         tier, chunks = self.tier(), keys(2000)
         self.addCleanup(tier.shutdown)
         here = [at for at in range(2000) if at % 3 != 1]
@@ -123,7 +124,7 @@ class Tier(Case):
         self.assertEqual(self.rows(into[at] for at in here), self.rows(here))
         found = [tier.lookup(chunk, REQUEST) for chunk in chunks]
         self.assertEqual(found, [LookupResult.MISS if at % 3 == 1 else LookupResult.HIT for at in range(2000)])
-        # What failed is found again once it was computed and stored again.
+        # Failed chunks are found again once they were computed and stored again.
         self.run_job(tier.submit_store, [chunks[1]], [0])
         self.finished(tier)
         self.assertEqual(tier.lookup(chunks[1], REQUEST), LookupResult.HIT)
@@ -147,7 +148,7 @@ class Tier(Case):
         self.finished(tier)
         self.assertEqual(list(tier.take_events()), [OffloadingEvent(chunks, Medium.STORAGE, False, Locality.LOCAL)])
         self.assertEqual(list(tier.take_events()), [])
-        # What another process left is told of when it is met; what is there already is not told of twice in one step.
+        # Chunks of another process are reported when they are met, and only once per step.
         tier.shutdown()
         again = self.tier(events=True, enable_kv_events=True)
         self.addCleanup(again.shutdown)
@@ -157,7 +158,7 @@ class Tier(Case):
         self.assertEqual((event.keys, event.removed), (chunks[1:] + keys(1, of="new"), False))
 
     def test_vllm_memory_is_shared_with_store_process(self):
-        # As vLLM has it: a file of /dev/shm, which has no name any more once all workers have mapped it.
+        # As in vLLM: a file in /dev/shm, which is deleted once all workers have mapped it.
         fd, path = tempfile.mkstemp(prefix="vllm_offload_test", dir="/dev/shm")
         self.addCleanup(os.close, fd)
         os.ftruncate(fd, ROW * ROWS)
@@ -195,7 +196,7 @@ class Tier(Case):
             if not tells:
                 self.assertIn("events.max is 0", logs.output[0])
             if tells:
-                # A question that no thread could be started for is asked at no later time.
+                # A poll for which no thread could be started is not run later.
                 with mock.patch.object(tier._chunk_events, "_poll") as ask:
                     with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
                         self.assertEqual(list(tier.take_events()), [])
@@ -205,7 +206,7 @@ class Tier(Case):
             for first in range(0, 600, 50):
                 self.run_job(tier.submit_store, chunks[first : first + 50], list(range(50)))
                 self.finished(tier)
-            # It is asked in a thread; what that is told comes with a later step.
+            # A thread polls the store process; its events are returned in a later step.
             told = list(tier.take_events())
             tier._writes.submit(bool).result(60)
             for event in told + list(tier.take_events()):
@@ -216,7 +217,7 @@ class Tier(Case):
             tier.shutdown()
 
     def test_events_report_removed_chunks(self):
-        # A tier of a few hundred chunks, through which thousands go: who notes the events knows what it has.
+        # A tier of a few hundred chunks receives thousands: applying its events gives its content.
         small = {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 20000}}
         for length in (32, 8):
             tier = self.tier(events=True, enable_kv_events=True, store=small)
@@ -244,7 +245,7 @@ class Tier(Case):
             tier.shutdown()
 
     def other_models(self):
-        """What the connector of another model tells, and one that tells nothing."""
+        """Identities of other models, and a missing one."""
         linear = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
         for model in ({"hf": linear}, {"revision": "other"}, {"quantization": "fp8"}, {"max_model_len": 8192}, {"commit": "d" * 40}):
             yield {"extra": told(vllm_config(model_config(**model)))}
@@ -286,7 +287,7 @@ class Tier(Case):
         self.addCleanup(tier.shutdown)
         self.run_job(tier.submit_store, chunks[:1], [0])
         self.finished(tier)
-        # As it is where the store is another process's.
+        # The look-up manager for a store process.
         tier._lookup_manager = sys.modules["pagelith.vllm.tier"]._Lookups(tier)
         self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.RETRY] * 2)
         tier.on_schedule_end(None)

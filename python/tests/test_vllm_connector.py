@@ -1,5 +1,5 @@
-"""The connector for vLLM, over stand-ins for what it uses of vLLM, so that it is shown wherever the wheel is built.
-Under vLLM itself: `python/clients/`.
+"""The connector for vLLM, with stand-ins for the parts of vLLM that it uses, so that it is tested
+wherever the wheel is built. Tests under vLLM itself are in `python/clients/`.
 """
 
 import logging
@@ -15,7 +15,8 @@ from pagelith.vllm.pools import Object
 
 class Connector(Case):
     def test_next_process_loads_blocks_in_every_layout(self):
-        # Dense blocks, tokens before heads, heads before blocks, and kernels whose blocks are half of vLLM's.
+        # Dense blocks, tokens before heads, heads before blocks, and kernels with blocks half as
+        # long as vLLM's.
         for order, parts in (((0, 1, 2, 3), 1), ((0, 2, 1, 3), 1), ((1, 0, 2, 3), 1), ((0, 1, 2, 3), 2)):
             different = {"order": order, "shape": (64 * parts, 2, TOKENS // parts, 8)}
             with self.subTest(different):
@@ -23,7 +24,7 @@ class Connector(Case):
                 was = first.bytes([part for block in range(1, 9) for part in range(block * parts, (block + 1) * parts)][: 8 * parts])
                 first.close()
                 second = self.engine(**different)
-                # In other blocks; one more token than is there.
+                # Into other blocks; the prompt has one more token than is stored.
                 ids = [40, 20, 41, 21, 42, 22, 43, 23, 50]
                 found = second.answer(Request("second", 8 * TOKENS + 1, hashes(8)), ids, {})
                 self.assertEqual((found, second.last.failed), (8 * TOKENS, set()))
@@ -53,7 +54,7 @@ class Connector(Case):
         prompt, ids = hashes(count), list(range(count + 1, 2 * count + 1))
         request = Request("second", count * TOKENS + 1, prompt)
         self.assertEqual(engine.begin(request, ids), (count * TOKENS, False))
-        # Gone between the look-up and the load.
+        # Removed between the look-up and the load.
         gone = [at for at in range(count) if at % 3 == 1]
         engine.store.remove(engine.keys([prompt[at] for at in gone]))
         with self.assertLogs("pagelith.vllm.worker", "WARNING"):
@@ -61,7 +62,7 @@ class Connector(Case):
         self.assertEqual(told.failed, {ids[at] for at in gone})
         came = [at for at in range(count) if at % 3 != 1]
         self.assertEqual(engine.bytes(ids[at] for at in came), engine.bytes(at + 1 for at in came))
-        # Told once, and not found again until it was stored again.
+        # Reported once, and not found again until stored again.
         self.assertEqual(engine.step(Output()).failed, set())
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (TOKENS, False))
         engine.step(engine.again(request, TOKENS, TOKENS), {ids[1]: 9})
@@ -71,7 +72,7 @@ class Connector(Case):
         engine = self.filled(4)
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
         engine.begin(request, ids)
-        # No destination: what the call itself refuses fails all of it.
+        # No destination: an error of the call fails all of its objects.
         engine.workers[0]._work._save_memory = types.SimpleNamespace(at_once=64, into=lambda blocks: [], out=None, copies=False)
         with self.assertLogs("pagelith.vllm.worker", "ERROR"):
             told = engine.step(engine.new(request, ids, 4 * TOKENS, 0))
@@ -85,7 +86,7 @@ class Connector(Case):
         request = Request("second", 8 * TOKENS, prompt)
         self.assertEqual(engine.begin(request, ids), (4 * TOKENS, False))
         engine.store.remove(engine.keys(prompt[1:2]))
-        # Another request of the step shares what is being loaded, as vLLM lets it.
+        # Another request of the step shares the blocks being loaded, which vLLM permits.
         sharing = Request("sharing", 6 * TOKENS, [*prompt[:4], *hashes(2, "another")])
         shared = [*ids[:4], 20, 21]
         engine.scheduler.update_state_after_alloc(sharing, Blocks(shared), 0)
@@ -98,14 +99,14 @@ class Connector(Case):
         here = lambda of: engine.store.exists(engine.keys(of))  # noqa: E731
         self.assertEqual(here(prompt), [True, False, True, True, False, False, False, False])
         self.assertEqual(here(sharing.block_hashes[4:]), [False, False])
-        # A step that was on its way computes on behind it.
+        # A step in progress computes after the failed block.
         request.num_tokens, more = 9 * TOKENS, hashes(1, "more")
         request.block_hashes = [*prompt, *more]
         on = engine.again(request, 8 * TOKENS, TOKENS)
         on.scheduled_cached_reqs.new_block_ids = [([18],)]
         engine.step(on, {18: 99})
         self.assertEqual(here(more), [False])
-        # Set back, in two steps: what is computed anew is stored, and no more than that.
+        # Set back, in two steps: recomputed blocks are stored, and no others.
         engine.step(engine.again(request, TOKENS, 3 * TOKENS), {11: 2, 12: 3, 13: 4})
         self.assertEqual(here(prompt), [True] * 4 + [False] * 4)
         third = Request("third", 6 * TOKENS, prompt[:6])
@@ -117,7 +118,7 @@ class Connector(Case):
 
     def test_only_complete_blocks_of_known_tokens_are_stored(self):
         engine = self.engine()
-        # Two tokens of the second block are guessed: vLLM has no hash for it.
+        # Two tokens of the second block are speculative: vLLM has no hash for it.
         request = Request("guessing", TOKENS + 2, hashes(1))
         engine.scheduler.update_state_after_alloc(request, Blocks([1, 2]), 0)
         engine.step(engine.new(request, [1, 2], 0, 2 * TOKENS), {1: 1, 2: 2})
@@ -213,7 +214,7 @@ class Connector(Case):
             request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
             self.assertEqual(engine.answer(request, ids, {}), 4 * TOKENS)
             self.assertEqual([engine.bytes(ids[:4], rank) for rank in (0, 1)], [engine.bytes([1, 2, 3, 4], rank) for rank in (0, 1)])
-            # One rank's slice of the third is gone.
+            # One rank's slice of the third block is missing.
             ((second,),) = engine.workers[1]._work._keys
             engine.store.remove(second.on_pages(hashes(4)[2:3]))
             self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, True))
@@ -239,7 +240,7 @@ class Connector(Case):
     def test_failing_load_policy_is_logged_with_remedy_at_start(self):
         for policy, role, lines in (("fail", "kv_both", 1), ("fail", "kv_consumer", 1), ("fail", "kv_producer", 0), ("recompute", "kv_both", 0)):
             with self.subTest(policy=policy, role=role), self.assertLogs("pagelith.vllm.connector", "WARNING") as said:
-                # `assertLogs` wants a line.
+                # `assertLogs` requires at least one line.
                 logging.getLogger("pagelith.vllm.connector").warning("nothing")
                 self.engine(policy=policy, role=role).close()
             self.assertEqual(len(said.output) - 1, lines)
@@ -258,10 +259,10 @@ class Connector(Case):
             data_ptr=lambda: 1000 + at,
         )
         block = lambda at: Object(0, 0, 0, (at,))  # noqa: E731
-        # All layers of a block together, and then with something between them.
+        # All layers of a block together, and then with a gap between them.
         self.assertEqual(InPlace([[[layer(0), layer(16)]]], 4).lent([block(0), block(2)]), [[(1000, 32)], [(1096, 32)]])
         self.assertEqual(InPlace([[[layer(0), layer(32)]]], 4).lent([block(1)]), [[(1048, 16), (1080, 16)]])
-        # Groups of a pool, each with a block of its own.
+        # Groups of a pool, each with a different block.
         groups = InPlace([[[layer(0)], [layer(16)]]], 4)
         self.assertEqual(groups.lent([Object(0, 0, 0, (1, 2))]), [[(1048, 16), (1112, 16)]])
 

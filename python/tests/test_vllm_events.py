@@ -1,4 +1,5 @@
-"""vLLM's events of the connector, over stand-ins for vLLM: whoever notes them knows which blocks the store has."""
+"""vLLM's events of the connector, with stand-ins for vLLM: applying them gives the blocks that the
+store has."""
 
 import threading
 import unittest
@@ -16,7 +17,7 @@ class Events(Case):
         return self.engine(extra or SMALL, events=True, blocks=128, **different)
 
     def store_pages(self, engine, pages):
-        """Each is a request's only page."""
+        """Each page is the only one of its request."""
         groups = len(engine.layers)
         for name in pages:
             request = Request(name.hex(), TOKENS, [name])
@@ -30,7 +31,8 @@ class Events(Case):
             (known_of.difference_update if isinstance(event, BlockRemoved) else known_of.update)(event.block_hashes)
 
     def test_listener_tracks_stored_blocks(self):
-        # A few hundred pages are here at a time, of 900. With hashes that are no pages by themselves, too.
+        # A few hundred of 900 pages are stored at a time. Also with hashes that are no pages by
+        # themselves.
         for length in (32, 8):
             engine, known = self.listening(), {}
             pages = [name[:length] for name in hashes(900)]
@@ -51,7 +53,7 @@ class Events(Case):
             self.assertEqual(known[1], known[2])
             here = [engine.store.exists(engine.keys(pages, pool)) for pool in (0, 1)]
             whole, windows = ({name for name, there in zip(pages, of) if there} for of in here)
-            # What is attached to a page goes with it, of which it is told.
+            # Attached objects are removed with their page, which is reported.
             self.assertEqual((known[0], known[0] & known[1]), (whole, windows), first)
         self.assertTrue(10 < len(known[0]) < 500, len(known[0]))
 
@@ -87,7 +89,7 @@ class Events(Case):
         # Once.
         engine.scheduler.get_num_new_matched_tokens(request, 0)
         self.assertEqual(list(engine.scheduler.take_events()), [])
-        # Who computed a block that is here already was told by no look-up.
+        # A request that computed a stored block made no look-up that reported it.
         engine.answer(Request("third", 4 * TOKENS, prompt), [1, 2, 3, 4], {})
         self.assertEqual([event.block_hashes for event in engine.scheduler.take_events()], [[prompt[3]]])
         engine.store.remove(engine.keys(prompt[3:]))
@@ -96,7 +98,7 @@ class Events(Case):
     def test_block_met_twice_before_lookup_is_reported_once(self):
         self.filled(3).close()
         engine, looks = self.listening(self.extra()), []
-        # As it is where another process is asked in a thread.
+        # As with a store process, which is polled on a thread.
         engine.scheduler._plans.listener._later = looks.append
         for name in ("second", "third"):
             engine.scheduler.get_num_new_matched_tokens(Request(name, 3 * TOKENS + 1, hashes(3)), 0)
@@ -104,7 +106,7 @@ class Events(Case):
         for look in looks:
             look()
         self.assertEqual([event.block_hashes for event in engine.scheduler.take_events()], [[name] for name in hashes(3)])
-        # What is known is not looked at again.
+        # Known blocks are not looked up again.
         engine.scheduler.get_num_new_matched_tokens(Request("fourth", 3 * TOKENS + 1, hashes(3)), 0)
         self.assertEqual(len(looks), 2)
 
@@ -120,7 +122,7 @@ class Events(Case):
         self.note(known, engine.scheduler.take_events())
         self.assertEqual(known[0], set(hashes(1)))
 
-        # Of what lies on SSD alone, the store tells no names.
+        # For objects that are only on SSD, the store has no keys.
         engine.close()
         self.filled(4).close()
         engine, known = self.listening(self.extra()), {}
@@ -137,7 +139,7 @@ class Events(Case):
         self.assertEqual((list(engine.scheduler.take_events()), engine.store.take_events()), ([], ([], 0)))
 
     def taken(self, engine):
-        """It is asked in a thread, one question at a time; what that is told comes with a later step."""
+        """A thread polls, once at a time; its events are returned in a later step."""
         engine.scheduler._event_executor.submit(bool).result(60)
         told = list(engine.scheduler.take_events())
         engine.scheduler._event_executor.submit(bool).result(60)
@@ -167,13 +169,13 @@ class Events(Case):
                 slices = [engine.store.exists(key.on_pages(pages)) for key in ranks]
                 self.assertEqual(known[0], {name for name, one, other in zip(pages, *slices) if one and other}, first)
             self.assertTrue(10 < len(known[0]) < 200, len(known[0]))
-            # Another server has all of a block in one slice: that is another block.
+            # Another server has the whole block in one slice: that is another block.
             other = self.engine(attach, ranks=1, blocks=128)
             self.store_pages(other, hashes(3, "another"))
             self.note(known, self.taken(engine))
             self.assertFalse(known[0] & set(hashes(3, "another")))
             other.close()
-            # One slice of a block goes, and then the other; and one comes again.
+            # One slice of a block is removed, and then the other; and one is stored again.
             name = min(known[0])
             engine.store.remove(ranks[1].on_pages([name]))
             self.assertEqual(self.taken(engine), [BlockRemoved([name], "STORAGE", 0, None)])

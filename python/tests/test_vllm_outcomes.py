@@ -1,5 +1,5 @@
-"""The tier and the connector for vLLM, over every combination of what may come of the objects of a load, and of blocks that hold what must not
-be stored.
+"""The tier and the connector for vLLM, with every combination of outcomes of a load's objects, and
+with blocks whose bytes must not be stored.
 """
 
 import random
@@ -51,7 +51,7 @@ class OfTheTier(test_vllm_adapter.Case):
 
 class OfTheConnector(Case):
     def ending(self, engine):
-        """Have all workers' reads end as is said."""
+        """Make all workers' reads end as `ends` defines."""
         for worker in engine.workers:
             worker._work._store = Ending(worker._work._store)
         return [worker._work._store for worker in engine.workers]
@@ -82,7 +82,7 @@ class OfTheConnector(Case):
             told = []
             engine.scheduler._plans.heard = lambda report, told=told: told.extend(report.stored if report else ())
             engine.answer(Request(str(states), TOKENS, prompt), tables, {})
-            # A window's object goes with its page: it is not put where that is not.
+            # A window's object depends on its page: it is not put if the page is not stored.
             there = [(pool, prompt[0]) for pool in (0, 1) if all(map(is_there, states[: pool + 1]))]
             self.assertEqual(sorted(told), there, states)
 
@@ -93,7 +93,7 @@ class OfTheConnector(Case):
             prompt = hashes(2, str(ends))
             tables, into = apart(2), apart(3, start=40)
             engine.answer(Request(f"first {n}", 2 * TOKENS, prompt), tables, {block: block + n for table in tables for block in table})
-            # Of both pages what is needed whole, and what windows need.
+            # For both pages, the objects of pools that need the whole prefix, and those of windows.
             store.ends = dict(zip([*engine.keys(prompt), *engine.keys(prompt, 1)], ends, strict=True))
             request = Request(f"second {n}", 2 * TOKENS + 1, prompt)
             self.assertEqual(engine.begin(request, into), (2 * TOKENS, True))
@@ -122,7 +122,7 @@ class OfTheConnector(Case):
 
 
 class Truth:
-    """The bytes in each token's place of each block: those of its hash, or others."""
+    """The bytes at each token of each block: those of its hash, or others."""
 
     def __init__(self, tokens):
         self.tokens, self.wrong = tokens, set()
@@ -147,13 +147,15 @@ class Truth:
 
 
 class Steps:
-    """Requests that share a prefix and compute on, over loads that fail: what is claimed of their blocks against what is in them."""
+    """Requests with a common prefix that compute over failing loads: the claims about their blocks
+    are compared with the bytes."""
 
     def __init__(self, seed):
         self.some, self.spoiled, self.truth = random.Random(seed), Spoiled(TOKENS), Truth(TOKENS)
         blocks = self.some.sample(range(1, 12), 8)
         self.tables = [blocks[:5], blocks[:2] + blocks[5:]]
-        # Up to where each has computed: it goes on there, or is set back. What requests share was there for all of them.
+        # How far each request has computed: it continues there, or is set back. The common prefix
+        # existed for all of them.
         self.ends = [self.some.randint(2 * TOKENS, 5 * TOKENS) for _ in self.tables]
         self.claimed = self.spoiled_ones = 0
 
@@ -165,7 +167,7 @@ class Steps:
         sound = self.spoiled.step(table, computed, scheduled)
         self.truth.step(table, computed, scheduled)
         self.ends[at] = computed + scheduled
-        # A block that is not whole yet is not stored.
+        # A block that is not complete yet is not stored.
         claimed = min(sound, (computed + scheduled) // TOKENS)
         self.claimed, self.spoiled_ones = self.claimed + claimed, self.spoiled_ones + (sound < len(table))
         return all(self.truth.is_right(block) for block in table[:claimed]), (table, computed, scheduled, sound)
@@ -176,7 +178,8 @@ class Steps:
         self.truth.read(blocks)
 
     def fail(self):
-        """A load fails. Steps that are on their way end, and loads of others; then requests are set back to what failed."""
+        """A load fails. Steps in progress end, and so do loads of others; then requests are set
+        back to the failed block."""
         blocks = self.some.sample(self.some.choice(self.tables), self.some.randint(1, 2))
         self.spoiled.failed(blocks)
         self.truth.failed(blocks)
@@ -201,7 +204,7 @@ class OfSpoiledBlocks(unittest.TestCase):
                 for right, said in done:
                     self.assertTrue(right, (seed, said))
             claimed, spoiled = claimed + steps.claimed, spoiled + steps.spoiled_ones
-        # It looked at both.
+        # It checked both.
         self.assertGreater(claimed, 1000)
         self.assertGreater(spoiled, 1000)
 
@@ -219,7 +222,7 @@ class OfSteps(Case):
         engine.workers[0]._work._spoiled.failed([11])
         request = Request("second", 3 * TOKENS, prompt)
         engine.scheduler.update_state_after_alloc(request, Blocks(ids), 0)
-        # Its first half is what the load left there.
+        # Its first half has the bytes from the failed load.
         engine.step(engine.new(request, ids, TOKENS + TOKENS // 2), {11: 99, 12: 98})
         self.assertEqual(engine.store.exists(engine.keys(prompt)), [True, False, False])
         engine.step(engine.again(request, TOKENS, 2 * TOKENS), {11: 2, 12: 3})

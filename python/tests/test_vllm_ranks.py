@@ -1,5 +1,5 @@
-"""The connector with several workers, over stand-ins for vLLM and a store process: tensor parallel ranks, stages of a pipeline, and ranks that
-have some of a block's tokens each.
+"""The connector with several workers, with stand-ins for vLLM and a store process: tensor parallel
+ranks, pipeline stages, and ranks that each have some of a block's tokens.
 """
 
 import unittest
@@ -17,13 +17,13 @@ class Ranks(Case):
                 request = Request("second", 6 * TOKENS, prompt)
                 found, later = engine.begin(request, ids)
                 self.assertEqual(found, 4 * TOKENS)
-                # The first rank's slice of a block is gone between the look-up and the load.
+                # The first rank's slice of a block is removed between the look-up and the load.
                 first = engine.workers[0]._work._keys[0][0]
                 engine.store.remove(first.on_pages(prompt[1:2]))
                 with self.assertLogs("pagelith.vllm.worker", "WARNING"):
                     told = engine.step(Output() if later else engine.new(request, ids, 4 * TOKENS), {14: 91, 15: 92})
                 self.assertEqual(told.failed, {11})
-                # Whatever both computed by then was computed without it. vLLM has it computed anew.
+                # Both ranks computed without it so far. vLLM recomputes those blocks.
                 compute = {11: 2, 12: 3, 13: 4, 14: 5, 15: 6}
                 again = engine.new(request, ids, TOKENS) if later else engine.again(request, TOKENS, 5 * TOKENS)
                 engine.step(again, compute)
@@ -48,7 +48,7 @@ class Ranks(Case):
             for rank in range(4):
                 self.assertEqual(engine.bytes(into[0][:4], rank), engine.bytes(tables[0], rank))
                 self.assertEqual(engine.bytes(into[1][2:4], rank), engine.bytes(tables[1][2:], rank))
-            # A slice of the last stage's windows is gone, and then one of its full attention.
+            # A slice of the last stage's windows is removed, and then one of its full attention.
             matched = lambda: engine.scheduler.get_num_new_matched_tokens(request, 0)[0] // TOKENS  # noqa: E731
             engine.store.remove(engine.workers[2]._work._keys[1][0].on_pages(hashes(4)[3:]))
             self.assertEqual(matched(), 3)
@@ -85,7 +85,7 @@ class Ranks(Case):
                 ["rank.tp0of4.dcp0of2", "rank.tp1of4.dcp1of2", "rank.tp2of4.dcp0of2", "rank.tp3of4.dcp1of2"],
             )
             was = [engine.bytes([1, 2, 3], rank) for rank in range(4)]
-            # Its last block is not whole: one token is missing.
+            # Its last block is not complete: one token is missing.
             short = engine.scheduler.get_num_new_matched_tokens(Request("short", 3 * long, hashes(3)), 0)
             self.assertEqual(short, (2 * long, True))
             second = Request("second", 3 * long + 1, hashes(3))

@@ -1,5 +1,6 @@
-"""The connector with recurrent states beside attention (vLLM's Mamba groups), over stand-ins for vLLM: which states are stored, and from where a
-prefix is gone on. Under vLLM itself: `python/clients/`.
+"""The connector with recurrent states and attention (vLLM's Mamba groups), with stand-ins for vLLM:
+which states are stored, and where a prefix is continued. Tests under vLLM itself are in
+`python/clients/`.
 """
 
 import random
@@ -10,7 +11,7 @@ from vllm_engine import FULL, TOKENS, Case, hashes, window
 from vllm_stand_ins import Blocks, Output, Request, Spec
 
 STATE = Spec(TOKENS, "mamba")
-# As vLLM orders them: groups of states first.
+# In vLLM's order: groups of states first.
 HYBRID = (STATE, STATE, FULL)
 
 
@@ -19,11 +20,12 @@ class States(Case):
         return self.engine(specs=different.pop("specs", HYBRID), blocks=128, **different)
 
     def computed(self, engine, pages, steps, of="prompt", name="first", start=1):
-        """A request computes so many pages, in steps that end behind these; the blocks in which it left its states, by step and group."""
+        """A request computes these pages, in steps that end after `steps`; returns the blocks in
+        which it left its states, by step and group."""
         request, at = Request(name, pages * TOKENS, hashes(pages, of)), start + pages
         table, states, left, done = list(range(start, at)), ([], []), [], 0
         for end in steps:
-            # What is before the step's last block is nobody's, and the state before moves on.
+            # Blocks before the step's last one are unused, and the earlier state moves on.
             for group in states:
                 group += [0] * (end - 1 - len(group)) + [at]
                 at += 1
@@ -42,7 +44,8 @@ class States(Case):
         return request, table, left
 
     def tables(self, pages, stop, start=60):
-        """Of one who goes on behind `stop` pages: of states the last block alone."""
+        """The tables of a request that continues after `stop` pages: for states only the last
+        block."""
         states = [[0] * (stop - 1) + [start + 20 + n] for n in range(2)]
         return (*states, list(range(start, start + pages)))
 
@@ -73,11 +76,11 @@ class States(Case):
         engine = self.hybrid()
         request, table = Request("first", 2 * TOKENS, hashes(2)), [1, 2]
         engine.scheduler.update_state_after_alloc(request, Blocks([11], [12], table), 0)
-        # In the middle of the second page: the tables' last blocks are moving states.
+        # In the middle of the second page: the last blocks of the tables are moving states.
         engine.step(engine.new(request, ([11], [12], table), 0, TOKENS), {1: 1, 11: 11, 12: 12})
         engine.step(engine.again(request, TOKENS, 2, more=([21], [22], [])), {2: 2, 21: 21, 22: 22})
         self.assertEqual([self.pages_here(engine, 2, pool) for pool in (0, 1)], [[True, False], [False, False]])
-        # Blocks that are in no table: those are vLLM's to say.
+        # Blocks that are in no table: vLLM reports those.
         engine.step(engine.again(request, TOKENS + 2, 2), {2: 5, 31: 31, 32: 32}, {"first": [(0, 31, 2 * TOKENS), (1, 32, 2 * TOKENS)]})
         self.assertEqual([self.pages_here(engine, 2, pool) for pool in (0, 1)], [[True, True], [False, True]])
         into = self.tables(3, 2)
@@ -119,7 +122,8 @@ class States(Case):
         with self.assertLogs("pagelith.vllm.worker", "WARNING"):
             told = engine.step(Output())
         self.assertEqual((told.failed_requests, told.failed), ({"second"}, set()))
-        # What was read in time is still there, and another one stored the state meanwhile, which it was not told to.
+        # States that were read in time are still stored, and another process stored the missing
+        # state meanwhile, unreported.
         self.assertEqual(self.matched(engine, 8), 4)
         self.computed(engine, 8, [8], name="third", start=40)
         self.assertEqual(self.matched(engine, 8), 8)
@@ -177,13 +181,13 @@ class States(Case):
             ({"guesses": object()}, "remove --speculative-config"),
             ({"replays": True}, "remove --use-replayssm"),
             ({"extra": self.extra(load_async=False)}, "'load_async' is false"),
-            # Whether vLLM zeroes new blocks or not.
+            # Whether or not vLLM zeroes new blocks.
             ({"extra": self.extra(save_async=True), "zeroing": True}, "'save_async' is true, but the next step"),
             ({"extra": self.extra(save_async=True)}, "'save_async' is true, but the next step"),
         ):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.hybrid(**wrong)
-        # Of a model without recurrent layers that is nobody's business.
+        # Irrelevant for a model without recurrent layers.
         self.hybrid(specs=(FULL,), guesses=types.SimpleNamespace(method="ngram", draft_model_config=None)).close()
 
 

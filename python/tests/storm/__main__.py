@@ -1,4 +1,5 @@
-"""Run a storm; the numbers of what happened. Fails if anything was wrong, or if something that it is for never happened."""
+"""Run the stress test and print its counts. Fails on any error, and if an expected event never
+occurred."""
 
 import argparse
 import faulthandler
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 
-# The store process has what it needs of a sanitizer in itself.
+# The store process has its sanitizer runtime linked in.
 os.environ.pop("LD_PRELOAD", None)
 
 from .memory import Slots  # noqa: E402
@@ -17,7 +18,7 @@ from .stores import Embedded, Served  # noqa: E402
 from .tally import Tally  # noqa: E402
 from .threads import Storm  # noqa: E402
 
-# What has to have happened in any storm, and what in a long one.
+# Events that must occur in every run, and in a long run.
 ALWAYS = (
     "hit: dram, attached",
     "hit: dram, embedded",
@@ -87,7 +88,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=3600, help="seconds, after which it says where each thread is and gives up")
     options = parser.parse_args(given)
     faulthandler.dump_traceback_later(options.limit, exit=True)
-    # That a store process was killed is logged, and no news here.
+    # The log reports that a store process was killed, which is expected here.
     logging.getLogger("pagelith").addHandler(logging.NullHandler())
     began, tally = time.monotonic(), Tally()
     with tempfile.TemporaryDirectory() as directory:

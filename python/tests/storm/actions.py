@@ -1,4 +1,4 @@
-"""Calls at random, each with what has to be true of its result."""
+"""Random calls, each with a check of its result."""
 
 import random
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from .tally import Tally
 
 @dataclass(frozen=True)
 class Seen:
-    """What was looked at where it lies."""
+    """A view and its expected content."""
 
     object: Object
     view: pagelith.View
 
 
 class Actions:
-    """What one thread does."""
+    """The calls of one thread."""
 
     def __init__(self, rng: random.Random, home: Home, tally: Tally, tensors: bool) -> None:
         self._rng, self._home, self._tally, self._tensors = rng, home, tally, tensors
@@ -31,7 +31,7 @@ class Actions:
     def call(self) -> Call:
         return self._rng.choices(_ACTIONS, _WEIGHTS)[0](self)
 
-    # How.
+    # Parameters.
 
     def _timeout(self) -> float:
         return self._rng.choice((0, 0.0001, 0.001, 0.01, 5, 5, 5, 5, 5))
@@ -54,7 +54,8 @@ class Actions:
         return places
 
     def _put(self, name: str, objects: list[Object], body, call=None, submit=None) -> Call:
-        """`body` is what calls, or takes how it calls `call`: by itself, or handed over by `submit`."""
+        """`body` makes the call, or receives the function `call` that makes it: directly, or
+        through `submit`."""
         places, forgets = self._sources(objects), False
         if submit is not None:
             way, forgets = self._way(call, submit, places)
@@ -73,11 +74,12 @@ class Actions:
 
         return Call(name, body, places, check, forgets=forgets)
 
-    # Handing over.
+    # Submission.
 
     def _way(self, call, submit, places) -> tuple:
-        """How a call is made: by itself, or handed over and waited for, or handed over and forgotten; and whether it is forgotten. What is named by
-        address has to be held by the caller, who may be interrupted while he waits."""
+        """Choose how a call is made: directly, submitted and waited for, or submitted and dropped.
+        Returns that, and whether it is dropped. The caller must keep memory named by address, and a
+        signal may interrupt its wait."""
         what = self._rng.random() if all(there.may_be_dropped for there in places) else 1
         if what > 0.4:
             return call, False
@@ -91,7 +93,7 @@ class Actions:
         return handed, forgets
 
     def _told(self, name: str, body, check=lambda result: None, whole: bool = False) -> Call:
-        """A call without memory."""
+        """A call without memory arguments."""
 
         def looked(result, _places, _spoiled):
             self._tally.count(name)
@@ -99,7 +101,7 @@ class Actions:
 
         return Call(name, body, check=looked, whole=whole)
 
-    # Reading.
+    # Reads.
 
     def get(self) -> Call:
         store, rng, how = self._home.store, self._rng, self._how()
@@ -159,7 +161,7 @@ class Actions:
 
         return self._told("exists_groups", lambda _: store.exists_groups(names, [Object(0, 0).key], [state], **how), check)
 
-    # Writing.
+    # Writes.
 
     def put(self) -> Call:
         store, how, rng = self._home.store, self._put_how(), self._rng
@@ -190,7 +192,7 @@ class Actions:
                 return way([each.key for each in objects], given, **how)
 
             return self._put("put_pages", objects, whole, store.put_pages, store.submit_put_pages)
-        # Parts of groups, which are whole with the other part.
+        # Parts of groups, complete with the other part.
         which = rng.randrange(2)
         parts, required = [page[which] for page in pages], [each.key for each in pages[0]]
 
@@ -204,7 +206,7 @@ class Actions:
         return self._told("begin_group", lambda _: self._home.hold((store.begin_group([each.key for each in page], **how), page)))
 
     def go_on_with_group(self) -> Call:
-        """Put some of a group that was begun, commit it, give it up, or forget it."""
+        """Put objects of an open group, commit it, abort it, or drop it."""
         held = self._home.held(self._rng, tuple)
         if held is None:
             return self.begin_group()
@@ -218,7 +220,7 @@ class Actions:
             return self._put("commit of a group", [], lambda _: group.commit(**how))
         return self._told("abort of a group", lambda _: group.abort())
 
-    # Holding.
+    # Pins, leases and views.
 
     def pin(self) -> Call:
         store, rng, timeout = self._home.store, self._rng, self._timeout()
@@ -240,12 +242,12 @@ class Actions:
         store, held = self._home.store, self._home.held(self._rng, pagelith.Registration)
         if held is not None and self._rng.random() < 0.5:
             return self._told("release of memory", lambda _: held.release())
-        # All that calls have views of, or something that goes as soon as it is let go of.
+        # Memory of which calls have views, or an object that is dropped as soon as it is released.
         memory = self._home.slots.memory if self._rng.random() < 0.5 else bytearray(self._rng.choice((100, 1 << 20)))
         return self._told("register", lambda _: self._home.hold(store.register(memory)))
 
     def view(self) -> Call:
-        """Look at objects, or once more at what was looked at before."""
+        """View objects, or check an earlier view again."""
         store, rng, timeout = self._home.store, self._rng, self._timeout()
         seen = self._home.held(rng, Seen)
         if seen is not None and rng.random() < 0.7:
@@ -261,11 +263,11 @@ class Actions:
         return self._told("view", lambda _: store.view([each.key for each in objects], timeout=timeout), check)
 
     def _right(self, seen: "Seen") -> None:
-        # What is read of a store process is as it was if it is held still when it was read.
+        # In a store process, the bytes read are valid if the view is still held after the read.
         if bytes(seen.view.memory) != seen.object.content and seen.view.held:
             self._tally.fail(f"a view of other bytes {seen.object} {self._home.name}")
 
-    # Ending.
+    # Removals and close.
 
     def remove(self) -> Call:
         store, rng, timeout = self._home.store, self._rng, self._timeout()

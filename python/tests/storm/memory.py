@@ -1,8 +1,8 @@
 """Memory of calls.
 
-A slot is a piece of a region that is never unmapped. From the moment when nothing refers to it any more, a call under way included,
-it holds a pattern, until it is taken again: then the pattern is looked for. Slots come back in the order in which they were let go,
-so that each waits for a while.
+A slot is a part of a region that is never unmapped. When nothing refers to it any more, including
+calls in progress, it holds a pattern until it is taken again: then the pattern is checked. Slots
+are reused in the order of their release, so that each stays free for a while.
 """
 
 import collections
@@ -19,7 +19,8 @@ _PATTERN = b"\xa5" * SLOT
 
 
 class _Gone(weakref.ref):
-    """Tells of the end of a view. What is told is a C function: no signal's handler can come between."""
+    """Calls back at the end of a view. The callback is a C function, so no signal handler can
+    interrupt it."""
 
     __slots__ = ("slot",)
     __hash__ = object.__hash__
@@ -42,7 +43,7 @@ class Slots:
         self.count = count
 
     def take(self, length: int) -> memoryview | None:
-        """A view of a free slot's first bytes; `None` if there is none."""
+        """A view of a free slot's first bytes; `None` if no slot is free."""
         self.settle()
         try:
             slot = self._free.popleft()
@@ -56,7 +57,7 @@ class Slots:
         return view
 
     def settle(self) -> None:
-        """Lay the pattern over what was let go."""
+        """Write the pattern over released slots."""
         while True:
             try:
                 slot = self._gone.popleft().slot
@@ -67,7 +68,7 @@ class Slots:
             self._free.append(slot)
 
     def look(self) -> None:
-        """Look at the slot that has been free for longest."""
+        """Check the slot that has been free for longest."""
         try:
             slot = self._free.popleft()
         except IndexError:
@@ -76,7 +77,7 @@ class Slots:
         self._free.append(slot)
 
     def look_at_all(self) -> int:
-        """Look at each that is free; how many are not."""
+        """Check every free slot; returns the number of slots in use."""
         self.settle()
         for slot in list(self._free):
             self._look(slot)
@@ -93,7 +94,7 @@ class Slots:
 
 
 class _Lent:
-    """A tensor over a view, for one call. The view is held until its capsule goes."""
+    """A tensor over a view, for one call. The view is kept until the capsule is released."""
 
     held: dict[int, "_Lent"] = {}
 
@@ -129,12 +130,12 @@ def _drop(capsule: int) -> None:
 
 
 class Place:
-    """Where an object's bytes are read from, or are to be written."""
+    """Source or destination memory of an object."""
 
     def __init__(self, given, views, heap=()) -> None:
-        # What a call is given, the memory behind it, and what of that Python frees.
+        # The argument of the call, the memory behind it, and the part of it that Python frees.
         self.given, self.views, self.heap = given, views, list(heap)
-        # Memory by its address is the caller's to hold.
+        # The caller must keep memory named by address.
         self.may_be_dropped = not isinstance(given, tuple)
 
     @property
@@ -148,7 +149,7 @@ class Place:
             at += len(view)
 
     def empty(self) -> None:
-        """Take what was given from under whoever has it."""
+        """Drop the argument while others may still use it."""
         if isinstance(self.given, list):
             self.given.clear()
         self.given, self.views, self.heap = None, [], []
@@ -158,7 +159,7 @@ FORMS = ("view", "view", "heap", "heap", "scattered", "scattered", "address", "t
 
 
 def place(rng: random.Random, slots: Slots, length: int, tensors: bool = True) -> Place:
-    """Memory for so many bytes, in some form."""
+    """Memory of this length, of a random kind."""
     form = rng.choice(FORMS)
     if length > SLOT or form == "scattered":
         return _scattered(rng, slots, length, tensors)
@@ -167,7 +168,7 @@ def place(rng: random.Random, slots: Slots, length: int, tensors: bool = True) -
         heap = bytearray(length)
         return Place(heap, [heap], [heap])
     if form == "address":
-        # It is the caller who holds that.
+        # The caller keeps that memory.
         return Place((ctypes.addressof(ctypes.c_char.from_buffer(view)), length), [view])
     if form == "tensor" and tensors:
         return Place(_Lent(view), [view])
@@ -181,7 +182,7 @@ def _scattered(rng: random.Random, slots: Slots, length: int, tensors: bool) -> 
         some = min(length, SLOT, rng.choice((1, 100, 4096, SLOT, SLOT)))
         view = slots.take(some) if rng.random() < 0.6 else None
         views.append(bytearray(some) if view is None else view)
-        # A call has the list, and holds by itself what is in it.
+        # A call copies the list, and keeps its entries itself.
         given.append(_Lent(view) if view is not None and tensors and rng.random() < 0.3 else views[-1])
         length -= some
         if len(views) == 8 and length:

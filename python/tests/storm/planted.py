@@ -1,4 +1,4 @@
-"""Storms and stores that are wrong on purpose: each has to be found, else what looks for it is worth nothing.
+"""Stress runs and stores with planted errors: each must be detected, or the checks prove nothing.
 
     python -m storm.planted [KIND]
 """
@@ -17,7 +17,7 @@ from .stores import Embedded  # noqa: E402
 from .tally import Tally  # noqa: E402
 from .threads import Storm  # noqa: E402
 
-# After how many calls something goes wrong.
+# Number of calls before the first error.
 _SOON = 200
 
 
@@ -33,7 +33,7 @@ def freed() -> None:
 
 
 class Wrong:
-    """A store that does something wrong in some of its gets."""
+    """A store that fails in some of its gets."""
 
     def __init__(self, store: pagelith.Store) -> None:
         self._store, self._gets = store, 0
@@ -49,7 +49,7 @@ class Wrong:
 
 
 class OtherByte(Wrong):
-    """One bit of one hit is another."""
+    """Flips one bit of one hit."""
 
     def spoil(self, given, outcomes) -> None:
         for memory, outcome in zip(given, outcomes, strict=False):
@@ -59,7 +59,7 @@ class OtherByte(Wrong):
 
 
 class Kept(Wrong):
-    """What a call was given is held for ever."""
+    """Keeps its arguments for ever."""
 
     _kept: list = []
 
@@ -71,7 +71,7 @@ KINDS = {"other": OtherByte, "kept": Kept}
 
 
 def storm(kind: str) -> list[str]:
-    """What a storm finds wrong with it."""
+    """The errors that a stress run finds."""
     tally = Tally()
 
     class Home(Embedded):
