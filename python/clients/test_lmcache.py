@@ -1,8 +1,9 @@
-"""LMCache's storage manager, its L1, controllers, policies, factory, serde and failure injector, with `pagelith.lmcache` as its L2:
-what one process stored, the next one prefetches, byte for byte.
+"""LMCache's storage manager, its L1, controllers, policies, factory, serde and failure injector,
+with `pagelith.lmcache` as its L2: chunks stored by one process are prefetched by the next, byte for
+byte.
 
-Run by clients/run.sh. `STORE_PROGRAM` is the program `pagelith`, for the tests with a store process; `LMCACHE_TESTS` is the root of
-LMCache's source distribution, for its own tests.
+Run by clients/run.sh. `STORE_PROGRAM` is the program `pagelith`, for the tests with a store
+process; `LMCACHE_TESTS` is the root of LMCache's source distribution, for its own tests.
 """
 
 import contextlib
@@ -34,14 +35,14 @@ class Home(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
 
     def embedded(self, ssd="128MiB", dram="32MiB", **params):
-        """The JSON of an adapter whose store is in its process."""
+        """The JSON of an adapter with an embedded store."""
         ssd = {"dirs": [os.path.join(self.home, "ssd")], "bytes": ssd, "segment_bytes": "4MiB"}
         store = {"dram": {"bytes": dram}, "index": {"max_objects": 20000}, "ssd": ssd}
         return parts.plugin(**{"store": store, **params})
 
     @contextlib.contextmanager
     def store_process(self):
-        """`pagelith serve`, and the JSON of an adapter that is attached to it."""
+        """`pagelith serve`, and the JSON of an adapter that attaches to it."""
         if "STORE_PROGRAM" not in os.environ:
             print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
             self.skipTest("no STORE_PROGRAM")
@@ -59,7 +60,7 @@ class Home(unittest.TestCase):
             store.stdout.close()
 
     def flip(self):
-        """Turn a bit in every 16 KiB that is written."""
+        """Flip a bit in every 16 KiB that is written."""
         for path in glob.glob(os.path.join(self.home, "**", "*"), recursive=True):
             if not os.path.isfile(path) or os.path.getsize(path) < 8 << 20:
                 continue
@@ -73,7 +74,7 @@ class Home(unittest.TestCase):
 
 
 class Lives(Home):
-    """Each life is a process of its own."""
+    """Each run is a separate process."""
 
     def live(self, action, adapter, *more, ends=0):
         command = [sys.executable, "-W", "ignore", os.path.join(HERE, "lmcache_life.py"), action, json.dumps(adapter), "24", *more]
@@ -101,7 +102,7 @@ class Lives(Home):
         self.live("write", adapter, "--flushed", "12", "--killed", ends=-signal.SIGKILL)
         after = self.live("read", adapter)
         self.assertEqual(after["wrong"], 0)
-        # What was flushed is here; of the rest, what had reached the drive.
+        # Flushed chunks are stored; of the others, those that had reached the drive.
         self.assertEqual([row[:12] for row in after["hits"]], [ALL[:12]] * 4)
 
     def test_store_process_serves_several_servers(self):
@@ -122,7 +123,7 @@ class Lives(Home):
             self.assertEqual(pinned(), len(row.keys))
             asked.submit_unlock(row.keys)
             parts.wait(lambda: pinned() == 0)
-            # LMCache's own controllers let go of what they have read.
+            # LMCache's own controllers unlock the chunks that they have read.
             storage.clear(force=True)
             self.assertEqual(parts.read(storage, parts.rows(ALL)), ([ALL] * 4, 96, 0))
             parts.wait(lambda: pinned() == 0 and asked.report_status()["pins_to_be_released"] == 0)
@@ -140,10 +141,10 @@ class Lives(Home):
 
 
 class Controllers(Home):
-    """One process."""
+    """All in one process."""
 
     def again(self, adapter, requests, **more):
-        """What a new storage manager reads of them."""
+        """The chunks that a new storage manager reads."""
         with parts.manager(adapter) as storage:
             return parts.read(storage, requests, **more)
 
@@ -216,7 +217,7 @@ class Controllers(Home):
                     read = parts.view(memory).view(torch.bfloat16)
                     self.assertTrue(torch.equal(read, values.to(torch.float8_e4m3fn).to(torch.bfloat16)))
             storage.finish_read_prefetched(row.keys)
-        # Without its name nothing is found, and that is said.
+        # Without the setting nothing is found, and an error is logged.
         with parts.manager({**self.embedded(), **serde}) as storage:
             parts.write(storage, [row])
             storage.clear(force=True)
@@ -236,7 +237,7 @@ class Controllers(Home):
         with parts.manager() as storage:
             one = storage.add_l2_adapter(config)
             parts.write(storage, parts.rows(ALL[:12]))
-            # Some of its stores are under way when it goes.
+            # Some of its stores are in progress when it is removed.
             parts.write(storage, parts.rows(ALL[12:]), settle=False)
             storage.delete_l2_adapter(one)
             storage.clear(force=True)
@@ -251,7 +252,7 @@ class Controllers(Home):
             storage.quota_manager.set_quota("kept", 1 << 30)
             kept = parts.rows(ALL, salt="kept")
             parts.write(storage, kept)
-            # One without a quota keeps nothing.
+            # One without a quota stores nothing.
             parts.write(storage, parts.rows(ALL, salt="dropped"))
             parts.wait(lambda: "dropped" not in storage.get_usage_bytes_by_cache_salt())
             size = sum(row.layout_desc.shapes[0].numel() for row in kept)
@@ -267,7 +268,8 @@ class Controllers(Home):
                 pass
 
     def test_concurrent_requests_over_evicting_store_are_correct(self):
-        """Writers and readers of overlapping chunks, an L1 and an L2 that are both too small: never another byte."""
+        """Writers and readers of overlapping chunks, with an L1 and an L2 that are both too small:
+        no wrong byte is read."""
         adapter = self.embedded(ssd="32MiB", dram="8MiB", put_wait_ms=200)
         wrong, reads, until = [], [], time.monotonic() + 15
 

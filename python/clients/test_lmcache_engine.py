@@ -1,6 +1,8 @@
-"""`pagelith.lmcache.connector` under LMCache's own remote backend: what one process stores, the next one reads, byte for byte.
+"""`pagelith.lmcache.connector` under LMCache's own remote backend: chunks stored by one process are
+read by the next, byte for byte.
 
-Run by clients/run.sh; `STORE_PROGRAM` is the program `pagelith`, for what needs a store process.
+Run by clients/run.sh; `STORE_PROGRAM` is the program `pagelith`, for the tests with a store
+process.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ ALL = range(engine.CHUNKS)
 
 
 def flip(directory):
-    """Turn a bit in every 64 KiB of what is stored."""
+    """Flip a bit in every 64 KiB of the stored bytes."""
     for folder, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(folder, name)
@@ -48,7 +50,7 @@ class InAnEnginesProcess(unittest.TestCase):
         self.written_by_another_process()
         with engine.backend(self.params) as remote:
             self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
-            # One that is not there costs no other, and a prefix ends at it.
+            # A missing chunk does not affect others, and ends a prefix.
             self.assertEqual(engine.read(remote, [0, 500, 2]), ([True, False, True], 0))
             keys = [engine.key(chunk) for chunk in (0, 1, 500, 2)]
             self.assertEqual((remote.batched_contains(keys), remote.contains(keys[2]), remote.contains(keys[3])), (2, False, True))
@@ -66,7 +68,7 @@ class InAnEnginesProcess(unittest.TestCase):
             came, wrong = engine.read(remote, ALL)
             self.assertEqual(wrong, 0)
             self.assertLess(sum(came), engine.CHUNKS)
-            # What was missed for its bytes is not found again, until it was stored again.
+            # A chunk missed for its bytes is not found again until it was stored again.
             self.assertEqual([remote.contains(engine.key(chunk)) for chunk in ALL], came)
             engine.write(remote, ALL)
             self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
@@ -108,7 +110,7 @@ class InAnEnginesProcess(unittest.TestCase):
             keys, batches, given_up = [engine.key(chunk) for chunk in ALL], [], []
 
             class Seen:
-                """The store, and what was handed over to it."""
+                """The store, with a record of its submitted batches."""
 
                 def __init__(self, store):
                     self.store = store
@@ -120,7 +122,7 @@ class InAnEnginesProcess(unittest.TestCase):
             async def give_up():
                 for turn in range(60):
                     task = asyncio.ensure_future(connector.batched_get(keys))
-                    # When the first batch is handed over, the second one, or later.
+                    # When the first batch is submitted, the second one, or a later one.
                     while len(batches) < turn % 3 and not task.done():
                         await asyncio.sleep(0)
                     await asyncio.sleep(0)

@@ -1,7 +1,8 @@
-"""SGLang's real controllers and host pools over `pagelith.sglang`: what one process backs up, another prefetches, byte for byte.
+"""SGLang's real controllers and host pools over `pagelith.sglang`: pages backed up by one process
+are prefetched by another, byte for byte.
 
-Run by clients/run.sh. What each scenario writes is written by another process than reads it; `STORE_PROGRAM` is the program
-`pagelith`, for the scenarios with a store process.
+Run by clients/run.sh. The pages of each scenario are written by another process than reads them;
+`STORE_PROGRAM` is the program `pagelith`, for the scenarios with a store process.
 """
 
 import importlib.util
@@ -42,12 +43,13 @@ class AfterARestart(Case):
                 controller = self.start(scenario, embedded(folder(home, name)))
                 whole = scenario.whole
                 self.assertEqual(scenario.read(controller, n), (whole, whole, 0))
-                # Nobody else's prompt.
+                # Another prompt has no pages.
                 self.assertEqual(scenario.read(controller, n + 500)[:2], (0, 0))
             self.end()
 
     def folder(self, name):
-        """Somewhere for the stores of all scenarios, which take some gigabytes until the test ends."""
+        """A directory for the stores of all scenarios, which take some gigabytes until the test
+        ends."""
         home = os.path.join(self.home, name)
         self.addCleanup(shutil.rmtree, home, ignore_errors=True)
         return home
@@ -73,7 +75,7 @@ class AfterARestart(Case):
                 found, read, bad = scenario.read(controller, n)
                 self.assertEqual(bad, 0)
                 shorter += read < scenario.whole
-                # What was missed by its bytes is not found again.
+                # A page missed for its bytes is not found again.
                 again = scenario.read(controller, n)
                 self.assertEqual((again[1], again[2]), (again[0], 0))
             self.end()
@@ -81,7 +83,7 @@ class AfterARestart(Case):
 
 
 class Visible(Case):
-    """What of a page is found while its pools come in separate calls."""
+    """Visibility of a page while its pools are written in separate calls."""
 
     def setUp(self):
         super().setUp()
@@ -121,7 +123,7 @@ class Visible(Case):
         self.assertEqual(self.backend.batch_set_v2(wrong), {PoolName.INDEXER: [False] * 6})
         self.assertEqual(self.backend.batch_set_v1(self.keys, self.indices), [False] * 6)
         self.assertEqual(self.backend.batch_exists(self.keys), 0)
-        # The next backup of the same pages is as if nothing had been.
+        # The next backup of the same pages works as if this one had not been made.
         self.backend.batch_set_v2(self.sidecars(PoolName.INDEXER))
         self.assertEqual(self.backend.batch_set_v1(self.keys, self.indices), [True] * 6)
         self.assertEqual(self.found(*self.sidecars(PoolName.INDEXER)).kv_hit_pages, 6)
@@ -196,7 +198,7 @@ class AtTheSameTime(Case):
         controller = self.start(scenario, embedded(os.path.join(self.home, "overlap")))
         for prompt in range(4):
             self.assertEqual(scenario.write(controller, prompt), scenario.whole)
-        # Backups of new prompts lie in the queue while old ones are read.
+        # Backups of new prompts are queued while old ones are read.
         tokens = [drive.tokens_of(100 + n, PAGES) for n in range(30)]
         for prompt in tokens:
             keys = drive.hashes_of(prompt)
@@ -208,7 +210,7 @@ class AtTheSameTime(Case):
 
 
 class AnotherModel(Case):
-    """What SGLang's own configuration and its updates of weights say of the model."""
+    """The model's identity in SGLang's own configuration and in its updates of weights."""
 
     def test_pages_of_other_model_are_not_found(self):
         extra, scenario = embedded(os.path.join(self.home, "models")), mha("page_first")
@@ -233,7 +235,8 @@ class AnotherModel(Case):
         scenario = mha("page_first")
         controller = self.start(scenario, embedded(os.path.join(self.home, "updated")))
         self.assertEqual(scenario.write(controller, 1), scenario.whole)
-        # As SGLang's scheduler does behind an update of weights, and then flushes its tree, which resets the controller and clears its host pool.
+        # As SGLang's scheduler after an update of weights; then it flushes its tree, which resets
+        # the controller and clears its host pool.
         get_context().override("scheduler.weight_version", weight_version="2")
         self.assertEqual(scenario.read(controller, 1), (0, 0, 0))
         self.assertEqual(scenario.write(controller, 2), 0)
@@ -251,7 +254,7 @@ class AnotherModel(Case):
 
     def test_model_with_unidentified_weights_requires_revision(self):
         extra, scenario = embedded(os.path.join(self.home, "weights")), mha("page_first")
-        # A folder with a configuration, and no weights.
+        # A directory with a configuration, and no weights.
         scenario.flags = {"load_format": "auto"}
         with self.assertRaisesRegex(ValueError, "cannot read weights here.*set 'revision'"):
             scenario.controller(extra)
@@ -301,7 +304,7 @@ class WithAStoreProcess(Case):
             ranks.append((controller, scenario))
         self.assertEqual([controller.backup_skip for controller, _ in ranks], [False, True])
         whole = scenario.whole
-        # The second comes first: what it has of its own waits for the first one's KV.
+        # The second rank first: its own objects wait for the first one's KV.
         self.assertEqual(ranks[1][1].write(ranks[1][0], 1), whole)
         self.assertEqual(ranks[1][1].read(ranks[1][0], 1), (0, 0, 0))
         self.assertEqual(ranks[0][1].write(ranks[0][0], 1), whole)
@@ -315,7 +318,7 @@ class ThroughMooncakesInterface(Case):
     def test_sglang_own_tests_pass(self):
         file = importlib.util.find_spec("sglang.srt.mem_cache.storage.mooncake_store.test_mooncake_store").origin
         before = [mooncake.path(), *filter(None, [os.environ.get("PYTHONPATH")])]
-        # It is no server, so nothing in its process says which model it has.
+        # It is no server, so nothing in its process identifies the model.
         named = {"MOONCAKE_PAGELITH_REVISION": "a test"}
         environment = {"MOONCAKE_MASTER": "127.0.0.1:50051", "MOONCAKE_GLOBAL_SEGMENT_SIZE": str(64 << 20), **named}
         environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(before)}
@@ -325,7 +328,7 @@ class ThroughMooncakesInterface(Case):
 
     def test_pages_survive_restart(self):
         mooncake.install()
-        # Else it takes most of what the disk has free.
+        # Otherwise it takes most of the disk's free space.
         os.environ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"] = str(512 << 20)
         self.addCleanup(os.environ.pop, "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
         offload = {"enable_ssd_offload": True, "ssd_offload_path": os.path.join(self.home, "mooncake")}
@@ -333,7 +336,7 @@ class ThroughMooncakesInterface(Case):
         for name in ("mha page_first", "mla layer_first"):
             scenario = SCENARIOS[name]
             for turn in ("write", "read"):
-                # What the page's bytes lie in is any memory here.
+                # Any memory can hold a page's bytes here.
                 parts.configure(extra, backend="file")
                 parts.place()
                 scenario.device, scenario.anchor, scenario.sidecars, scenario.trailing = scenario.make()
@@ -349,7 +352,7 @@ class ThroughMooncakesInterface(Case):
 
 
 class Misconfigured(Case):
-    """Each raises where the server starts, and names the flag."""
+    """Each raises an error when the server starts, and names the flag."""
 
     def assert_refused(self, scenario, extra, *words):
         with self.assertRaises(ValueError) as caught:
@@ -377,7 +380,7 @@ class Misconfigured(Case):
         extra = {**NAMED, "attach": store.address}
         parts.configure(extra)
         parts.place(tp_size=2, tp_rank=1, attn_cp_size=2, attn_cp_rank=1)
-        # One of two, of which the other one is not here.
+        # One of two ranks, without the other one.
         of_two = mock.patch.object(parts.HiCacheController, "get_attn_cp_rank_and_size", lambda _: (1, 2))
         with of_two, self.assertRaises(ValueError) as caught:
             parts.plain(*parts.mla("page_first", layer_shard_enabled=True), extra)
