@@ -34,7 +34,7 @@ def flip(directory):
                         file.write(bytes([byte[0] ^ 4]))
 
 
-class InAnEnginesProcess(unittest.TestCase):
+class EngineProcess(unittest.TestCase):
     def setUp(self):
         self.home = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
@@ -109,7 +109,7 @@ class InAnEnginesProcess(unittest.TestCase):
             connector = remote.connection.getWrappedConnector()
             keys, batches, given_up = [engine.key(chunk) for chunk in ALL], [], []
 
-            class Seen:
+            class RecordingStore:
                 """The store, with a record of its submitted batches."""
 
                 def __init__(self, store):
@@ -134,7 +134,7 @@ class InAnEnginesProcess(unittest.TestCase):
                         given_up.append([batch.done() for batch in batches])
                     batches.clear()
 
-            connector._store = Seen(store := connector._store)
+            connector._store = RecordingStore(store := connector._store)
             try:
                 asyncio.run_coroutine_threadsafe(give_up(), remote.loop).result(60)
             finally:

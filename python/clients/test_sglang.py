@@ -192,7 +192,7 @@ class Visible(Case):
         self.assertEqual(backend.get_stats().backup_pgs, [])
 
 
-class AtTheSameTime(Case):
+class ConcurrentCalls(Case):
     def test_target_and_draft_work_concurrently(self):
         scenario = Scenario(with_draft)
         controller = self.start(scenario, embedded(os.path.join(self.home, "overlap")))
@@ -209,7 +209,7 @@ class AtTheSameTime(Case):
         self.assertEqual(done, [scenario.whole] * 30)
 
 
-class AnotherModel(Case):
+class OtherModel(Case):
     """The model's identity in SGLang's own configuration and in its updates of weights."""
 
     def test_pages_of_other_model_are_not_found(self):
@@ -256,17 +256,17 @@ class AnotherModel(Case):
         extra, scenario = embedded(os.path.join(self.home, "weights")), mha("page_first")
         # A directory with a configuration, and no weights.
         scenario.flags = {"load_format": "auto"}
-        with self.assertRaisesRegex(ValueError, "cannot read weights here.*set 'revision'"):
+        with self.assertRaisesRegex(ValueError, "cannot identify weights.*set 'revision'"):
             scenario.controller(extra)
         self.assertEqual(scenario.write(self.start(scenario, {**extra, "revision": "weights-1"}), 1), scenario.whole)
 
 
-class WhenCallsFail(Case):
+class FailingCalls(Case):
     def test_failure_injector_causes_misses_only(self):
         in_a_process("fail", os.path.join(self.home, "injected"), SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE="0.25")
 
 
-class WithAStoreProcess(Case):
+class AttachedStore(Case):
     def setUp(self):
         super().setUp()
         self.store = self.serve()
@@ -312,7 +312,7 @@ class WithAStoreProcess(Case):
             self.assertEqual(scenario.read(controller, 1), (whole, whole, 0))
 
 
-class ThroughMooncakesInterface(Case):
+class MooncakeInterface(Case):
     """SGLang's own backend for Mooncake, over `pagelith.compat.mooncake`."""
 
     def test_sglang_own_tests_pass(self):

@@ -117,7 +117,7 @@ class Published(Case):
             self.assertTrue(router.until(lambda heard=router: not heard.anywhere()))
 
 
-class HandedOut(Case):
+class ReturnedEvents(Case):
     def test_events_have_sglang_hashes(self):
         scenario = SCENARIOS["mha page_first"]
         controller = self.start(scenario, embedded(os.path.join(self.home, "handed"), enable_kv_events=True))

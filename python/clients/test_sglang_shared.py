@@ -23,7 +23,7 @@ def pools_of(pid):
     return pools
 
 
-class InSharedMemory(Case):
+class SharedMemoryPools(Case):
     def setUp(self):
         super().setUp()
         self.store = self.serve()

@@ -263,7 +263,7 @@ class Connected(Lives):
         self.assertEqual([(one["tokens"], one["logprobs"]) for one in again], [(one["tokens"], one["logprobs"]) for one in expected])
         self.assertNotIn("could not be", self.said)
 
-    def assert_told(self, first, again, groups):
+    def assert_events(self, first, again, groups):
         """The events of two runs, of which the second loads: each block of each prompt by each
         group, with its tokens, after the previous block."""
         for told in (first, again):
@@ -407,7 +407,7 @@ class Hybrids(Connected):
         second = self.live(transfer, VLLM_LIFE_EVENTS="1")
         self.assert_same(second)
         self.assert_hits(second)
-        self.assert_told(first, self.told, 3)
+        self.assert_events(first, self.told, 3)
 
 
 class Windows(Connected):

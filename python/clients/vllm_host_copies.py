@@ -50,7 +50,7 @@ class Done:
         return 1.0
 
 
-class Over:
+class PatchedModule:
     """A module with some of its names replaced."""
 
     def __init__(self, module, **names):
@@ -67,9 +67,9 @@ def copy(sources, destinations, lengths, **_):
 
 gpu_worker.SingleDirectionOffloadingHandler = Handler
 gpu_worker.HAS_TRITON = False
-gpu_worker.ops = Over(None, swap_blocks_batch=copy)
-gpu_worker.torch = Over(torch, Event=Done)
-gpu_worker.current_platform = Over(
+gpu_worker.ops = PatchedModule(None, swap_blocks_batch=copy)
+gpu_worker.torch = PatchedModule(torch, Event=Done)
+gpu_worker.current_platform = PatchedModule(
     current_platform, Stream=Done, current_stream=Done, stream=lambda _: contextlib.nullcontext()
 )
 

@@ -2,7 +2,7 @@
 waited for.
 
 Loaded by `"kv_connector_module_path": "vllm_late_saves"`. If a block is overwritten while a save
-still reads it, wrong bytes are stored. At its end it reports how many saves started only then.
+still reads it, wrong bytes are stored. At its end it reports how many saves a step waited for.
 """
 
 import sys

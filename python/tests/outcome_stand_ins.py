@@ -31,7 +31,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteOutcome:
     """An outcome of a write, as a test defines it."""
 
     state: str
@@ -62,7 +62,7 @@ class Batch:
         yield
 
 
-class Ending:
+class ScriptedStore:
     """A store that reads objects as they are, except those in `ends`. Objects in `states` are not
     stored: only their outcome is returned."""
 
@@ -95,7 +95,7 @@ class Ending:
         return [self._written(of[0], lambda of=of, memory=memory: self._store.put_pages(of, memory, **how)[0]) for of, memory in pages.values()]
 
     def _written(self, key, put):
-        return Written(self.states[key]) if key in self.states else put()
+        return WriteOutcome(self.states[key]) if key in self.states else put()
 
     def submit_get(self, keys, into, **how):
         return Batch(self.get(keys, into, **how))

@@ -36,7 +36,7 @@ class Refused(unittest.TestCase):
         self.store = pagelith.Store({"dram": {"bytes": "8MiB"}})
         self.addCleanup(self.store.close)
 
-    def assert_said(self, error, words, call, *given, **how):
+    def assert_error(self, error, words, call, *given, **how):
         with self.assertRaisesRegex(error, words) as raised:
             call(*given, **how)
         # Terms that only Rust uses.
@@ -61,32 +61,32 @@ class Refused(unittest.TestCase):
         lists += [store.exists, store.exists_prefix, store.remove, store.pin, store.view, store.prefetch, lambda keys: store.lease(keys, 1)]
         for call in lists:
             for wrong, kind in ((5, "int"), (key(1), "Key"), ("key", "str"), (b"key", "bytes"), (None, "NoneType"), (iter([key(1)]), "list_iterator")):
-                self.assert_said(TypeError, f"^keys {NOT_KEYS} {kind}$", call, wrong)
+                self.assert_error(TypeError, f"^keys {NOT_KEYS} {kind}$", call, wrong)
             for wrong, kind in ((5, "int"), (SPACE, "Namespace"), (pathlib.Path("/key"), "PosixPath")):
-                self.assert_said(TypeError, f"^keys\\[2\\] {NOT_A_KEY} {kind}$", call, [key(1), key(2), wrong])
-        self.assert_said(TypeError, f"^required {NOT_KEYS} int$", store.begin_group, 5)
-        self.assert_said(TypeError, f"^required\\[0\\] {NOT_A_KEY} int$", store.put_pages, [key(1)], [b"x"], required=[5])
-        self.assert_said(TypeError, f"^anchor {NOT_KEYS} Key$", store.exists_groups, [bytes(32)], key(1))
+                self.assert_error(TypeError, f"^keys\\[2\\] {NOT_A_KEY} {kind}$", call, [key(1), key(2), wrong])
+        self.assert_error(TypeError, f"^required {NOT_KEYS} int$", store.begin_group, 5)
+        self.assert_error(TypeError, f"^required\\[0\\] {NOT_A_KEY} int$", store.put_pages, [key(1)], [b"x"], required=[5])
+        self.assert_error(TypeError, f"^anchor {NOT_KEYS} Key$", store.exists_groups, [bytes(32)], key(1))
         for query in (
             pagelith.PoolQuery.all_pages,
             pagelith.PoolQuery.trailing_pages,
             lambda objects: pagelith.PoolQuery.block_groups(objects, 1, 1, [bytes(32)]),
         ):
-            self.assert_said(TypeError, f"^objects {NOT_KEYS} Key$", query, key(1))
-            self.assert_said(TypeError, f"^objects\\[1\\] {NOT_A_KEY} str$", query, [key(1), "key"])
+            self.assert_error(TypeError, f"^objects {NOT_KEYS} Key$", query, key(1))
+            self.assert_error(TypeError, f"^objects\\[1\\] {NOT_A_KEY} str$", query, [key(1), "key"])
 
     def test_invalid_memories_are_named_with_index(self):
         for name, call in self.calls():
             keys, good = [key(n) for n in range(3)], bytearray(10)
             for wrong, kind in ((5, "int"), (None, "NoneType"), (b"bytes", "bytes"), (bytearray(3), "bytearray"), ("text", "str"), (pathlib.Path("/x"), "PosixPath")):
-                self.assert_said(TypeError, f"^{name} {NOT_MEMORIES} {kind}$", call, keys, wrong)
+                self.assert_error(TypeError, f"^{name} {NOT_MEMORIES} {kind}$", call, keys, wrong)
             for wrong, kind in ((5, "int"), ("text", "str"), (None, "NoneType"), (pathlib.Path("/x"), "PosixPath")):
-                self.assert_said(TypeError, f"^{name}\\[2\\]: {MEMORY} {kind}$", call, keys, [good, bytearray(1), wrong])
-                self.assert_said(TypeError, f"^{name}\\[1\\]\\[2\\]: {MEMORY} {kind}$", call, keys, [good, [bytearray(1), bytearray(1), wrong], good])
-            self.assert_said(BufferError, f"^{name}\\[1\\]: .*contiguous", call, keys, [good, memoryview(bytearray(20))[::2], bytearray(1)])
+                self.assert_error(TypeError, f"^{name}\\[2\\]: {MEMORY} {kind}$", call, keys, [good, bytearray(1), wrong])
+                self.assert_error(TypeError, f"^{name}\\[1\\]\\[2\\]: {MEMORY} {kind}$", call, keys, [good, [bytearray(1), bytearray(1), wrong], good])
+            self.assert_error(BufferError, f"^{name}\\[1\\]: .*contiguous", call, keys, [good, memoryview(bytearray(20))[::2], bytearray(1)])
         for call in (self.store.get, self.store.submit_get):
-            self.assert_said(BufferError, "^destinations\\[1\\]: Object is not writable", call, keys, [good, bytes(10), bytearray(1)])
-        self.assert_said(BufferError, "^memory: Object is not writable", self.store.register, bytes(10))
+            self.assert_error(BufferError, "^destinations\\[1\\]: Object is not writable", call, keys, [good, bytes(10), bytearray(1)])
+        self.assert_error(BufferError, "^memory: Object is not writable", self.store.register, bytes(10))
 
     def test_invalid_addresses_are_named_with_index(self):
         memory = of(PAGE)
@@ -106,10 +106,10 @@ class Refused(unittest.TestCase):
         ]
         for name, call in self.calls():
             for pair, error, words in wrong:
-                self.assert_said(error, f"^{name}\\[1\\]: {words}$", call, [key(n) for n in range(2)], [bytearray(1), pair])
-                self.assert_said(error, f"^{name}\\[0\\]\\[1\\]: {words}$", call, [key(1)], [[bytearray(1), pair]])
+                self.assert_error(error, f"^{name}\\[1\\]: {words}$", call, [key(n) for n in range(2)], [bytearray(1), pair])
+                self.assert_error(error, f"^{name}\\[0\\]\\[1\\]: {words}$", call, [key(1)], [[bytearray(1), pair]])
         for pair, error, words in wrong:
-            self.assert_said(error, f"^memory: {words}$", self.store.register, pair)
+            self.assert_error(error, f"^memory: {words}$", self.store.register, pair)
         # NumPy's integers are accepted.
         whole = types.new_class("int64", (), {}, lambda body: body.update(__init__=lambda self, n: setattr(self, "n", n), __index__=lambda self: self.n))
         self.assertTrue(self.store.put([key(9)], [(whole(at), whole(PAGE))])[0])
@@ -123,7 +123,7 @@ class Refused(unittest.TestCase):
                 ([None, (0, "5")], TypeError, "^ranges\\[1\\]\\[1\\] must be a whole number, not str$"),
                 ([None, (-1, 5)], pagelith.InvalidError, "^ranges\\[1\\]\\[0\\] must be a whole number from 0 to .*, not -1$"),
             ]:
-                self.assert_said(error, words, call, [key(1), key(2)], [bytearray(1), bytearray(1)], ranges=wrong)
+                self.assert_error(error, words, call, [key(1), key(2)], [bytearray(1), bytearray(1)], ranges=wrong)
 
     def test_invalid_times_are_named(self):
         keys, store = [key(1)], self.store
@@ -138,9 +138,9 @@ class Refused(unittest.TestCase):
         ]
         for name, call in [*waits.items(), *(("timeout", call) for call in timeouts), ("seconds", lambda seconds: store.lease(keys, seconds))]:
             for wrong in (-1, -0.001, float("nan"), float("inf"), 1e300, 10**400):
-                self.assert_said(pagelith.InvalidError, f"^{name} must be a number of seconds, from 0 to 18446744073709551615, not {re.escape(str(wrong))}$", call, wrong)
+                self.assert_error(pagelith.InvalidError, f"^{name} must be a number of seconds, from 0 to 18446744073709551615, not {re.escape(str(wrong))}$", call, wrong)
             for wrong, kind in ((True, "bool"), ("5", "str"), ([5], "list"), (pathlib.Path("5"), "PosixPath")):
-                self.assert_said(TypeError, f"^{name} must be a number of seconds, not {kind}$", call, wrong)
+                self.assert_error(TypeError, f"^{name} must be a number of seconds, not {kind}$", call, wrong)
 
     def test_invalid_numbers_are_named(self):
         keys, store, query = [key(1)], self.store, pagelith.PoolQuery
@@ -158,21 +158,21 @@ class Refused(unittest.TestCase):
             ("length", 2**64 - 1, lambda length: store.share(0, PAGE, length)),
         ]:
             for wrong in (-1, most + 1):
-                self.assert_said(pagelith.InvalidError, f"^{name} must be a whole number from 0 to {most}, not {wrong}$", call, wrong)
+                self.assert_error(pagelith.InvalidError, f"^{name} must be a whole number from 0 to {most}, not {wrong}$", call, wrong)
             for wrong, kind in ((True, "bool"), (1.0, "float"), ("1", "str"), (None, "NoneType")):
-                self.assert_said(TypeError, f"^{name} must be a whole number, not {kind}$", call, wrong)
+                self.assert_error(TypeError, f"^{name} must be a whole number, not {kind}$", call, wrong)
 
     def test_invalid_pages_are_named(self):
         words = "must be 32 bytes, or a string, which is hashed, not"
         for call in (lambda page: pagelith.Key(SPACE, page), key(1).on_page):
             for wrong, kind in ((5, "int"), (None, "NoneType"), (pathlib.Path("/x"), "PosixPath")):
-                self.assert_said(TypeError, f"^page {words} {kind}$", call, wrong)
-            self.assert_said(pagelith.InvalidError, "^a page's hash has 32 bytes length=3$", call, b"abc")
+                self.assert_error(TypeError, f"^page {words} {kind}$", call, wrong)
+            self.assert_error(pagelith.InvalidError, "^a page's hash has 32 bytes length=3$", call, b"abc")
         for call in (key(1).on_pages, lambda pages: self.store.exists_groups(pages, [key(1)])):
             for wrong, kind in ((5, "int"), ("text", "str"), (bytes(32), "bytes")):
-                self.assert_said(TypeError, f"^pages must be a list of pages' hashes, not {kind}$", call, wrong)
-            self.assert_said(TypeError, f"^pages\\[1\\]: page {words} int$", call, [bytes(32), 5])
-            self.assert_said(pagelith.InvalidError, "^pages\\[1\\]: a page's hash has 32 bytes length=3$", call, [bytes(32), b"abc"])
+                self.assert_error(TypeError, f"^pages must be a list of pages' hashes, not {kind}$", call, wrong)
+            self.assert_error(TypeError, f"^pages\\[1\\]: page {words} int$", call, [bytes(32), 5])
+            self.assert_error(pagelith.InvalidError, "^pages\\[1\\]: a page's hash has 32 bytes length=3$", call, [bytes(32), b"abc"])
 
     def test_invalid_namespace_fields_are_named(self):
         for name, pair, wrong in [
@@ -180,10 +180,10 @@ class Refused(unittest.TestCase):
             ("extra", "a pair of strings", (5, {"a": "b"}, ["ab"], [("a", 5)], [("a", "b", "c")])),
         ]:
             for given in wrong:
-                self.assert_said((TypeError, pagelith.InvalidError), f"^{name}.* must be ", lambda given=given, name=name: pagelith.Namespace("m", **{name: given}))
-            self.assert_said(TypeError, f"^{name}\\[0\\] must be {pair}, not int$", lambda name=name: pagelith.Namespace("m", **{name: [5]}))
-        self.assert_said(TypeError, "^extra\\[1\\]\\[0\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", "b"), (1, "b")]))
-        self.assert_said(TypeError, "^extra\\[0\\]\\[1\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", 1)]))
+                self.assert_error((TypeError, pagelith.InvalidError), f"^{name}.* must be ", lambda given=given, name=name: pagelith.Namespace("m", **{name: given}))
+            self.assert_error(TypeError, f"^{name}\\[0\\] must be {pair}, not int$", lambda name=name: pagelith.Namespace("m", **{name: [5]}))
+        self.assert_error(TypeError, "^extra\\[1\\]\\[0\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", "b"), (1, "b")]))
+        self.assert_error(TypeError, "^extra\\[0\\]\\[1\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", 1)]))
 
     def test_argument_of_wrong_type_is_named(self):
         keys, store, make = [key(1)], self.store, pagelith.Key
@@ -226,21 +226,21 @@ class Refused(unittest.TestCase):
             ("directory", "a path", [pagelith.Store.bytes_in]),
         ]:
             for call in calls:
-                self.assert_said(TypeError, f"^{name} must be {must_be}, not int$", call, 5)
-        self.assert_said(TypeError, "^subdirectory must be a name of a directory, or None, not bytes$", pagelith.Store, {}, subdirectory=b"a")
-        self.assert_said(pagelith.InvalidError, "^page must be a string in UTF-8: ", make, SPACE, "\udc80")
-        self.assert_said(pagelith.InvalidError, "^tenant must be a string in UTF-8: ", lambda: pagelith.Namespace("m", tenant="\udc80"))
+                self.assert_error(TypeError, f"^{name} must be {must_be}, not int$", call, 5)
+        self.assert_error(TypeError, "^subdirectory must be a name of a directory, or None, not bytes$", pagelith.Store, {}, subdirectory=b"a")
+        self.assert_error(pagelith.InvalidError, "^page must be a string in UTF-8: ", make, SPACE, "\udc80")
+        self.assert_error(pagelith.InvalidError, "^tenant must be a string in UTF-8: ", lambda: pagelith.Namespace("m", tenant="\udc80"))
 
     def test_invalid_open_arguments_are_named(self):
         for address in (5, None, b"unix:/x"):
-            self.assert_said(TypeError, "^address must be unix:PATH, tcp:HOST:PORT, or the path of a socket, not ", pagelith.Store.attach, address)
+            self.assert_error(TypeError, "^address must be unix:PATH, tcp:HOST:PORT, or the path of a socket, not ", pagelith.Store.attach, address)
         for secret in ("ab", ("a", "b"), ("a",), 5, (b"a", b"b")):
             with self.subTest(secret=secret):
-                self.assert_said(
+                self.assert_error(
                     TypeError, "^key must be a pair of a name and a secret: a string and bytes$", pagelith.Store.attach, "unix:/x", key=secret
                 )
         for config in (5, ["a"]):
-            self.assert_said(TypeError, "^config must be a dictionary of settings, or the path of a file of them, not ", pagelith.Store, config)
+            self.assert_error(TypeError, "^config must be a dictionary of settings, or the path of a file of them, not ", pagelith.Store, config)
 
     def test_foreign_exception_passes_unchanged(self):
         class Own(Exception):

@@ -148,7 +148,7 @@ class Weights(unittest.TestCase):
             self.assertEqual(weights_of(model, None, load_format, commit), known, (model, load_format))
 
 
-class OfVllm(unittest.TestCase):
+class VllmModels(unittest.TestCase):
     def test_different_models_have_different_fingerprints(self):
         draft = vllm.model_config(model="a/draft")
         speculates = lambda draft, **more: types.SimpleNamespace(method="eagle", draft_model_config=draft, **more)  # noqa: E731
@@ -227,7 +227,7 @@ class OfVllm(unittest.TestCase):
             self.assertEqual(identify(config).unknown, unknown)
 
 
-class OfAProcess(unittest.TestCase):
+class ProcessModels(unittest.TestCase):
     def setUp(self):
         for patch in (mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None}), mock.patch.dict(host._identified, clear=True)):
             patch.start()

@@ -112,9 +112,9 @@ class Connector(Case):
     def test_empty_or_too_large_chunk_fails_alone(self):
         async def body(connector):
             keys = [Key("none"), Key("much"), Key("b")]
-            with self.assertLogs("pagelith.lmcache.connector", "WARNING") as said:
+            with self.assertLogs("pagelith.lmcache.connector", "WARNING") as logs:
                 await connector.batched_put(keys, [Chunk(b""), Chunk(bytes(5 << 20)), Chunk(b"2" * 50)])
-            self.assertIn("for 2 of 3", said.output[0])
+            self.assertIn("for 2 of 3", logs.output[0])
             return [chunk and bytes(chunk.byte_array) for chunk in await connector.batched_get(keys)]
 
         self.assertEqual(self.run_with(body), [None, None, b"2" * 50])
@@ -125,11 +125,11 @@ class Connector(Case):
 
         for policy, lines in (("fail", 1), ("recompute", 0)):
             transfer = types.SimpleNamespace(is_kv_consumer=True, kv_load_failure_policy=policy)
-            with mock.patch.object(module, "vllms_transfer", lambda transfer=transfer: transfer), self.assertLogs("pagelith.lmcache.connector", "WARNING") as said:
+            with mock.patch.object(module, "vllms_transfer", lambda transfer=transfer: transfer), self.assertLogs("pagelith.lmcache.connector", "WARNING") as logs:
                 module.logger.warning("nothing")
                 self.run_with(body)
-            self.assertEqual(len(said.output) - 1, lines)
-            for line in said.output[1:]:
+            self.assertEqual(len(logs.output) - 1, lines)
+            for line in logs.output[1:]:
                 self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
 
     def test_settings_of_wrong_type_are_named_and_nothing_is_created(self):

@@ -6,14 +6,14 @@ import unittest
 import test_lmcache_adapter
 import test_lmcache_connector
 from lmcache_stand_ins import SIZE, Memory, keys
-from outcome_stand_ins import STATES, Ending, combinations, is_there, whole
+from outcome_stand_ins import STATES, ScriptedStore, combinations, is_there, whole
 from test_lmcache_connector import Chunk, Key
 
 
-class OfTheAdapter(test_lmcache_adapter.Case):
+class AdapterOutcomes(test_lmcache_adapter.Case):
     def test_load_reports_each_outcome_and_failed_objects_are_misses(self):
         adapter = self.adapter()
-        adapter._store = Ending(adapter._store)
+        adapter._store = ScriptedStore(adapter._store)
         stored = [Memory(n) for n in range(3)]
         for ends in combinations(3):
             chunks = keys(3, of=str(ends))
@@ -34,7 +34,7 @@ class OfTheAdapter(test_lmcache_adapter.Case):
 
     def test_store_task_succeeds_if_all_objects_are_stored(self):
         adapter = self.adapter()
-        adapter._store = Ending(adapter._store)
+        adapter._store = ScriptedStore(adapter._store)
         objects = [Memory(n) for n in range(3)]
         for states in combinations(3, STATES):
             chunks = keys(3, of=str(states))
@@ -44,10 +44,10 @@ class OfTheAdapter(test_lmcache_adapter.Case):
             self.assertEqual(written, states.count("stored") * SIZE, states)
 
 
-class OfTheConnector(test_lmcache_connector.Case):
+class ConnectorOutcomes(test_lmcache_connector.Case):
     def test_chunk_is_read_if_bytes_and_metadata_are_read(self):
         async def body(connector):
-            connector._store = Ending(connector._store)
+            connector._store = ScriptedStore(connector._store)
             chunks = [Key("a"), Key("b")]
             await connector.batched_put(chunks, [Chunk(b"1" * 100), Chunk(b"2" * 50)])
             names = connector._current_names()

@@ -24,7 +24,7 @@ def pages(count):
     return pagelith.Key(SPACE, bytes(32)).on_pages([f"page {n}" for n in range(count)])
 
 
-class Kept(logging.Handler):
+class RecordCollector(logging.Handler):
     """Keeps records; `awaited` is set once a record has this message."""
 
     def __init__(self, message=None):
@@ -101,7 +101,7 @@ class Log(unittest.TestCase):
             at = whole.index(b"x" * 5000)
             file.seek(at)
             file.write(b"y")
-        kept = Kept("damaged")
+        kept = RecordCollector("damaged")
         logging.getLogger("pagelith").addHandler(kept)
         self.addCleanup(logging.getLogger("pagelith").removeHandler, kept)
         with pagelith.Store(settings(self.directory)) as store:
@@ -113,7 +113,7 @@ class Log(unittest.TestCase):
 
     def test_events_beyond_queue_limit_are_dropped_and_counted(self):
         summary = settings(self.directory, log={"batch_summary": True})
-        kept = Kept()
+        kept = RecordCollector()
         logger = logging.getLogger("pagelith")
         logger.addHandler(kept)
         self.addCleanup(logger.removeHandler, kept)

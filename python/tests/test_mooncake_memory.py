@@ -130,29 +130,29 @@ class Memory(unittest.TestCase):
         allocator = MooncakeHostMemAllocator()
         address = allocator.alloc(LENGTH)
         refuse = mock.Mock(wraps=mooncake_memory._libc, fallocate=mock.Mock(return_value=-1))
-        with mock.patch.object(mooncake_memory, "_libc", refuse), self.assertLogs(QUIET, "WARNING") as said:
+        with mock.patch.object(mooncake_memory, "_libc", refuse), self.assertLogs(QUIET, "WARNING") as logs:
             self.assertEqual(allocator.free(address), 0)
-        self.assertIn("keeps its pages", said.output[0])
+        self.assertIn("keeps its pages", logs.output[0])
         self.assertTrue(mooncake_memory.is_host_memory(address, LENGTH))
 
     def test_invalid_size_or_failed_allocation_returns_zero(self):
         allocator, known = MooncakeHostMemAllocator(), descriptors()
         for size in (-5, True, 1.5, "x", None, 1 << 62, 1 << 70, 1 << 50):
-            with self.subTest(size=size), self.assertLogs(QUIET, "ERROR") as said:
+            with self.subTest(size=size), self.assertLogs(QUIET, "ERROR") as logs:
                 self.assertEqual(allocator.alloc(size), 0)
-            self.assertEqual(len(said.output), 1)
+            self.assertEqual(len(logs.output), 1)
         self.assertEqual(descriptors(), known)
 
     def test_unverifiable_buffer_returns_code(self):
         client, memory = MooncakeDistributedStore(), ctypes.create_string_buffer(LENGTH)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        with self.assertLogs(QUIET, "ERROR") as said:
+        with self.assertLogs(QUIET, "ERROR") as logs:
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
             code = client.register_buffer(ctypes.addressof(memory), LENGTH)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         self.assertEqual(code, -1)
-        self.assertIn("cannot be checked", said.output[0])
+        self.assertIn("cannot be checked", logs.output[0])
 
 
 if __name__ == "__main__":

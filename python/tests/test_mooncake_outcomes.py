@@ -4,7 +4,7 @@ code."""
 import unittest
 
 import test_mooncake_api
-from outcome_stand_ins import STATES, Ending, combinations, whole
+from outcome_stand_ins import STATES, ScriptedStore, combinations, whole
 
 CODES = {"hit": 8, "absent": -704, "damaged": -801, "late": -800, "error": -10}
 
@@ -14,7 +14,7 @@ class Outcomes(test_mooncake_api.Case):
         client, keys = self.client(), ["a", "b", "c"]
         self.memory[:24] = bytes(range(24))
         self.assertEqual(client.batch_put_from(keys, [self.at, self.at + 8, self.at + 16], [8] * 3), [0] * 3)
-        client._store = Ending(client._store)
+        client._store = ScriptedStore(client._store)
         self.addCleanup(setattr, client, "_store", client._store._store)
         for ends in combinations(3):
             client._store.ends = dict(zip(client._keys(keys), ends, strict=True))
@@ -32,7 +32,7 @@ class Outcomes(test_mooncake_api.Case):
 
     def test_each_put_has_code_of_its_outcome(self):
         client, keys = self.client(), ["a", "b", "c"]
-        client._store = Ending(client._store)
+        client._store = ScriptedStore(client._store)
         self.addCleanup(setattr, client, "_store", client._store._store)
         for states in combinations(3, STATES):
             client._store.states = dict(zip(client._keys(keys), states, strict=True))
@@ -42,7 +42,7 @@ class Outcomes(test_mooncake_api.Case):
     def test_value_is_read_if_length_and_bytes_are_read(self):
         client = self.client()
         self.assertEqual(client.put("a", b"12345678"), 0)
-        client._store = Ending(client._store)
+        client._store = ScriptedStore(client._store)
         self.addCleanup(setattr, client, "_store", client._store._store)
         names = client._current_names()
         for ends in combinations(2):

@@ -14,63 +14,63 @@ from test_tensors import Tensor, key
 LENGTH = 10_000
 
 
-class Meddling(Tensor):
+class ReentrantTensor(Tensor):
     """A tensor of `LENGTH` bytes that runs code when it is inspected."""
 
-    def __init__(self, meddle, when="__dlpack__"):
+    def __init__(self, on_access, when="__dlpack__"):
         super().__init__([LENGTH // 2])
-        self.meddle, self.when = meddle, when
+        self.on_access, self.when = on_access, when
 
     def __dlpack_device__(self):
         if self.when == "__dlpack_device__":
-            self.meddle()
+            self.on_access()
         return super().__dlpack_device__()
 
     def __dlpack__(self):
         if self.when == "__dlpack__":
-            self.meddle()
+            self.on_access()
         return super().__dlpack__()
 
 
 class Number:
     """An integer that runs code when it is inspected."""
 
-    def __init__(self, number, meddle):
-        self.number, self.meddle = number, meddle
+    def __init__(self, number, on_access):
+        self.number, self.on_access = number, on_access
 
     def __index__(self):
-        self.meddle()
+        self.on_access()
         return self.number
 
 
 class Buffered:
     """Bytes with Python 3.12's buffer protocol that run code when they are inspected."""
 
-    def __init__(self, meddle):
-        self.memory, self.meddle = bytearray(LENGTH), meddle
+    def __init__(self, on_access):
+        self.memory, self.on_access = bytearray(LENGTH), on_access
 
     def __buffer__(self, flags):
-        self.meddle()
+        self.on_access()
         return memoryview(self.memory)
 
 
 class Path:
     """A path that runs code when it is inspected."""
 
-    def __init__(self, path, meddle):
-        self.path, self.meddle = path, meddle
+    def __init__(self, path, on_access):
+        self.path, self.on_access = path, on_access
 
     def __fspath__(self):
-        self.meddle()
+        self.on_access()
         return self.path
 
 
-def address_of(memory, meddle):
+def address_of(memory, on_access):
     """An (address, length) that runs code when it is inspected."""
-    return (Number(ctypes.addressof(memory), meddle), LENGTH)
+    return (Number(ctypes.addressof(memory), on_access), LENGTH)
 
 
-class Given(unittest.TestCase):
+class ListsDuringCall(unittest.TestCase):
     def setUp(self):
         self.store = pagelith.Store({"dram": {"bytes": "4MiB"}})
         self.addCleanup(self.store.close)
@@ -86,13 +86,13 @@ class Given(unittest.TestCase):
         keys = self.new(1)
         return [pagelith.Key(pagelith.Namespace(model="m"), keys[0].page, component=f"c{n}") for n in range(count)]
 
-    def entries(self, meddle):
+    def entries(self, on_access):
         """One entry of each kind whose own code a call runs."""
-        yield "__dlpack__", Meddling(meddle)
-        yield "__dlpack_device__", Meddling(meddle, "__dlpack_device__")
-        yield "address", address_of(self.kept, meddle)
+        yield "__dlpack__", ReentrantTensor(on_access)
+        yield "__dlpack_device__", ReentrantTensor(on_access, "__dlpack_device__")
+        yield "address", address_of(self.kept, on_access)
         if sys.version_info >= (3, 12):
-            yield "__buffer__", Buffered(meddle)
+            yield "__buffer__", Buffered(on_access)
 
     def puts(self):
         """Every call that puts two objects: the number of keys, and the call."""
@@ -131,11 +131,11 @@ class Given(unittest.TestCase):
                     sources, keys = [first, second], keys_of(2)
                     wanted = list(keys)
 
-                    def meddle(lists=(first, second, sources, keys), change=change):
+                    def on_access(lists=(first, second, sources, keys), change=change):
                         for each in lists:
                             each.append(bytes(LENGTH)) if change == "append" else each and getattr(each, change)()
 
-                    first += [bytes(LENGTH), dict(self.entries(meddle))[kind], bytes(LENGTH)]
+                    first += [bytes(LENGTH), dict(self.entries(on_access))[kind], bytes(LENGTH)]
                     with self.subTest(call=call, change=change, kind=kind):
                         put(keys, sources)
                         self.assertNotEqual(len(keys), 2)
@@ -154,12 +154,12 @@ class Given(unittest.TestCase):
                 into, first = [bytearray(LENGTH), bytearray(LENGTH)], [bytearray(LENGTH)]
                 destinations, keys = [first, into], list(wanted)
 
-                def meddle(lists=(first, into, destinations, keys)):
+                def on_access(lists=(first, into, destinations, keys)):
                     for each in lists:
                         each.clear()
 
                 pieces = list(into)
-                first.append(dict(self.entries(meddle))[kind])
+                first.append(dict(self.entries(on_access))[kind])
                 with self.subTest(call=call, kind=kind):
                     got = call(keys, destinations)
                     self.assertEqual([outcome.bytes for outcome in got], [2 * LENGTH, 2 * LENGTH])
@@ -212,11 +212,11 @@ class Given(unittest.TestCase):
             settings = {"dram": {"bytes": "1MiB"}, "ssd": {}}
             lists = [settings, settings["dram"], settings["ssd"]]
 
-            def meddle(lists=lists, change=change):
+            def on_access(lists=lists, change=change):
                 for each in lists:
                     each.update(more=1) if change == "update" else each and getattr(each, change)()
 
-            settings["ssd"]["dirs"] = [Path("/nowhere", meddle), Path("/nowhere", settings.clear)]
+            settings["ssd"]["dirs"] = [Path("/nowhere", on_access), Path("/nowhere", settings.clear)]
             settings["close_timeout_ms"] = "words"
             # The message shows which settings were read: all of them, and none that was added
             # later.
@@ -229,7 +229,7 @@ class Given(unittest.TestCase):
         memory = (ctypes.c_char * 8).from_buffer_copy(b"8 bytes.")
         keys = self.new(2)
         # ctypes can extend exported memory; memory this small is not moved.
-        self.store.put(keys, [memory, Meddling(lambda: ctypes.resize(memory, 5000))])
+        self.store.put(keys, [memory, ReentrantTensor(lambda: ctypes.resize(memory, 5000))])
         into = bytearray(8)
         self.assertTrue(self.store.get(keys[:1], [into])[0])
         self.assertEqual(into, b"8 bytes.")

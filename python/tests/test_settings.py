@@ -104,7 +104,7 @@ class Refused(unittest.TestCase):
                 StoreSettings.read("here", given)
 
 
-class Taken(unittest.TestCase):
+class AdapterSettings(unittest.TestCase):
     def setUp(self):
         self.home = tempfile.TemporaryDirectory()
         self.addCleanup(self.home.cleanup)

@@ -297,9 +297,9 @@ class Pages(Case):
         with self.assertLogs("pagelith.sglang.hicache", "ERROR"):
             self.assertEqual(backend.batch_set_v2([failing]), {"indexer": [False] * 2})
         for _ in range(2):
-            with self.assertLogs("pagelith.sglang.hicache", "WARNING") as said:
+            with self.assertLogs("pagelith.sglang.hicache", "WARNING") as logs:
                 self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [False] * 2)
-            self.assertIn("indexer", said.output[0])
+            self.assertIn("indexer", logs.output[0])
         self.assertEqual(backend.batch_exists(failing.keys), 0)
         failing.host_indices = slots(0, 2)
         self.assertEqual(backend.batch_set_v2([failing]), {"indexer": [True] * 2})
@@ -491,10 +491,10 @@ class Models(Case):
     def test_weight_version_change_hides_pages_until_reverted(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
-        with self.assertLogs("pagelith.sglang.hicache", "WARNING") as said:
+        with self.assertLogs("pagelith.sglang.hicache", "WARNING") as logs:
             served.change(weight_version="2")
             self.assertEqual(backend.batch_exists(pages), 0)
-        self.assertIn("POST /flush_cache", said.output[0])
+        self.assertIn("POST /flush_cache", logs.output[0])
         self.assertEqual(backend.batch_get_v1(pages, slots(9, 3)), [False] * 3)
         # The new weights have other pages, and each version finds its own.
         backend.mem_pool_host.clear()
@@ -548,12 +548,12 @@ class Models(Case):
     def test_reloaded_hub_weights_are_identified_by_local_cache(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
-        with self.assertLogs("pagelith.sglang.hicache", "ERROR") as said:
+        with self.assertLogs("pagelith.sglang.hicache", "ERROR") as logs:
             for path in ("a/model", "another/model"):
                 served.change("model_runner.update_model_fields", model_path=path, load_format="auto")
                 self.assertEqual((backend.batch_exists(pages), backend.batch_get_v1(pages, slots(9, 3))), (0, [False] * 3))
         # Once for queries, and once for reads.
-        self.assertEqual([("cannot read weights here" in line, "Traceback" in line) for line in said.output], [(True, False)] * 2)
+        self.assertEqual([("cannot identify weights" in line, "Traceback" in line) for line in logs.output], [(True, False)] * 2)
         commits = {"a/model": "d" * 40, "another/model": "e" * 40}
         cached = lambda model, file, **where: f"/cache/snapshots/{commits[model]}/{file}"  # noqa: E731
         with mock.patch.dict(sys.modules, {"huggingface_hub": types.SimpleNamespace(try_to_load_from_cache=cached)}):
@@ -847,7 +847,7 @@ class Publishing(Case):
         self.addCleanup(backend.close)
         with self.assertRaisesRegex(ValueError, "enable_kv_events"):
             backend.take_events()
-        with self.assertRaisesRegex(ValueError, "'kv_events_config' is a dictionary.*"):
+        with self.assertRaisesRegex(ValueError, "'kv_events_config' must be a dictionary.*"):
             self.open(Pool(), extra={"kv_events_config": "zmq"})
 
 

@@ -4,7 +4,7 @@ all of its objects are."""
 import ctypes
 import unittest
 
-from outcome_stand_ins import STATES, Ending, combinations, is_there, whole
+from outcome_stand_ins import STATES, ScriptedStore, combinations, is_there, whole
 from test_sglang_adapter import Case, MHATokenToKVPoolHost, Pool, Transfer, keys, slots
 
 import pagelith
@@ -14,7 +14,7 @@ class Outcomes(Case):
     def backend(self, anchor, sidecars=(), **how):
         backend = self.open(anchor, sidecars, **how)
         self.addCleanup(backend.close)
-        backend._store = Ending(backend._store)
+        backend._store = ScriptedStore(backend._store)
         return backend
 
     def objects(self, backend, pool, page):

@@ -32,7 +32,7 @@ class Attached(unittest.TestCase):
         self.addCleanup(store.close)
         return store
 
-    def looked_at(self):
+    def mapped_files(self):
         """Files that the store process has mapped and did not create."""
         with open(f"/proc/{self.process.child.pid}/maps") as maps:
             return {name[0].rstrip() for line in maps if (name := line.split(maxsplit=5)[5:])}
@@ -73,7 +73,7 @@ class Shared(Attached):
             # Two ranges in one mapping, one of which begins within it.
             self.assertEqual(settings.register(store, [(address, PAGE), (address + PAGE, PAGE)]), [])
             self.put(store, address, 8 * n)
-            self.assertIn(f"{path} (deleted)" if gone else path, self.looked_at())
+            self.assertIn(f"{path} (deleted)" if gone else path, self.mapped_files())
 
     def test_unsharable_memory_is_sent(self):
         store = self.attach()
@@ -88,7 +88,7 @@ class Shared(Attached):
         ordinary = ctypes.create_string_buffer(LENGTH)
         self.assertEqual(shared.share(store, [(ctypes.addressof(ordinary), LENGTH)]), 0)
         self.put(store, ctypes.addressof(ordinary), 8)
-        self.assertEqual({name for name in self.looked_at() if "pagelith-test" in name}, set())
+        self.assertEqual({name for name in self.mapped_files() if "pagelith-test" in name}, set())
 
     def test_different_file_with_same_name_is_not_shared(self):
         path, address = self.in_a_file()
@@ -163,7 +163,7 @@ class Shared(Attached):
             self.attach().share(fd, 1 << 45, LENGTH)
 
 
-class OfMooncake(Attached):
+class MooncakeMemory(Attached):
     """Memory from Mooncake's allocator."""
 
     NAME = "/memfd:pagelith-host-memory (deleted)"
@@ -188,7 +188,7 @@ class OfMooncake(Attached):
         self.assertEqual(self.client.register_buffer(before, LENGTH), 0)
         self.assertEqual(self.client.setup("host", master_server_addr=self.process.address), 0)
         self.put("a", before, content(1))
-        self.assertIn(self.NAME, self.looked_at())
+        self.assertIn(self.NAME, self.mapped_files())
         self.assertEqual(self.client.register_buffer(behind, LENGTH), 0)
         self.put("b", behind, content(2))
 
@@ -197,7 +197,7 @@ class OfMooncake(Attached):
         memory = ctypes.create_string_buffer(LENGTH)
         self.assertEqual(self.client.register_buffer(ctypes.addressof(memory), LENGTH), 0)
         self.put("a", ctypes.addressof(memory), content(1))
-        self.assertNotIn(self.NAME, self.looked_at())
+        self.assertNotIn(self.NAME, self.mapped_files())
 
     def test_freed_addresses_are_not_reused(self):
         allocator = MooncakeHostMemAllocator()

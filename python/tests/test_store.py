@@ -201,10 +201,10 @@ class RoundTrips(Case):
             # An exported bytearray cannot be resized.
             into.extend(b"more")
 
-        class Seen(bytearray):
+        class TrackedSource(bytearray):
             pass
 
-        source = Seen(content(2))
+        source = TrackedSource(content(2))
         gone = weakref.ref(source)
         store.put([key(2)], [source])
         del source
@@ -246,7 +246,7 @@ class Registered(Case):
         store = self.open()
         with self.assertRaises(BufferError):
             store.register(bytes(PAGE))
-        with self.assertRaisesRegex(pagelith.InvalidError, "no list"):
+        with self.assertRaisesRegex(pagelith.InvalidError, "not a list"):
             store.register([bytearray(PAGE), bytearray(PAGE)])
         with self.assertRaisesRegex(pagelith.InvalidError, "not mapped in this process"):
             store.register((4096, 4096))

@@ -13,7 +13,7 @@ import pagelith
 from test_store import PAGE, Case, content, key
 
 
-class Held(bytearray):
+class TrackedMemory(bytearray):
     """Memory whose release can be observed."""
 
 
@@ -67,7 +67,7 @@ class Submitted(Case):
         store.put(filling, [content(n) for n in range(256)], timeout=5)
         store.flush()
         pinned = store.pin(filling)
-        memory = Held(content(7))
+        memory = TrackedMemory(content(7))
         gone = weakref.ref(memory)
         busy = [store.submit_put([key(1000 + n)], [content(n)], wait=0.3, timeout=0.3) for n in range(4)]
         store.submit_put([key(2000)], [memory], wait=0.01)
@@ -116,7 +116,7 @@ class Submitted(Case):
 
     def test_finalizer_at_batch_end_may_close_store(self):
         store = pagelith.Store({"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}})
-        memory = Held(content(1))
+        memory = TrackedMemory(content(1))
         weakref.finalize(memory, store.close)
         batch = store.submit_put([key(1)], [memory])
         del memory

@@ -128,7 +128,7 @@ class Tensors(unittest.TestCase):
         refused = [
             (Tensor([10, 500], strides=[1, 10]), BufferError, "not contiguous"),
             (Tensor([10, 250], strides=[500, 1]), BufferError, "not contiguous"),
-            (Tensor([10_000], bits=4), BufferError, "parts of bytes"),
+            (Tensor([10_000], bits=4), BufferError, "not whole bytes"),
             (Tensor([-1]), BufferError, "not contiguous"),
             (Tensor([2**62, 2**62]), BufferError, "not contiguous"),
             (Tensor([5000], device=CUDA), pagelith.InvalidError, "not in host memory device_type=2"),

@@ -33,9 +33,9 @@ class Connector(Case):
                 second.close()
 
     def test_too_large_block_is_computed_and_fails_no_step(self):
-        with self.assertLogs("pagelith.vllm.worker", "WARNING") as said:
+        with self.assertLogs("pagelith.vllm.worker", "WARNING") as logs:
             engine = self.filled(2, blocks=4, shape=(4, 2, TOKENS, 1 << 20))
-        self.assertIn("object is too large", said.output[0])
+        self.assertIn("object is too large", logs.output[0])
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(Request("a", 3 * TOKENS, hashes(2)), 0), (0, False))
 
     def test_last_token_is_computed_and_computed_blocks_are_not_looked_up(self):
@@ -229,7 +229,7 @@ class Connector(Case):
             ({"prefill_context": 2}, "'prefill_context_parallel_size' is 2.*--prefill-context-parallel-size 1"),
             ({"ranks": 2, "extra": {"attach": "unix:/x", "load_async": False}}, "'load_async' is false, but with 2 workers"),
             ({"specs": []}, "no cache groups"),
-            ({"specs": [Spec(TOKENS, "cross_attention")]}, "of the kind 'cross_attention'.*PagelithTier"),
+            ({"specs": [Spec(TOKENS, "cross_attention")]}, "the kind 'cross_attention'.*PagelithTier"),
             ({"specs": [FULL, Spec(TOKENS, "sliding_window", TOKENS, prefix_cacheable=False)]}, "group 1 .*to no connector.*PagelithTier"),
             ({"specs": [FULL, FULL], "extra": self.extra(load_async=False)}, "'load_async' is false"),
             ({"specs": [window(8)], "extra": self.extra(load_async=False)}, "'load_async' is false"),
@@ -239,12 +239,12 @@ class Connector(Case):
 
     def test_failing_load_policy_is_logged_with_remedy_at_start(self):
         for policy, role, lines in (("fail", "kv_both", 1), ("fail", "kv_consumer", 1), ("fail", "kv_producer", 0), ("recompute", "kv_both", 0)):
-            with self.subTest(policy=policy, role=role), self.assertLogs("pagelith.vllm.connector", "WARNING") as said:
+            with self.subTest(policy=policy, role=role), self.assertLogs("pagelith.vllm.connector", "WARNING") as logs:
                 # `assertLogs` requires at least one line.
                 logging.getLogger("pagelith.vllm.connector").warning("nothing")
                 self.engine(policy=policy, role=role).close()
-            self.assertEqual(len(said.output) - 1, lines)
-            for line in said.output[1:]:
+            self.assertEqual(len(logs.output) - 1, lines)
+            for line in logs.output[1:]:
                 self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
 
     def test_connector_with_lora_requires_revision(self):

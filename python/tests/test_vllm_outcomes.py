@@ -6,7 +6,7 @@ import random
 import unittest
 
 import test_vllm_adapter
-from outcome_stand_ins import STATES, Ending, combinations, is_there, whole
+from outcome_stand_ins import STATES, ScriptedStore, combinations, is_there, whole
 from test_vllm_groups import HYBRID, apart
 from vllm_engine import TOKENS, Case, hashes
 from vllm_stand_ins import Blocks, LookupResult, Output, Request
@@ -14,11 +14,11 @@ from vllm_stand_ins import Blocks, LookupResult, Output, Request
 from pagelith.vllm.spoiled import Spoiled
 
 
-class OfTheTier(test_vllm_adapter.Case):
+class TierOutcomes(test_vllm_adapter.Case):
     def test_job_reports_each_chunk_and_failed_ones_are_misses(self):
         tier, ids = self.tier(), list(range(3))
         self.addCleanup(tier.shutdown)
-        tier._store = Ending(tier._store)
+        tier._store = ScriptedStore(tier._store)
         self.fill(ids, "store")
         for ends in combinations(3):
             chunks = test_vllm_adapter.keys(3, of=str(ends))
@@ -39,7 +39,7 @@ class OfTheTier(test_vllm_adapter.Case):
     def test_store_job_succeeds_if_all_chunks_are_stored(self):
         tier, ids = self.tier(), list(range(3))
         self.addCleanup(tier.shutdown)
-        tier._store = Ending(tier._store)
+        tier._store = ScriptedStore(tier._store)
         for states in combinations(3, STATES):
             chunks = test_vllm_adapter.keys(3, of=str(states))
             tier._store.states = dict(zip(map(tier._key, chunks), states, strict=True))
@@ -49,11 +49,11 @@ class OfTheTier(test_vllm_adapter.Case):
             self.assertEqual(done.transfer_bytes, sum(map(is_there, states)) * test_vllm_adapter.ROW, states)
 
 
-class OfTheConnector(Case):
+class ConnectorOutcomes(Case):
     def ending(self, engine):
         """Make all workers' reads end as `ends` defines."""
         for worker in engine.workers:
-            worker._work._store = Ending(worker._work._store)
+            worker._work._store = ScriptedStore(worker._work._store)
         return [worker._work._store for worker in engine.workers]
 
     def test_load_reports_each_block_and_failed_ones_are_misses(self):
@@ -194,7 +194,7 @@ class Steps:
             self.ends[at] = min(self.ends[at], first * TOKENS)
 
 
-class OfSpoiledBlocks(unittest.TestCase):
+class SpoiledBlocks(unittest.TestCase):
     def test_block_with_any_wrong_token_is_invalid(self):
         claimed = spoiled = 0
         for seed in range(400):
@@ -215,7 +215,7 @@ class OfSpoiledBlocks(unittest.TestCase):
             self.assertEqual(spoiled.step([7, 8, 9], computed, 3 * TOKENS - computed), sound, computed)
 
 
-class OfSteps(Case):
+class StepOutcomes(Case):
     def test_failed_block_recomputed_from_middle_is_not_stored(self):
         engine, prompt, ids = self.filled(2), hashes(3), [10, 11, 12]
         engine.store.remove(engine.keys(prompt[1:2]))

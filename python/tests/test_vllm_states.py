@@ -176,7 +176,7 @@ class States(Case):
     def test_invalid_configuration_is_refused_at_start(self):
         for wrong, words in (
             ({"specs": (Spec(TOKENS, "mamba", mamba_cache_mode="none"), FULL)}, "--enable-prefix-caching"),
-            ({"specs": (STATE, Spec(2 * TOKENS))}, "states? has blocks of 4 tokens, and 8 are whole"),
+            ({"specs": (STATE, Spec(2 * TOKENS))}, "state has blocks of 4 tokens, but blocks of all groups end together every 8 tokens"),
             ({"specs": (Spec(TOKENS, "mamba", num_speculative_blocks=2), FULL)}, "remove --speculative-config"),
             ({"guesses": object()}, "remove --speculative-config"),
             ({"replays": True}, "remove --use-replayssm"),

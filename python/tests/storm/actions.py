@@ -15,7 +15,7 @@ from .tally import Tally
 
 
 @dataclass(frozen=True)
-class Seen:
+class CheckedView:
     """A view and its expected content."""
 
     object: Object
@@ -58,7 +58,7 @@ class Actions:
         through `submit`."""
         places, forgets = self._sources(objects), False
         if submit is not None:
-            way, forgets = self._way(call, submit, places)
+            way, forgets = self._choose_mode(call, submit, places)
             body = partial(body, way)
 
         def check(result, places, spoiled):
@@ -76,7 +76,7 @@ class Actions:
 
     # Submission.
 
-    def _way(self, call, submit, places) -> tuple:
+    def _choose_mode(self, call, submit, places) -> tuple:
         """Choose how a call is made: directly, submitted and waited for, or submitted and dropped.
         Returns that, and whether it is dropped. The caller must keep memory named by address, and a
         signal may interrupt its wait."""
@@ -92,7 +92,7 @@ class Actions:
 
         return handed, forgets
 
-    def _told(self, name: str, body, check=lambda result: None, whole: bool = False) -> Call:
+    def _simple_call(self, name: str, body, check=lambda result: None, whole: bool = False) -> Call:
         """A call without memory arguments."""
 
         def looked(result, _places, _spoiled):
@@ -112,7 +112,7 @@ class Actions:
         spans = [span or (0, each.length) for each, span in zip(objects, ranges, strict=True)]
         places = [place(rng, self._home.slots, to - start, self._tensors) for start, to in spans]
 
-        way, forgets = self._way(store.get, store.submit_get, places)
+        way, forgets = self._choose_mode(store.get, store.submit_get, places)
 
         def body(given):
             return way([each.key for each in objects], given, ranges=ranges, **how)
@@ -141,14 +141,14 @@ class Actions:
     def prefetch(self) -> Call:
         store, rng, timeout = self._home.store, self._rng, self._timeout()
         keys = [content.anything(rng).key for _ in range(rng.choice((1, 20)))]
-        return self._told("prefetch", lambda _: store.prefetch(keys, timeout=timeout))
+        return self._simple_call("prefetch", lambda _: store.prefetch(keys, timeout=timeout))
 
     def exists(self) -> Call:
         store, rng, how = self._home.store, self._rng, self._how()
         keys = [content.anything(rng).key for _ in range(rng.choice((1, 20, 300)))]
         if rng.random() < 0.5:
-            return self._told("exists", lambda _: store.exists(keys, **how))
-        return self._told("exists_prefix", lambda _: store.exists_prefix(keys, **how))
+            return self._simple_call("exists", lambda _: store.exists(keys, **how))
+        return self._simple_call("exists_prefix", lambda _: store.exists_prefix(keys, **how))
 
     def exists_groups(self) -> Call:
         store, how, pages = self._home.store, self._how(), content.BASED[:20]
@@ -159,7 +159,7 @@ class Actions:
             if not found.usable_pages <= found.anchor_pages <= len(pages):
                 self._tally.fail(f"no lengths {found.usable_pages} {found.anchor_pages}")
 
-        return self._told("exists_groups", lambda _: store.exists_groups(names, [Object(0, 0).key], [state], **how), check)
+        return self._simple_call("exists_groups", lambda _: store.exists_groups(names, [Object(0, 0).key], [state], **how), check)
 
     # Writes.
 
@@ -203,7 +203,7 @@ class Actions:
 
     def begin_group(self) -> Call:
         store, how, page = self._home.store, self._how(), content.groups(self._rng, 1)[0]
-        return self._told("begin_group", lambda _: self._home.hold((store.begin_group([each.key for each in page], **how), page)))
+        return self._simple_call("begin_group", lambda _: self._home.hold((store.begin_group([each.key for each in page], **how), page)))
 
     def go_on_with_group(self) -> Call:
         """Put objects of an open group, commit it, abort it, or drop it."""
@@ -215,10 +215,10 @@ class Actions:
             objects = self._rng.choice((page, page[:1], page[1:]))
             return self._put("put of a group", objects, lambda given: group.put([each.key for each in objects], given, **how))
         if what < 0.7:
-            return self._told("missing of a group", lambda _: group.missing())
+            return self._simple_call("missing of a group", lambda _: group.missing())
         if what < 0.9:
             return self._put("commit of a group", [], lambda _: group.commit(**how))
-        return self._told("abort of a group", lambda _: group.abort())
+        return self._simple_call("abort of a group", lambda _: group.abort())
 
     # Pins, leases and views.
 
@@ -227,42 +227,42 @@ class Actions:
         keys = [content.anything(rng).key for _ in range(rng.choice((1, 5)))]
         if rng.random() < 0.3:
             seconds = rng.choice((0, 0.001, 0.1))
-            return self._told("lease", lambda _: store.lease(keys, seconds, timeout=timeout))
-        return self._told("pin", lambda _: self._home.hold(store.pin(keys, timeout=timeout)))
+            return self._simple_call("lease", lambda _: store.lease(keys, seconds, timeout=timeout))
+        return self._simple_call("pin", lambda _: self._home.hold(store.pin(keys, timeout=timeout)))
 
     def let_go(self) -> Call:
         pin = self._home.held(self._rng, pagelith.Pin)
         if pin is None:
             return self.pin()
         if self._rng.random() < 0.5:
-            return self._told("release", lambda _: pin.release())
-        return self._told("is it held", lambda _: pin.held)
+            return self._simple_call("release", lambda _: pin.release())
+        return self._simple_call("is it held", lambda _: pin.held)
 
     def register(self) -> Call:
         store, held = self._home.store, self._home.held(self._rng, pagelith.Registration)
         if held is not None and self._rng.random() < 0.5:
-            return self._told("release of memory", lambda _: held.release())
+            return self._simple_call("release of memory", lambda _: held.release())
         # Memory of which calls have views, or an object that is dropped as soon as it is released.
         memory = self._home.slots.memory if self._rng.random() < 0.5 else bytearray(self._rng.choice((100, 1 << 20)))
-        return self._told("register", lambda _: self._home.hold(store.register(memory)))
+        return self._simple_call("register", lambda _: self._home.hold(store.register(memory)))
 
     def view(self) -> Call:
         """View objects, or check an earlier view again."""
         store, rng, timeout = self._home.store, self._rng, self._timeout()
-        seen = self._home.held(rng, Seen)
+        seen = self._home.held(rng, CheckedView)
         if seen is not None and rng.random() < 0.7:
-            return self._told("look at what is held", lambda _: self._right(seen))
+            return self._simple_call("look at what is held", lambda _: self._right(seen))
         objects = [content.anything(rng) for _ in range(rng.choice((1, 5)))]
 
         def check(views):
             for each, view in zip(objects, views, strict=True):
                 if view is not None:
                     self._tally.count(f"view, {self._home.name}")
-                    self._right(self._home.hold(Seen(each, view)))
+                    self._right(self._home.hold(CheckedView(each, view)))
 
-        return self._told("view", lambda _: store.view([each.key for each in objects], timeout=timeout), check)
+        return self._simple_call("view", lambda _: store.view([each.key for each in objects], timeout=timeout), check)
 
-    def _right(self, seen: "Seen") -> None:
+    def _right(self, seen: "CheckedView") -> None:
         # In a store process, the bytes read are valid if the view is still held after the read.
         if bytes(seen.view.memory) != seen.object.content and seen.view.held:
             self._tally.fail(f"a view of other bytes {seen.object} {self._home.name}")
@@ -272,30 +272,30 @@ class Actions:
     def remove(self) -> Call:
         store, rng, timeout = self._home.store, self._rng, self._timeout()
         keys = [content.anything(rng).key for _ in range(rng.choice((1, 5)))]
-        return self._told("remove", lambda _: store.remove(keys, timeout=timeout))
+        return self._simple_call("remove", lambda _: store.remove(keys, timeout=timeout))
 
     def clear(self) -> Call:
         store, space, timeout = self._home.store, self._rng.choice(content.SPACES), self._timeout()
-        return self._told("clear", lambda _: store.clear(space, timeout=timeout))
+        return self._simple_call("clear", lambda _: store.clear(space, timeout=timeout))
 
     def flush(self) -> Call:
         store, timeout = self._home.store, self._timeout()
-        return self._told("flush", lambda _: store.flush(timeout=timeout))
+        return self._simple_call("flush", lambda _: store.flush(timeout=timeout))
 
     def look(self) -> Call:
         store, timeout = self._home.store, self._timeout()
         if self._rng.random() < 0.3:
-            return self._told("stats", lambda _: store.stats())
+            return self._simple_call("stats", lambda _: store.stats())
 
         def check(result):
             told, lost = result
             self._tally.count("events", len(told))
             self._tally.count("events lost", lost)
 
-        return self._told("take_events", lambda _: store.take_events(1000, timeout=timeout), check)
+        return self._simple_call("take_events", lambda _: store.take_events(1000, timeout=timeout), check)
 
     def reopen(self) -> Call:
-        return self._told("reopen", lambda _: self._home.reopen(self._rng), whole=True)
+        return self._simple_call("reopen", lambda _: self._home.reopen(self._rng), whole=True)
 
 
 _OFTEN = [

@@ -18,7 +18,7 @@ SLOT = 64 << 10
 _PATTERN = b"\xa5" * SLOT
 
 
-class _Gone(weakref.ref):
+class _ReleaseCallback(weakref.ref):
     """Calls back at the end of a view. The callback is a C function, so no signal handler can
     interrupt it."""
 
@@ -38,8 +38,8 @@ class Slots:
         self._all = memoryview(self.memory)
         self._tally = tally
         self._free = collections.deque(range(count))
-        self._gone: collections.deque[_Gone] = collections.deque()
-        self._watched: dict[int, _Gone] = {}
+        self._released: collections.deque[_ReleaseCallback] = collections.deque()
+        self._watched: dict[int, _ReleaseCallback] = {}
         self.count = count
 
     def take(self, length: int) -> memoryview | None:
@@ -51,7 +51,7 @@ class Slots:
             return None
         self._look(slot)
         view = self._all[slot * SLOT : slot * SLOT + length]
-        gone = _Gone(view, self._gone.append)
+        gone = _ReleaseCallback(view, self._released.append)
         gone.slot = slot
         self._watched[slot] = gone
         return view
@@ -60,7 +60,7 @@ class Slots:
         """Write the pattern over released slots."""
         while True:
             try:
-                slot = self._gone.popleft().slot
+                slot = self._released.popleft().slot
             except IndexError:
                 return
             self._watched.pop(slot, None)
@@ -93,10 +93,10 @@ class Slots:
             self._tally.fail(f"memory was written after it was let go, bytes {first} to {last} of a slot: {start}")
 
 
-class _Lent:
+class _LentTensor:
     """A tensor over a view, for one call. The view is kept until the capsule is released."""
 
-    held: dict[int, "_Lent"] = {}
+    held: dict[int, "_LentTensor"] = {}
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
@@ -116,7 +116,7 @@ class _Lent:
 
     def __dlpack__(self) -> object:
         at = ctypes.addressof(self.structure)
-        _Lent.held[at] = self
+        _LentTensor.held[at] = self
         return NEW(at, b"dltensor", _drop)
 
 
@@ -126,7 +126,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.
 
 @DESTRUCTOR
 def _drop(capsule: int) -> None:
-    _Lent.held.pop(_pointer(capsule, b"dltensor"), None)
+    _LentTensor.held.pop(_pointer(capsule, b"dltensor"), None)
 
 
 class Place:
@@ -171,7 +171,7 @@ def place(rng: random.Random, slots: Slots, length: int, tensors: bool = True) -
         # The caller keeps that memory.
         return Place((ctypes.addressof(ctypes.c_char.from_buffer(view)), length), [view])
     if form == "tensor" and tensors:
-        return Place(_Lent(view), [view])
+        return Place(_LentTensor(view), [view])
     return Place(view, [view])
 
 
@@ -183,7 +183,7 @@ def _scattered(rng: random.Random, slots: Slots, length: int, tensors: bool) -> 
         view = slots.take(some) if rng.random() < 0.6 else None
         views.append(bytearray(some) if view is None else view)
         # A call copies the list, and keeps its entries itself.
-        given.append(_Lent(view) if view is not None and tensors and rng.random() < 0.3 else views[-1])
+        given.append(_LentTensor(view) if view is not None and tensors and rng.random() < 0.3 else views[-1])
         length -= some
         if len(views) == 8 and length:
             views.append(bytearray(length))

@@ -32,7 +32,7 @@ def freed() -> None:
         store.get([key], [(address, 100_000)])
 
 
-class Wrong:
+class FaultyStore:
     """A store that fails in some of its gets."""
 
     def __init__(self, store: pagelith.Store) -> None:
@@ -48,7 +48,7 @@ class Wrong:
         return outcomes
 
 
-class OtherByte(Wrong):
+class BitFlip(FaultyStore):
     """Flips one bit of one hit."""
 
     def spoil(self, given, outcomes) -> None:
@@ -58,7 +58,7 @@ class OtherByte(Wrong):
                 return
 
 
-class Kept(Wrong):
+class KeptArguments(FaultyStore):
     """Keeps its arguments for ever."""
 
     _kept: list = []
@@ -67,7 +67,7 @@ class Kept(Wrong):
         self._kept.extend(memoryview(memory) for memory in given if isinstance(memory, bytearray))
 
 
-KINDS = {"other": OtherByte, "kept": Kept}
+KINDS = {"other": BitFlip, "kept": KeptArguments}
 
 
 def storm(kind: str) -> list[str]:
