@@ -40,12 +40,12 @@ class Storms(unittest.TestCase):
         del view
         # The memory is still referenced, so it may be written.
         ctypes.memset(address + 50, 0, 1)
-        self.assertEqual((slots.look_at_all(), tally.failures), (1, []))
+        self.assertEqual((slots.check_all(), tally.failures), (1, []))
         held.release()
-        self.assertEqual((slots.look_at_all(), tally.failures), (0, []))
+        self.assertEqual((slots.check_all(), tally.failures), (0, []))
         ctypes.memset(address + 50, 0, 1)
-        slots.look_at_all()
-        self.assertRegex(tally.failures[0], "written after it was let go, bytes 50 to 51")
+        slots.check_all()
+        self.assertRegex(tally.failures[0], "written after its release, bytes 50 to 51")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ ALWAYS = (
     "prefetch",
     "view, embedded",
     "view, attached",
-    "look at what is held",
+    "check of a view",
     "pin",
     "lease",
     "register",
@@ -48,14 +48,14 @@ ALWAYS = (
     "signal: SIGINT",
     "signal: SIGUSR1",
     "interrupted in a call",
-    "cancelled while it was under way",
-    "dropped while it was under way",
-    "not moved while a call had it",
+    "cancelled while in progress",
+    "dropped while in progress",
+    "not moved during a call",
     "ended without its memory",
-    "handed over and waited for",
-    "handed over and forgotten",
+    "submitted and waited for",
+    "submitted and dropped",
     "error: busy",
-    "slots looked at",
+    "slots checked",
 )
 LONG = (
     "hit: ssd, attached",
@@ -98,9 +98,9 @@ def main(given: list[str] | None = None) -> int:
             home.close()
         gc.collect()
         for home in homes:
-            held = home.slots.look_at_all()
+            held = home.slots.check_all()
             if held and not tally.failures:
-                tally.fail(f"memory of calls that are over is held: {held} slots, {home.name}")
+                tally.fail(f"memory of ended calls is held: {held} slots, {home.name}")
     faulthandler.cancel_dump_traceback_later()
     counts = tally.counts()
     for what, times in counts.items():

@@ -87,7 +87,7 @@ class Actions:
 
         def handed(*given, **how):
             batch = submit(*given, **how)
-            self._tally.count("handed over and forgotten" if forgets else "handed over and waited for")
+            self._tally.count("submitted and dropped" if forgets else "submitted and waited for")
             return [] if forgets else batch.result()
 
         return handed, forgets
@@ -205,7 +205,7 @@ class Actions:
         store, how, page = self._home.store, self._how(), content.groups(self._rng, 1)[0]
         return self._simple_call("begin_group", lambda _: self._home.hold((store.begin_group([each.key for each in page], **how), page)))
 
-    def go_on_with_group(self) -> Call:
+    def continue_group(self) -> Call:
         """Put objects of an open group, commit it, abort it, or drop it."""
         held = self._home.held(self._rng, tuple)
         if held is None:
@@ -251,7 +251,7 @@ class Actions:
         store, rng, timeout = self._home.store, self._rng, self._timeout()
         seen = self._home.held(rng, CheckedView)
         if seen is not None and rng.random() < 0.7:
-            return self._simple_call("look at what is held", lambda _: self._right(seen))
+            return self._simple_call("check of a view", lambda _: self._right(seen))
         objects = [content.anything(rng) for _ in range(rng.choice((1, 5)))]
 
         def check(views):
@@ -304,7 +304,7 @@ _OFTEN = [
     (Actions.put_group, 50),
     (Actions.put_pages, 50),
     (Actions.begin_group, 25),
-    (Actions.go_on_with_group, 60),
+    (Actions.continue_group, 60),
     (Actions.view, 40),
     (Actions.prefetch, 20),
     (Actions.exists, 60),

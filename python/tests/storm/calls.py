@@ -20,7 +20,7 @@ class Call:
         self._heap = [heap for place in places for heap in place.heap]
         # Source memory must not be extended: a call that has not started yet would put the longer
         # memory.
-        self._may_be_stretched = writes
+        self._may_be_extended = writes
         self.may_be_dropped = bool(places) and all(place.may_be_dropped for place in places)
         self.begun = self.ended = self.spoiled = False
 
@@ -34,18 +34,18 @@ class Call:
     def under_way(self) -> bool:
         return self.begun and not self.ended
 
-    def settle(self, tally: Tally, result) -> None:
+    def finish(self, tally: Tally, result) -> None:
         """Check the result; the memory belongs to the caller again."""
         places = self._take()
         if places is None or self.spoiled:
             tally.count("ended without its memory")
         self._check(result, places, self.spoiled or places is None)
-        self._let_go(tally, places)
+        self._release(tally, places)
 
     def failed(self, tally: Tally, error: BaseException) -> None:
         places = self._take()
         tally.error(self.name, error, self.spoiled or places is None)
-        self._let_go(tally, places)
+        self._release(tally, places)
 
     def interrupted(self) -> None:
         """A signal handler raised in its thread: if the call had started, it has returned."""
@@ -64,17 +64,17 @@ class Call:
         for place in places:
             place.empty()
         del places
-        tally.count(f"{how} while it was under way" if under_way else f"{how} before or after")
+        tally.count(f"{how} while in progress" if under_way else f"{how} before or after")
 
-    def stretch(self, tally: Tally, rng: random.Random) -> None:
+    def extend(self, tally: Tally, rng: random.Random) -> None:
         """Extend memory that Python can move: it must not move while a call uses it."""
-        places = self._take() if self._may_be_stretched and self._heap and self.begun else None
+        places = self._take() if self._may_be_extended and self._heap and self.begun else None
         if places is None:
             return
         try:
             rng.choice(self._heap).extend(b"more")
         except BufferError:
-            tally.count("not moved while a call had it")
+            tally.count("not moved during a call")
         except IndexError:
             # The call has just ended.
             pass
@@ -90,7 +90,7 @@ class Call:
         except IndexError:
             return None
 
-    def _let_go(self, tally: Tally, places) -> None:
+    def _release(self, tally: Tally, places) -> None:
         """After the call has returned, its memory can be moved."""
         self._given.clear()
         heap, self._heap = self._heap, []
@@ -101,6 +101,6 @@ class Call:
                 view.append(0)
             except BufferError:
                 if self._forgets:
-                    tally.count("held by what was forgotten")
+                    tally.count("held by a dropped batch")
                 else:
                     tally.fail(f"{self.name}: memory is held by a call that has returned")

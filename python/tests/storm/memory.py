@@ -44,7 +44,7 @@ class Slots:
 
     def take(self, length: int) -> memoryview | None:
         """A view of a free slot's first bytes; `None` if no slot is free."""
-        self.settle()
+        self.fill_released()
         try:
             slot = self._free.popleft()
         except IndexError:
@@ -56,7 +56,7 @@ class Slots:
         self._watched[slot] = gone
         return view
 
-    def settle(self) -> None:
+    def fill_released(self) -> None:
         """Write the pattern over released slots."""
         while True:
             try:
@@ -67,7 +67,7 @@ class Slots:
             self._all[slot * SLOT : (slot + 1) * SLOT] = _PATTERN
             self._free.append(slot)
 
-    def look(self) -> None:
+    def check_oldest(self) -> None:
         """Check the slot that has been free for longest."""
         try:
             slot = self._free.popleft()
@@ -76,21 +76,21 @@ class Slots:
         self._look(slot)
         self._free.append(slot)
 
-    def look_at_all(self) -> int:
+    def check_all(self) -> int:
         """Check every free slot; returns the number of slots in use."""
-        self.settle()
+        self.fill_released()
         for slot in list(self._free):
             self._look(slot)
         return self.count - len(self._free)
 
     def _look(self, slot: int) -> None:
-        self._tally.count("slots looked at")
+        self._tally.count("slots checked")
         there = self._all[slot * SLOT : (slot + 1) * SLOT]
         if there != _PATTERN:
             wrong = [at for at, byte in enumerate(there) if byte != _PATTERN[0]]
             first, last = wrong[0], wrong[-1] + 1
             start = bytes(there[first : first + 16]).hex()
-            self._tally.fail(f"memory was written after it was let go, bytes {first} to {last} of a slot: {start}")
+            self._tally.fail(f"memory was written after its release, bytes {first} to {last} of a slot: {start}")
 
 
 class _LentTensor:

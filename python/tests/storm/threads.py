@@ -82,7 +82,7 @@ class Storm:
             except Exception as error:
                 call.failed(self._tally, error)
             else:
-                call.settle(self._tally, result)
+                call.finish(self._tally, result)
 
     # The main thread.
 
@@ -111,7 +111,7 @@ class Storm:
             self._armed = False
             call.failed(self._tally, error)
         else:
-            call.settle(self._tally, result)
+            call.finish(self._tally, result)
 
     def _signal(self, over: threading.Event) -> None:
         """Send signals to this process, to the main thread, and to any thread, including those
@@ -163,7 +163,7 @@ class Storm:
         except Exception as error:
             call.failed(self._tally, error)
         else:
-            call.settle(self._tally, result)
+            call.finish(self._tally, result)
 
     # Threads that drop the memory of calls.
 
@@ -173,11 +173,11 @@ class Storm:
             for call in list(self._calls.values()):
                 what = rng.random()
                 if what < 0.2:
-                    call.stretch(self._tally, rng)
+                    call.extend(self._tally, rng)
                 elif what < 0.4:
                     call.drop(self._tally, "dropped")
             for home in self._homes:
-                home.slots.settle()
-                home.slots.look()
+                home.slots.fill_released()
+                home.slots.check_oldest()
             if rng.random() < 0.02:
                 gc.collect()
