@@ -161,9 +161,7 @@ pub fn destinations<'py>(arg: &Bound<'py, PyAny>) -> PyResult<Memories<'py>> {
 pub fn address(pair: &Bound<'_, PyTuple>) -> PyResult<(usize, usize)> {
     match pair.len() {
         2 => Ok((unsigned("address", &pair.get_item(0)?)?, unsigned("length", &pair.get_item(1)?)?)),
-        parts => Err(InvalidError::new_err(format!(
-            "memory must be a pair (address, length) parts={parts}"
-        ))),
+        parts => Err(InvalidError::new_err(format!("memory must be a pair (address, length) parts={parts}"))),
     }
 }
 

@@ -113,7 +113,9 @@ pub fn group_options(
     required: Option<Vec<Bound<'_, Key>>>,
 ) -> PyResult<(Option<ObjectKey>, Option<Vec<ObjectKey>>)> {
     if base.is_some() && required.is_some() {
-        return Err(InvalidError::new_err("base and required exclude each other: a group attached to a base is put whole"));
+        return Err(InvalidError::new_err(
+            "base and required exclude each other: a group attached to a base is put whole",
+        ));
     }
     Ok((base, required.map(keys)))
 }
@@ -139,7 +141,9 @@ impl GetArgs {
         let ranges = ranges.map_or_else(|| vec![None; keys.len()], |ranges| ranges.0);
         if ranges.len() != keys.len() {
             let (keys, ranges) = (keys.len(), ranges.len());
-            return Err(InvalidError::new_err(format!("ranges must have one entry per key keys={keys} ranges={ranges}")));
+            return Err(InvalidError::new_err(format!(
+                "ranges must have one entry per key keys={keys} ranges={ranges}"
+            )));
         }
         Ok(GetArgs { keys, ranges, memory: Memory::to_write(&destinations.0)? })
     }
@@ -181,6 +185,8 @@ impl GetBatch<'_> {
 fn check_counts(keys: usize, memories: usize) -> PyResult<()> {
     match keys == memories {
         true => Ok(()),
-        false => Err(InvalidError::new_err(format!("there must be one memory per key keys={keys} memories={memories}"))),
+        false => Err(InvalidError::new_err(format!(
+            "there must be one memory per key keys={keys} memories={memories}"
+        ))),
     }
 }

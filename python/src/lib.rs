@@ -7,7 +7,7 @@
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "reads the configuration file that it is given, and has threads for batches that are handed over"
+    reason = "reads a configuration file, and starts threads for submitted batches"
 )]
 
 mod access;

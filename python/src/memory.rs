@@ -124,7 +124,9 @@ impl Memory {
     pub fn only(&self) -> PyResult<(NonNull<u8>, usize)> {
         match &self.objects[..] {
             [pieces] if pieces.len() == 1 => Ok(pieces[0]),
-            _ => Err(InvalidError::new_err("memory must be one buffer, tensor or (address, length), not a list")),
+            _ => Err(InvalidError::new_err(
+                "memory must be one buffer, tensor or (address, length), not a list",
+            )),
         }
     }
 

@@ -91,7 +91,10 @@ fn config(arg: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyResu
             let must_be = "a dictionary of settings, or the path of a file of them";
             let path = arguments::path("config", must_be, arg)?;
             let format = ConfigFormat::of_path(&path).ok_or_else(|| {
-                InvalidError::new_err(format!("config must be the path of a .toml or .json file path={}", path.display()))
+                InvalidError::new_err(format!(
+                    "config must be the path of a .toml or .json file path={}",
+                    path.display()
+                ))
             })?;
             (format, settings_file(&path)?)
         }
@@ -100,7 +103,9 @@ fn config(arg: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyResu
         let mut parts = name.components();
         if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name.as_os_str())
         {
-            return Err(InvalidError::new_err(format!("subdirectory must be the name of one directory subdirectory={name:?}")));
+            return Err(InvalidError::new_err(format!(
+                "subdirectory must be the name of one directory subdirectory={name:?}"
+            )));
         }
     }
     let facts = Facts::of_this_machine().map_err(|error| raised(&error))?;

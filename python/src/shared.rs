@@ -14,10 +14,13 @@ use crate::mapped;
 /// `length` bytes at `address`, a shared mapping of the memfd `fd` from its first byte on.
 pub fn region(py: Python<'_>, fd: u32, address: usize, length: usize) -> PyResult<Region> {
     let file = py.detach(|| opened(fd));
-    let file =
-        file.map_err(|error| InvalidError::new_err(format!("fd is not a descriptor of shared memory fd={fd}: {error}")))?;
+    let file = file.map_err(|error| {
+        InvalidError::new_err(format!("fd is not a descriptor of shared memory fd={fd}: {error}"))
+    })?;
     let region = Region::mapped(file.into(), address, length).map_err(|_| {
-        InvalidError::new_err(format!("memory is shorter than length, or fd is not a memfd fd={fd} length={length}"))
+        InvalidError::new_err(format!(
+            "memory is shorter than length, or fd is not a memfd fd={fd} length={length}"
+        ))
     })?;
     match mapped::access_problem(py, address, length, false) {
         Some(problem) => {

@@ -62,7 +62,7 @@ struct QueueState {
 }
 
 impl Queue {
-    /// Queue a job behind the earlier ones. The exit of `process` waits for it.
+    /// Add a job to the end of the queue. The exit of `process` waits for it.
     fn push(&self, py: Python<'_>, process: u32, job: Job) -> PyResult<()> {
         if !self.is_used() {
             // Not with the queue locked: a thread that holds the GIL may wait for that lock.

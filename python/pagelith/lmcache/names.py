@@ -57,22 +57,22 @@ class Names:
     def looked_for(self, keys: Sequence[Any], layouts: Any) -> list[pagelith.Key | None]:
         """The keys for a look-up; `None` where neither the look-up nor an earlier object defined
         the layout."""
-        told = _layouts_by_group(layouts)
+        group_layouts = _layouts_by_group(layouts)
         templates: dict[tuple[Any, ...], pagelith.Key | None] = {}
         names: list[pagelith.Key | None] = []
         for key in keys:
             of = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt)
             if of not in templates:
-                templates[of] = self._lookup_template(key, told)
+                templates[of] = self._lookup_template(key, group_layouts)
             template = templates[of]
             names.append(template and template.on_page(_page(key)))
         return names
 
-    def _lookup_template(self, key: Any, told: dict[int, Layout]) -> pagelith.Key | None:
+    def _lookup_template(self, key: Any, group_layouts: dict[int, Layout]) -> pagelith.Key | None:
         if self._settings.serde:
             return self._template(key, None)
-        if key.object_group_id in told:
-            return self._template(key, told[key.object_group_id])
+        if key.object_group_id in group_layouts:
+            return self._template(key, group_layouts[key.object_group_id])
         seen = self._layouts_of_key(key)
         return self._template(key, seen[-1]) if seen else None
 
@@ -141,7 +141,7 @@ def _page(key: Any) -> bytes | str:
 
 def _layouts_by_group(layouts: Any) -> dict[int, Layout]:
     """The layouts in a look-up, by group."""
-    return {group: (tuple(told.shapes), tuple(told.dtypes)) for group, told in (layouts or {}).items() if told.shapes}
+    return {group: (tuple(one.shapes), tuple(one.dtypes)) for group, one in (layouts or {}).items() if one.shapes}
 
 
 def _layout_of(memory: Any) -> Layout:

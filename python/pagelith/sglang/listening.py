@@ -52,8 +52,8 @@ class Listening:
             self._tracker = PagesTold(store, anchor)
         except pagelith.IncompatibleError as error:
             raise ValueError(
-                f"pagelith has no events to tell of pages: {error}. Set events.max of the store (PAGELITH_EVENTS__MAX={EVENTS_MAX} for"
-                f" `pagelith serve`), or leave 'enable_kv_events' and 'kv_events_config' out {_WHERE}"
+                f"the store records no events of pages: {error}. Set events.max of the store (PAGELITH_EVENTS__MAX={EVENTS_MAX} for"
+                f" `pagelith serve`), or remove 'enable_kv_events' and 'kv_events_config' {_WHERE}"
             ) from error
 
     def publish(self, page_tokens: int) -> None:
@@ -63,7 +63,7 @@ class Listening:
 
     def take(self) -> list[PageEvent]:
         if self._tracker is None or self._publisher is not None:
-            state = "are published" if self._publisher else "are not kept: set 'enable_kv_events'"
+            state = "are published" if self._publisher else "are not recorded: set 'enable_kv_events'"
             raise ValueError(f"events of pages {state} {_WHERE}")
         return self._tracker.take()
 

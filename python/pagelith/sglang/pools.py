@@ -103,8 +103,8 @@ class Pool:
         except Exception as error:
             layout = getattr(self.host, "layout", None)
             raise ValueError(
-                f"pool {self.name!r} ({type(self.host).__name__}, layout {layout!r}) does not say where its pages lie: {error}."
-                " Pass --hicache-mem-layout page_first (or page_first_direct), or leave out what brings the pool:"
+                f"pool {self.name!r} ({type(self.host).__name__}, layout {layout!r}) does not report the memory of its pages: {error}."
+                " Pass --hicache-mem-layout page_first (or page_first_direct), or disable the feature that adds the pool:"
                 " without its bytes no page can be restored."
             ) from error
 
@@ -150,7 +150,7 @@ class Pool:
             ends = [self._pieces_at(torch.arange(start, start + self.slots, dtype=torch.int64)) for start in (0, size - self.slots)]
         except Exception:
             # Without a registration, reads only cost more.
-            logger.warning("pagelith: pool %r does not say where its last page lies, and is not registered", self.name, exc_info=True)
+            logger.warning("pagelith: pool %r does not report the memory of its last page, so it is not registered", self.name, exc_info=True)
             return []
         return joined((min(a, b), abs(b - a) + length) for (a, length), (b, _) in zip(*ends, strict=True))
 

@@ -61,8 +61,8 @@ class Listener:
         parent = before[0] if before else None
         for at, page in enumerate(pages, first):
             if page not in self._described:
-                told = list(request.all_token_ids[at * tokens : (at + 1) * tokens])
-                self._described[page] = (parent, told, lora and lora.adapter_id, lora and lora.name)
+                page_tokens = list(request.all_token_ids[at * tokens : (at + 1) * tokens])
+                self._described[page] = (parent, page_tokens, lora and lora.adapter_id, lora and lora.name)
             if len(page) != 32:
                 self._hashed[self._keys[0][0].on_page(page_of(page)).page] = page
             parent = page
@@ -120,15 +120,15 @@ class Listener:
             # The other slices of an unknown page may be stored or not, and an earlier process may
             # have reported it.
             now = 0 if was is None else was & ~bit
-            told = was is None or was == whole
+            is_reported = was is None or was == whole
             kept = now > 0 or (was is None and whole > 1)
         else:
             now = (was or 0) | bit
-            told, kept = now == whole != was, True
+            is_reported, kept = now == whole != was, True
         if kept:
             self._stored_slices[page] = now
             forget(self._stored_slices)
-        return page if told else None
+        return page if is_reported else None
 
     def _cleared(self, event: pagelith.Event) -> list[Paged]:
         """The known pages that were removed with the namespace."""

@@ -19,6 +19,6 @@ class PagelithOffloadingConnector(OffloadingConnector):
             check_scales(vllm_config)
             transfer = vllm_config.kv_transfer_config
             model = identify(vllm_config, kv_cache_config)
-            told = {TOLD: {"facts": model.facts, "unknown": list(model.unknown)}}
-            transfer.kv_connector_extra_config = {**(transfer.kv_connector_extra_config or {}), **told}
+            entry = {TOLD: {"facts": model.facts, "unknown": list(model.unknown)}}
+            transfer.kv_connector_extra_config = {**(transfer.kv_connector_extra_config or {}), **entry}
         super().__init__(vllm_config, role, kv_cache_config)

@@ -154,10 +154,10 @@ class Scheduler:
         tokens = self._pools.tokens
         for name, states in offered.items():
             blocks_at: dict[int, dict[int, int]] = {}
-            for group, block, behind in states:
+            for group, block, tokens_before in states:
                 # A state within a page is used by vLLM's own cache only.
-                if block != NULL and behind and behind % tokens == 0:
-                    blocks_at.setdefault(behind // tokens, {})[group] = block
+                if block != NULL and tokens_before and tokens_before % tokens == 0:
+                    blocks_at.setdefault(tokens_before // tokens, {})[group] = block
             tracked = self._tracked.get(name)
             if tracked is None:
                 continue

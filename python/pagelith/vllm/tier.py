@@ -33,7 +33,7 @@ _UNKNOWN_MODEL = Identity(
     {"engine": "vllm"},
     (
         "the model's configuration, weights and revision (\"kv_connector\": \"PagelithOffloadingConnector\", \"kv_connector_module_path\":"
-        " \"pagelith.vllm\" in --kv-transfer-config in place of OffloadingConnector tell them)",
+        " \"pagelith.vllm\" in --kv-transfer-config in place of OffloadingConnector provide them)",
     ),
 )
 
@@ -78,8 +78,8 @@ class PagelithTier(SecondaryTierManager):
             raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', but --kv-events-config is not set")
         self.locality = Locality(self.settings.locality) if self.settings.locality else None
         config = offloading_spec.config
-        told = config.extra_config.get(TOLD)
-        model = _UNKNOWN_MODEL if told is None else Identity(told["facts"], tuple(told["unknown"]))
+        model_facts = config.extra_config.get(TOLD)
+        model = _UNKNOWN_MODEL if model_facts is None else Identity(model_facts["facts"], tuple(model_facts["unknown"]))
         admit(model, self.settings.revision, f"the secondary tier {tier_type!r}")
         # The base class keeps the view; this export of it ends here.
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
