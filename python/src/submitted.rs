@@ -156,19 +156,19 @@ struct Batch {
 #[derive(Default)]
 struct Completion {
     result: Option<PyResult<Py<PyList>>>,
-    waiting: Vec<Waiter>,
+    waiters: Vec<Waiter>,
 }
 
 /// A future to be resolved, and its event loop.
 struct Waiter {
-    running: Py<PyAny>,
+    event_loop: Py<PyAny>,
     future: Py<PyAny>,
 }
 
 impl Batch {
     /// The result, if the batch has ended.
     fn result(&self, py: Python<'_>) -> Option<PyResult<Py<PyList>>> {
-        lock(&self.completion).result.as_ref().map(|completion| copy(py, completion))
+        lock(&self.completion).result.as_ref().map(|result| copy(py, result))
     }
 
     /// Waits at most `most` for the batch to end. Returns whether it has.
@@ -182,17 +182,17 @@ impl Batch {
 
     fn end(&self, py: Python<'_>, result: PyResult<Py<PyList>>) {
         // Before the lock: the first copy of an error creates its exception object.
-        let kept = copy(py, &result);
-        let waiting = {
+        let stored = copy(py, &result);
+        let waiters = {
             let mut completion = lock(&self.completion);
-            completion.result = Some(kept);
-            std::mem::take(&mut completion.waiting)
+            completion.result = Some(stored);
+            std::mem::take(&mut completion.waiters)
         };
         self.ended.notify_all();
-        for one in waiting {
-            let completion = one.notify(py, &result);
+        for waiter in waiters {
+            let notified = waiter.notify(py, &result);
             // A closed event loop has no waiting task, so its error is dropped.
-            drop(completion);
+            drop(notified);
         }
     }
 }
@@ -209,7 +209,7 @@ impl Waiter {
             Err(error) => (None, Some(error.clone_ref(py).into_value(py))),
         };
         let resolve_future = wrap_pyfunction!(resolve_future, py)?;
-        self.running
+        self.event_loop
             .call_method1(py, "call_soon_threadsafe", (resolve_future, &self.future, list, error))
             .map(drop)
     }
@@ -327,12 +327,12 @@ impl Submitted {
         self.check_process()?;
         let running = py.import("asyncio")?.call_method0("get_running_loop")?;
         let future = running.call_method0("create_future")?;
-        let waiting = Waiter { running: running.unbind(), future: future.clone().unbind() };
+        let waiter = Waiter { event_loop: running.unbind(), future: future.clone().unbind() };
         let ended = {
             let mut completion = lock(&self.batch.completion);
             let ended = completion.result.as_ref().map(|result| copy(py, result));
             if ended.is_none() {
-                completion.waiting.push(waiting);
+                completion.waiters.push(waiter);
             }
             ended
         };
