@@ -43,17 +43,15 @@ pub struct Store {
     pub(super) report: Option<Py<OpenReport>>,
 }
 
-/// Whether this process was forked from `process`, in which an object was opened, and so lacks its
-/// threads.
+/// Whether this process is a fork of `process`, and so lacks that process's threads.
 pub fn is_forked(process: u32) -> bool {
     std::process::id() != process
 }
 
 #[pymethods]
 impl Store {
-    /// Open a store. `config` is a dictionary of settings, or the path of a settings file (.toml or
-    /// .json). Environment variables PAGELITH_... override both. With `subdirectory`, the store
-    /// uses the directories of that name within `ssd.dirs`.
+    /// Open a store with a dictionary of settings, or a settings file (.toml, .json); variables
+    /// PAGELITH_... override them. `subdirectory` selects directories within `ssd.dirs`.
     #[new]
     #[pyo3(signature = (config=None, *, subdirectory=None))]
     fn new(
@@ -71,17 +69,15 @@ impl Store {
         self.report.as_ref()
     }
 
-    /// The capacity in bytes (`ssd.bytes`) that the store in a directory was created with; `None`
-    /// without one.
+    /// The capacity (`ssd.bytes`) of the store in a directory; `None` without a store.
     #[staticmethod]
     fn bytes_in(#[pyo3(from_py_with = arguments::directory)] directory: PathBuf) -> Option<u64> {
         opening::bytes_in(&directory)
     }
 
-    /// Attach to a store process, at `unix:PATH` (or a path) or `tcp:HOST:PORT`. `key`, a name and
-    /// a secret, authenticates this process where the store process requires it. With
-    /// `may_be_down`, attaching succeeds also if no process responds; calls then fail with
-    /// UnavailableError until it is up.
+    /// Attach to a store process at `unix:PATH` (or a path) or `tcp:HOST:PORT`, authenticated by
+    /// `key` (a name and a secret) where it requires that. With `may_be_down` it need not be
+    /// running yet: calls fail with UnavailableError until it is up.
     #[staticmethod]
     #[pyo3(signature = (address, *, key=None, may_be_down=false))]
     fn attach(
@@ -109,9 +105,8 @@ impl Store {
         self.with(py, |store| store.share(region))?.map_err(|error| raised(&error))
     }
 
-    /// Register memory that many gets will read into, such as a host pool: a buffer, a tensor, or
-    /// an (address, length). Reads from SSD then save the look-up of its pages. The memory must
-    /// stay mapped as it is until the registration is released.
+    /// Register a buffer, tensor or (address, length) for repeated gets: their reads from SSD save
+    /// page look-ups. It must stay mapped unchanged until the registration is released.
     fn register(this: &Bound<'_, Store>, memory: &Bound<'_, PyAny>) -> PyResult<Registration> {
         Registration::of(this.get(), memory, this.get().process)
     }
@@ -121,9 +116,8 @@ impl Store {
         self.with(py, |store| Request(store.begin_request()))
     }
 
-    /// Put objects, each on its own, and return one outcome per object. No thread may write to
-    /// their memory until the call returns. In a full store it waits `wait` seconds for space, by
-    /// default until `timeout`.
+    /// Put objects individually; one outcome per object. No thread may write to their memory until
+    /// the call returns. Waits `wait` seconds for space, by default until `timeout`.
     #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put(
@@ -310,8 +304,7 @@ impl Store {
         self.with(py, |store| store.exists_prefix(&keys, options))?.map_err(|error| raised(&error))
     }
 
-    /// The longest prefix of `pages` that can be restored when a page's state is spread over
-    /// several pools.
+    /// The longest prefix of `pages` that can be restored from several pools.
     #[pyo3(signature = (pages, anchor, pools=None, *, request=None, depth=0, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn exists_groups(
@@ -333,8 +326,7 @@ impl Store {
         found.map(PagesFound::from).map_err(|error| raised(&error))
     }
 
-    /// Remove objects, with the other members of their groups, durably. Returns how many were
-    /// stored.
+    /// Remove objects durably, with their groups. Returns how many were stored.
     #[pyo3(signature = (keys, *, timeout=None))]
     fn remove(
         &self,
@@ -346,8 +338,7 @@ impl Store {
         self.with(py, |store| store.remove(&keys, options))?.map_err(|error| raised(&error))
     }
 
-    /// Make every object in a namespace invisible for ever. Returns the new generation of the
-    /// namespace.
+    /// Make all objects of a namespace invisible for ever. Returns its new generation.
     #[pyo3(signature = (namespace, *, timeout=None))]
     fn clear(
         &self,
@@ -404,9 +395,8 @@ impl Store {
         leased.map_err(|error| raised(&error))
     }
 
-    /// Views of objects in DRAM, without a copy; `None` for an object that is not in DRAM. An
-    /// object stays in place while a view of it, or memory taken from the view, exists. In a store
-    /// process, the objects of one call stay until the last of their views is dropped.
+    /// Views of objects in DRAM, without a copy; `None` for others. An object stays while its view,
+    /// or memory of it, exists; in a store process, until the last view of the call is dropped.
     #[pyo3(signature = (keys, *, timeout=None))]
     fn view(
         &self,
@@ -420,9 +410,8 @@ impl Store {
         Ok(views.into_iter().map(|view| view.and_then(|view| View::of(view, self.process))).collect())
     }
 
-    /// Announce gets: objects on SSD that are not in DRAM are read into DRAM in the background.
-    /// Returns how many those are. Name all objects of a group. This is a hint without a guarantee;
-    /// reads that have not started within `timeout` seconds are skipped.
+    /// A hint: objects on SSD that are not in DRAM are read into DRAM in the background; returns
+    /// how many. Name whole groups. Reads not started within `timeout` seconds are skipped.
     #[pyo3(signature = (keys, *, request=None, depth=0, timeout=None))]
     fn prefetch(
         &self,
@@ -445,10 +434,9 @@ impl Store {
     }
 
     /// The events since the last call: at most `most`, oldest first, and the number of earlier
-    /// events that were dropped because they were not taken in time. Events are recorded only if
-    /// the setting `events.max` is not 0; it is the number kept. For a store process, events count
-    /// from the first call, which returns none; a restart of the process counts as one dropped
-    /// event.
+    /// events dropped since they were not taken in time. Recorded only if the setting `events.max`,
+    /// the number kept, is not 0. For a store process, events count from the first call, which
+    /// returns none; a restart of the process counts as one dropped event.
     #[pyo3(signature = (most=65536, *, timeout=None))]
     fn take_events(
         &self,
@@ -462,10 +450,9 @@ impl Store {
         Ok((page.events.into_iter().map(Event).collect(), page.lost))
     }
 
-    /// Flush, close and release everything, once all calls in progress have returned and all
-    /// submitted batches have ended. That then takes at most `timeout` seconds, or the setting
-    /// close_timeout_ms. Returns a report of what is not durable; `None` if the store was closed
-    /// before, or is in a store process, which keeps running.
+    /// Flush, close and release everything, after calls in progress and submitted batches have
+    /// ended. That takes at most `timeout` seconds more, or close_timeout_ms. Reports what is not
+    /// durable; `None` if closed before, or for a store process, which keeps running.
     #[pyo3(signature = (*, timeout=None))]
     fn close(
         &self,
@@ -491,8 +478,7 @@ impl Store {
         this
     }
 
-    /// Close the store. Raises UnavailableError if objects are not durable, unless another
-    /// exception is raised.
+    /// Close the store. UnavailableError if objects are not durable, unless another is raised.
     #[pyo3(signature = (*raised))]
     fn __exit__(&self, py: Python<'_>, raised: &Bound<'_, PyTuple>) -> PyResult<()> {
         let report = self.close(py, None)?;
