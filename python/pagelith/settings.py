@@ -169,13 +169,13 @@ def _secret(path: str) -> bytes:
     user or root that no other user can read. A pipe does not block."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
         # Checked on the open file: the path may name another file by now.
-        there = os.fstat(file.fileno())
-        if not stat.S_ISREG(there.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(f"not a regular file path={path}")
-        if there.st_uid not in (os.geteuid(), 0):
-            raise OSError(f"another user owns it and can change it (chown it) path={path} owner={there.st_uid} user={os.geteuid()}")
-        if there.st_mode & 0o077:
-            raise OSError(f"other users can read it (chmod 600) path={path} mode={stat.S_IMODE(there.st_mode):o}")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise OSError(f"another user owns it and can change it (chown it) path={path} owner={status.st_uid} user={os.geteuid()}")
+        if status.st_mode & 0o077:
+            raise OSError(f"other users can read it (chmod 600) path={path} mode={stat.S_IMODE(status.st_mode):o}")
         secret = file.read(_SECRET_BYTES_MAX + 1)
         if len(secret) > _SECRET_BYTES_MAX:
             raise OSError(f"it is too long for a secret path={path} bytes_max={_SECRET_BYTES_MAX}")

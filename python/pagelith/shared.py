@@ -34,8 +34,8 @@ class Mapping(NamedTuple):
         return self.address + self.length
 
     def is_of(self, fd: int) -> bool:
-        there = os.fstat(fd)
-        return (there.st_dev, there.st_ino) == (self.device, self.inode)
+        status = os.fstat(fd)
+        return (status.st_dev, status.st_ino) == (self.device, self.inode)
 
 
 def mappings(spans: Iterable[tuple[int, int]]) -> list[Mapping]:

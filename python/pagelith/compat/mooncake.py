@@ -289,7 +289,7 @@ class MooncakeDistributedStore:
         keys = list(keys)
 
         def look_up(store: pagelith.Store) -> list[int]:
-            return [int(here) for here in store.exists(self._keys(keys))]
+            return [int(present) for present in store.exists(self._keys(keys))]
 
         return self._guarded(look_up, lambda code: [code] * len(keys))
 

@@ -100,12 +100,12 @@ class PagelithL2Adapter(L2AdapterInterface):
         if failed:
             # An object that could not be read may still be stored: it is replaced.
             self._remove(failed)
-        here = self._are_stored(names)
+        present = self._are_stored(names)
         written = 0
-        for some in _put_batches([at for at, there in enumerate(here) if not there], objects):
+        for some in _put_batches([at for at, is_present in enumerate(present) if not is_present], objects):
             outcomes = self._put([names[at] for at in some], [objects[at] for at in some])
             for at, outcome in zip(some, outcomes, strict=True):
-                here[at] = bool(outcome)
+                present[at] = bool(outcome)
             stored = [at for at, outcome in zip(some, outcomes, strict=True) if outcome.state == "stored"]
             sizes = [objects[at].get_size() for at in stored]
             self._report_stored([keys[at] for at in stored], sizes)
@@ -115,10 +115,10 @@ class PagelithL2Adapter(L2AdapterInterface):
                 # refused. An invalid object says nothing about the remaining ones.
                 break
         with self._lock:
-            for name, there in zip(names, here, strict=True):
-                if there:
+            for name, is_present in zip(names, present, strict=True):
+                if is_present:
                     self._failed.pop(name, None)
-        return L2StoreResult(all(here), written)
+        return L2StoreResult(all(present), written)
 
     def _put(self, names: list[pagelith.Key], objects: list[Any]) -> list[Any]:
         _check_valid(objects)
@@ -154,17 +154,17 @@ class PagelithL2Adapter(L2AdapterInterface):
         # Pinned before the look-up, so that a found object stays until it is loaded.
         began = time.monotonic()
         pin = self._store.pin(names) if self._pins is None else self._pins.take(names)
-        here: list[int] = []
+        present: list[int] = []
         try:
-            here = [at for at, there in zip(asked, self._are_stored(names, time.monotonic() - began), strict=True) if there]
+            present = [at for at, is_present in zip(asked, self._are_stored(names, time.monotonic() - began), strict=True) if is_present]
         finally:
-            self._locks.lock([keys[at] for at in here], pin)
+            self._locks.lock([keys[at] for at in present], pin)
         bitmap = Bitmap(len(keys))
-        for at in here:
+        for at in present:
             bitmap.set(at)
-        if keys and not here:
+        if keys and not present:
             self._names.check(keys[0], layouts)
-        found = set(here)
+        found = set(present)
         self._report_deleted(key for at, key in enumerate(keys) if at not in found)
         return bitmap
 
@@ -172,12 +172,12 @@ class PagelithL2Adapter(L2AdapterInterface):
         """Whether each object is stored. `waited` seconds of the look-up's time have passed
         already."""
         try:
-            here = self._store.exists(names, timeout=max(0, self.settings.look_timeout_ms / 1000 - waited))
+            present = self._store.exists(names, timeout=max(0, self.settings.look_timeout_ms / 1000 - waited))
         except pagelith.PagelithError as error:
             self._lookup_error = str(error)
             raise
         self._lookup_error = None
-        return here
+        return present
 
     def submit_unlock(self, keys: list[Any]) -> None:
         self._locks.unlock(keys)

@@ -141,9 +141,9 @@ class PagelithConnector(RemoteConnector):
             self._failures.call("read", error)
             return found
         facts = [bytearray(self.remote_metadata_bytes) for _ in keys]
-        here = await self._read_batch(self._keys_on(names.facts, keys), facts)
+        present = await self._read_batch(self._keys_on(names.facts, keys), facts)
         for at, chunk in enumerate(facts):
-            if here[at]:
+            if present[at]:
                 metadata = RemoteMetadata.deserialize(chunk)
                 found[at] = self._memory.allocate(metadata.shapes, metadata.dtypes, metadata.fmt)
         wanted = [at for at, memory in enumerate(found) if memory is not None]
@@ -162,11 +162,11 @@ class PagelithConnector(RemoteConnector):
     async def batched_get_non_blocking(self, lookup_id: str, keys: list[Any]) -> list[Any]:
         """The chunks before the first one that is not stored."""
         found = await self.batched_get(keys)
-        here = next((at for at, memory in enumerate(found) if memory is None), len(found))
-        for memory in found[here:]:
+        end = next((at for at, memory in enumerate(found) if memory is None), len(found))
+        for memory in found[end:]:
             if memory is not None:
                 memory.ref_count_down()
-        return found[:here]
+        return found[:end]
 
     async def _read_batch(self, objects: list[pagelith.Key], into: list[Any]) -> list[bool]:
         try:

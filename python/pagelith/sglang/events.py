@@ -84,8 +84,8 @@ class PagesTold:
         read, self._read = self._read, {}
         pages = list(read)
         # A page removed since it was read is not found here, or its removal is reported after this.
-        for page, there in zip(pages, self._are_stored(pages), strict=True):
-            if there:
+        for page, present in zip(pages, self._are_stored(pages), strict=True):
+            if present:
                 self._add(False, read[page], page)
 
     def _drain(self) -> None:
@@ -114,30 +114,30 @@ class PagesTold:
     def _look_up_all(self) -> None:
         """Look up all pages believed to be stored, and report those that are not."""
         believed = list(set().union(*self._believed.values()))
-        for page, there in zip(believed, self._are_stored(believed), strict=True):
-            if not there:
+        for page, present in zip(believed, self._are_stored(believed), strict=True):
+            if not present:
                 self._remove_from_all_tiers(page)
 
     def _are_stored(self, pages: list[bytes]) -> list[bool]:
         if self._anchor_key is None:
             return [False] * len(pages)
         starts = range(0, len(pages), _PAGES_PER_LOOKUP)
-        return [here for start in starts for here in self._store.exists(self._anchor_key.on_pages(pages[start : start + _PAGES_PER_LOOKUP]))]
+        return [stored for start in starts for stored in self._store.exists(self._anchor_key.on_pages(pages[start : start + _PAGES_PER_LOOKUP]))]
 
     def _remove_from_all_tiers(self, page: bytes) -> None:
         for tier in self._believed:
             self._add(True, tier, page)
 
     def _remove_all(self) -> None:
-        for tier, there in self._believed.items():
-            for page in list(there):
+        for tier, present in self._believed.items():
+            for page in list(present):
                 self._add(True, tier, page)
 
     def _add(self, removed: bool, tier: str, page: bytes) -> None:
-        there = self._believed[tier]
-        if removed != (page in there):
+        present = self._believed[tier]
+        if removed != (page in present):
             return
-        (there.remove if removed else there.add)(page)
+        (present.remove if removed else present.add)(page)
         if self._events and self._events[-1][:2] == (removed, tier):
             self._events[-1][2].append(page)
         else:

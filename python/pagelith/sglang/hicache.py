@@ -262,8 +262,8 @@ class HiCache(HiCacheStorage):
             else:
                 queries.append(pagelith.PoolQuery.all_pages([key]))
         if not anchor and not queries:
-            here = self._store.exists_prefix(names.anchor.on_pages(pages))
-            return PoolTransferResult(here, {"kv": here}, list(range(1, here + 1)))
+            present = self._store.exists_prefix(names.anchor.on_pages(pages))
+            return PoolTransferResult(present, {"kv": present}, list(range(1, present + 1)))
         found = self._store.exists_groups(pages, anchor, queries)
         own = {"kv": found.anchor_pages}
         own.update({transfer.name: hit for transfer, hit in zip(transfers, found.pool_pages, strict=True)})
@@ -395,14 +395,14 @@ class HiCache(HiCacheStorage):
         has_kv = "kv" in names.keys
         anchored = self._store.exists(self._anchor_keys(keys, names)) if has_kv else [False] * len(keys)
         asked = [(key, name) for key in keys for name in rows[key]]
-        there = self._store.exists([names.keys[name][0].on_page(page_of(key)) for key, name in asked])
-        here = {one for one, ok in zip(asked, there, strict=True) if ok}
+        flags = self._store.exists([names.keys[name][0].on_page(page_of(key)) for key, name in asked])
+        present = {one for one, ok in zip(asked, flags, strict=True) if ok}
         # Groups that their KV completes, and the others: those are complete already if KV is only
         # indices.
         waiting, whole = Put(), Put()
         done: dict[str, bool] = {}
         for page, key in enumerate(keys):
-            missing = [name for name in rows[key] if (key, name) not in here]
+            missing = [name for name in rows[key] if (key, name) not in present]
             done[key] = not missing
             put = waiting if has_kv and not anchored[page] else whole
             # Attached objects are put individually; objects that form a group, all together.
@@ -477,7 +477,7 @@ class HiCache(HiCacheStorage):
         host = self.mem_pool_host
         into = target_locations or [host.get_dummy_flat_data_page() for _ in keys]
         got = self._guarded("read", [False] * len(keys), lambda: self._read_flat(keys, into))
-        return [page if here else None for page, here in zip(into, got, strict=True)]
+        return [page if present else None for page, present in zip(into, got, strict=True)]
 
     def _read_flat(self, keys: Sequence[str], into: Sequence[Any]) -> list[bool]:
         objects = self._anchor_keys(keys)

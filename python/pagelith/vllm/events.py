@@ -53,17 +53,17 @@ class Told:
         """Which of these chunks are stored, before the missing ones are put. Stored ones may be of
         an earlier process, so they are reported."""
         with self._lock:
-            here = exists()
+            present = exists()
             # A chunk removed since the look-up is not reported as stored afterwards.
             gone = self._drain() if self._store_has_events else set()
-            self._add(False, [chunk for chunk, there in zip(chunks, here, strict=True) if there and chunk not in gone])
-            return here
+            self._add(False, [chunk for chunk, is_present in zip(chunks, present, strict=True) if is_present and chunk not in gone])
+            return present
 
-    def meet(self, chunks: Collection[Any], here: Callable[[Collection[Any]], list[Any]]) -> None:
-        """Handle chunks that are stored, or were a moment ago. `here` returns those that are stored
+    def meet(self, chunks: Collection[Any], newly_stored: Callable[[Collection[Any]], list[Any]]) -> None:
+        """Handle chunks that are stored, or were a moment ago. `newly_stored` returns those that are stored
         and were not reported yet."""
         with self._lock:
-            found = here(chunks)
+            found = newly_stored(chunks)
             gone = self._drain() if self._store_has_events else set()
             self._add(False, [chunk for chunk in found if chunk not in gone])
 

@@ -100,10 +100,10 @@ class Listener:
         keys = [key.on_page(page_of(page)) for pool, page in unknown for key in self._keys[pool]]
         answers = iter(self._store.exists(keys))
         # A list, so that every response is consumed and the next page's responses follow.
-        here = [one for one in unknown if all([next(answers) for _ in self._keys[one[0]]])]
-        self._stored_slices.update((one, self._all_slices[one[0]]) for one in here)
+        present = [one for one in unknown if all([next(answers) for _ in self._keys[one[0]]])]
+        self._stored_slices.update((one, self._all_slices[one[0]]) for one in present)
         forget(self._stored_slices)
-        return here
+        return present
 
     def _page_of_event(self, event: pagelith.Event) -> Paged | None:
         """The page that became complete or incomplete with this slice."""
@@ -134,7 +134,7 @@ class Listener:
         """The known pages that were removed with the namespace."""
         if event.namespace not in self._spaces:
             return []
-        gone = [page for page, here in self._stored_slices.items() if here == self._all_slices[page[0]]]
+        gone = [page for page, present in self._stored_slices.items() if present == self._all_slices[page[0]]]
         self._stored_slices.clear()
         return gone
 

@@ -110,12 +110,12 @@ class PagelithTier(SecondaryTierManager):
         if key in self._failed:
             return LookupResult.MISS
         if self._lookup_manager is None:
-            here: bool | None = self._are_stored([key])[0]
+            present: bool | None = self._are_stored([key])[0]
         else:
-            here = self._lookup_manager.lookup(key, req_context)
-        if here is None:
+            present = self._lookup_manager.lookup(key, req_context)
+        if present is None:
             return LookupResult.RETRY
-        return LookupResult.HIT if here else LookupResult.MISS
+        return LookupResult.HIT if present else LookupResult.MISS
 
     def _are_stored(self, keys: Collection[Any]) -> list[bool]:
         try:
@@ -176,18 +176,18 @@ class PagelithTier(SecondaryTierManager):
 
     def _store_chunks(self, chunks: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
         if self._chunk_events is None:
-            here = self._store.exists(keys)
+            present = self._store.exists(keys)
         else:
             self._hashed.update((key, chunk) for key, chunk in zip(keys, chunks, strict=True) if len(chunk) != 36)
-            here = self._chunk_events.look(chunks, lambda: self._store.exists(keys))
-        new = [at for at, there in enumerate(here) if not there]
+            present = self._chunk_events.look(chunks, lambda: self._store.exists(keys))
+        new = [at for at, is_present in enumerate(present) if not is_present]
         outcomes = self._store.put([keys[at] for at in new], [rows[at] for at in new], wait=self.settings.put_wait_ms / 1000)
         self._failures.written(outcomes)
         for at, outcome in zip(new, outcomes, strict=True):
-            here[at] = bool(outcome)
+            present[at] = bool(outcome)
         if self._chunk_events is not None:
-            self._chunk_events.stored([chunks[at] for at in new if here[at]])
-        return here
+            self._chunk_events.stored([chunks[at] for at in new if present[at]])
+        return present
 
     def _load_chunks(self, _: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
         outcomes = self._store.get(keys, rows, timeout=self.settings.get_timeout_ms / 1000)

@@ -247,7 +247,7 @@ class Worker:
 
     def _report_stored(self, put: _Put, pages: list[bytes]) -> None:
         named = [(one.pool, pages[one.page]) for one in put.objects]
-        self._stored.put(set(named) - {name for name, there in zip(named, put.stored, strict=True) if not there})
+        self._stored.put(set(named) - {name for name, is_present in zip(named, put.stored, strict=True) if not is_present})
 
     def close(self) -> None:
         if self._threads is not None:
