@@ -1,4 +1,4 @@
-//! What an operation does when its time has come: to files, to memory, and by the faults that strike it.
+//! Execution of an operation: its effects on files and memory, and the faults that strike it.
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Clock;
@@ -18,14 +18,14 @@ use crate::entropy::SplitMix64;
 pub(crate) struct Done {
     /// How it failed.
     pub(crate) failed: Option<FaultKind>,
-    /// What struck it.
+    /// The fault that struck it.
     pub(crate) struck: Option<DiskFault>,
-    /// Why it failed, for its message.
+    /// The reason, for the fault's message.
     pub(crate) detail: &'static str,
 }
 
 impl Done {
-    /// What a test ordered, or what struck.
+    /// From an ordered failure or a struck fault.
     fn of(ordered: Option<FaultKind>, struck: Option<DiskFault>) -> Done {
         let failed = ordered.or(struck.and_then(DiskFault::failure));
         let detail = if ordered.is_some() { "injected" } else { "struck" };
@@ -34,12 +34,12 @@ impl Done {
 }
 
 impl State {
-    /// Do what operation `id`, on an open file, is to do.
+    /// Executes operation `id` on an open file.
     pub(crate) fn perform(&mut self, id: u64, no: FileNo) -> Done {
         let Ok(at) = self.in_flight.binary_search_by_key(&id, |e| e.submitted) else {
             return Done::default();
         };
-        // Out of the table for as long as it executes: nobody looks for it meanwhile.
+        // Taken out of the table while it executes; nothing looks it up meanwhile.
         let unit = Op::Sync { file: FileId(0) };
         let mut op = std::mem::replace(&mut self.in_flight[at].op, unit);
         let done = match &mut op {
@@ -132,7 +132,7 @@ impl State {
         done
     }
 
-    /// Log a strike if it did anything; what is to be noted beside the operation.
+    /// Logs a strike if it had an effect; returns the fault for the operation's log entry.
     fn note(
         &mut self,
         fault: DiskFault,
@@ -149,7 +149,7 @@ impl State {
     }
 }
 
-/// Fill one of `share` parts of each part's memory, from `offset` of the file on.
+/// Fills the first `1 / share` of each part's memory with the file's bytes from `offset`.
 fn fill(file: &SimFile, offset: u64, parts: &mut [Part], share: usize) {
     let mut at = offset;
     for part in parts {

@@ -13,16 +13,18 @@ use super::plan::fault;
 use super::state::{State, dir_name};
 use super::transfer::PARTS_MAX;
 
-/// Simulated time that a poll takes, so that a loop that only polls still sees its operations end.
+/// Simulated time that a poll takes, so that a loop that only polls still sees its operations
+/// complete.
 const POLL_COST: Duration = Duration::from_micros(1);
 
-/// The state, even after a test's panic: the panic is the finding, the state was left whole.
+/// Locks the state, also after a test's panic: the panic is the finding, and the state is
+/// consistent.
 pub(crate) fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a process holds; shared with its queues, as open descriptions are, so that locks live until the
-/// last of them is gone.
+/// A process's lease on the disk. The process and its queues share it, like an open file
+/// description, so file locks live until the last of them is dropped.
 struct Tenure {
     state: Arc<Mutex<State>>,
     process: u64,
@@ -34,8 +36,8 @@ impl Drop for Tenure {
     }
 }
 
-/// The disk as one simulated process sees it: what a store is opened with. Dropping it and its queues, or
-/// killing it, releases its locks.
+/// The disk of one simulated process: the one a store is opened with. Dropping it and its queues,
+/// or killing it, releases its locks.
 pub struct SimProcess(Arc<Tenure>);
 
 impl SimProcess {
@@ -49,8 +51,9 @@ impl SimProcess {
         SimProcess(Arc::new(Tenure { state, process }))
     }
 
-    /// `kill -9` of this process alone; the machine and other processes run on. Each of its writes in flight
-    /// executes or not, by the disk's seed; all its operations end with [`FaultKind::Device`].
+    /// `kill -9` of this process alone; the machine and other processes keep running. Each of its
+    /// writes in flight executes or not, decided by the disk's seed; all its operations end with
+    /// [`FaultKind::Device`].
     pub fn kill(&self) {
         let mut state = lock(&self.0.state);
         let mut rng = state.rng.clone();
@@ -59,12 +62,13 @@ impl SimProcess {
     }
 }
 
-/// What simulated disks are.
+/// Facts of every simulated disk.
 pub(super) fn simulated() -> DiskFacts {
     DiskFacts {
         side: Side::Simulated,
         direct: true,
-        // The strictest that the seam allows, so that what passes here passes anywhere.
+        // The strictest that the seam allows, so that code that passes here passes on every
+        // backend.
         memory_align: ALIGN as usize,
         offset_align: ALIGN as usize,
         parts_max: PARTS_MAX,

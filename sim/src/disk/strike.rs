@@ -1,4 +1,4 @@
-//! Faults by chance at work: who draws them, what they do to an operation, and the log of it.
+//! Random faults: how they are drawn, what they do to an operation, and their log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::rates::{DiskFault, FaultRates, MILLION, Place, SLOW_TIMES, Struck};
 use super::table::{FileNo, FileTable};
 use crate::entropy::SplitMix64;
 
-/// What a strike did: the place it hit, and whether anything is not as it should be.
+/// Effect of a strike: the place it hit, and whether any byte differs from an honest device's.
 pub(crate) type Effect = (Option<Place>, bool);
 
 /// The operation that a fault strikes.
@@ -28,17 +28,17 @@ pub(crate) struct Blow<'a> {
     pub(crate) len: u64,
 }
 
-/// Rates, orders, and what struck.
+/// Rates, planned faults, and the faults that struck.
 #[derive(Debug)]
 pub(crate) struct Strikes {
     rates: FaultRates,
-    /// For each kind of operation, the delays and the others: each fault with the sum of the rates up to it.
+    /// By kind of operation, the delays and the others: each fault with the cumulative rate.
     tables: [[Vec<(DiskFault, u64)>; 2]; OPS.len()],
-    /// Faults that a test ordered, and how many operations are still to pass, 1 when the next one is struck.
+    /// Planned faults, and how many operations remain, 1 if the next one is struck.
     ordered: Vec<(DiskFault, u64)>,
     rng: SplitMix64,
     struck: Vec<Struck>,
-    /// Whether anything may strike.
+    /// Whether any fault may strike.
     armed: bool,
 }
 
@@ -59,7 +59,7 @@ impl Default for Strikes {
 }
 
 impl Strikes {
-    /// From now on faults strike at these rates; what was ordered stays.
+    /// Sets the rates; planned faults stay.
     pub(crate) fn set(&mut self, rates: FaultRates) {
         self.rng = SplitMix64::new(rates.seed());
         for (table, op) in self.tables.iter_mut().zip(OPS) {
@@ -76,19 +76,19 @@ impl Strikes {
         self.arm();
     }
 
-    /// Strike the `nth` next operation that `fault` can strike.
+    /// Strikes the `nth` next operation that `fault` can strike.
     pub(crate) fn order(&mut self, fault: DiskFault, nth: u64) {
         assert!(nth > 0, "faults are counted from 1 fault={fault}");
         self.ordered.push((fault, nth));
         self.arm();
     }
 
-    /// Nothing strikes any more.
+    /// Stops all faults; keeps the log.
     pub(crate) fn disarm(&mut self) {
         *self = Strikes { struck: std::mem::take(&mut self.struck), ..Strikes::default() };
     }
 
-    /// Nothing strikes any more, and nothing is left in the log.
+    /// Stops all faults and clears the log.
     pub(crate) fn clear(&mut self) {
         *self = Strikes::default();
     }
@@ -98,23 +98,23 @@ impl Strikes {
         self.armed = !self.ordered.is_empty() || self.tables.iter().any(any);
     }
 
-    /// Whether a read may be told what was there before.
+    /// Whether a read may return previous block contents.
     pub(crate) fn remembers(&self) -> bool {
         let stale = DiskFault::StaleRead;
         self.rates.rate(stale) > 0 || self.ordered.iter().any(|(fault, _)| *fault == stale)
     }
 
-    /// What struck.
+    /// The faults that struck.
     pub(crate) fn struck(&self) -> &[Struck] {
         &self.struck
     }
 
-    /// What struck, and forget it.
+    /// Returns the faults that struck and empties the list.
     pub(crate) fn take(&mut self) -> Vec<Struck> {
         std::mem::take(&mut self.struck)
     }
 
-    /// What strikes this operation, of the delays or of the others.
+    /// The fault that strikes this operation: a delay, or one of the others.
     pub(crate) fn draw(&mut self, op: FaultOp, name: &str, delays: bool) -> Option<DiskFault> {
         if !self.armed {
             return None;
@@ -128,7 +128,7 @@ impl Strikes {
         }
         if let Some((i, fault)) = due {
             self.ordered.remove(i);
-            // Two that were due for the same operation: the other one strikes the next.
+            // Two were due for the same operation: the other one strikes the next.
             self.ordered.iter_mut().for_each(|(_, left)| *left = (*left).max(1));
             self.arm();
             return Some(fault);
@@ -141,7 +141,7 @@ impl Strikes {
         table.iter().find(|(_, sum)| drawn < *sum).map(|(fault, _)| *fault)
     }
 
-    /// How much longer than `latency` an operation takes that is struck by a delay.
+    /// The additional time of an operation that a delay strikes.
     pub(crate) fn delay(&self, fault: DiskFault, latency: Duration) -> Duration {
         match fault {
             DiskFault::Slow => latency * (SLOW_TIMES - 1),
@@ -149,7 +149,7 @@ impl Strikes {
         }
     }
 
-    /// Note that a fault struck.
+    /// Records that a fault struck.
     pub(crate) fn log(&mut self, n: u64, at: Mono, blow: Blow<'_>, hit: Option<Place>, effective: bool) {
         let Blow { fault, op, dir, name, offset, len } = blow;
         self.struck.push(Struck {
@@ -166,8 +166,8 @@ impl Strikes {
         });
     }
 
-    /// Do to a read what a fault does that lets it succeed, or that spoils a block. `None` if there was nothing to
-    /// do it with.
+    /// Applies to a read a fault that lets it succeed, or that makes a block bad. `None` if it had
+    /// no effect.
     pub(crate) fn read(
         &mut self,
         fault: DiskFault,
@@ -213,7 +213,7 @@ impl Strikes {
         }
     }
 
-    /// What a struck write of `blocks` leaves, in which file and where.
+    /// What a struck write of `blocks` leaves, and in which file and range.
     pub(crate) fn write(
         &mut self,
         fault: DiskFault,
@@ -264,7 +264,7 @@ impl Strikes {
         }
     }
 
-    /// Which of so many sectors are new.
+    /// Which of the sectors are new.
     fn sectors(&mut self, fault: DiskFault, sectors: usize) -> Vec<bool> {
         let cut = 1 + self.rng.below(sectors as u64 - 1) as usize;
         let shape = if fault == DiskFault::ShortWrite { 0 } else { self.rng.below(3) };
@@ -273,7 +273,7 @@ impl Strikes {
             1 => (0..sectors).map(|i| i >= cut).collect(),
             _ => {
                 let mut new: Vec<bool> = (0..sectors).map(|_| self.rng.one_in(2)).collect();
-                // Neither none nor all of them: one sector is one, its neighbour is not.
+                // Neither none nor all of them: one sector is new, and its neighbour is not.
                 new[cut] = self.rng.one_in(2);
                 new[cut - 1] = !new[cut];
                 new
@@ -281,10 +281,11 @@ impl Strikes {
         }
     }
 
-    /// Another aligned place of `len` bytes, that shares none with the one meant, in a file of the same kind.
+    /// A random aligned range of `len` bytes, disjoint from the addressed one, in a file of the
+    /// same kind.
     fn elsewhere(&mut self, files: &FileTable, no: FileNo, offset: u64, len: u64) -> Option<(FileNo, u64)> {
         let meant = files.get(no)?;
-        // Places before the one meant, and in all.
+        // Candidate ranges before the addressed one, and in total.
         let places = |other: FileNo, file_len: u64| {
             let count = |room: u64| if room < len { 0 } else { (room - len) / ALIGN + 1 };
             match other == no {
@@ -303,22 +304,22 @@ impl Strikes {
     }
 }
 
-/// What a write left.
+/// The outcome of a write.
 pub(crate) struct Written {
     /// File, offset and blocks; `None` if nothing was written.
     pub(crate) landed: Option<(FileNo, u64, Vec<Block>)>,
-    /// What a strike did; `None` if none did anything.
+    /// The effect of a strike; `None` if none had any.
     pub(crate) effect: Option<Effect>,
 }
 
 impl Written {
-    /// All of it, where it belongs.
+    /// The whole write, in the addressed range.
     pub(crate) fn honest(no: FileNo, offset: u64, blocks: Vec<Block>) -> Written {
         Written { landed: Some((no, offset, blocks)), effect: None }
     }
 }
 
-/// Flip a bit of byte `at` of the parts.
+/// Flips a bit of byte `at` of the parts.
 fn flip(parts: &mut [Part], mut at: u64, bit: u64) -> Option<()> {
     for part in parts {
         match part.bytes_mut()?.get_mut(at as usize) {
@@ -332,7 +333,8 @@ fn flip(parts: &mut [Part], mut at: u64, bit: u64) -> Option<()> {
     None
 }
 
-/// Replace what the parts hold by what `read` says, given the distance from the first; whether that changed it.
+/// Replaces the bytes of the parts with those of `read`, given the distance from the first; true if
+/// any changed.
 fn replace(parts: &mut [Part], read: impl Fn(u64, &mut [u8])) -> bool {
     let (mut at, mut changed) = (0, false);
     for part in parts {

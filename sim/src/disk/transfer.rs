@@ -1,4 +1,4 @@
-//! Data operations: the rules checked at submission, execution, and handing back.
+//! Data operations: checks at submission, execution, and return.
 
 use std::time::Duration;
 
@@ -19,17 +19,18 @@ pub(crate) const PARTS_MAX: usize = 1024;
 /// Most bytes of an operation: MAX_RW_COUNT of Linux, which cuts longer transfers short.
 const BYTES_MAX: u64 = 0x7fff_f000;
 
-/// Two operations in flight at once that must not be.
+/// An overlap of two operations in flight, which the seam forbids.
 pub(crate) struct Clash {
-    /// Both operations, for the panic.
+    /// Describes both operations, for the panic.
     pub(crate) message: String,
     /// The refused operation, to be dropped outside the lock.
     pub(crate) op: Op,
 }
 
 impl State {
-    /// Take an operation of `queue`. Broken rules make it complete with a fault, except for an overlap with
-    /// another one in flight, which no disk defines and no store may do.
+    /// Accepts an operation of `queue`. An operation that breaks a rule completes with a fault,
+    /// except for an overlap with another one in flight, which no disk defines and no store may
+    /// submit.
     pub(crate) fn submit(&mut self, process: u64, queue: u64, token: u64, op: Op) -> Result<(), Clash> {
         let checked = if self.alive.contains(&process) && !self.stopped() {
             self.check(process, &op)
@@ -70,7 +71,8 @@ impl State {
     fn draw_latency(&mut self) -> Duration {
         match &mut self.order {
             None => self.latency,
-            // Half to one and a half times: enough for later operations to overtake earlier ones.
+            // Half to one and a half times the latency: enough for later operations to overtake
+            // earlier ones.
             Some(rng) => {
                 let ns = self.latency.as_nanos() as u64;
                 Duration::from_nanos(ns / 2 + rng.below(ns + 1))
@@ -78,7 +80,7 @@ impl State {
         }
     }
 
-    /// How much longer the operation takes because a fault strikes it.
+    /// The additional time of the operation if a delay strikes it.
     fn draw_delay(&mut self, file: FileNo, op: &Op, latency: Duration) -> Duration {
         let State { files, strikes, clock, changes, .. } = self;
         let (kind, _, offset) = outline(op);
@@ -89,7 +91,7 @@ impl State {
         strikes.delay(fault, latency)
     }
 
-    /// The rules of the seam that can be seen at submission.
+    /// The rules of the seam that can be checked at submission.
     fn check(&self, process: u64, op: &Op) -> Result<FileNo, IoFault> {
         let (kind, id, offset) = outline(op);
         let Some(open) = self.open.get(&id).filter(|o| o.process == process) else {
@@ -118,7 +120,7 @@ impl State {
         }
         let file_len = named.map_or(0, |f| f.file.len);
         if offset.checked_add(len).is_none_or(|end| end > file_len) {
-            // As the real sides: such a write is refused, such a read finds fewer bytes.
+            // Like the real backends: such a write is refused, such a read finds fewer bytes.
             let short = if kind == FaultOp::Read { FaultKind::Short } else { FaultKind::Invalid };
             return invalid(short, "beyond the end of the file");
         }
@@ -146,7 +148,7 @@ impl State {
         self.in_flight.get_mut(at)
     }
 
-    /// Execute an operation in flight, unless it has a verdict already.
+    /// Executes an operation in flight, unless it already has an outcome.
     pub(crate) fn execute(&mut self, id: u64) {
         let stopped = self.stopped();
         let Some(entry) = self.in_flight_of(id).filter(|e| e.outcome.is_none()) else { return };
@@ -173,7 +175,7 @@ impl State {
         }
     }
 
-    /// Execute what is due on `queue` and hand back what is not held.
+    /// Executes the due operations of `queue` and returns those that are not held.
     pub(crate) fn collect(&mut self, queue: u64, done: &mut Vec<Completion>) {
         let (now, stopped) = (self.clock.now(), self.stopped());
         let due = |e: &InFlight| e.queue == queue && (e.outcome.is_some() || e.ready_at <= now || stopped);
@@ -190,7 +192,7 @@ impl State {
         ids.into_iter().for_each(|id| _ = self.hand_back(id, done));
     }
 
-    /// Execute an operation and hand it back; false if it is held.
+    /// Executes an operation and returns it; false if it is held.
     fn hand_back(&mut self, id: u64, done: &mut Vec<Completion>) -> bool {
         self.execute(id);
         let Ok(at) = self.in_flight.binary_search_by_key(&id, |e| e.submitted) else { return true };
@@ -209,7 +211,7 @@ impl State {
         true
     }
 
-    /// Whether a test keeps this completion back. A dead process's operations are never kept.
+    /// Whether a test holds this completion back. A dead process's operations are never held.
     pub(crate) fn held(&self, entry: &InFlight) -> bool {
         let Some(named) = entry.file.filter(|_| !self.holds.is_empty()).and_then(|f| self.files.get(f))
         else {
@@ -226,13 +228,14 @@ impl State {
         self.in_flight.iter().filter(waits).map(|e| e.ready_at).min()
     }
 
-    /// Operations of `queue` not handed back.
+    /// Operations of `queue` not yet returned.
     pub(crate) fn count(&self, queue: u64) -> usize {
         self.in_flight.iter().filter(|e| e.queue == queue).count()
     }
 
-    /// The queue is dropped: what it had in flight executes or not, by chance, and its completions are lost.
-    /// The operations go to the caller, whose drop of them may run foreign code.
+    /// Removes a dropped queue: its operations in flight execute or not, by chance, and their
+    /// completions are lost. The caller gets the operations, because dropping them may run foreign
+    /// code.
     pub(crate) fn forget(&mut self, queue: u64) -> Vec<Op> {
         let own = |e: &InFlight| e.queue == queue;
         let ids: Vec<u64> = self.in_flight.iter().filter(|e| own(e)).map(|e| e.submitted).collect();
@@ -245,7 +248,7 @@ impl State {
     }
 }
 
-/// The verdict on every operation of a process that is dead.
+/// The outcome of every operation of a dead process.
 pub(crate) fn dead(op: &Op) -> IoFault {
     let (kind, _, offset) = outline(op);
     fault(FaultKind::Device, kind, "", offset, "the simulated process is dead")

@@ -41,12 +41,13 @@ pub struct SimLink {
     counts: Counts,
     landing: Landing,
     happened: Vec<Event>,
-    /// What leaves in this order: frames behind the pushes before them, each push when its memory was looked at.
+    /// Queue of outgoing items. Frames leave after the pushes queued before them; a push leaves
+    /// when its memory is read.
     outbox: VecDeque<Out>,
-    /// Operations that this end gave up, or is done with.
+    /// Operations that this end gave up or finished.
     over: BTreeSet<OpId>,
     plant: Plant,
-    /// What was asked last.
+    /// The operation of the last request.
     newest: OpId,
     landed: Landed,
     sharing: Sharing,
@@ -99,21 +100,21 @@ impl SimLink {
         }
     }
 
-    /// As this end is, of a build that has not heard of `feature`.
+    /// This end without support for `feature`, as an older build.
     #[must_use]
     pub fn without(mut self, feature: Feature) -> SimLink {
         self.facts.features &= !feature.bit();
         self
     }
 
-    /// As this end is, with a bug in it.
+    /// This end with a planted bug.
     #[must_use]
     pub fn with(mut self, plant: Plant) -> SimLink {
         self.plant = plant;
         self
     }
 
-    /// As this end is, on the host of the other.
+    /// This end on the same host as the other.
     #[must_use]
     pub fn sharing(mut self, shares: Shares) -> SimLink {
         self.sharing.shares = shares;
@@ -129,11 +130,11 @@ impl SimLink {
         events.push(Event::Closed(why));
     }
 
-    /// Hand back pushes of `op`, or all, that did not leave.
+    /// Returns pushes of `op`, or all, that did not leave.
     fn unsent(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
         for out in std::mem::take(&mut self.outbox) {
             match out {
-                // They were said to be back.
+                // Their completion was already reported.
                 Out::Push(..) if self.plant == Plant::PushedEarly && op.is_none() => {}
                 out @ Out::Push(..) if self.plant == Plant::PushedEarly => self.outbox.push_back(out),
                 Out::Push(_, push) if op.is_none_or(|op| op == push.op) => {
@@ -145,7 +146,7 @@ impl SimLink {
         }
     }
 
-    /// Behind all that is queued.
+    /// Queues an item after all others.
     fn queue(&mut self, out: Out) {
         self.outbox.push_back(out);
         let mut happened = std::mem::take(&mut self.happened);
@@ -153,7 +154,7 @@ impl SimLink {
         self.happened = happened;
     }
 
-    /// Let leave what may by now.
+    /// Sends the items that may leave by now.
     fn leave(&mut self, events: &mut Vec<Event>) {
         let now = self.net.wire().clock.now();
         while let Some(out) = self.outbox.pop_front() {
@@ -184,7 +185,7 @@ impl SimLink {
         }
     }
 
-    /// The bytes as they are now, as packets.
+    /// Copies the current bytes into packets.
     fn packets(&mut self, push: Push) -> Event {
         let Push { op, item, mut offset, parts, token, may_show: _ } = push;
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect();
@@ -197,7 +198,7 @@ impl SimLink {
         Event::Pushed { op, token, sent: true, parts }
     }
 
-    /// How long until something leaves.
+    /// Time until the next queued item leaves.
     fn leaves(&self, now: Mono) -> Option<Duration> {
         match self.outbox.front()? {
             Out::Frame(_) | Out::Lend(..) | Out::Taken(_) => Some(Duration::ZERO),
@@ -254,7 +255,8 @@ impl SimLink {
         Ok(())
     }
 
-    /// The other end shows bytes: who has memory exposed for them is told where they lie.
+    /// The other end passes bytes by reference: an operation with exposed memory gets the
+    /// reference.
     fn shown(&mut self, shown: Shown, events: &mut Vec<Event>) {
         let (stretch, length) = (shown.stretch(), shown.length());
         let (op, item, offset) = stretch;
@@ -272,7 +274,7 @@ impl SimLink {
         if shown.file().is_none()
             && let Some(whole) = self.landing.land(op, item, offset, &copied(&shown))
         {
-            // A piece of what is exposed: it lands as if it had been sent.
+            // A part of an exposed range: it arrives like sent bytes.
             self.counts.bytes_in += length;
             events.extend(whole);
         } else {
@@ -403,7 +405,8 @@ impl Link for SimLink {
         self.queue(Out::Taken(shown.stretch()));
     }
 
-    /// The bytes are copied into packets at once, or when the memory was held for a while; it comes back with a poll behind that.
+    /// The bytes are copied into packets at once, or after the memory was held for a while; a later
+    /// poll returns the memory.
     fn push(&mut self, push: Push) -> Result<(), Push> {
         let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
         if !self.open || len == 0 || push.op.0 == 0 || push.offset.checked_add(len).is_none() {

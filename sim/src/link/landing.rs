@@ -1,4 +1,4 @@
-//! Memory that packets land in, whole packets in any order.
+//! Memory exposed to the other end, filled by whole packets in any order.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
 use pagelith_transport::link::Event;
 
-/// An operation, its item, and where the stretch begins.
+/// An operation, its item, and the start offset of the range.
 pub(super) type Name = (OpId, u32, u64);
 
 struct Exposed {
     parts: Vec<Part>,
     len: u64,
-    /// What has landed: where it begins, and how long it is.
+    /// Ranges that have arrived: start and length.
     landed: BTreeMap<u64, u64>,
 }
 
-/// The stretches exposed at one end.
+/// The ranges exposed at one end.
 #[derive(Default)]
 pub(super) struct Landing(BTreeMap<Name, Exposed>);
 
@@ -25,7 +25,7 @@ impl Landing {
         self.0.len()
     }
 
-    /// Expose a stretch, unless it is shared, empty, or exposed already in part.
+    /// Exposes a range, unless its memory is shared or empty, or it overlaps an exposed range.
     pub fn expose(&mut self, (op, item, from): Name, parts: Vec<Part>) -> Result<(), Vec<Part>> {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let end = from.checked_add(len);
@@ -39,8 +39,8 @@ impl Landing {
         Ok(())
     }
 
-    /// Write a packet where it belongs. `None` if that is not exposed, has landed already in part, or reaches out of the
-    /// stretch; else the stretch, once it is whole.
+    /// Writes a packet into its exposed range. `None` if the bytes are not exposed, overlap bytes
+    /// that have arrived, or exceed the range. Otherwise the range, once it is complete.
     pub fn land(&mut self, op: OpId, item: u32, offset: u64, bytes: &[u8]) -> Option<Option<Event>> {
         let (name, found) = self.0.range_mut((op, item, 0)..=(op, item, offset)).next_back()?;
         let (name, at, len) = (*name, offset - name.2, bytes.len() as u64);
@@ -57,7 +57,8 @@ impl Landing {
         Some(Some(Event::Landed { op, item, offset: name.2, parts }))
     }
 
-    /// The memory of a stretch of so many bytes, if that is all of it and no byte has landed.
+    /// The memory of a range of `len` bytes, if the range is exactly that long and no byte has
+    /// arrived.
     pub fn unused(&mut self, name: Name, len: u64) -> Option<Vec<Part>> {
         let whole = |found: &Exposed| found.landed.is_empty() && found.len == len;
         if !self.0.get(&name).is_some_and(whole) {
@@ -66,12 +67,12 @@ impl Landing {
         self.0.remove(&name).map(|found| found.parts)
     }
 
-    /// What is exposed for `op`.
+    /// The ranges exposed for `op`.
     pub fn names(&self, op: OpId) -> impl Iterator<Item = Name> {
         self.0.keys().copied().filter(move |(of, ..)| *of == op)
     }
 
-    /// Hand back what is exposed for `op`, or for all.
+    /// Returns the memory exposed for `op`, or for all operations.
     pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
         for ((at, item, offset), found) in std::mem::take(&mut self.0) {
             if op.is_none_or(|op| op == at) {

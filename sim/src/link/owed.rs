@@ -1,5 +1,6 @@
-//! What a server's end owes: one outcome for each request that arrived, also for one that its client cancelled. A client counts what it
-//! may still ask by outcomes, so that one that never comes takes some of that for ever, and nothing else tells.
+//! Check at a server's end: each request that arrived gets one outcome, also one that its client
+//! cancelled. A client limits its requests by outcomes, so a missing outcome uses up a part of that
+//! limit for ever, and no other check finds it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,19 +9,19 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::{Frame, Kind};
 
-/// How long the outcome of what was cancelled may take: it waits for nothing.
+/// Time limit for the outcome of a cancelled request: it waits for nothing.
 const CANCELLED_MAX: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 pub(super) struct Owed {
-    /// How often each was asked for: packets come twice.
+    /// How often each request arrived; packets may be duplicated.
     asked: BTreeMap<OpId, u32>,
-    /// Those that were cancelled since, and when.
+    /// Requests that were cancelled, and when.
     cancelled: BTreeMap<OpId, Mono>,
 }
 
 impl Owed {
-    /// A frame came to the server's end.
+    /// A frame arrived at the server's end.
     pub fn arrived(&mut self, frame: &Frame, now: Mono) {
         match frame.kind {
             Kind::Request => *self.asked.entry(frame.op).or_default() += 1,
@@ -31,7 +32,7 @@ impl Owed {
         }
     }
 
-    /// A frame leaves it; whether it was owed, if it is an outcome.
+    /// A frame leaves the server's end; false for an outcome that is not owed.
     pub fn leaves(&mut self, frame: &Frame) -> bool {
         if frame.kind != Kind::Outcome {
             return true;
@@ -41,12 +42,12 @@ impl Owed {
         if *times == 0 {
             self.asked.remove(&frame.op);
         }
-        // A request that came again behind the cancel is asked anew.
+        // A request that arrived again after the cancel is a new request.
         self.cancelled.remove(&frame.op);
         true
     }
 
-    /// How many were cancelled too long ago; each once.
+    /// The number of requests that were cancelled too long ago; each is counted once.
     pub fn overdue(&mut self, now: Mono) -> u64 {
         let all = self.cancelled.len();
         self.cancelled.retain(|_, since| now.since(*since) < CANCELLED_MAX);

@@ -1,5 +1,5 @@
-//! Bugs of a link, planted on order: what runs over links hold against it must notice each. They are values and not builds, so
-//! that the tests of every run plant them.
+//! Planted bugs of a link. The checks of runs over links must detect each. They are values, not
+//! builds, so that every test run plants them.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,26 @@ use pagelith_layouts::wire::{Frame, Kind, List};
 
 use super::shares::gathered;
 
-/// A bug of a client's end.
+/// A planted bug of a client's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plant {
-    /// None.
+    /// No bug.
     #[default]
     None,
-    /// The outcome of an operation that is over is believed for the one that was asked last.
+    /// The outcome of a finished operation is taken for the outcome of the newest request.
     StaleOutcome,
-    /// Memory that is given up is said to be back, and bytes land in it still.
+    /// Retracted memory is reported as returned, and bytes still arrive in it.
     KeptAfterRetract,
-    /// A push is said to be over before its memory was looked at.
+    /// A push is reported as complete before its memory was read.
     PushedEarly,
-    /// What landed is vouched for, whatever it is: a reader that does not verify.
+    /// Checksums are recomputed from the bytes that arrived: a reader that does not verify.
     Unverified,
-    /// A read of a file that the other lends is said to have failed, and goes on.
+    /// A read of a file that the other end lends is reported as failed, and continues.
     ReadOn,
 }
 
 impl Plant {
-    /// All of them, and none.
+    /// Every bug, and `None`.
     pub const ALL: [Plant; 6] = [
         Plant::None,
         Plant::StaleOutcome,
@@ -40,7 +40,7 @@ impl Plant {
         Plant::ReadOn,
     ];
 
-    /// Its name on a command line: that of the variant.
+    /// Its name on a command line: the name of the variant.
     pub fn name(self) -> String {
         format!("{self:?}")
     }
@@ -57,7 +57,7 @@ impl std::str::FromStr for Plant {
     }
 }
 
-/// Checksums of what landed, as who believes it would make them.
+/// Checksums of the bytes that arrived, by operation and item.
 #[derive(Default)]
 pub(super) struct Landed(BTreeMap<(OpId, u32), Vec<Checksum>>);
 
@@ -70,7 +70,8 @@ impl Landed {
         self.0.insert((op, item), bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect());
     }
 
-    /// The outcome, with the checksums of what landed in place of those that were sent.
+    /// The outcome with the checksums of the bytes that arrived instead of the checksums that were
+    /// sent.
     pub fn vouched(&self, frame: Frame) -> Frame {
         let said = match (frame.kind, outcome::decode(&frame.body)) {
             (Kind::Outcome, Ok((verb, Answer::Items(items)))) => {

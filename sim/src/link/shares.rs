@@ -1,7 +1,9 @@
-//! What an end shares with the other, where both are of one host: memory that bytes are shown in, and files that it lends.
+//! Memory and files that two ends on one host share: memory for bytes passed by reference, and
+//! files that one end lends.
 //!
-//! The memory is real ([`pagelith_io::shm`]), in one process here: what lies where in it follows from the seed. The files are the simulated
-//! disk's. What the ends say about them travels as other packets do, and is lost, late and repeated as they are.
+//! The memory is real ([`pagelith_io::shm`]), within one process; its layout follows from the seed.
+//! The files are those of the simulated disk. Messages about them are packets like any other: lost,
+//! late and repeated.
 
 use std::collections::BTreeMap;
 
@@ -17,58 +19,59 @@ use super::watch::{Vouching, sum};
 use super::wire::{Packet, Wire};
 use crate::disk::{Handed, SimDisk};
 
-/// What each side has handed over, as one end has it. The default is nothing: as between two hosts.
+/// Memory and files shared by each side, from the view of one end. The default is nothing: two
+/// hosts.
 #[derive(Clone, Default)]
 pub struct Shares {
-    /// Memory, this end's and the other's.
+    /// Regions of this end and of the other.
     pub regions: Regions,
-    /// The disk whose segment files this end lends, and in how many directories they are.
+    /// The disk whose segment files this end lends, and the number of its directories.
     pub lends: Option<(SimDisk, usize)>,
-    /// The files that the other lends.
+    /// The files that the other end lends.
     pub reads: Option<Handed>,
 }
 
-/// The same at work.
+/// Shared memory and files in use.
 #[derive(Default)]
 pub(super) struct Sharing {
     pub shares: Shares,
-    /// What the other was shown, and has not taken.
+    /// References sent to the other end and not yet released.
     shown: BTreeMap<Stretch, Push>,
-    /// Whether outcomes are of what was shown.
+    /// Checks that outcomes match the referenced bytes.
     vouching: Vouching,
 }
 
-/// How a push is named.
+/// The identity of a push.
 fn stretch_of(push: &Push) -> Stretch {
     (push.op, push.item, push.offset)
 }
 
-/// The bytes, one behind the other.
+/// The bytes of all parts, concatenated.
 pub(super) fn gathered(parts: &[Part]) -> Vec<u8> {
     parts.iter().flat_map(|part| part.bytes().iter().copied()).collect()
 }
 
-/// All that is shown in memory.
+/// All bytes of a reference.
 pub(super) fn copied(shown: &Shown) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(shown.length()).unwrap_or(0)];
     shown.copy_out(0, &mut bytes);
     bytes
 }
 
-/// What became of a push.
+/// The completion of a push.
 pub(super) fn over(push: Push, sent: bool) -> Event {
     let Push { op, token, parts, .. } = push;
     Event::Pushed { op, token, sent, parts }
 }
 
 impl Sharing {
-    /// Where the bytes of a push lie, if they are to be shown.
+    /// The location of a push's bytes, if they are passed by reference.
     pub fn pieces(&self, push: &Push) -> Option<Pieces> {
         let may_show = push.may_show && !self.shown.contains_key(&stretch_of(push));
         if may_show { self.shares.regions.pieces(&push.parts) } else { None }
     }
 
-    /// Show what is pushed.
+    /// Passes a push by reference.
     pub fn show(&mut self, wire: &mut Wire, side: Side, push: Push, pieces: Pieces) {
         let (stretch, bytes) = (stretch_of(&push), gathered(&push.parts));
         self.vouching.shown(stretch, &bytes);
@@ -78,7 +81,7 @@ impl Sharing {
         self.shown.insert(stretch, push);
     }
 
-    /// Whether there is such a file.
+    /// Whether the file exists.
     pub fn has_file(&self, place: FilePlace) -> bool {
         self.shares.lends.as_ref().is_some_and(|(_, dirs)| place.file < *dirs)
     }
@@ -98,13 +101,13 @@ impl Sharing {
         self.shown.insert(stretch, push);
     }
 
-    /// The other has taken it.
+    /// The other end released a reference.
     pub fn taken(&mut self, wire: &mut Wire, side: Side, stretch: Stretch) -> Option<Event> {
         wire.watch.forget(side, stretch);
         self.shown.remove(&stretch).map(|push| over(push, true))
     }
 
-    /// Nothing is shown any more of `op`, or of all.
+    /// Withdraws the references of `op`, or all.
     pub fn give_up(&mut self, wire: &mut Wire, side: Side, op: Option<OpId>, events: &mut Vec<Event>) {
         self.vouching.forget(op);
         for (stretch, push) in std::mem::take(&mut self.shown) {
@@ -117,12 +120,12 @@ impl Sharing {
         }
     }
 
-    /// What the other says it shows; `None` if it has handed over no such memory.
+    /// The reference that the other end sent; `None` if that end shares no such memory.
     pub fn arrived(&self, stretch: Stretch, pieces: Pieces) -> Option<Shown> {
         self.shares.regions.shown(stretch, pieces.into_iter())
     }
 
-    /// This end looks at what it was shown.
+    /// This end reads the bytes of a reference.
     pub fn look(&self, wire: &mut Wire, side: Side, shown: &Shown) {
         let bytes = match shown.file() {
             None => copied(shown),
@@ -138,7 +141,7 @@ impl Sharing {
         }
     }
 
-    /// A request came to this end, or an outcome leaves it.
+    /// A request arrived at this end, or an outcome leaves it.
     pub fn passes(&mut self, wire: &mut Wire, frame: &Frame) {
         match frame.kind {
             Kind::Request => self.vouching.asked(frame),

@@ -24,7 +24,7 @@ fn world(seed: u64) -> World {
     World { clock, net, client, server }
 }
 
-/// What byte `at` of an operation's item is: no two operations have the same.
+/// The bytes of an operation's item; they differ between operations.
 fn content(op: u64, item: u32, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     SplitMix64::new(op << 8 | u64::from(item)).fill(&mut bytes);
@@ -54,7 +54,7 @@ fn push(op: u64, item: u32, bytes: &[u8]) -> Push {
     Push { op: OpId(op), item, offset: 0, parts: memory(bytes), token: op, may_show: true }
 }
 
-/// Words for what happened, without memory.
+/// The events as text, without memory.
 fn told(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Frame(frame) => format!("{:?} {}", frame.kind, frame.op.0),
@@ -67,7 +67,7 @@ fn told(events: &[Event]) -> Vec<String> {
     events.iter().map(line).collect()
 }
 
-/// Poll both ends over a second of simulated time.
+/// Polls both ends for a second of simulated time.
 fn settle(world: &mut World) -> (Vec<Event>, Vec<Event>) {
     let (mut at_client, mut at_server) = (Vec::new(), Vec::new());
     for _ in 0..1000 {
@@ -155,7 +155,7 @@ fn a_wait_passes_the_time_to_what_arrives_and_no_further() {
     assert!(world.clock.now().0 >= 60_000_000_000, "nothing came, and all of the time passed");
 }
 
-/// What a run of one seed came to.
+/// The result of a run of one seed.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     trace: u64,
@@ -167,7 +167,7 @@ struct Tally {
     connections: u64,
 }
 
-/// Gets with retracts at random moments, over a network on which everything goes wrong.
+/// Gets with retracts at random moments, over a network with all faults.
 fn run(seed: u64, steps: u32) -> Tally {
     let mut rng = SplitMix64::new(seed);
     let mut tally = Tally::default();
@@ -247,7 +247,7 @@ fn length(op: u64) -> usize {
     3 + (op as usize * 7919) % (3 * PACKET_BYTES)
 }
 
-/// Memory that comes back holds its own operation's bytes, or none.
+/// Returned memory has the bytes of its own operation, or none.
 fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
     for event in events {
         assert!(!*ended, "an event behind the last: {event:?}");
@@ -272,7 +272,7 @@ fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
     }
 }
 
-/// `TEST_PAGELITH_LINK_STEPS=700000` makes it a million packets.
+/// `TEST_PAGELITH_LINK_STEPS=700000` runs a million packets.
 #[test]
 fn whatever_the_network_does_memory_comes_back_once_with_its_own_bytes_or_none() {
     let steps = std::env::var("TEST_PAGELITH_LINK_STEPS").ok().and_then(|text| text.parse().ok());

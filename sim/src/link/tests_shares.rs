@@ -24,7 +24,7 @@ struct World {
     server: SimLink,
 }
 
-/// Two ends of one host. The server shows `region` and lends the segments of a disk.
+/// Two ends on one host. The server shares `region` and lends the segments of a disk.
 fn world(region: &Arc<Region>) -> World {
     let clock = SimClock::new();
     let runtime: Arc<dyn Runtime> = Arc::new(SimRuntime::new(clock.clone(), 1));
@@ -50,7 +50,7 @@ fn memory(len: usize) -> Vec<Part> {
 }
 
 impl World {
-    /// Poll this end until something happened, or for a tenth of a second.
+    /// Polls this end until an event arrives, or for a tenth of a second.
     fn poll(&mut self, side: Side) -> Vec<Event> {
         let mut events = Vec::new();
         for _ in 0..100 {

@@ -1,6 +1,7 @@
-//! What an end that shows bytes promises, held against it by who sees both ends: they stay as they are until they were taken or given up,
-//! and they are those that the outcome vouches for. Who is shown them finds out about either by its checksums and asks again, so that
-//! nothing but this tells a promise that is broken from one that has ended.
+//! Checks the promises of an end that passes bytes by reference, with a view of both ends: the
+//! bytes stay unchanged until the reference is released or withdrawn, and they match the checksums
+//! of the outcome. The receiver detects a violation of either by its checksums and asks again, so
+//! only this check distinguishes a broken promise from a promise that has ended.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,11 +15,11 @@ use pagelith_layouts::wire::{Frame, Side};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// What each side shows now, by its bytes when it began to.
+/// Ranges that each side passes by reference now, with the checksum at the start.
 #[derive(Default)]
 pub(super) struct Watch([BTreeMap<Stretch, Checksum>; 2]);
 
-/// Of all bytes together.
+/// The checksum of all bytes.
 pub(super) fn sum(bytes: &[u8]) -> Checksum {
     checksum(bytes)
 }
@@ -36,18 +37,20 @@ impl Watch {
         self.of(side).remove(&stretch);
     }
 
-    /// The end is gone.
+    /// The end is closed.
     pub fn forget_all(&mut self, side: Side) {
         self.of(side).clear();
     }
 
-    /// Whether what the other looks at is as it was; `None` if it is not shown any more.
+    /// Whether the bytes that the other end reads are unchanged; `None` if the reference was
+    /// withdrawn.
     pub fn look(&mut self, side: Side, stretch: Stretch, bytes: Checksum) -> Option<bool> {
         self.of(side).get(&stretch).map(|shown| *shown == bytes)
     }
 }
 
-/// What a server's end was asked for, and what it has shown of that.
+/// Requests that arrived at a server's end, and the checksums of the bytes that it passed by
+/// reference.
 #[derive(Default)]
 pub(super) struct Vouching {
     asked: BTreeMap<OpId, Vec<Range<u64>>>,
@@ -61,7 +64,7 @@ impl Vouching {
         }
     }
 
-    /// All of an item is shown: other pieces are not looked at.
+    /// Records a reference to all of an item; references to parts are not checked.
     pub fn shown(&mut self, (op, item, offset): Stretch, bytes: &[u8]) {
         let stretch = self.asked.get(&op).and_then(|all| all.get(item as usize));
         let whole = |stretch: &&Range<u64>| offset == 0 && stretch.end - stretch.start == bytes.len() as u64;
@@ -70,7 +73,8 @@ impl Vouching {
         }
     }
 
-    /// Whether an outcome vouches for what was shown of its operation, which is over.
+    /// Whether an outcome's checksums match the bytes passed by reference; its operation is
+    /// finished.
     pub fn outcome(&mut self, frame: &Frame) -> bool {
         let said = outcome::decode(&frame.body);
         let Ok((_, Answer::Items(items))) = said else { return true };
@@ -91,7 +95,8 @@ impl Vouching {
     }
 }
 
-/// Of each block that a stretch of an object lies in, of those of its bytes that are in the stretch.
+/// A checksum for each block that a range of an object touches, over the bytes of the block in the
+/// range.
 fn sums(stretch: &Range<u64>, bytes: &[u8]) -> Vec<Checksum> {
     let block = |block: u64| {
         let (from, to) = ((block * BLOCK).max(stretch.start), ((block + 1) * BLOCK).min(stretch.end));

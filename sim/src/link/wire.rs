@@ -1,4 +1,4 @@
-//! What is between the two ends: packets under way, and what becomes of them.
+//! The network between the two ends: packets in transit, and the faults that strike them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::{Fates, LinkFaults};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
 
-/// What travels.
+/// A message between the ends.
 #[derive(Clone, Debug)]
 pub(super) enum Packet {
     Frame(Frame),
@@ -28,30 +28,30 @@ pub(super) enum Packet {
         offset: u64,
         bytes: Vec<u8>,
     },
-    /// Bytes that lie in the sender's memory.
+    /// A reference to bytes in the sender's memory.
     Shown {
         stretch: Stretch,
         pieces: Pieces,
     },
-    /// Bytes that lie in a file of the sender's.
+    /// A reference to bytes in a file of the sender.
     Lent {
         stretch: Stretch,
         place: FilePlace,
     },
-    /// The sender looks at what it was shown no more.
+    /// The sender no longer reads the bytes of a reference.
     Taken(Stretch),
-    /// The sender closed; with a goodbye, or its process ended.
+    /// The sender closed: with a goodbye, or because its process ended.
     End {
         goodbye: bool,
     },
 }
 
-/// One end, as the wire sees it.
+/// The network's state for one end.
 #[derive(Default)]
 struct End {
-    /// When the last packet in order arrives: none behind it comes earlier.
+    /// Arrival time of the last in-order packet: later packets arrive no earlier.
     last: Mono,
-    /// Since when it hears nothing.
+    /// Since when the end receives nothing.
     deaf: Option<Mono>,
     closed: bool,
     arrived: Signal,
@@ -67,9 +67,9 @@ pub(super) struct Wire {
     rng: SplitMix64,
     under_way: BTreeMap<(Mono, u64), (Side, Packet)>,
     ends: [End; 2],
-    /// Nothing arrives before.
+    /// No packet arrives before this time.
     apart_until: Mono,
-    /// Since when nothing arrives, and until when that lasts.
+    /// Start and end of the last partition.
     apart: Option<(Mono, Mono)>,
     cut: bool,
     dead_after: Duration,
@@ -114,7 +114,7 @@ impl Wire {
         self.trace = checksum64(line.as_bytes());
     }
 
-    /// Send a packet from `side`.
+    /// Sends a packet from `side`.
     pub fn send(&mut self, side: Side, mut packet: Packet) {
         self.fates.packets += 1;
         let asks = matches!(&packet, Packet::Frame(frame) if frame.kind == Kind::Request);
@@ -124,7 +124,7 @@ impl Wire {
         }
         let strikes = |rng: &mut SplitMix64, rate: u32| rng.below(1_000_000) < rate.into();
         let faults = self.faults;
-        // Drawn for every packet, so that one rate does not shift the others' luck.
+        // Drawn for every packet, so that one rate does not shift the draws of the others.
         let [lost, twice, late, cut, flip] =
             [faults.drop, faults.duplicate, faults.reorder, faults.cut, faults.flip]
                 .map(|rate| strikes(&mut self.rng, rate));
@@ -156,7 +156,8 @@ impl Wire {
         self.put(at, side.other(), packet);
     }
 
-    /// When a packet sent now arrives: behind all others, or, overtaken, some time later than it should.
+    /// Arrival time of a packet sent now: after all others, or later than its turn if it is
+    /// overtaken.
     fn arrival(&mut self, to: Side, overtaken: bool) -> Mono {
         let (least, most) = (self.faults.delay_min, self.faults.delay_max);
         let spread = u64::try_from(most.saturating_sub(least).as_nanos()).unwrap_or(u64::MAX);
@@ -177,7 +178,7 @@ impl Wire {
         self.ends[index(to)].arrived.raise();
     }
 
-    /// What has arrived at `side` by now, in order of arrival.
+    /// Packets that have arrived at `side` by now, in order of arrival.
     pub fn receive(&mut self, side: Side) -> Vec<Packet> {
         let now = self.clock.now();
         let here = self.under_way.range(..=(now, u64::MAX)).filter(|(_, (to, _))| *to == side);
@@ -191,7 +192,7 @@ impl Wire {
         arrived
     }
 
-    /// How long until something arrives at `side`, or it must find that nothing does.
+    /// Time until a packet arrives at `side`, or until it must detect that none does.
     pub fn due(&self, side: Side) -> Option<Duration> {
         let now = self.clock.now();
         let next = self.under_way.iter().find(|(_, (to, _))| *to == side).map(|((at, _), _)| at.since(now));
@@ -199,14 +200,14 @@ impl Wire {
         next.into_iter().chain(dead).min()
     }
 
-    /// Since when pings go unanswered: both ways are needed for an answer.
+    /// Since when pings get no reply: a reply needs both directions.
     fn silent_since(&self) -> Option<Mono> {
         let now = self.clock.now();
         let apart = self.apart.filter(|(_, until)| now < *until).map(|(since, _)| since);
         self.ends.iter().filter_map(|end| end.deaf).chain(apart).min()
     }
 
-    /// How long nothing has been heard, if that is too long.
+    /// How long nothing was received, if that exceeds the limit.
     pub fn silent(&self) -> Option<Duration> {
         let silent = self.clock.now().since(self.silent_since()?);
         (silent >= self.dead_after).then_some(silent)
@@ -221,17 +222,17 @@ impl Wire {
         self.ends[index(side)].arrived.clone()
     }
 
-    /// Whether the other end is there, as the system of a host that both are on knows.
+    /// Whether the other end exists, as the kernel of their common host knows.
     pub fn is_there(&self, side: Side) -> bool {
         !self.cut && !self.ends[index(side.other())].closed
     }
 
-    /// Whether neither end can hear anything more.
+    /// Whether neither end can receive anything more.
     pub fn is_over(&self) -> bool {
         self.cut || self.ends.iter().all(|end| end.closed)
     }
 
-    /// How long the next push is held.
+    /// How long the next push's memory is held before it is read.
     pub fn hold(&mut self) -> Duration {
         let most = u64::try_from(self.faults.hold_max.as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(if most == 0 { 0 } else { self.rng.below(most) })
@@ -249,7 +250,7 @@ impl Wire {
         self.ends[index(side)].deaf.get_or_insert(now);
     }
 
-    /// What is under way arrives when the partition ends, in the order in which it would have.
+    /// Packets in transit arrive when the partition ends, in their original order.
     pub fn partition(&mut self, time: Duration) {
         let now = self.clock.now();
         let until = now.after(time).max(self.apart_until);
@@ -261,7 +262,7 @@ impl Wire {
         self.ends.iter_mut().for_each(|end| end.last = end.last.max(until));
     }
 
-    /// This side closes; the other is told if it can be.
+    /// Closes this side; notifies the other if possible.
     pub fn close(&mut self, side: Side, goodbye: bool) {
         if !std::mem::replace(&mut self.ends[index(side)].closed, true) {
             self.send(side, Packet::End { goodbye });

@@ -1,4 +1,4 @@
-//! A client: it asks for one thing after the other, gives up at deadlines, and uses its memory again.
+//! A client: it makes one call after the other, gives up at deadlines, and reuses its memory.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use crate::entropy::SplitMix64;
 use crate::explore::memory::{Memory, Target};
 use crate::explore::objects;
 
-/// What asks.
+/// The store or client under test.
 pub enum Face {
     /// A client of a store process, and that store's number.
     Attached(Arc<Attached>, Machine, usize),
@@ -27,16 +27,16 @@ pub enum Face {
     Front(Arc<Store>, Box<Session>, usize),
 }
 
-/// What the clients of a run share.
+/// State shared by the clients of a run.
 #[derive(Clone)]
 pub struct Shared {
     pub oracle: Arc<Mutex<Oracle>>,
     pub tally: Arc<Mutex<Tally>>,
-    /// The object that any of them asked for last.
+    /// The object that any client requested last.
     pub asked_last: Arc<AtomicUsize>,
-    /// And put last.
+    /// The object that any client put last.
     pub put_last: Arc<AtomicUsize>,
-    /// And one that is being removed, 1 more than its number; 0 without any.
+    /// The object that is being removed, plus 1; 0 if there is none.
     pub removing: Arc<AtomicUsize>,
 }
 
@@ -49,7 +49,7 @@ impl Shared {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Have objects removed by way of the store `by`, with what goes with them.
+    /// Removes objects through store `by`, with the objects that are removed with them.
     fn removed(&self, by: usize, some: Vec<usize>, remove: impl FnOnce(&[ObjectKey]) -> Result<usize>) {
         let keys: Vec<ObjectKey> = some.iter().flat_map(|object| group(*object)).map(key).collect();
         let some: Vec<usize> = some.into_iter().flat_map(goes_with).collect();
@@ -64,7 +64,7 @@ impl Shared {
 pub struct Client {
     pub face: Face,
     pub shared: Shared,
-    /// What stores have asked their peers, of all that they were asked.
+    /// Requests that stores have sent to their peers.
     pub questions: Arc<AtomicU64>,
     pub rng: SplitMix64,
     pub memory: Memory,
@@ -88,7 +88,8 @@ fn namespace(object: usize) -> NamespaceId {
     objects::namespace(object % NAMESPACES)
 }
 
-/// Objects of one page: those of every third page are put as a group, and of every third the second is attached to the first.
+/// Objects of one page. Those of every third page are put as a group; of another third, the second
+/// is attached to the first.
 const PAGE: usize = NAMESPACES * 2;
 
 pub fn key(object: usize) -> ObjectKey {
@@ -98,7 +99,7 @@ pub fn key(object: usize) -> ObjectKey {
         .expect("a key")
 }
 
-/// Which objects are put together with one.
+/// The objects that are put together with an object.
 fn group(object: usize) -> Vec<usize> {
     let first = object / PAGE * PAGE + object % NAMESPACES;
     match object / PAGE % 3 {
@@ -107,13 +108,13 @@ fn group(object: usize) -> Vec<usize> {
     }
 }
 
-/// What an object is attached to.
+/// The base of an attached object.
 pub(super) fn base(object: usize) -> Option<usize> {
     let first = object / PAGE * PAGE + object % NAMESPACES;
     (object / PAGE % 3 == 2 && object != first).then_some(first)
 }
 
-/// What goes with an object that is removed: its group, and what is attached to it.
+/// The objects that are removed with an object: its group, and objects attached to it.
 fn goes_with(object: usize) -> Vec<usize> {
     let attached = Some(object + NAMESPACES).filter(|other| base(*other) == Some(object));
     group(object).into_iter().chain(attached).collect()
@@ -127,7 +128,7 @@ impl Face {
         }
     }
 
-    /// Whether it is shown the store's memory.
+    /// Whether the store passes bytes by reference to it.
     pub(super) fn is_shown(&self) -> bool {
         match self {
             Face::Attached(_, machine, _) => machine.shows(),
@@ -135,7 +136,7 @@ impl Face {
         }
     }
 
-    /// Whose answers these are.
+    /// The store that answers.
     pub(super) fn store(&self) -> usize {
         match self {
             Face::Attached(_, _, number) | Face::Front(_, _, number) => *number,
@@ -155,7 +156,7 @@ impl Face {
         }
     }
 
-    /// A store does something else meanwhile.
+    /// `meanwhile` runs while the get is in progress.
     fn get(&mut self, gets: Vec<Get>, options: Options, meanwhile: impl FnOnce(&Store)) -> Vec<GetDone> {
         match self {
             Face::Attached(client, ..) => client.get(gets, options),
@@ -199,8 +200,9 @@ impl Face {
     }
 }
 
-/// Requests of stores to their peers that an object which a client asks for or puts, or a call, may cause: a third of one does, where
-/// nothing goes wrong. And how many more there may be, since much is asked at once.
+/// Requests of stores to their peers that one object of a client's get or put, or one call, may
+/// cause; without faults it is a third of one. `QUESTIONS_FREE` more are allowed, since many calls
+/// run at once.
 const QUESTIONS_MAX: u64 = 2;
 const QUESTIONS_FREE: u64 = 100;
 /// Longer than any deadline.
@@ -213,7 +215,7 @@ impl Client {
     }
 
     fn object(&mut self) -> usize {
-        // Some are asked for much more than others, so that what was asked for meets what is.
+        // Some objects are requested much more often, so that operations on one object overlap.
         let of = if self.rng.one_in(2) { 12 } else { self.of };
         self.rng.below(of as u64) as usize
     }
@@ -225,8 +227,8 @@ impl Client {
         some
     }
 
-    /// Keep memory that came back for a while, with bytes in it that no object has; what had it too long, and what changed
-    /// in it since it came back.
+    /// Keeps returned memory for a while, filled with bytes that no object has, and checks for late
+    /// owners and late writes.
     pub(super) fn rest(&mut self, mut target: Target) {
         let held = !target.is_alone();
         target.fill_with(0xC3);
@@ -242,7 +244,8 @@ impl Client {
         }
     }
 
-    /// Which of these it puts, of those that several stores have clients for: most are put by one of them, and asked of it by the others.
+    /// The objects of `some` that this client puts, if several stores have clients for them: one
+    /// store's clients put most objects, and the other clients request them from it.
     pub(super) fn puts(&mut self, mut some: Vec<usize>) -> Vec<usize> {
         if self.stores > 1 && !self.rng.one_in(4) {
             let (own, stores) = (self.face.store(), self.stores);
@@ -251,7 +254,7 @@ impl Client {
         some
     }
 
-    /// The groups that these objects are put in: a third of the time all of theirs, else the first's.
+    /// The groups that contain these objects: a third of the time all of them, else the first's.
     pub(super) fn groups(&mut self, some: Vec<usize>) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = match some {
             some if self.rng.one_in(3) => some.into_iter().map(group).collect(),
@@ -275,7 +278,7 @@ impl Client {
         let options = self.options();
         let objects = some.clone();
         let (gets, lent) = self.lend_get(some);
-        // What comes from a peer and is removed on its way must not stay.
+        // An object that is removed while it arrives from a peer must not stay.
         let removes = matches!(self.face, Face::Front(..)) && self.rng.one_in(8);
         let (shared, of, removing) = (&self.shared, self.face.store(), options);
         let done = self.face.get(gets, options, |store| {
@@ -302,7 +305,8 @@ impl Client {
     }
 
     fn remove(&mut self) {
-        // What was put a moment ago may be on its way to peers, and what another asks for on its way from one.
+        // A recent put may still be sent to peers, and an object that another client requests may
+        // arrive from one.
         let some = match if self.meets { self.rng.below(3) } else { 2 } {
             0 if self.rng.one_in(2) => std::mem::take(&mut self.put_last),
             0 => vec![self.shared.put_last.load(Relaxed)],
@@ -319,7 +323,8 @@ impl Client {
         self.shared.removing.store(0, Relaxed);
     }
 
-    /// Whether stores asked their peers more than the clients gave cause to: what one asks another goes no further.
+    /// Whether stores sent their peers more requests than clients' calls explain: a store must not
+    /// forward a peer's request.
     fn is_circled(&self) -> bool {
         let questions = self.questions.load(Relaxed);
         let mut tally = self.shared.tally();
@@ -335,7 +340,7 @@ impl Client {
 
     fn rests(&mut self) -> Step {
         if std::mem::take(&mut self.alone) {
-            // Who is not there is left alone for a second; asking meanwhile shows nothing.
+            // An unavailable store is not contacted for a second; calls meanwhile test nothing.
             return Step::Idle(Duration::from_micros(self.rng.below(400_000)));
         }
         Step::Idle(Duration::from_micros(self.rng.below(600)))
@@ -379,9 +384,9 @@ impl Task for Client {
         }
         let removing = if self.meets { self.shared.removing.load(Relaxed) } else { 0 };
         match self.rng.below(100) {
-            // What one store has removed and another has not may be sent back.
+            // A store that has not yet applied the removal may send the object back.
             0..70 if removing > 0 => self.get(group(removing - 1)),
-            // A store that removes something itself keeps nothing.
+            // A store that removes an object itself keeps no copy.
             86..97 if removing > 0 && !self.rng.one_in(8) => self.get(group(removing - 1)),
             0..36 => {
                 let some = self.objects(4);
@@ -400,7 +405,7 @@ impl Task for Client {
             98 => drop(
                 self.face.flush(Options { timeout: Some(Duration::from_millis(100)), ..Options::default() }),
             ),
-            // So that what is not asked for a while, or is left alone, comes back.
+            // Pauses, so that peers that were given up or are idle are contacted again.
             _ => return Step::Idle(Duration::from_millis(1 + self.rng.below(1500))),
         }
         self.shared.tally().operations += 1;
@@ -409,7 +414,7 @@ impl Task for Client {
 }
 
 impl Drop for Client {
-    /// What rests is looked at once more.
+    /// Checks the retained memory once more.
     fn drop(&mut self) {
         if !self.memory.wake_all() {
             let mut tally = self.shared.tally();

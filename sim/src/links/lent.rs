@@ -1,4 +1,4 @@
-//! Memory that a client lends to a batch, and what is held against the outcomes of that.
+//! Memory that a client passes to a batch, and the checks of the batch's outcomes.
 
 use std::ops::Range;
 
@@ -13,21 +13,21 @@ use crate::explore::memory::{Shape, Target};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// Objects that are put, which version of each, and their memory.
+/// Objects being put, with version and memory.
 pub struct Putting {
     objects: Vec<(usize, usize, Target)>,
-    /// How many links there had been before.
+    /// Number of links before the put.
     links: u64,
 }
 
-/// Stretches of objects that are asked for, and their memory; since when.
+/// Ranges of objects being read, their memory, and the moment at which the get began.
 pub struct Getting {
     stretches: Vec<(usize, Range<usize>, Target)>,
     since: u64,
 }
 
 impl Client {
-    /// New versions of the objects of groups, to be put.
+    /// New versions of the objects of `groups`, to be put.
     pub(super) fn lend_put(&mut self, groups: &[Vec<usize>]) -> (Vec<PutGroup>, Putting) {
         let (mut puts, mut lent) = (Vec::new(), Vec::new());
         for group in groups {
@@ -45,14 +45,15 @@ impl Client {
         (puts, Putting { objects: lent, links: self.face.links() })
     }
 
-    /// It ended, or was given up.
+    /// The put ended or was given up.
     pub(super) fn put_over(&mut self, lent: Putting, done: Option<Vec<PutDone>>) {
         let outcomes: Vec<bool> = done.iter().flatten().map(|done| done.outcome.is_ok()).collect();
         let alone = |done: &PutDone| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable);
         self.alone = done.iter().flatten().any(alone);
         drop(done);
-        // What was asked twice may be under way on the first link still. What a store puts by itself is over with its outcome: it tells its
-        // peers of a removal behind all that it offered them before.
+        // A put that was sent twice may still be in progress on the first link. A put by the store
+        // itself ends with its outcome: the store notifies its peers of a removal after everything
+        // that it offered them before.
         let (once, own) = (self.face.links() == lent.links, matches!(self.face, Face::Front(..)));
         let outcomes = outcomes.into_iter().chain(std::iter::repeat(false));
         for ((object, version, target), stored) in lent.objects.into_iter().zip(outcomes) {
@@ -65,7 +66,7 @@ impl Client {
         }
     }
 
-    /// Some objects, or stretches of them, to be got.
+    /// Gets of some objects, or of ranges of them.
     pub(super) fn lend_get(&mut self, some: Vec<usize>) -> (Vec<Get>, Getting) {
         let (mut gets, mut lent) = (Vec::new(), Vec::new());
         for object in some {
@@ -75,7 +76,7 @@ impl Client {
                 from..from + 1 + self.rng.below(len as u64 - from)
             });
             let range = range.map(|range| range.start..range.end.min(len as u64));
-            // Of whole blocks, which a client of the host reads from SSD itself.
+            // A range of whole blocks, which a client on the same host reads from the SSD itself.
             let range = range.or_else(|| {
                 (len > BLOCK && self.face.is_shown() && self.rng.one_in(4))
                     .then_some(BLOCK as u64..len as u64)
@@ -92,7 +93,7 @@ impl Client {
         (gets, Getting { stretches: lent, since })
     }
 
-    /// It ended, or was given up.
+    /// The get ended or was given up.
     pub(super) fn got(&mut self, lent: Getting, done: Option<Vec<GetDone>>) {
         let outcomes = done.map(|done| done.into_iter().map(|done| done.outcome).collect::<Vec<_>>());
         let alone = |outcome: &pagelith::Result<GetOutcome>| matches!(outcome, Err(e) if e.kind == ErrorKind::Unavailable);

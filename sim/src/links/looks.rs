@@ -1,4 +1,4 @@
-//! What a client looks at where it lies in the store's memory, and for how long that is held.
+//! Views: objects that a client reads in the store's memory while the store keeps them there.
 
 use pagelith::attach::View;
 use pagelith::{ErrorKind, Options};
@@ -8,28 +8,29 @@ use super::client::{Face, Shared, key};
 use super::oracle::length;
 use crate::entropy::SplitMix64;
 
-/// Most objects that a client looks at at a time.
+/// Most views that a client holds at once.
 const MOST: usize = 4;
 
-/// An object that is looked at, and the bytes that it had.
+/// A view, and the bytes that it had first.
 struct Look {
     object: usize,
     view: View,
     bytes: Vec<u8>,
 }
 
-/// What a client looks at.
+/// The views of a client.
 #[derive(Default)]
 pub struct Looks(Vec<Look>);
 
-/// The bytes, if they were held while they were read.
+/// The bytes, if they were kept in place while they were read.
 fn held(view: &View) -> Option<Vec<u8>> {
     let mut bytes = vec![0; view.len()];
     view.copy_out(0, &mut bytes).then_some(bytes)
 }
 
 impl Looks {
-    /// Look at some more: what is said to be held has to be an object's bytes. Says whether no store was there.
+    /// Opens more views: the bytes of a valid view must be the object's. True if the store was
+    /// unavailable.
     pub fn begin(&mut self, face: &Face, objects: &[usize], options: Options, shared: &Shared) -> bool {
         let Face::Attached(client, _, store) = face else { return false };
         let keys: Vec<ObjectKey> = objects.iter().map(|object| key(*object)).collect();
@@ -55,7 +56,7 @@ impl Looks {
         false
     }
 
-    /// Look at one of them again, and then no more: what is said to be held has not changed.
+    /// Reads one view again and releases it: a valid view has not changed.
     pub fn end_one(&mut self, rng: &mut SplitMix64, shared: &Shared) {
         if self.0.is_empty() {
             return;
@@ -68,7 +69,7 @@ impl Looks {
         }
     }
 
-    /// Whether there are as many as there may be.
+    /// Whether the client holds [`MOST`] views.
     pub fn is_full(&self) -> bool {
         self.0.len() >= MOST
     }

@@ -1,9 +1,10 @@
-//! Stores and clients over simulated links, each run of one seed: clients attached to a store process, which may have a peer itself, or one
-//! or two stores with the same peers. Packets are dropped, repeated, overtaken, changed and late; links break, fall silent and are parted; store
-//! processes are killed and come back; clients give up at deadlines and use their memory again.
+//! Stores and clients over simulated links, one run per seed: clients attached to a store process,
+//! which may have a peer itself, or one or two stores with the same peers. Packets are dropped,
+//! duplicated, overtaken, corrupted and delayed. Links break, fall silent and are partitioned.
+//! Store processes are killed and restart. Clients give up at deadlines and reuse their memory.
 //!
-//! Held against it: every byte of every hit, every object that is found, and memory that came back, which nothing may
-//! write or have any more.
+//! Checked are every byte of every hit, every object that is found, and returned memory, which
+//! nothing may write or own any more.
 
 mod client;
 mod lent;
@@ -36,18 +37,18 @@ use crate::runtime::SimRuntime;
 pub use report::Tally;
 pub use shape::Shape;
 
-/// Simulated time after which a run that goes on is said to hang.
+/// Simulated time after which a run that has not ended counts as hanging.
 const TIME_MAX: Duration = Duration::from_secs(3600);
-/// How long a call of a client that names no time may take.
+/// Time limit of a client's call without its own timeout.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Within so long what was held for who is gone is let go.
+/// Time limit for a store to release the resources of clients that are gone.
 const LET_GO: Duration = Duration::from_secs(10);
 
-/// After so long a server whose link is gone is gone, too.
+/// Time limit for a server to end after its link ended.
 const UNDER_WAY: Duration = Duration::from_millis(100);
 
-/// What a seed stands for, beside its number.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Its number.
@@ -58,20 +59,21 @@ pub struct Plan {
     pub calm: bool,
     /// Who stands where, whatever the seed says.
     pub shape: Option<Shape>,
-    /// The bug that clients' ends of links have.
+    /// The planted bug of the clients' ends of links.
     pub plant: Plant,
 }
 
-/// What goes wrong in between, in whatever another task is doing.
+/// Injects faults while other tasks run.
 struct Fate {
     machines: Vec<Machine>,
     shared: Shared,
     clock: SimClock,
-    /// What ended before this moment is settled at that time: every link of then is gone.
+    /// Puts that ended before this moment are settled at that time: every link of that moment has
+    /// ended.
     cut: Option<(u64, Mono)>,
-    /// The clients have ended.
+    /// All clients have ended.
     over: Arc<AtomicBool>,
-    /// Something goes wrong within so many microseconds.
+    /// Most microseconds between faults.
     pace: u64,
     rng: SplitMix64,
 }
@@ -121,7 +123,7 @@ fn faults(rng: &mut SplitMix64) -> LinkFaults {
     }
 }
 
-/// Do a plan, and say what it came to.
+/// Executes a plan and returns its counts.
 pub fn run(plan: &Plan) -> Tally {
     let (oracle, tally) = (Mutex::new(Oracle::new()), Mutex::default());
     let (asked_last, put_last, removing) = Default::default();
@@ -160,7 +162,8 @@ fn go(plan: &Plan, shared: &Shared) {
         })
         .collect();
     shape.introduce(&machines);
-    // What their peers remove they are told behind what was offered, and have to refuse by themselves.
+    // Their peers send notifications of removals after offers, and they must refuse the offers
+    // themselves.
     if shape == Shape::Fronts && rng.one_in(2) {
         machines.iter().for_each(Machine::of_before);
     }
@@ -218,8 +221,8 @@ fn go(plan: &Plan, shared: &Shared) {
     leave(&ground, &machines, shape, shared);
 }
 
-/// Nobody asks any more: what stores hold for whom was there is let go within the time that an operation may take, and their memory is
-/// free once all is cleared.
+/// After the last call: stores release all resources of clients that are gone within the time limit
+/// of an operation, and their memory is free once all namespaces are cleared.
 fn leave(ground: &Ground, machines: &[Machine], shape: Shape, shared: &Shared) {
     let left = |what: &str| {
         shared.tally().left += 1;
@@ -228,7 +231,7 @@ fn leave(ground: &Ground, machines: &[Machine], shape: Shape, shared: &Shared) {
     if !soon(ground, machines, Machine::holds_nothing) {
         return left("a store holds something for clients that are gone");
     }
-    // Others may be offered something still.
+    // Other shapes may still receive offers from peers.
     if shape.is_alone() {
         machines[0].clear((0..NAMESPACES).map(objects::namespace));
         if !soon(ground, machines, Machine::is_empty) {
@@ -237,7 +240,7 @@ fn leave(ground: &Ground, machines: &[Machine], shape: Shape, shared: &Shared) {
     }
 }
 
-/// Whether it is so of all machines, once their links have ended.
+/// Waits until `is_so` holds for all machines after their links ended; false after [`LET_GO`].
 fn soon(ground: &Ground, machines: &[Machine], is_so: fn(&Machine) -> bool) -> bool {
     let until = ground.clock.now().after(LET_GO);
     loop {

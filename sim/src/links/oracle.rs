@@ -1,16 +1,18 @@
-//! What gets and look-ups may say, whatever links and servers do meanwhile.
+//! The results that gets and look-ups may have, whatever links and servers do meanwhile.
 //!
-//! A put whose call ended without a word, or that was asked for over more than one link, may take effect later: requests
-//! that were given up are still on their way somewhere. It is settled when nothing of it can be under way any more. Who reads
-//! may be told of any version, but not of one that was settled before a removal began that was acked before the read began.
+//! A put whose call ended without an outcome, or that was sent over more than one link, may take
+//! effect later: abandoned requests are still in transit. It is settled when no part of it can be
+//! in transit any more. A reader may see any version except one that was settled before a removal
+//! began that was acked before the read began.
 //!
-//! Of stores that share peers, and do not know each other, each answers for itself alone: what it put and then removed it does not bring
-//! back. What another put of the same key, or is about to offer, it may have again. Stores that are all each other's peers answer together:
-//! what any of them removed none has that any of them put before.
+//! Stores that share peers, but do not know each other, answer each for itself: a store does not
+//! bring back an object that it put and then removed. It may get another store's put of the same
+//! key, or one that a peer is about to offer. Stores that are all each other's peers answer
+//! together: after any of them acked a removal, none returns a version that any of them put before.
 
 use std::ops::Range;
 
-/// Objects of a run; object `n` is in namespace `n % NAMESPACES` and has `n`'s length.
+/// Objects of a run; object `n` is in namespace `n % NAMESPACES` and has length `length(n)`.
 pub const OBJECTS: usize = 384;
 /// Namespaces of a run.
 pub const NAMESPACES: usize = 2;
@@ -21,11 +23,11 @@ struct Version {
     /// The store that put it.
     by: usize,
     ended: Option<u64>,
-    /// Since when it can take effect no more; `None` while it can.
+    /// The moment from which it cannot take effect any more; `None` while it can.
     settled: Option<u64>,
 }
 
-/// A removal or clear that was acked.
+/// An acked removal or clear.
 #[derive(Clone, Copy, Debug)]
 struct Gone {
     by: usize,
@@ -39,12 +41,12 @@ struct Object {
     gone: Vec<Gone>,
 }
 
-/// What was said so far.
+/// The puts and removals so far.
 #[derive(Debug, Default)]
 pub struct Oracle {
     now: u64,
     objects: Vec<Object>,
-    /// All stores answer for all of them.
+    /// Each removal counts for all stores.
     together: bool,
 }
 
@@ -68,37 +70,37 @@ pub fn content(object: usize, version: usize, stretch: Range<usize>) -> Vec<u8> 
 }
 
 impl Oracle {
-    /// Nothing was put.
+    /// An oracle without any put.
     pub fn new() -> Oracle {
         Oracle { now: 0, objects: vec![Object::default(); OBJECTS], together: false }
     }
 
-    /// All stores know each other, and answer for all of them.
+    /// From now on all stores know each other and answer together.
     pub fn together(&mut self) {
         self.together = true;
     }
 
-    /// This moment; no two are the same.
+    /// A new moment; all moments differ.
     pub fn moment(&mut self) -> u64 {
         self.now += 1;
         self.now
     }
 
-    /// A put begins, of the store `by`: its version.
+    /// Begins a put by the store `by`; returns its version.
     pub fn put(&mut self, by: usize, object: usize) -> usize {
         let versions = &mut self.objects[object].versions;
         versions.push(Version { by, ended: None, settled: None });
         versions.len() - 1
     }
 
-    /// Its call ended; whether nothing of it can be under way.
+    /// Ends its call; `settled` if no part of it can be in transit.
     pub fn put_ended(&mut self, object: usize, version: usize, settled: bool) {
         let now = self.moment();
         let version = &mut self.objects[object].versions[version];
         (version.ended, version.settled) = (Some(now), settled.then_some(now));
     }
 
-    /// Nothing is under way of calls that ended before `moment`.
+    /// No part of the calls that ended before `moment` is in transit.
     pub fn settle(&mut self, moment: u64) {
         let now = self.moment();
         for version in self.objects.iter_mut().flat_map(|object| &mut object.versions) {
@@ -108,7 +110,7 @@ impl Oracle {
         }
     }
 
-    /// A removal that began at `begun` was acked by the store `by`.
+    /// Records that the store `by` acked a removal that began at `begun`.
     pub fn gone(&mut self, by: usize, object: usize, begun: u64) {
         let acked = self.moment();
         self.objects[object].gone.push(Gone { by, begun, acked });
@@ -122,7 +124,8 @@ impl Oracle {
         !self.objects[object].gone.iter().any(over)
     }
 
-    /// What is wrong about these bytes of an object, which a read by way of the store `by` that began at `since` brought.
+    /// The error, if any, of a read through the store `by` that began at `since` and returned these
+    /// bytes.
     pub fn read(
         &self,
         by: usize,
@@ -147,7 +150,7 @@ impl Oracle {
         })
     }
 
-    /// What is wrong about an object's being there, as a look-up says that began at `since`.
+    /// The error, if any, of a look-up that began at `since` and found the object.
     pub fn exists(&self, by: usize, object: usize, since: u64) -> Option<String> {
         let versions = &self.objects[object].versions;
         let seen = versions.iter().any(|version| self.may_be_seen(by, object, version, since));
@@ -193,7 +196,7 @@ mod tests {
         let read = |by, no| oracle.read(by, 3, &(0..9), &content(3, no, 0..9), since + 1);
         assert!(read(0, own).is_some());
         assert_eq!((read(0, others), read(1, own), read(1, others)), (None, None, None));
-        // What each other's peers put may come late still, and what they removed stays gone.
+        // A late put through one of the peers may still arrive; removed versions stay removed.
         oracle.together();
         let late = oracle.put(1, 3);
         oracle.put_ended(3, late, false);

@@ -1,14 +1,14 @@
-//! What runs over links came to.
+//! The results of runs over links.
 
 use serde::{Deserialize, Serialize};
 
 use crate::link::Fates;
 
-/// Findings that are kept in words.
+/// Most findings kept as text.
 const TOLD_MAX: usize = 5;
 
 impl Fates {
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn and(self, other: Fates) -> Fates {
         Fates {
@@ -37,29 +37,29 @@ pub struct Tally {
     pub seeds: u64,
     /// Packets sent.
     pub packets: u64,
-    /// Of those, that never arrived.
+    /// Packets that never arrived.
     pub dropped: u64,
-    /// That came twice.
+    /// Packets that arrived twice.
     pub duplicated: u64,
-    /// That were overtaken.
+    /// Packets that were overtaken.
     pub reordered: u64,
-    /// That had a bit changed.
+    /// Packets with a flipped bit.
     pub flipped: u64,
-    /// That arrived for an operation which was over.
+    /// Packets that arrived for a finished operation.
     pub late: u64,
-    /// Stretches that were shown where they lie in memory.
+    /// Ranges passed by reference to memory.
     #[serde(default)]
     pub shown: u64,
-    /// Stretches that were lent where they lie in a file.
+    /// Ranges passed by reference to a file.
     #[serde(default)]
     pub lent: u64,
-    /// Batches that a client copied without asking.
+    /// Batches that a client copied without a request.
     #[serde(default)]
     pub unasked: u64,
-    /// Of both, those that were looked at when they were shown no more.
+    /// Of `shown` and `lent`, ranges read after the reference was withdrawn.
     #[serde(default)]
     pub looked_late: u64,
-    /// Objects that were looked at where they lie, and said to be held all the while: every byte was compared, twice.
+    /// Valid views of objects: every byte was compared, twice.
     #[serde(default)]
     pub viewed: u64,
     /// Requests of stores to their peers.
@@ -71,60 +71,61 @@ pub struct Tally {
     pub cuts: u64,
     /// Store processes that were killed.
     pub kills: u64,
-    /// Calls.
+    /// Calls of clients.
     pub operations: u64,
-    /// Objects that were to be put.
+    /// Objects in puts.
     pub puts: u64,
-    /// Of those, that were acked.
+    /// Objects whose put was acked.
     pub stored: u64,
-    /// Objects that were asked for.
+    /// Objects in gets.
     pub gets: u64,
-    /// Of those, that were brought: every byte was compared.
+    /// Objects that gets returned: every byte was compared.
     pub hits: u64,
-    /// Bytes of them.
+    /// Bytes of the hits.
     pub bytes: u64,
     /// Objects that a look-up found.
     pub found_here: u64,
     /// Removals and clears that were acked.
     pub removals: u64,
-    /// Hits with bytes that they may not have, and objects found that are not there.
+    /// Hits with forbidden bytes, and objects found that must not exist.
     pub wrong: u64,
-    /// Memory that was written after its operation had ended.
+    /// Buffers written after their operation had ended.
     pub touched_late: u64,
-    /// Memory that a link had still when its operation had ended.
+    /// Buffers still owned by a link when their operation had ended.
     pub held_late: u64,
-    /// What was shown or lent and changed meanwhile, or is not what its outcome vouches for; what was cancelled and has no outcome.
+    /// Referenced ranges that changed or do not match the outcome's checksums; cancelled requests
+    /// without an outcome.
     #[serde(default)]
     pub broken: u64,
-    /// Stores that held something for clients when these were gone.
+    /// Stores that kept resources of clients after these were gone.
     #[serde(default)]
     pub left: u64,
-    /// Seeds in which stores asked each other what they were asked.
+    /// Seeds in which stores forwarded their peers' requests.
     #[serde(default)]
     pub circles: u64,
-    /// Panics, and clients that did not come to their end.
+    /// Panics, and clients that did not end.
     pub panics: u64,
-    /// A hash of everything that travelled.
+    /// A hash of all packets.
     pub trace: u64,
     /// The first findings.
     pub findings: Vec<String>,
 }
 
 impl Tally {
-    /// Note what is wrong, in words.
+    /// Records a finding as text.
     pub fn found(&mut self, what: String) {
         if self.findings.len() < TOLD_MAX {
             self.findings.push(what);
         }
     }
 
-    /// Whether nothing is wrong.
+    /// Whether there is no finding.
     pub fn is_clean(&self) -> bool {
         let held = self.touched_late + self.held_late + self.broken + self.left;
         self.wrong + held + self.circles + self.panics == 0
     }
 
-    /// What became of packets.
+    /// Adds the counters of packets.
     pub fn travelled(&mut self, fates: Fates) {
         self.packets += fates.packets;
         self.dropped += fates.dropped;
@@ -149,7 +150,7 @@ impl Tally {
         }
     }
 
-    /// Another's counts.
+    /// Adds another tally.
     pub fn add(&mut self, other: &Tally) {
         let Tally { packets, dropped, duplicated, reordered, flipped, late, cuts, .. } = *other;
         let Tally { shown, lent, unasked, looked_late, questions, broken, .. } = *other;

@@ -1,19 +1,20 @@
-//! Several batches of a client at once: all that one call at a time has to be, each has to be beside the others, and what is given up
-//! with the session as well.
+//! Several batches of a client at once: each keeps the promises of a single call, also when its
+//! session is dropped while it is in progress.
 
 use pagelith::{Done, Ticket};
 
 use super::client::{Client, FOREVER, Face};
 use super::lent::{Getting, Putting};
 
-/// A batch under way.
+/// A batch in progress.
 enum Lent {
     Put(Putting),
     Get(Getting),
 }
 
 impl Client {
-    /// Two to five batches over one link, handed out in any order. Now and then the session goes with what is under way.
+    /// Two to five batches over one link, completed in any order. Now and then the session is
+    /// dropped with batches in progress.
     pub(super) fn several(&mut self) {
         let Face::Attached(client, ..) = &self.face else { return };
         let client = client.clone();
@@ -47,7 +48,7 @@ impl Client {
             };
             self.over(&mut under_way, ticket, done);
         }
-        // From here on nothing of the callers' is on any link.
+        // From here on no link owns the callers' memory.
         drop(session);
         for (_, lent) in under_way {
             match lent {

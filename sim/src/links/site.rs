@@ -1,4 +1,4 @@
-//! Machines with a store each, and the links to them: made, broken, and made again.
+//! Machines with one store each, and the links to them, which break and are made again.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU64;
@@ -27,22 +27,22 @@ use crate::explore::setup::Setup;
 use crate::link::{Fates, LinkFaults, Plant, Shares, SimNet};
 use crate::runtime::SimRuntime;
 
-/// Bytes that a machine stages on their way to and from the disk.
+/// Staging bytes of a machine for transfers to and from the disk.
 const STAGING: usize = 8 << 20;
-/// Longest that an idle server sleeps. Less than any time limit, so that it finds out about each.
+/// Longest sleep of an idle server. Less than any time limit, so that it notices each.
 const SLEEP: Duration = Duration::from_millis(5);
-/// How long a busy one does: its disk says nothing by itself.
+/// Sleep of a busy server: completions of its disk raise no signal.
 const BUSY: Duration = Duration::from_micros(20);
-/// Longest that reads of lent files are late, by link: a little, longer than most calls take.
+/// Longest delay of reads of lent files, by link: short, or longer than most calls take.
 const LATE_READS: [Duration; 2] = [Duration::from_millis(3), Duration::from_millis(250)];
-/// Of links between stores one of so many is slow, so that of several that are told something some are told long before others, who answer
-/// over another link meanwhile; and how slow.
+/// One of this many links between stores is slow, so that some peers learn of a removal long before
+/// others, and requests arrive over other links meanwhile. `SLOW` is the delay of a slow link.
 const SLOW_ONE_IN: u64 = 4;
 const SLOW: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
-/// After so long of silence a peer is dead: soon, so that runs meet it.
+/// After this much silence a peer counts as dead: short, so that runs reach it.
 pub const DEAD_AFTER: Duration = Duration::from_millis(200);
 
-/// A machine that serves its store, as long as it is up.
+/// A machine that serves its store while it is up.
 #[derive(Clone)]
 pub struct Machine(Arc<Mutex<Inner>>);
 
@@ -54,14 +54,14 @@ struct Inner {
     rng: SplitMix64,
     faults: LinkFaults,
     plant: Plant,
-    /// It has not heard of holds.
+    /// Its links lack the feature `Holds`.
     of_before: bool,
     setup: Setup,
-    /// Of its store.
+    /// Peers of its store.
     peers: Vec<Peer>,
     disk: SimDisk,
     staging: StagingPool,
-    /// What of it processes of its host are shown.
+    /// Staging memory shared with processes on its host.
     transfer: Arc<Region>,
     /// The process, while it runs.
     up: Option<Up>,
@@ -72,28 +72,28 @@ struct Inner {
     trace: u64,
 }
 
-/// A process.
+/// A running process.
 #[derive(Clone)]
 struct Up {
     process: SimRuntime,
     store: Arc<Store>,
-    /// What it shows processes of its host: none if its store does not.
+    /// Memory shared with processes on its host; empty if the store does not share.
     memory: Vec<(Arc<Region>, Arc<View>)>,
     /// What of the first of it is told to them.
     catalog: Option<Arc<CatalogView>>,
 }
 
-/// What all machines of a run share.
+/// State shared by all machines of a run.
 pub struct Ground {
     pub clock: SimClock,
     pub runtime: SimRuntime,
     pub entropy: Arc<SimEntropy>,
-    /// What stores have asked their peers.
+    /// Requests that stores have sent to their peers.
     pub questions: Arc<AtomicU64>,
 }
 
 impl Machine {
-    /// One that is not up yet. Links to it fare as `faults` says.
+    /// A machine that is not up yet. Its links have `faults`.
     pub fn new(ground: &Ground, setup: Setup, faults: LinkFaults, seed: u64) -> Machine {
         let mut rng = SplitMix64::new(seed);
         let disk = SimDisk::new(ground.clock.clone(), setup.dirs, rng.next_u64());
@@ -126,22 +126,22 @@ impl Machine {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It is of a build that has not heard of holds, on links that are made from now on.
+    /// Links made from now on lack the feature `Holds`, as those of an older build.
     pub fn of_before(&self) {
         self.lock().of_before = true;
     }
 
-    /// Its store has these peers, from its next start on.
+    /// Sets the store's peers, from its next start on.
     pub fn ask(&self, peers: Vec<Peer>) {
         self.lock().peers = peers;
     }
 
-    /// Clients' ends of its links have this bug.
+    /// Plants a bug in the clients' ends of its links.
     pub fn plant(&self, plant: Plant) {
         self.lock().plant = plant;
     }
 
-    /// Whether its store shows its memory to processes of its host.
+    /// Whether its store shares its memory with processes on its host.
     pub fn shows(&self) -> bool {
         self.lock().setup.shared
     }
@@ -151,10 +151,10 @@ impl Machine {
         self.lock().up.is_some()
     }
 
-    /// Start its process, unless it runs or is being started.
+    /// Starts its process, unless it runs or is starting.
     ///
     /// # Panics
-    /// If the store does not open: nothing happens to the disk of such a machine but crashes.
+    /// If the store does not open: the disk of this machine has no faults except crashes.
     pub fn start(&self) {
         let (env, process, setup, peers) = {
             let mut inner = self.lock();
@@ -171,7 +171,7 @@ impl Machine {
             };
             (env, process, inner.setup.clone(), inner.peers.clone())
         };
-        // Others go on meanwhile, so not under the lock.
+        // Other tasks run meanwhile, so not under the lock.
         let store =
             Store::open_in_with_peers(setup.config(), env, peers).expect("opens on a device without faults");
         let mut inner = self.lock();
@@ -183,7 +183,7 @@ impl Machine {
         inner.up = Some(Up { process, store: Arc::new(store), memory, catalog });
     }
 
-    /// End its process, as a power cut or `kill -9` would; false if there was none.
+    /// Ends its process, as a power cut or `kill -9` would; false if none runs.
     pub fn kill(&self) -> bool {
         let Up { process, store, .. } = {
             let mut inner = self.lock();
@@ -195,13 +195,13 @@ impl Machine {
             up
         };
         process.kill();
-        // The machine is gone, and its ends of the links with it.
+        // The machine is down, and with it its ends of the links.
         self.lock().nets.iter().for_each(SimNet::cut);
         drop(store);
         true
     }
 
-    /// Break, deafen or part one of the links that stand.
+    /// Breaks, deafens or partitions one of the open links.
     pub fn strike(&self, rng: &mut SplitMix64) {
         let mut inner = self.lock();
         inner.sweep();
@@ -218,27 +218,28 @@ impl Machine {
         }
     }
 
-    /// End all links.
+    /// Breaks all links.
     pub fn cut_all(&self) {
         self.lock().nets.iter().for_each(SimNet::cut);
     }
 
-    /// Whether its store holds nothing for anybody, once all links have ended; true if it is not up.
+    /// Whether its store keeps nothing for any client, once all links have ended; true if it is not
+    /// up.
     pub fn holds_nothing(&self) -> bool {
         let store = self.lock().up.as_ref().map(|up| up.store.clone());
         store.is_none_or(|store| store.stats().readers == 0)
     }
 
-    /// Forget all of these, so that nothing is to lie in its store's memory any more.
+    /// Clears these namespaces, so that no object stays in its store's memory.
     pub fn clear(&self, namespaces: impl Iterator<Item = NamespaceId>) {
         let store = self.lock().up.as_ref().map(|up| up.store.clone());
         if let Some(store) = store {
-            // Invisible at once, whatever comes of the rest.
+            // Objects are invisible at once, even if the rest fails.
             namespaces.for_each(|namespace| drop(store.clear(namespace, Options::default())));
         }
     }
 
-    /// Whether its arena is free; true if it is not up.
+    /// Whether its arena is empty; true if it is not up.
     pub fn is_empty(&self) -> bool {
         let store = self.lock().up.as_ref().map(|up| up.store.clone());
         store.is_none_or(|store| store.stats().dram_bytes == 0)
@@ -249,7 +250,7 @@ impl Machine {
         self.lock().dialled
     }
 
-    /// What became of packets so far, and a hash of what travelled.
+    /// The counters of packets so far, and a hash of all packets.
     pub fn fates(&self) -> (Fates, u64) {
         let inner = self.lock();
         let all = inner.nets.iter().fold(inner.fates, |sum, net| sum.and(net.fates()));
@@ -262,7 +263,7 @@ impl Inner {
         LATE_READS[self.rng.below(LATE_READS.len() as u64) as usize]
     }
 
-    /// Forget links that are over, but for what they came to.
+    /// Drops links that are over; keeps their counters.
     fn sweep(&mut self) {
         let (over, stand) = std::mem::take(&mut self.nets).into_iter().partition(SimNet::is_over);
         self.nets = stand;
@@ -274,7 +275,7 @@ impl Inner {
     }
 }
 
-/// Memory, and how another process sees it.
+/// A region, and another process's view of it.
 fn seen(region: Arc<Region>) -> (Arc<Region>, Arc<View>) {
     let fd = region.as_fd().try_clone_to_owned().expect("a descriptor");
     (region, Arc::new(View::of(fd).expect("memory")))
@@ -286,7 +287,7 @@ impl Dial for Machine {
     }
 }
 
-/// A machine, as the stores dial it that have it for a peer.
+/// A machine, as dialled by stores whose peer it is.
 pub struct OtherStore(pub Machine);
 
 impl Dial for OtherStore {
@@ -307,14 +308,15 @@ impl Dial for OtherStore {
     }
 }
 
-/// A process on a machine's host: it is shown the store's memory, is lent its files, and shows its own memory.
+/// A process on a machine's host: it reads the store's memory and lent files, and shares its own
+/// memory.
 pub struct Neighbour {
     machine: Machine,
     memory: Vec<(Arc<Region>, Arc<View>)>,
 }
 
 impl Neighbour {
-    /// One that has this memory.
+    /// A process with this memory.
     pub fn new(machine: &Machine, memory: Vec<Arc<Region>>) -> Neighbour {
         Neighbour { machine: machine.clone(), memory: memory.into_iter().map(seen).collect() }
     }
@@ -326,7 +328,7 @@ impl Dial for Neighbour {
     }
 }
 
-/// Each side's own memory and the other's.
+/// The regions of one side: its own and the other's.
 fn regions(own: &[(Arc<Region>, Arc<View>)], theirs: &[(Arc<Region>, Arc<View>)]) -> Regions {
     let own = own.iter().map(|(region, _)| region.clone()).collect();
     let theirs = theirs.iter().map(|(_, view)| view.clone()).collect();
@@ -334,7 +336,7 @@ fn regions(own: &[(Arc<Region>, Arc<View>)], theirs: &[(Arc<Region>, Arc<View>)]
 }
 
 impl Machine {
-    /// Make a link; from a process of its host, that has this memory.
+    /// Makes a link; `neighbour` is the memory of a process on the same host.
     fn connect(&self, neighbour: Option<&[(Arc<Region>, Arc<View>)]>) -> Result<Box<dyn Dialing>, Closed> {
         let mut inner = self.lock();
         let Some(Up { process, store, memory, catalog }) = inner.up.clone() else {
@@ -405,7 +407,7 @@ impl Dialing for Made {
     }
 }
 
-/// What a store in front of peers is made like: DRAM alone, and little of it, so that much is asked of them.
+/// The configuration of a store with peers: only a little DRAM, so that it requests much from them.
 pub fn front(dram_kib: u32) -> pagelith::ValidConfig {
     let mut config = pagelith::Config { deadline_ms: 2000, namespaces_max: 8, ..Default::default() };
     config.dram.bytes = pagelith::Size::kib(dram_kib);

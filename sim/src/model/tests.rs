@@ -1,4 +1,4 @@
-//! What the model allows, event by event.
+//! Tests of the model, event by event.
 
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::Role;
@@ -103,7 +103,7 @@ fn a_remove_takes_the_group_for_good() {
     let flushed = [&put(1, &["k", "v"])[..], &FLUSH].concat();
     let removed = [Event::RemoveBegun(key("k")), Event::RemoveEnded(key("k"), true), Event::Died];
     assert_eq!(allowed_of("v", &[&flushed[..], &removed].concat()), (vec![], true));
-    // That of an object that is here by itself takes nothing else.
+    // Removing an object that was stored alone removes nothing else.
     let single = [&flushed[..], &put(2, &["x"]), &FLUSH].concat();
     let removed = [Event::RemoveBegun(key("x")), Event::RemoveEnded(key("x"), true), Event::Died];
     assert_eq!(allowed_of("v", &[&single[..], &removed].concat()), (vec![1], false));

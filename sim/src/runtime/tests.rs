@@ -31,7 +31,7 @@ fn spawn(on: &SimRuntime, name: &str, step: impl FnMut() -> Step + Send + 'stati
     on.spawn(name, Box::new(Do(step)), Signal::default()).expect("a live process")
 }
 
-/// A counter and a task that counts its steps in it, and always wants what `step` says.
+/// A counter, and a task that increments it at each step and returns `step`.
 fn counting(on: &SimRuntime, step: Step) -> (Arc<AtomicU64>, Box<dyn Join>) {
     let count = Arc::new(AtomicU64::new(0));
     let inner = count.clone();
@@ -85,7 +85,7 @@ fn a_raised_signal_ends_a_tasks_idling() {
     let count = Arc::new(AtomicU64::new(0));
     let (inner, own) = (count.clone(), wake.clone());
     let task = Do(move || {
-        // A raise during the step counts, as it would on a thread that looked before it stepped.
+        // A raise during the step counts, as on a thread that read the signal before it stepped.
         if inner.fetch_add(1, Ordering::SeqCst) == 0 {
             own.raise();
         }
@@ -156,7 +156,7 @@ fn a_killed_process_never_steps_again_and_its_calls_still_end() {
     assert_eq!(other.tasks(), Vec::<String>::new());
 }
 
-/// Pauses in its drop, as a store's background work does that waits for its last write.
+/// Pauses in its drop, like a store's background task that waits for its last write.
 struct Lingering(SimRuntime);
 
 impl Task for Lingering {

@@ -1,4 +1,4 @@
-//! What a sync covers, and what each kind of crash leaves.
+//! Data covered by a sync, and what each kind of crash leaves.
 
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::FaultOp;
@@ -84,7 +84,7 @@ fn a_completion_held_back_is_not_covered_until_it_is_returned() {
     assert_eq!(b.finish().len(), 1);
     syncs.submit(3, Op::Sync { file }).expect("room");
     drain(syncs.as_mut());
-    // A sync on another queue of the disk covers it, once it was returned.
+    // A sync on another queue of the disk covers it, once its completion was returned.
     b.disk.crash(CrashMode::DropAll, 1);
     assert_eq!(b.block(0), 1);
     b.disk.restore(&early);
@@ -216,7 +216,7 @@ fn a_snapshot_forks_the_disk() {
     assert_eq!(b.disk.ops_done(), 4, "the counter is part of the copy");
     b.disk.crash(CrashMode::DropAll, 1);
     assert_eq!([b.block(0), b.block(1)], [1, 0]);
-    // On another disk too.
+    // Also on another disk.
     let other = Bench::new(2);
     other.disk.restore(&fork);
     assert_eq!([other.block(0), other.block(1)], [1, 2]);

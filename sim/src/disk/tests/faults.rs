@@ -1,4 +1,4 @@
-//! Faults on order.
+//! Planned faults.
 
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::{FaultKind, FaultOp};

@@ -1,4 +1,4 @@
-//! Syncs that are lies, and copies after every change.
+//! Ignored syncs, and copies of the disk after every change.
 
 use super::*;
 use crate::disk::CrashMode;

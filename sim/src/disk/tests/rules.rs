@@ -68,7 +68,7 @@ fn a_read_beyond_the_end_is_short_a_write_or_a_strange_file_invalid() {
     let far = Op::Read { file, offset: u64::MAX - 4095, parts: vec![part(1, 0)] };
     assert_eq!(b.run(far), Err(FaultKind::Short));
     assert_eq!(b.run(read(FileId(99), 0, 1)), Err(FaultKind::Invalid));
-    // Another process's number names nothing here.
+    // A file number of another process is invalid in this one.
     let mut other = b.disk.connect().queue(1).expect("a live process");
     other.submit(0, read(file, 0, 1)).expect("room");
     let kinds: Vec<_> = drain(other.as_mut()).into_iter().map(|c| c.result.map_err(|f| f.kind)).collect();
@@ -103,7 +103,7 @@ fn reads_may_overlap_and_neighbours_may_be_written() {
     b.submit(2, read(file, 1, 2));
     b.submit(3, write(file, 3, 1, 1));
     assert!(b.finish().iter().all(|c| c.result.is_ok()));
-    // Handed back is no longer in flight.
+    // A returned operation is no longer in flight.
     b.submit(4, write(file, 0, 2, 1));
     assert!(b.finish().iter().all(|c| c.result.is_ok()));
 }
@@ -168,7 +168,7 @@ fn control_operations_tell_their_failures_apart() {
     assert_eq!(kind(b.process.create(0, "a/b", 4096)), Err(FaultKind::Invalid));
     assert_eq!(b.process.open(0, "absent").map_err(|f| f.kind), Err(FaultKind::NotFound));
     assert_eq!(b.process.remove(0, "absent"), Ok(()));
-    // Operations on a file removed under them.
+    // Operations on a file that is removed while they are in flight.
     let file = b.file;
     b.submit(1, read(file, 0, 1));
     b.process.remove(0, "f").expect("own file");

@@ -1,4 +1,4 @@
-//! Counting, stopping, order, time, and that a seed decides it all.
+//! Change counts, stop points, completion order, time, and determinism by seed.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn every_number_of_changes_can_be_stopped_after() {
     assert_eq!(plan(&mut whole), [true; 6]);
     let total = whole.disk.ops_done() - start;
     assert_eq!(total, 5, "reads do not count");
-    // What is there after n changes: names, first two blocks, both after kill -9 and after a power cut.
+    // State after n changes: names, and the first two blocks after kill -9 and after a power cut.
     let names = [1, 2, 2, 2, 2, 1];
     let kept = [[0, 0], [0, 0], [1, 0], [1, 0], [1, 2], [1, 2]];
     let durable = [[0, 0], [0, 0], [0, 0], [1, 0], [1, 0], [1, 0]];
@@ -59,7 +59,7 @@ fn a_stop_strikes_between_operations_of_one_batch() {
     assert_eq!(verdicts, [Ok(()), Ok(()), Err(FaultKind::Device), Err(FaultKind::Device)]);
     assert_eq!([0, 1, 2, 3].map(|n| b.block(n)), [1, 1, 0, 0]);
     assert_eq!(b.process.list(0).map_err(|f| f.kind), Err(FaultKind::Device));
-    // Nor does a crash execute what was in flight when the stop struck.
+    // A crash does not execute operations that were in flight at the stop point either.
     b.submit(9, write(file, 3, 1, 1));
     b.disk.crash(CrashMode::KeepAll, 7);
     assert_eq!(b.block(3), 0);
@@ -108,7 +108,7 @@ fn time_passes_in_waits_and_operations_end_after_their_latency() {
     assert_eq!((done.len(), b.clock.now()), (1, Mono(5_000_000)), "the wait ends with the operation");
     b.queue.wait(&mut done, LONG);
     assert_eq!(b.clock.now(), Mono(5_000_000), "nothing in flight, nothing to wait for");
-    // A loop that only polls comes to an end too.
+    // A loop that only polls ends too.
     b.disk.set_latency(Duration::from_micros(50));
     b.submit(2, read(file, 0, 1));
     let polls = (1..1000).find(|_| {
@@ -156,7 +156,7 @@ fn shuffled_operations_overtake_one_another() {
     assert_eq!(order, submitted);
 }
 
-/// The log and order of completion of a run with everything left to chance.
+/// The log and completion order of a run with every random choice enabled.
 fn run_of(seed: u64) -> (Vec<LoggedOp>, Vec<u64>, Vec<u8>, Mono) {
     let mut b = Bench::new(seed);
     let file = b.file;

@@ -1,4 +1,4 @@
-//! Faults by chance: what each kind leaves on the disk, shows to a reader, and leaves behind a crash.
+//! Random faults: what each kind leaves on the disk, returns to a reader, and leaves after a crash.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::{Bench, read, write};
 use crate::clock::SimClock;
 use crate::disk::{CrashMode, DiskFault, FaultPlan, FaultRates, Place, SimDisk, Struck};
 
-/// The next operation that `fault` can strike is struck, and nothing else is.
+/// Makes `fault` strike the next operation that it can strike, and nothing else.
 fn strike(b: &Bench, fault: DiskFault) {
     b.disk.inject(FaultPlan::Strike { fault, nth: 1 });
 }
@@ -25,7 +25,7 @@ fn full(seed: u64) -> Bench {
     b
 }
 
-/// Read blocks and see what the reader sees.
+/// Reads blocks and returns the bytes that the reader gets.
 fn see(b: &mut Bench, first: u64, count: usize) -> Result<Vec<u8>, FaultKind> {
     let file = b.file;
     b.submit(0, read(file, first, count));
@@ -77,7 +77,7 @@ fn reads_and_writes_fail_as_on_a_real_disk() {
     assert!(shapes.get(&(WriteError, false)) > shapes.get(&(WriteError, true)), "{shapes:?}");
 }
 
-/// How the last operation but one failed that failed, by the log.
+/// The failure of the only operation that failed, by the log.
 fn only_failed(b: &Bench) -> FaultKind {
     let failed: Vec<_> = b.disk.log().iter().filter_map(|op| op.fault).collect();
     assert_eq!(failed.len(), 1);
@@ -172,7 +172,7 @@ fn a_misdirected_write_lands_whole_and_elsewhere() {
         assert_eq!(seen, expected, "{struck}");
         *hits.entry(hit).or_default() += 1;
     }
-    // Everywhere where it fits, and never over the place meant.
+    // Everywhere it fits, and never over the addressed range.
     let places: Vec<u64> = hits.keys().copied().collect();
     assert_eq!(places, [0, 1, 2, 3, 7, 8, 9, 10, 11, 12, 13, 14]);
 }
@@ -192,7 +192,8 @@ fn a_misdirected_read_shows_another_place() {
     assert!(hits.len() > 10 && !hits.contains_key(&15), "{hits:?}");
 }
 
-/// A disk of two directories with files of two kinds, and how often a write to `manifest.0` hit which of them.
+/// A write to `manifest.0` on a disk of two directories with files of two kinds hits only
+/// manifests.
 #[test]
 fn misdirection_stays_within_files_of_a_kind() {
     let mut hits = BTreeMap::<_, usize>::new();
@@ -264,7 +265,7 @@ fn a_stale_read_shows_what_was_there_before_the_last_write() {
     assert_eq!((two[0], two[4096]), (4, 50));
     let struck = only(&b);
     assert_eq!((struck.fault, struck.hit.clone(), struck.effective), (DiskFault::StaleRead, None, true));
-    // A write that was lost is nothing that a place ever held.
+    // A lost write never was in its place.
     b.disk.crash(CrashMode::DropAll, 0);
     let mut b = b.reopen();
     assert_eq!(see(&mut b, 4, 1), Ok(vec![5; 4096]));
