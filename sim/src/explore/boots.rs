@@ -1,4 +1,4 @@
-//! Processes that end and begin, and what has to hold at quiet moments and in the end.
+//! Restarts of the store process, and checks at quiet moments and at the end of a run.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use super::run::Run;
 use crate::disk::CrashMode;
 use crate::entropy::SplitMix64;
 
-/// Tries to open a store on a device that fails now and then; behind them the device is well.
+/// Attempts to open a store on a failing device; after them faults are disabled.
 const OPENINGS: u32 = 4;
-/// Time for the background task to come to rest.
+/// Time for the background task to become idle.
 const REST: Duration = Duration::from_secs(2);
 
-/// How often a store whose index is full of what was cleared may refuse the same object: it seals what is open and
-/// reclaims segments, the last of which may have waited for its turn.
+/// How often a store whose index is full of cleared objects may refuse the same object: it seals
+/// the open segment and reclaims segments, the last of which may have waited for its turn.
 const ROUNDS_TO_MAKE_ROOM: usize = 4;
 
 impl Run<'_> {
-    /// The device fails from now on as the plan says.
+    /// Enables the plan's device faults.
     fn arm(&mut self) {
         if !self.plan.faults.is_empty() {
             self.rounds += 1;
@@ -38,7 +38,7 @@ impl Run<'_> {
         }
     }
 
-    /// Open the store, with or without faults.
+    /// Opens the store, with or without faults.
     pub(super) fn open(&mut self) {
         let during = self.rng.one_in(2);
         if during {
@@ -73,7 +73,7 @@ impl Run<'_> {
                         return;
                     }
                     if error.kind == ErrorKind::Denied && self.plan.faults.delays() {
-                        // An operation that is stuck keeps its files until it ends.
+                        // A stuck operation keeps its files locked until it ends.
                         self.world.runtime.run_for(self.plan.faults.stuck_for());
                         continue;
                     }
@@ -99,7 +99,7 @@ impl Run<'_> {
         self.ledger.injected()
     }
 
-    /// An operator makes the store anew, on a machine that stays up for that.
+    /// The operator recreates the store; the machine does not crash meanwhile.
     fn wipe(&mut self) {
         self.oracle.wiped();
         self.world.disk.stop_after(u64::MAX);
@@ -119,7 +119,8 @@ impl Run<'_> {
         self.say(|| format!("  opened {report:?}"));
         let noticed = report.torn_records + u64::from(report.mended_blocks + report.refused_checkpoints);
         self.ledger.noticed(noticed);
-        // A chunk that a write struck in any process may lie there until a checkpoint replaces it.
+        // A checkpoint chunk that a fault hit in any process may stay on disk until a checkpoint
+        // replaces it.
         if report.refused_checkpoints > 0 && self.ledger.injected() == 0 {
             self.find(FindingKind::Error, "a checkpoint with a head and not whole");
         }
@@ -134,7 +135,8 @@ impl Run<'_> {
             self.oracle.began_behind_a_failed_sync();
             self.half_saved = true;
         }
-        // A lie lasts, and so does a bad block; what else struck the last process is over.
+        // Damage from a lying write lasts, and so does a bad block; other faults ended with the
+        // last process.
         self.struck = self.oracle.is_rotten() || self.half_saved || !whole;
         self.hurried = !whole;
         if report.made {
@@ -149,7 +151,7 @@ impl Run<'_> {
         self.get_some();
     }
 
-    /// Let go of what a process has of its store; its counters.
+    /// Drops everything that a process holds of its store; returns its counters.
     pub(super) fn leave_process(&mut self) -> Option<Stats> {
         let flights = std::mem::take(&mut self.flights);
         self.unheard(flights);
@@ -162,7 +164,8 @@ impl Run<'_> {
         self.sums.checkpoints += stats.checkpoints;
         self.sums.late_direct += stats.late_direct;
         if stats.segments_quarantined > 0 || stats.ssd_state_changes > 1 || stats.namespaces_forgotten > 0 {
-            // A namespace that was forgotten, a quarantine, or a tier that was off, drops more than was read, and a checkpoint makes that last.
+            // A self-cleared namespace, a quarantine, or a disabled tier drops more than was read,
+            // and a checkpoint makes that durable.
             self.oracle.may_all_be_dropped();
         }
         Some(stats)
@@ -177,7 +180,7 @@ impl Run<'_> {
         self.fall(mode);
         self.open();
         if self.store.is_none() && self.findings.is_empty() {
-            // It stopped while the store was opened.
+            // The disk stopped while the store was opened.
             self.fall(mode);
             self.open();
         }
@@ -195,7 +198,7 @@ impl Run<'_> {
     fn fall(&mut self, mode: CrashMode) {
         self.say(|| format!("  crash {mode:?}"));
         self.sums.crashes += 1;
-        // The disk first: what is dropped afterwards finds its process dead.
+        // The disk first: later drops find their process dead.
         self.world.crash(mode);
         self.dying = 0;
         self.oracle.fell();
@@ -222,7 +225,7 @@ impl Run<'_> {
         }
         let stats = self.leave_process();
         self.oracle.pins_let_go();
-        // Also of what was put before the last flush: see `leave_process`.
+        // Also covers objects put before the last flush: see `leave_process`.
         let dropped = stats.is_some_and(|s| s.segments_quarantined > 0 || s.ssd_state_changes > 1);
         let start = self.oracle.tick();
         if let Some(store) = self.take_store() {
@@ -237,18 +240,18 @@ impl Run<'_> {
                 Err(error) => self.excuse("close", &error),
             }
             if self.struck {
-                // Until its end it may have quarantined a segment, and its checkpoint has it so.
+                // It may have quarantined a segment until its end, and its checkpoint records that.
                 self.oracle.may_all_be_dropped();
             }
             let deadline = self.plan.setup.deadline();
-            // Closing has a deadline, which is the same here, and the ends of background tasks a moment each.
+            // Close has the same deadline; the background tasks need a moment each to end.
             self.check_time("close", took, deadline * 3);
         }
         self.sums.clean_reboots += 1;
         self.open();
     }
 
-    /// What has to be so when nothing is in flight.
+    /// Checks the invariants that hold when nothing is in flight.
     pub(super) fn audit(&mut self) {
         self.drain();
         let Some(store) = self.store.clone() else { return };
@@ -265,8 +268,8 @@ impl Run<'_> {
         }
     }
 
-    /// The end: the device is well, everything is looked at once more, everything goes, and the store still takes
-    /// and gives.
+    /// The end of a run: faults are disabled, every object is read once more, everything is
+    /// cleared, and the store must still accept and return objects.
     pub(super) fn epilogue(&mut self) {
         self.rng = SplitMix64::new(self.plan.seed ^ 0xe1d);
         if self.world.disk.stopped() || self.store.is_none() || self.dying > 0 {
@@ -274,7 +277,8 @@ impl Run<'_> {
         }
         self.disarm();
         if self.plan.faults.delays() {
-            // What is stuck holds memory and files until it ends. Nobody looks after gets in flight for so long.
+            // Stuck operations hold memory and files until they end. No session polls gets in
+            // flight that long.
             self.hurried |= !self.flights.is_empty();
             self.world.runtime.run_for(self.plan.faults.stuck_for());
         }
@@ -305,7 +309,7 @@ impl Run<'_> {
         self.lives();
     }
 
-    /// The store takes new things, keeps them, and gives them back after a close.
+    /// The store accepts new objects, keeps them, and returns them after a close.
     fn lives(&mut self) {
         let Some(store) = self.store.clone() else { return };
         let changes = store.stats().ssd_state_changes;
@@ -341,7 +345,8 @@ impl Run<'_> {
         for (oid, outcome) in oids.iter().zip(&outcomes) {
             match outcome {
                 Ok(PutOutcome::Stored) => self.oracle.put_stored(*oid, no),
-                // An index full of what was cleared, in segments that a device that failed keeps from reclaim.
+                // The index may be full of cleared objects, in segments that device faults keep
+                // from being reclaimed.
                 Ok(PutOutcome::Refused) if !self.plan.faults.is_empty() => return,
                 outcome => {
                     let text =
@@ -352,8 +357,8 @@ impl Run<'_> {
         }
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
         let here = store.exists_batch(&keys, Options::default());
-        // Of a tier that stopped writing meanwhile, a write buffer keeps nothing; and while the index was full, each
-        // took the place of the one before.
+        // A write buffer keeps nothing of a tier that stopped writing meanwhile; and while the
+        // index was full, each object replaced the one before.
         let well = well && store.stats().ssd_state_changes == changes && !refused;
         if here.iter().any(|here| !here) && well && !self.plan.setup.constant {
             self.find(FindingKind::Lost, format!("an empty store lost what was just put {here:?}"));
@@ -365,7 +370,7 @@ impl Run<'_> {
         self.plain_close();
     }
 
-    /// Close without a fault, open, and find everything that had room.
+    /// Closes without faults, reopens, and expects to find every object that fitted.
     fn plain_close(&mut self) {
         self.leave_process();
         let start = self.oracle.tick();
@@ -377,7 +382,7 @@ impl Run<'_> {
         let config = self.plan.setup.config();
         match Store::open_in(config, self.world.env()) {
             Ok(store) => self.opened(Rc::new(store), true),
-            // What the device made of the manifest in silence, only an operator mends.
+            // Only an operator repairs a manifest that the device corrupted silently.
             Err(error) if error.kind == ErrorKind::Damaged && self.oracle.is_rotten() => {}
             Err(error) => self.find(FindingKind::Error, format!("it does not open error={error}")),
         }

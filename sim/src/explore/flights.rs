@@ -1,4 +1,4 @@
-//! Batches in flight, and the sessions that they are on.
+//! Batches in flight, and their sessions.
 
 use std::time::Duration;
 
@@ -10,35 +10,35 @@ use super::objects::{Oid, page_of};
 use super::report::FindingKind;
 use super::run::Run;
 
-/// Batches in flight on a session.
+/// Most batches in flight on a session.
 const FLIGHTS_MAX: usize = 3;
-/// Simulated time after which a batch that is waited for counts as hanging, behind its deadline and whatever the
-/// device is stuck for.
+/// Simulated time after which a batch counts as hanging, in addition to its deadline and to the
+/// time that a stuck device operation takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// One object that is being got.
+/// A get of one object.
 pub(super) struct Getting {
     pub oid: Oid,
-    /// First byte asked for.
+    /// First byte of the range.
     pub from: usize,
-    /// Bytes asked for.
+    /// Bytes of the range.
     pub len: usize,
-    /// The object's length, if all of it was asked for.
+    /// The object's length, if the range is the whole object.
     pub whole: Option<usize>,
     pub target: Target,
 }
 
-/// One group that is being put.
+/// A put of one group.
 pub(super) struct Putting {
     pub no: u32,
     pub base: Option<Oid>,
     pub members: Vec<Oid>,
-    /// It is put in a way that may be refused.
+    /// The put may be refused by its form.
     pub odd: bool,
     /// The open group that is being committed.
     pub open: Option<GroupId>,
 }
 
-/// What a batch in flight is to bring or take.
+/// The gets or puts of a batch.
 pub(super) enum Cargo {
     Get { gets: Vec<Getting>, page: bool },
     Put(Vec<Putting>),
@@ -50,8 +50,8 @@ pub(super) struct Flight {
     pub ticket: Ticket,
     pub start: u32,
     pub begun: Mono,
-    /// Others were in flight with it, on sessions that only this thread drives, or nobody drove it for long: it may have
-    /// waited for what they hold until its time was up.
+    /// Other batches were in flight at the same time on sessions that only this thread polls, or it
+    /// was not polled for long: it may have waited for their resources past its deadline.
     pub crowded: bool,
     pub cargo: Cargo,
 }
@@ -72,7 +72,7 @@ impl Run<'_> {
         Some(session)
     }
 
-    /// The operation reads of these objects, or may.
+    /// The operation reads these objects, or may.
     pub(super) fn touch(&mut self, oids: impl IntoIterator<Item = Oid>) {
         if let Some(pages) = &mut self.touched {
             pages.extend(oids.into_iter().map(page_of));
@@ -93,7 +93,7 @@ impl Run<'_> {
         }
     }
 
-    /// Wait for a batch in flight.
+    /// Waits for a batch in flight.
     pub(super) fn wait_for(&mut self, at: usize) {
         self.notice_left_alone();
         let flight = self.flights.remove(at);
@@ -113,7 +113,7 @@ impl Run<'_> {
         }
     }
 
-    /// A batch that nobody drove for half of its time, while other calls took it, may well be late.
+    /// A batch that was not polled for half of its time, because other calls used it, may be late.
     fn notice_left_alone(&mut self) {
         let (now, half) = (self.world.clock.now(), self.plan.setup.deadline() / 2);
         self.flights.iter_mut().for_each(|f| f.crowded |= now.since(f.begun) > half);
@@ -150,7 +150,7 @@ impl Run<'_> {
             return;
         }
         let at = self.rng.below(self.sessions.len() as u64) as usize;
-        // What it has in flight ends unheard: its puts may have happened.
+        // Its batches in flight end without an outcome: their puts may have happened.
         let (own, others) = std::mem::take(&mut self.flights).into_iter().partition(|f| f.session == at);
         self.flights = others;
         drop(self.sessions.swap_remove(at));

@@ -1,4 +1,4 @@
-//! A listener to the store's events: what it was told is what a look finds.
+//! A subscriber to the store's events: their contents must match look-ups.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use super::objects::{Oid, base_of, key};
 use super::report::FindingKind;
 use super::run::Run;
 
-/// Events that are kept: more than happen between two looks.
+/// Events kept by the store: more than occur between two look-ups.
 pub(super) const EVENTS_MAX: u32 = 1 << 16;
 
-/// Where an object is, as far as was told.
+/// The location of an object according to events.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     memory: bool,
-    /// `None` where nothing was told: from before the open, or of a tier that forgot something.
+    /// `None` if unknown: stored before the open, or on a tier that reported lost entries.
     ssd: Option<bool>,
 }
 
-/// What was told since the store was opened.
+/// State derived from the events since the open.
 #[derive(Default)]
 pub(super) struct Heard {
     places: BTreeMap<ObjectKey, Place>,
-    /// Nothing is on SSD of which nothing was told.
+    /// Namespaces in which an object without an event is not on SSD.
     empty: Vec<NamespaceId>,
 }
 
@@ -35,7 +35,7 @@ impl Heard {
         self.places.entry(*key).or_insert(Place { memory: false, ssd: empty.then_some(false) })
     }
 
-    /// Note an event; false if it cannot be after what was told before.
+    /// Applies an event; false if it contradicts earlier ones.
     fn note(&mut self, event: &Event) -> bool {
         match event {
             Event::Stored { tier, key, new } => {
@@ -85,7 +85,7 @@ fn brief(event: &Event) -> String {
 }
 
 impl Run<'_> {
-    /// Take in what was told.
+    /// Applies new events.
     fn hear(&mut self, store: &Store) {
         let told = store.take_events(usize::MAX);
         if told.lost > 0 {
@@ -99,7 +99,7 @@ impl Run<'_> {
         }
     }
 
-    /// Where was told that these are, before the store is asked.
+    /// Presence of these objects according to events, before the store is asked.
     pub(super) fn listen(&mut self, store: &Store, oids: &[Oid]) -> Vec<Option<bool>> {
         self.hear(store);
         let told = |oid: &Oid| {
@@ -109,9 +109,9 @@ impl Run<'_> {
         oids.iter().map(told).collect()
     }
 
-    /// Whether what was told of an object is what a look found.
+    /// Checks that events and a look-up agree about an object.
     pub(super) fn check_told(&mut self, oid: Oid, told: Option<bool>, here: bool) {
-        // What is attached is found only with its base.
+        // An attached object is visible only with its base.
         let hidden = !here && base_of(oid).next().is_some();
         if told.is_some_and(|told| told != here) && !hidden {
             self.find(FindingKind::Wrong, format!("exists={here}, and was told {told:?} oid={oid}"));

@@ -1,6 +1,7 @@
-//! Long runs, each of one seed: the seed gives configuration, workload, faults, schedule and crash points, and the
-//! production code runs unchanged over the simulated machine. [`Plan::of_seed`] says what a seed stands for,
-//! [`explore`] does it, [`shrink`] makes a plan that fails as short as it can.
+//! Long runs, one per seed. The seed decides configuration, workload, faults, schedule and crash
+//! points, and the production code runs unchanged over the simulated machine. [`Plan::of_seed`]
+//! makes the plan of a seed, [`explore`] executes it, and [`shrink`] reduces a failing plan to few
+//! operations.
 
 mod boots;
 pub mod faults;
@@ -27,12 +28,12 @@ pub use report::{Finding, FindingKind, Sums};
 pub use run::Run;
 pub use shrink::{Shrunk, shrink};
 
-/// Do a plan: what it came to, and what is wrong, at most a few findings.
+/// Executes a plan; returns its counts and at most a few findings.
 pub fn explore(plan: &Plan) -> (Sums, Vec<Finding>) {
     explore_telling(plan, None)
 }
 
-/// As [`explore`]; every step and answer is told to `tell`.
+/// Like [`explore`]; passes every step and answer to `tell`.
 pub fn explore_telling(plan: &Plan, tell: Option<Box<dyn FnMut(String)>>) -> (Sums, Vec<Finding>) {
     let mut run = Run::new(plan);
     if let Some(tell) = tell {
@@ -43,7 +44,7 @@ pub fn explore_telling(plan: &Plan, tell: Option<Box<dyn FnMut(String)>>) -> (Su
         let text = format!("panicked: {}", message(&*panic));
         run.find(FindingKind::Panic, text);
     }
-    // What is left after a panic may panic again when it is dropped.
+    // The rest of the run may panic again when it is dropped.
     let findings = run.findings.clone();
     catch_unwind(AssertUnwindSafe(|| run.finish())).unwrap_or_else(|_| {
         let mut sums = Sums { seeds: 1, ..Sums::default() };

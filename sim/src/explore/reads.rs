@@ -1,4 +1,4 @@
-//! The operations that read, and what is made of their answers.
+//! Operations that read, and the checks of their answers.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -16,12 +16,12 @@ use super::objects::{self, NAMESPACES, Oid, PAGES, PageKind, key};
 use super::report::FindingKind;
 use super::run::Run;
 
-/// How far behind a block's beginning memory lies that is not read straight into, as an allocator's does.
+/// Offset from a block boundary of memory that cannot be read into directly, like an allocator's.
 const BESIDE: usize = 16;
 
-/// What a get asked for of an object.
+/// The requested range of a get.
 pub(super) enum Asked {
-    /// All of it, taken to be so long.
+    /// The whole object, of the expected length.
     Whole(usize),
     Range(Range<usize>),
 }
@@ -49,7 +49,7 @@ impl Run<'_> {
         self.rng.below(if hot { 18 } else { PAGES as u64 }) as usize
     }
 
-    /// An object that pages of its kind have.
+    /// An object that exists on pages of its kind.
     pub(super) fn some_oid(&mut self) -> Oid {
         let page = self.some_page();
         let singles = objects::singles(page);
@@ -79,7 +79,7 @@ impl Run<'_> {
         let from = self.rng.below(all as u64) as usize;
         let len = 1 + self.rng.below((all - from) as u64) as usize;
         let (from, len) = match self.rng.below(4) {
-            // To block borders.
+            // To block boundaries.
             0 => (from / 32_768 * 32_768, all - from / 32_768 * 32_768),
             _ => (from, len),
         };
@@ -112,7 +112,7 @@ impl Run<'_> {
         }
     }
 
-    /// Two pages, mostly the first whole.
+    /// Two pages, the first mostly complete.
     pub(super) fn prefetch(&mut self) {
         let Some(store) = self.store.clone() else { return };
         let mut oids = self.parts_of_some_page();
@@ -137,7 +137,7 @@ impl Run<'_> {
         self.parts_of(page)
     }
 
-    /// Every object that a page may have.
+    /// Gets every object that the page may have.
     pub(super) fn get_all_of(&mut self, page: usize) {
         let of = objects::all().filter(|oid| objects::page_of(*oid) == page).collect::<Vec<_>>();
         let gets = of.into_iter().map(|oid| self.whole(oid)).collect();
@@ -180,7 +180,7 @@ impl Run<'_> {
         self.launch(session, ticket, start, begun, Cargo::Get { gets, page });
     }
 
-    /// A batch in flight is done.
+    /// A batch in flight completed.
     pub(super) fn land(&mut self, flight: Flight, done: Done) {
         self.oracle.tick();
         let Flight { start, cargo, begun, crowded, .. } = flight;
@@ -235,7 +235,7 @@ impl Run<'_> {
         }
     }
 
-    /// What one get brought; the number of the put whose bytes it was.
+    /// Checks the answer of one get; returns the number of the put whose bytes it returned.
     pub(super) fn answered<'a>(
         &mut self,
         oid: Oid,
@@ -298,7 +298,7 @@ impl Run<'_> {
         }
     }
 
-    /// The objects of a group, asked for in one batch, are here or not.
+    /// Objects of one group, requested in one batch, all hit or all miss.
     fn check_group(&mut self, oids: &[Oid], start: u32, seen: &[(Option<u32>, Result<GetOutcome>)]) {
         let page = objects::page_of(oids[0]);
         let grouped = matches!(objects::kind(page), PageKind::Pair | PageKind::Many);
@@ -307,7 +307,7 @@ impl Run<'_> {
         let mut puts: Vec<u32> = seen.iter().filter_map(|(no, _)| *no).collect();
         puts.dedup();
         let changed = oids.iter().any(|oid| self.oracle.was_taken_since(*oid, start));
-        // With equal fingerprints a get goes from candidate to candidate, while others come.
+        // With equal fingerprints a get tries candidates while others appear.
         if !grouped || changed || self.plan.setup.constant || self.struck || self.world.disk.stopped() {
             return;
         }
@@ -320,8 +320,8 @@ impl Run<'_> {
     pub(super) fn get_lent(&mut self) {
         let count = 1 + self.rng.below(4);
         let oids: Vec<Oid> = (0..count).map(|_| self.some_oid()).collect();
-        // Bytes that begin a block are read straight into: where they lie is drawn, and not left to the allocator, which
-        // places them elsewhere in a run that is otherwise equal.
+        // Memory at the start of a block is read into directly. Its offset is drawn and not left to
+        // the allocator, which would place it differently in an otherwise equal run.
         let lengths: Vec<usize> = oids.iter().map(|oid| self.length(*oid)).collect();
         let starts: Vec<usize> = oids.iter().map(|_| [0, BESIDE][self.rng.below(2) as usize]).collect();
         let mut memory: Vec<AlignedBuf> =
@@ -347,7 +347,7 @@ impl Run<'_> {
             .iter()
             .zip(&mut pieces)
             .map(|(oid, pieces)| {
-                // An empty piece is no piece.
+                // An empty piece is not allowed.
                 let pieces = match (pieces[0].is_empty(), pieces[1].is_empty()) {
                     (true, _) => &mut pieces[1..],
                     (_, true) => &mut pieces[..1],
@@ -390,7 +390,7 @@ impl Run<'_> {
         }
         let bits = here.iter().fold(0u64, |bits, here| bits.rotate_left(1) ^ u64::from(*here));
         self.fold(bits);
-        // With equal fingerprints the index cannot tell.
+        // With equal fingerprints the index cannot distinguish objects.
         if self.plan.setup.constant || self.world.disk.stopped() {
             return;
         }
@@ -481,8 +481,8 @@ impl Run<'_> {
     }
 }
 
-/// What [`pagelith::Store::exists_groups`] has to answer: which pages are here in the anchor, and in each pool of
-/// which only a tail of so many pages is needed.
+/// The expected answer of [`pagelith::Store::exists_groups`]: which pages exist in the anchor, and
+/// in each pool, of which only a tail of pages is needed.
 fn pages_found(anchor: &[bool], pools: &[(Vec<bool>, usize)]) -> PagesFound {
     let boundary = anchor.iter().position(|here| !here).unwrap_or(anchor.len());
     let allows = |(here, window): &(Vec<bool>, usize), length: usize| {

@@ -1,4 +1,4 @@
-//! The operations that take, keep and make durable.
+//! Operations that remove, pin, lease, flush and scrub.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::objects::{self, NAMESPACES, Oid, PAGES, PARTS, key};
 use super::report::FindingKind;
 use super::run::Run;
 
-/// Pins held at once.
+/// Most pins held at once.
 const PINS_MAX: usize = 10;
 
 impl Run<'_> {
@@ -18,7 +18,7 @@ impl Run<'_> {
         Options { timeout, ..Options::default() }
     }
 
-    /// Remove up to three objects; `timeout` of the call.
+    /// Removes up to three objects; `timeout` of the call.
     pub(super) fn remove(&mut self, timeout: Option<Duration>) {
         self.perhaps_drain();
         let mut oids: Vec<Oid> = (0..1 + self.rng.below(3)).map(|_| self.some_oid()).collect();
@@ -29,7 +29,7 @@ impl Run<'_> {
         let start = self.oracle.tick();
         for oid in &oids {
             let page = objects::page_of(*oid);
-            // Whatever may lie with it, or be attached to it.
+            // Other objects of its group, and objects attached to it.
             for part in 0..PARTS {
                 let mate = objects::oid(page, part);
                 if mate == *oid || !objects::base_form(page).is_empty() {
@@ -61,8 +61,8 @@ impl Run<'_> {
         }
     }
 
-    /// An object is gone, and with it its group and what is attached to the object itself. What is attached to
-    /// other objects of the group goes too if the group was here, which is not known.
+    /// An object is removed, with its group and the objects attached to it. Objects attached to
+    /// other members are removed too if the group was present, which is unknown.
     fn removed(&mut self, oid: Oid) {
         let (page, part) = (objects::page_of(oid), objects::part_of(oid));
         let mut gone = vec![part];
@@ -78,7 +78,7 @@ impl Run<'_> {
         gone.iter().for_each(|part| self.oracle.taken(objects::oid(page, *part)));
     }
 
-    /// What was removed is not here, unless a put of it is in flight.
+    /// Removed objects do not exist, unless a put of them is in flight.
     fn check_gone(&mut self, oids: &[Oid], _since: u32) {
         let Some(store) = self.store.clone() else { return };
         if self.plan.setup.constant || self.world.disk.stopped() {
@@ -131,7 +131,7 @@ impl Run<'_> {
             let pin = store.pin(&[key(oid)]);
             let here = pin.pinned() == 1;
             let now = self.oracle.tick();
-            // With one fingerprint for all, it may be a pin of another object.
+            // With equal fingerprints it may be a pin of another object.
             let tells = !self.plan.setup.constant;
             if !here && tells && !self.world.disk.stopped() {
                 let answer = self.oracle.miss(oid, now, "pin");
@@ -185,10 +185,10 @@ impl Run<'_> {
         }
     }
 
-    /// Verify what is sealed.
+    /// Verifies sealed segments.
     pub(super) fn scrub(&mut self) {
         let Some(store) = self.store.clone() else { return };
-        // It reads everything.
+        // A scrub reads everything.
         self.touched = None;
         let rate = [0, 1 << 20, 64 << 20][self.rng.below(3) as usize];
         let timeout = Duration::from_millis(1 + self.rng.below(200));
@@ -197,7 +197,7 @@ impl Run<'_> {
         let took = self.world.clock.now().since(begun);
         self.take_strikes();
         self.say(|| format!("  scrub {outcome:?}"));
-        // The last read has the deadline of its own.
+        // The last read has its own deadline.
         self.check_time("scrub", took, timeout + self.plan.setup.deadline());
         match outcome {
             Ok(report) => {
@@ -211,15 +211,15 @@ impl Run<'_> {
         }
     }
 
-    /// What waits for the disk may wait for a reader too that only this thread could drive on: half of the time
-    /// there is none.
+    /// A call that waits for the disk may also wait for a reader that only this thread could poll:
+    /// half of the time there is none.
     fn perhaps_drain(&mut self) {
         if self.rng.one_in(2) {
             self.drain();
         }
     }
 
-    /// A flush or close that began at `start` succeeded, with so many objects lost.
+    /// A flush or close that began at `start` succeeded with `lost` objects lost.
     pub(super) fn flushed(&mut self, start: u32, lost: u64) {
         self.oracle.tick();
         if self.plan.setup.ssd_mib == 0 {

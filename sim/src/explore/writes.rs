@@ -1,4 +1,4 @@
-//! The operations that put, and what is made of their answers.
+//! Operations that put, and the checks of their answers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::objects::{self, Content, OTHER_FORM, Oid, PageKind, key};
 use super::report::FindingKind;
 use super::run::{OpenGroup, Run};
 
-/// Bytes more than an object has, where it is put with another length.
+/// Additional bytes of an object that is put with another length.
 const LONGER: usize = 3;
 
 fn bytes_of(oid: Oid, no: u32, len: usize) -> Arc<[u8]> {
@@ -27,7 +27,7 @@ impl Run<'_> {
         self.no
     }
 
-    /// Something that the page is put as: its group, or one of its singles.
+    /// A form of the page: its group, or one of its singles.
     fn form(&mut self, page: usize) -> Vec<Oid> {
         let singles = objects::singles(page);
         let single = match objects::kind(page) {
@@ -60,7 +60,7 @@ impl Run<'_> {
         self.submit_puts(puts, 0);
     }
 
-    /// A put of another length, or of a group that the page is not.
+    /// A put with another length, or of a conflicting group.
     pub(super) fn put_other(&mut self) {
         let page = self.some_page();
         let no = self.next_no();
@@ -120,19 +120,19 @@ impl Run<'_> {
         }
     }
 
-    /// A put of a group ended: one outcome an object.
+    /// The put of a group ended, with one outcome per object.
     fn put_ended(&mut self, put: Putting, start: u32, outcomes: Vec<Result<PutOutcome>>) {
         self.say(|| format!("  no={} {outcomes:?}", put.no));
         let nothing = |run: &mut Self| {
             put.members.iter().for_each(|oid| run.oracle.put_nothing(*oid, put.no));
         };
-        // Otherwise it is open still, or the next who joins it is told another id.
+        // Otherwise it is still open, or the next caller that joins it gets another id.
         let over = |o: &Result<PutOutcome>| matches!(o, Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent));
         if put.open.is_some() && outcomes.iter().all(over) {
             self.groups.retain(|g| Some(g.id) != put.open);
         }
         if outcomes.is_empty() {
-            // The group was open no more.
+            // The group was not open any more.
             return nothing(self);
         }
         if outcomes.len() != put.members.len() {
@@ -228,7 +228,7 @@ impl Run<'_> {
             let mixed = objects::kind(objects::page_of(put.members[0])) == PageKind::Mixed;
             let each: Vec<_> = put.members.iter().map(|_| outcome.clone()).collect();
             if mixed && put.members.len() > 1 && outcome == Ok(PutOutcome::Stored) {
-                // Which of them kept the bytes they had is not told.
+                // The outcome does not say which of them kept their bytes.
                 self.oracle.put_stored(put.members[0], put.no);
                 put.members[1..].iter().for_each(|oid| self.oracle.put_unknown(*oid, put.no));
                 continue;
@@ -237,10 +237,10 @@ impl Run<'_> {
         }
     }
 
-    /// Pages of which groups may be begun.
+    /// Pages with groups that may be begun.
     fn some_grouped_page(&mut self) -> usize {
         loop {
-            // Few, so that what is begun is gone on with.
+            // Few pages, so that begun groups are continued.
             let page = self.rng.below(24) as usize;
             if !objects::base_form(page).is_empty() {
                 return page;
@@ -289,7 +289,7 @@ impl Run<'_> {
                 Ok(PutOutcome::Waiting) => self.groups[at].filled.push(*oid),
                 Ok(PutOutcome::AlreadyPresent) if filled || self.oracle.may_be_here(*oid, start) => {}
                 Ok(other) => self.find(FindingKind::Wrong, format!("put into a group oid={oid} {other:?}")),
-                // Its deadline is over, or its namespace was cleared.
+                // Its deadline has passed, or its namespace was cleared.
                 Err(error) if error.kind == ErrorKind::Unavailable => {}
                 Err(error) => self.excuse("put into a group", &error),
             }
@@ -340,7 +340,7 @@ impl Run<'_> {
     }
 }
 
-/// Without an empty first piece.
+/// The pieces without an empty first one.
 fn non_empty<'a, 'b>(pieces: &'a [&'b [u8]; 2]) -> &'a [&'b [u8]] {
     if pieces[0].is_empty() { &pieces[1..] } else { &pieces[..] }
 }

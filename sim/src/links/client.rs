@@ -70,17 +70,17 @@ pub struct Client {
     pub memory: Memory,
     pub looks: Looks,
     pub left: u32,
-    /// It asks for so many objects, the first of all.
+    /// It uses the objects `0..of`.
     pub of: usize,
-    /// It has several batches under way at once, now and then.
+    /// Now and then it has several batches in progress at once.
     pub several: bool,
-    /// It removes what others are busy with, and asks for what they remove.
+    /// It removes objects that others use, and requests objects that others remove.
     pub meets: bool,
-    /// So many stores have clients that ask for the same, and put it.
+    /// Number of stores whose clients request and put the same objects.
     pub stores: usize,
-    /// What it put last.
+    /// The objects that it put last.
     pub put_last: Vec<usize>,
-    /// The last call found no store.
+    /// The last call found the store unavailable.
     pub alone: bool,
 }
 

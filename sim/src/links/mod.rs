@@ -51,13 +51,13 @@ const UNDER_WAY: Duration = Duration::from_millis(100);
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Its number.
+    /// The seed.
     pub seed: u64,
     /// Operations of all clients together.
     pub ops: u32,
-    /// Nothing goes wrong.
+    /// No faults.
     pub calm: bool,
-    /// Who stands where, whatever the seed says.
+    /// Arrangement of stores and clients, in place of the seed's choice.
     pub shape: Option<Shape>,
     /// The planted bug of the clients' ends of links.
     pub plant: Plant,

@@ -18,7 +18,7 @@ use crate::explore::setup::Setup;
 /// An arrangement of stores and clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Clients that are attached to a store process.
+    /// Clients attached to a store process.
     Attached,
     /// The same, and the store has a peer itself.
     Behind,

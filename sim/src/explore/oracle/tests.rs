@@ -1,4 +1,4 @@
-//! What the oracle allows, call by call. Each rule is held by an answer that it lets pass and one that it does not.
+//! Tests of the oracle, call by call. Each rule has an allowed and a forbidden answer.
 
 use super::*;
 
@@ -15,7 +15,7 @@ impl Case {
         Case { oracle: Oracle::new(roomy, false), no: 0 }
     }
 
-    /// Put, and hear that it is stored: its number.
+    /// Puts and gets the outcome stored; returns the put number.
     fn put(&mut self) -> u32 {
         self.no += 1;
         self.oracle.tick();
@@ -40,7 +40,7 @@ impl Case {
         self.oracle.flushed(start);
     }
 
-    /// A get that began at `start` brings the bytes of put `no`.
+    /// A get that began at `start` returns the bytes of put `no`.
     fn hit_since(&mut self, start: u32, no: u32) -> Result<Seen, Wrong> {
         let mut bytes = [0; 100];
         Content::of(A, no).fill(&mut bytes);
@@ -210,7 +210,7 @@ fn a_put_that_put_nothing_was_never_there() {
     assert!(c.hit(7), "it runs, and may have taken effect");
     c.oracle.put_nothing(A, 7);
     assert!(!c.hit(7));
-    // Of one open group that is committed twice, the second time in vain.
+    // An open group is committed twice; the second commit stores nothing.
     c.oracle.put_begun(A, 8, 100);
     c.oracle.tick();
     c.oracle.put_unknown(A, 8);
@@ -263,7 +263,7 @@ fn an_open_group_that_is_committed_twice_is_one_put() {
     c.oracle.tick();
     c.oracle.put_begun(A, 1, 100);
     assert!(c.hit(1));
-    // The second commit finds no such group any more.
+    // The second commit finds no such group.
     c.oracle.put_nothing(A, 1);
     let start = c.oracle.tick();
     assert!(c.oracle.may_be_here(A, start));

@@ -1,37 +1,38 @@
-//! What the oracle is told, and what it says.
+//! Input and output types of the oracle.
 
-/// What a fault may have done.
+/// The possible effect of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Struck {
-    /// A read brought nothing or other bytes: objects may be dropped, and are found again by the next process.
+    /// A read failed or returned other bytes: objects may be dropped, and are found again by the
+    /// next process.
     Read,
-    /// A block cannot be read until it is written again: what lies there may be lost for good.
+    /// A block is unreadable until it is written again: its contents may be lost for good.
     Rot,
-    /// A write or sync failed aloud: what no flush covered, or no flush will, may be lost.
+    /// A write or sync returned an error: objects not covered by an earlier flush may be lost.
     Write,
-    /// The device lost or changed what it had acknowledged: anything may be lost, and what was removed may be
-    /// back, since its tombstone may be what was lost.
+    /// The device lost or changed acknowledged data: any object may be lost, and removed objects
+    /// may come back, because the lost data may be their tombstones.
     Lie,
 }
 
-/// What is wrong with an answer.
+/// A violation by an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrong {
     /// Bytes that were not put under this key, or were replaced, removed or cleared.
     Bytes(String),
-    /// A miss of what a flush had covered.
+    /// A miss of an object that a flush had covered.
     SyncedLost(String),
-    /// A miss of what was put and nothing took.
+    /// A miss of an object that was put and not removed.
     Lost(String),
 }
 
-/// What a get may have brought.
+/// The version that a get returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// The version.
+    /// The put number.
     pub no: u32,
-    /// It had been removed or cleared, and a device that lies brought it back.
+    /// The version had been removed or cleared, and a lying device brought it back.
     pub returned: bool,
-    /// The bytes are enough to tell one put from another.
+    /// The bytes suffice to identify the put.
     pub sure: bool,
 }
