@@ -1,5 +1,5 @@
-//! Short plans, crashed after every single change that the disk executes, in every way; each time the store
-//! opens again and everything is asked for.
+//! Short plans, crashed in every way after every change that the disk executes. Each time the store
+//! reopens and every object is read.
 
 mod support;
 

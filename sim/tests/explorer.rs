@@ -1,10 +1,10 @@
-//! A few seeds of the explorer in every test run; `pagelith-sim run` does the many.
+//! A few seeds of the explorer in every test run; `pagelith-sim run` runs many.
 
 use pagelith_sim::explore::{FaultChoice, Plan, Sums, explore, shrink};
 
 const OPS: usize = 1500;
 
-/// Run seeds; a finding fails the test with what a person needs to see it again.
+/// Runs seeds; a finding fails the test with the commands to reproduce it.
 fn hold(seeds: std::ops::Range<u64>, faults: FaultChoice, constant: bool) -> Sums {
     let mut sums = Sums::default();
     for seed in seeds {
@@ -42,8 +42,9 @@ fn seeds_with_faults() {
     assert_eq!(injected, explained, "{:?}", sums.faults);
 }
 
-/// Those that found a bug of the store, each of a kind that none of the first ten thousand had met. What they met is told
-/// in CHANGELOG.md; a change of what the explorer does makes other runs of them.
+/// Seeds that found a bug of the store, each of a kind that none of the first ten thousand seeds
+/// had shown. CHANGELOG.md describes the bugs. A change of the explorer's operations changes these
+/// runs.
 #[test]
 fn seeds_that_once_found_something() {
     for seed in [

@@ -1,6 +1,7 @@
-//! A device that fails reads, writes and syncs: every operation of short plans in turn, once or several times in a
-//! row. Calls may fail and objects may be lost; nothing wrong, nothing removed and no part of a group may come, in
-//! the process that met the fault or after a crash, and the store opens again once the device is well.
+//! A device that fails reads, writes and syncs: every operation of short plans in turn, once or
+//! several times in a row. Calls may fail and objects may be lost. No get returns wrong bytes,
+//! removed objects or part of a group, in the process that met the fault or after a crash. The
+//! store reopens once the faults end.
 
 mod support;
 
@@ -13,9 +14,9 @@ use support::plan::Step::*;
 use support::plan::{Plan, Shape, Step};
 use support::run::Run;
 
-/// As often as an operation is tried, and once more.
+/// The number of attempts of an operation, and one more.
 const IN_A_ROW: [u64; 2] = [1, 4];
-/// Operations of a kind that a plan may make at most.
+/// Most operations of a kind in a plan.
 const MOST: u64 = 400;
 
 const GROUPS: [Step; 14] = [
@@ -38,7 +39,8 @@ const GROUPS: [Step; 14] = [
 const ROUND: [Step; 9] =
     [Group(0), Flush, Fill(10, 9), Remove(0), Flush, Warm(12, 6), Fill(30, 9), Flush, Get(0)];
 
-/// Run the plan with the `nth` operation of a kind failing, `row` times; what was wrong, and whether it failed.
+/// Runs the plan with the `nth` operation of a kind failing, `row` times; returns the errors, and
+/// whether it failed.
 fn with_fault(plan: &Plan, op: FaultOp, nth: u64, row: u64) -> (Vec<String>, bool) {
     let world = SimWorld::with_dirs(3, plan.shape.dirs);
     for n in nth..nth + row {
@@ -63,7 +65,7 @@ fn with_fault(plan: &Plan, op: FaultOp, nth: u64, row: u64) -> (Vec<String>, boo
 }
 
 fn hold(name: &'static str, shape: Shape, steps: &[Step]) {
-    // What the device fails may be gone, as if it had been evicted.
+    // An object on a failing device may be missing, as if evicted.
     let plan =
         Plan { name, shape: Shape { evicts: true, ..shape }, steps: steps.to_vec(), after: Vec::new() };
     for op in [FaultOp::Read, FaultOp::Write, FaultOp::Sync] {

@@ -1,5 +1,5 @@
-//! Several batches of gets of one session have come back when it is asked: the first is handed out before the others are
-//! verified, so that its caller goes on meanwhile.
+//! Several batches of gets of one session have completed when it is polled: the first is returned
+//! before the others are verified, so that its caller can continue meanwhile.
 
 mod support;
 
@@ -20,7 +20,7 @@ fn content(page: u32) -> AlignedBuf {
     buf
 }
 
-/// A store of these pages, which has all of them on SSD alone.
+/// A store with these pages, all on SSD only.
 fn store(world: &SimWorld) -> Store {
     let shape = Shape { cold: true, promote: false, ..Shape::ROOMY };
     let store = Store::open_in(config(shape), world.env()).expect("opened");
@@ -53,7 +53,7 @@ fn who_is_done_is_handed_out_before_the_rest_is_verified() {
     let store = store(&world);
     let mut session = store.session().expect("a session");
     let tickets = PAGES.map(|page| submit(&mut session, page));
-    // All three have come back long ago.
+    // All three completed long ago.
     world.clock.advance(Duration::from_secs(1));
     for (at, page) in PAGES.iter().enumerate() {
         let (ticket, done) = session.poll().expect("a batch is done");

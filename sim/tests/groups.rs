@@ -1,8 +1,9 @@
-//! Groups of two to ten objects, put at once, begun and committed, and attached to one another: plans of at most
-//! twelve operations, crashed after every single change in every way, and again at every change of the recovery.
-//! Never a part of a group, never an attached one without its base, never what was not committed.
+//! Groups of two to ten objects: put at once, begun and committed, and attached to one another.
+//! Plans of at most twelve operations are crashed in every way after every change, and again at
+//! every change of the recovery. No get ever returns part of a group, an attached group without its
+//! base, or an uncommitted group.
 //!
-//! `TEST_PAGELITH_SIM_FALLS=N` lets each crash fall in N more random ways.
+//! `TEST_PAGELITH_SIM_FALLS=N` adds N random crashes at each point.
 
 mod support;
 
@@ -15,7 +16,7 @@ use support::plan::{Plan, Shape, Step};
 use support::run::Run;
 use support::world::{ATTACHED as POOLS, FORMS, key, keys};
 
-/// Operations of a plan at most.
+/// Most operations of a plan.
 const STEPS_MAX: usize = 12;
 const CHECKPOINTED: Shape = Shape { checkpoint: 1, ..Shape::ROOMY };
 const COLD: Shape = Shape { cold: true, ..CHECKPOINTED };
@@ -269,7 +270,7 @@ fn closed_and_opened_from_its_checkpoint() {
     hold("closed_and_opened_from_its_checkpoint", Shape::ROOMY, &steps, &[Attach(0, 0), Attach(2, 0)]);
 }
 
-/// Where bytes lie in the segments of a small store.
+/// The offset of these bytes in the segments of a small store.
 fn find(disk: &SimDisk, bytes: &[u8]) -> u64 {
     let blocks = (0..).map(|block| block * 4096);
     let mut blocks =
@@ -277,8 +278,8 @@ fn find(disk: &SimDisk, bytes: &[u8]) -> u64 {
     blocks.find(|(_, found)| found == bytes).expect("it is on the disk").0
 }
 
-/// What is left of a page of ten and what is attached to it when a byte is damaged: of the payload of its member
-/// `of`, or of the header of their record.
+/// The number of objects left of a page of ten, and of the group attached to it, after damage to
+/// one byte: of the payload of its member `of`, or of the header of their record.
 fn after_damage(of: &str, header: bool) -> [usize; 2] {
     let world = SimWorld::new(1);
     let mut run = Run::new(&world, Shape { cold: true, ..Shape::ROOMY });
@@ -293,7 +294,7 @@ fn after_damage(of: &str, header: bool) -> [usize; 2] {
     };
     world.disk.inject(FaultPlan::FlipBit { dir: 0, name: "segments".into(), offset: at + 3, bit: 1 });
     assert!(run.wrong.is_empty(), "{:?}", run.wrong);
-    // Only the damaged one is read: the others must go with it.
+    // Only the damaged object is read: the others must be dropped with it.
     run.ask(&[key(0, of)]);
     let answers = run.ask(&all).expect("a disk that runs");
     let here = |some: &[_]| some.iter().filter(|key| answers[*key].is_some()).count();

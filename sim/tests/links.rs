@@ -1,4 +1,5 @@
-//! Stores and clients over links on which everything goes wrong; and that it is noticed when a link has a bug.
+//! Stores and clients over links with every fault, and checks that each planted bug of a link is
+//! detected.
 
 use pagelith_sim::link::Plant;
 use pagelith_sim::links::{Plan, Shape, Tally, run};
@@ -16,7 +17,7 @@ fn of_shape(seeds: std::ops::Range<u64>, shape: Option<Shape>, plant: Plant, cal
     sums
 }
 
-/// `pagelith-sim links --seeds 0..200 --ops 2000` is a million packets.
+/// `pagelith-sim links --seeds 0..200 --ops 2000` sends a million packets.
 #[test]
 fn whatever_links_do_no_hit_is_wrong_and_no_memory_is_touched_late() {
     let sums = of(0..12, Plant::None, false);
@@ -56,9 +57,10 @@ fn one_seed_is_one_run() {
     assert_ne!(of(1..2, Plant::None, false).trace, of(2..3, Plant::None, false).trace);
 }
 
-/// A planted bug is noticed in one of these seeds: of outcomes that are believed too late in one of a dozen, by chance in none of the first forty.
+/// A planted bug is caught by one of these seeds. Stale outcomes are caught by one seed in a dozen,
+/// but by chance by none of the first forty.
 fn caught(plant: Plant, noticed: fn(&Tally) -> bool) {
-    // Reads are of what is lent.
+    // Its reads are of lent files.
     let shape = (plant == Plant::ReadOn).then_some(Shape::Shown);
     let sums = (0..400).map(|seed| of_shape(seed..seed + 1, shape, plant, false)).find(noticed);
     assert!(sums.is_some(), "{plant:?} was not noticed");

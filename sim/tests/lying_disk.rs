@@ -1,5 +1,6 @@
-//! Every sync that crash safety hangs on, left out: the disk acknowledges it and makes nothing durable. The
-//! checker has to notice each, else what it says of the honest disk is worth nothing.
+//! Each sync that crash safety depends on is ignored in turn: the disk acknowledges it and makes
+//! nothing durable. The checker must detect each, else its results for the honest disk prove
+//! nothing.
 
 mod support;
 
@@ -8,7 +9,7 @@ use support::check::{Recorded, WAYS, record};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape, Step};
 
-/// More ways to tear, since what a missing sync leaves open may be a narrow gap.
+/// More random crashes, since a missing sync may leave a narrow gap.
 fn ways() -> Vec<(CrashMode, u64)> {
     WAYS.into_iter().chain((4..17).map(|seed| (CrashMode::Random, seed))).collect()
 }
@@ -17,12 +18,12 @@ fn plan(name: &'static str, shape: Shape, steps: &[Step]) -> Plan {
     Plan { name, shape, steps: steps.to_vec(), after: Vec::new() }
 }
 
-/// The findings on a disk that ignores these syncs, a few at most.
+/// The findings on a disk that ignores these syncs, at most a few.
 fn caught(plan: &Plan, lie: impl Fn(&str, u64) -> bool + Send + 'static) -> Vec<String> {
     record(plan, Some(Box::new(lie))).findings(&ways(), false, 3)
 }
 
-/// The honest disk gives no cause for complaint, in the same ways.
+/// The honest disk has no findings with the same crashes.
 fn honest(plan: &Plan) -> Recorded {
     let recorded = record(plan, None);
     let found = recorded.findings(&ways(), false, 1);
@@ -30,7 +31,7 @@ fn honest(plan: &Plan) -> Recorded {
     recorded
 }
 
-/// Which syncs of a file (from 1) are followed, as the next change to that file, by one that `next` knows.
+/// The numbers (from 1) of a file's syncs whose next change to the file satisfies `next`.
 fn syncs_before(recorded: &Recorded, file: &str, next: impl Fn(&str) -> bool) -> Vec<u64> {
     let own = format!("file={file} ");
     let changed = |l: &&String| l.contains(&own) && [" write ", " sync "].iter().any(|k| l.contains(k));
@@ -71,7 +72,7 @@ fn without_the_sync_between_the_manifest_copies_it_is_caught() {
     let plan = plan("copies", Shape::ROOMY, &[Group(0), Flush, Fill(10, 12), Flush]);
     honest(&plan);
     let found = caught(&plan, |file, at| file.contains("manifest.0") && at > 1);
-    // Both copies of a block are old or ruined at once.
+    // Both copies of a block are old or damaged at once.
     let lost =
         |f: &String| f.contains("open failed") || (f.contains("wrong answer") && f.contains("got=None"));
     assert!(found.iter().any(lost), "{found:?}");
@@ -81,8 +82,9 @@ fn without_the_sync_between_the_manifest_copies_it_is_caught() {
 fn without_the_sync_of_what_was_moved_it_is_caught() {
     let plan = plan("move", Shape::TIGHT, &[Group(0), Flush, Pin(0), Fill(10, 40), Idle(5000)]);
     let syncs = honest(&plan).log.iter().filter(|l| l.contains(" sync file=sim0/segments ")).count() as u64;
-    // The crash takes the copy that was moved, and leaves the manifest that gives the old one's segment another
-    // incarnation. Which of both is synced first decides whether one that takes all that is not synced does that.
+    // The crash loses the moved copy, and keeps the manifest that gives the old copy's segment a new
+    // incarnation. Which of the two is synced first decides whether a crash that loses all unsynced
+    // data does that.
     let lost = |n: u64| {
         let lie = move |file: &str, at: u64| file == "sim0/segments" && at == n;
         let found = record(&plan, Some(Box::new(lie))).findings(&ways(), false, 1);

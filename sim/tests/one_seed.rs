@@ -1,5 +1,5 @@
-//! Long random plans, each of one seed: several crashes and reopenings in one life, at random moments, with
-//! operations in flight that may still happen.
+//! Long random plans, one per seed: several crashes and reopenings in one life, at random moments,
+//! with operations in flight that may still execute.
 
 mod support;
 
@@ -12,10 +12,10 @@ use support::plan::{Plan, Step, random};
 use support::run::Run;
 
 const STEPS: usize = 60;
-/// Operations that a failure's message shows.
+/// Operations shown in a failure message.
 const TAIL: usize = 40;
 
-/// What a run of a seed ends with.
+/// The result of a run of a seed.
 struct Outcome {
     plan: Plan,
     wrong: Vec<String>,
@@ -52,19 +52,19 @@ fn live(run: &mut Run<'_>, plan: &Plan, rng: &mut SplitMix64, crashes: &mut Vec<
             return;
         }
         if rng.one_in(9) {
-            // In the middle of some later step.
+            // In the middle of a later step.
             world.disk.stop_after(rng.below(25));
         }
         run.step(*step);
         let crash = world.disk.stopped() || rng.one_in(14);
         if crash || run.store.is_none() {
-            // Some of what is under way ends before the crash, some does not.
+            // Some operations in flight end before the crash, some do not.
             world.runtime.run_for(std::time::Duration::from_micros(rng.below(700)));
             let mode = [CrashMode::DropAll, CrashMode::KeepAll, CrashMode::Random][rng.below(3) as usize];
             crashes.push(format!("step={i} {step:?} mode={mode:?} n={}", world.disk.ops_done()));
             world.crash(mode);
             if rng.one_in(4) {
-                // And once more while recovering.
+                // And once more during recovery.
                 world.disk.stop_after(rng.below(12));
                 run.reopened();
                 crashes.push(format!("again mode={mode:?} n={}", world.disk.ops_done()));
@@ -106,7 +106,7 @@ fn random_plans_of_the_upper_half() {
     hold(seeds(1));
 }
 
-/// Two tests, so that two cores are used. `TEST_PAGELITH_SIM_SEEDS=FROM..TO` runs others.
+/// Two tests, to use two cores. `TEST_PAGELITH_SIM_SEEDS=FROM..TO` runs other seeds.
 fn seeds(half: u64) -> std::ops::Range<u64> {
     let (from, to) = match std::env::var("TEST_PAGELITH_SIM_SEEDS") {
         Ok(text) => {

@@ -1,4 +1,4 @@
-//! Moments that no plan meets by itself, walked through in small steps of time.
+//! Race moments that no plan reaches by itself, searched in small steps of time.
 
 mod support;
 
@@ -13,7 +13,7 @@ use support::plan::{Plan, Shape};
 use support::run::Run;
 use support::world::{key, length};
 
-/// Pins that found their object, over all moments tried.
+/// Pins after `wait` while the log is reclaimed; returns whether the pin held.
 fn pin_at(pages: u32, wait: Duration) -> bool {
     let shape = Shape { promote: false, ..Shape::TIGHT };
     let world = SimWorld::with_dirs(1, shape.dirs);
@@ -49,8 +49,9 @@ fn a_pin_taken_while_its_segment_is_being_reclaimed_holds() {
     assert!(outcomes.iter().all(|n| *n > 5), "both sides of the moment are met {outcomes:?}");
 }
 
-/// The machine goes down after so many changes, while the store that went round makes room, in its second life: with
-/// no segment in reserve what it frees is used at once. Whether they were enough for all of it.
+/// The machine crashes after `changes` changes, while a reopened store reclaims a full log: with no
+/// segment in reserve it reuses freed segments at once. Returns whether the changes sufficed for
+/// the whole plan.
 fn down_after(changes: u64, pages: u32, mode: CrashMode) -> bool {
     let shape = Shape { promote: false, ..Shape::TIGHT };
     let world = SimWorld::with_dirs(changes, shape.dirs);
@@ -121,7 +122,8 @@ fn a_lease_ends_and_a_pin_does_not() {
     world.crash(CrashMode::KeepAll);
 }
 
-/// A read stays in flight while the log goes round. The disk refuses operations that overlap one that is in flight.
+/// A read stays in flight while the log wraps. The disk refuses operations that overlap one in
+/// flight.
 #[test]
 fn segment_with_a_read_in_flight_is_not_written_over() {
     const READ_TIME: Duration = Duration::from_secs(60);
@@ -130,7 +132,7 @@ fn segment_with_a_read_in_flight_is_not_written_over() {
     let world = SimWorld::with_dirs(1, shape.dirs);
     let mut run = Run::new(&world, shape);
     assert!(run.open());
-    // Opened again, it has the page on SSD alone.
+    // After the reopening the page is on SSD only.
     for step in [Group(0), Flush, Abandon] {
         run.step(step);
     }

@@ -1,6 +1,6 @@
-//! Which answers a cache may give, for long runs with many calls in flight. The rules are those of
-//! [`crate::model`], but with times instead of a sequence of calls, and limited to the requested
-//! objects.
+//! The allowed answers of a cache in long runs with many calls in flight: the rules of
+//! [`crate::model`], but with times instead of a sequence of calls, and for the requested objects
+//! only.
 //!
 //! Every put of an object is a *version*. It may be seen from the start of its put until the moment
 //! at which it certainly was gone. A get that ran from `a` to `b` may return any version whose life
@@ -61,8 +61,7 @@ struct Object {
     versions: Vec<Version>,
     /// From this time on it is certainly present.
     certain: u32,
-    /// The time at which the last remove or clear of it began: whether it succeeded or not, older
-    /// versions may be gone.
+    /// When the last remove or clear of it began: older versions may be gone, whatever its outcome.
     taken: u32,
     pins: u32,
 }
@@ -70,8 +69,7 @@ struct Object {
 impl Object {
     fn doubt_all(&mut self) {
         self.certain = NEVER;
-        // Versions that no flush covered yet too: the next flush may cover a write that no look-up
-        // finds any more.
+        // Also uncovered versions: the next flush may cover a write that no look-up finds.
         let here = self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
         here.for_each(|v| v.state = State::Maybe);
     }
@@ -90,8 +88,7 @@ pub struct Oracle {
     dirty: Vec<(Oid, u32)>,
     /// The device may lie: removed objects may come back.
     lies: bool,
-    /// The device has lied since the store was made. If that hit the head of a segment or a
-    /// tombstone record, removed objects may come back, whenever they were removed.
+    /// The device has lied: a lost segment head or tombstone may bring back any removed object.
     lied: bool,
     /// Blocks became bad, or the device lied: a flush proves nothing any more.
     rotten: bool,
@@ -100,17 +97,14 @@ pub struct Oracle {
     reads_struck: u32,
     /// After this many struck reads a segment is quarantined with everything in it.
     quarantine_after: u32,
-    /// The index has room for all objects of the segments: objects pinned at a crash are found
-    /// again.
+    /// The index has room for all objects of the segments: pinned objects survive a crash.
     keeps_pins: bool,
     /// The last process crashed with its pins held.
     held: bool,
-    /// A write or sync of this process failed: the SSD tier may accept nothing more, and then
-    /// memory evicts.
+    /// A write or sync of this process failed: the SSD tier may stop, and then memory evicts.
     weak: bool,
-    /// A sync failed in an earlier process or while this one opened the store, and the machine has
-    /// not crashed since: objects that were read may be lost at a crash, even if they are synced
-    /// until then.
+    /// A sync failed in an earlier process or during this one's open, and the machine has not
+    /// crashed since: objects that were read may be lost at a crash, even if synced until then.
     unsaved: bool,
     /// All calls in flight began at this time or later.
     oldest: u32,
@@ -143,8 +137,7 @@ impl Oracle {
         }
     }
 
-    /// A process that opened the store read wrong bytes: it may have missed tombstones, and it
-    /// seals the result of the scan.
+    /// A process read wrong bytes at open: it may have missed tombstones, and sealed its scan.
     pub fn was_misled(&mut self) {
         self.lied = true;
         self.rotten = true;
@@ -254,8 +247,7 @@ impl Oracle {
         let o = self.at(oid);
         let Some(mine) = o.versions.iter_mut().rfind(|v| v.no == no) else { return };
         let start = mine.start;
-        // It may have been stored, written, read, found damaged and dropped before its outcome was
-        // delivered.
+        // It may have been written, found damaged and dropped before its outcome arrived.
         let whole = read_struck < start;
         (mine.done, mine.state) = (now, if whole { State::Stored } else { State::Maybe });
         let older = o.versions.iter_mut().filter(|v| v.no != no && v.done <= start);
@@ -323,8 +315,7 @@ impl Oracle {
     /// A fault struck now.
     pub fn struck(&mut self, what: Struck) {
         match what {
-            // A record that cannot be read cannot be distinguished by its fingerprint either: a
-            // remove misses it.
+            // An unreadable record has no fingerprint to compare: a remove misses it.
             Struck::Read | Struck::Rot if self.blind => self.struck(Struck::Lie),
             Struck::Read => {
                 self.reads_struck += 1;
@@ -333,8 +324,7 @@ impl Oracle {
             }
             Struck::Write => {
                 self.weak = true;
-                // The tier may be turned off, and objects stored only there are not seen before the
-                // next process.
+                // The tier may be off; objects only on it are not seen by this process.
                 self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
             Struck::Lie | Struck::Rot => {
@@ -350,8 +340,7 @@ impl Oracle {
     /// The process ended, and another one runs. `whole`: it read everything without a fault.
     pub fn rebooted(&mut self, whole: bool) {
         if !whole || self.reads_struck >= self.quarantine_after {
-            // The next checkpoint records what this process found; that of the last process, what a
-            // quarantine left it.
+            // The next checkpoint has only what this process found, or what a quarantine left.
             self.may_all_be_dropped();
         }
         self.now += 1;
@@ -360,8 +349,7 @@ impl Oracle {
         let last = |o: &Object| o.versions.last().is_some_and(|v| v.state == State::Durable);
         let durable: Vec<bool> = self.objects.iter().map(last).collect();
         for (oid, o) in (0..).zip(&mut self.objects) {
-            // An attached object may belong to a base that was removed and put again, and is lost
-            // with that.
+            // An attached object may be lost with its base, if that was put again.
             let held = held && o.pins > 0 && base_of(oid).chain([oid]).all(|o| durable[usize::from(o)]);
             o.versions.retain(|v| v.gone == NEVER || lies);
             for v in &mut o.versions {
@@ -376,8 +364,7 @@ impl Oracle {
             (o.pins, o.certain) = (0, NEVER);
             let last = o.versions.iter().rposition(|v| v.state == State::Durable && v.gone == NEVER);
             if let (true, Some(last)) = (roomy || held, last) {
-                // Of two puts in flight together, either may have been the later one; likewise for
-                // a put and a clear.
+                // Of two puts in flight, or a put and a clear, either may be the later.
                 let start = o.versions[last].start;
                 let earlier = o.versions[..last].iter_mut().filter(|v| v.done <= start);
                 earlier.for_each(|v| v.dead = v.dead.min(now));
@@ -436,8 +423,7 @@ impl Oracle {
         self.objects[usize::from(oid)].taken >= start
     }
 
-    /// A get that began at `start` ends now with these bytes; `len` is the object's length if all
-    /// was requested.
+    /// A get that began at `start` ends now with `pieces`; `len` is the object's, if it got all.
     pub fn hit<'a>(
         &mut self,
         oid: Oid,
@@ -446,8 +432,7 @@ impl Oracle {
         len: Option<usize>,
     ) -> Result<Seen, Wrong> {
         let (now, lied, roomy) = (self.now, self.lied, self.roomy);
-        // A struck read of this batch, or of one in flight, may still drop objects stored near the
-        // one read.
+        // A struck read of this or another batch in flight may still drop objects near its own.
         let whole = self.read_struck < start.min(self.oldest);
         let clear = whole && !self.rotten && self.reads_struck < self.quarantine_after;
         let weak = self.weak;

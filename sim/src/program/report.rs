@@ -1,5 +1,5 @@
-//! `report`: what runs have shown, as `docs/faults.md`. It is made of the results that are kept in `sim/results`,
-//! so that anybody can make it again and see that it says what they say.
+//! `report`: writes `docs/faults.md` from the results stored in `sim/results`, so that it can be
+//! reproduced and compared with them.
 
 #![expect(clippy::disallowed_methods, reason = "reads results and writes a document")]
 
@@ -19,15 +19,16 @@ use crate::explore::Sums;
 
 #[derive(Args)]
 pub struct ReportArgs {
-    /// Where the results are: `seeds.jsonl`, `links.jsonl`, `lanes.jsonl`, `mutants.jsonl`, `coverage.txt`.
+    /// Directory of the results: `seeds.jsonl`, `links.jsonl`, `lanes.jsonl`, `mutants.jsonl`,
+    /// `coverage.txt`.
     #[arg(long, default_value = "sim/results")]
     results: PathBuf,
-    /// Where the report is written; printed without it.
+    /// Output file; without it the report is printed.
     #[arg(long)]
     out: Option<PathBuf>,
 }
 
-/// What a lane over the real kernel says of itself.
+/// The results of a lane over the real kernel.
 #[derive(Deserialize)]
 struct Lane {
     lane: String,
@@ -52,7 +53,7 @@ fn lines<T: for<'a> Deserialize<'a>>(file: &Path) -> Result<Vec<T>, String> {
     text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()).map(parse).collect()
 }
 
-/// The results of a directory as a document.
+/// Renders the results of a directory as a document.
 pub fn render(results: &Path) -> Result<String, String> {
     let blocks: Vec<Block> = lines(&results.join("seeds.jsonl"))?;
     let lanes: Vec<Lane> = lines(&results.join("lanes.jsonl"))?;
@@ -131,7 +132,7 @@ fn seeds(out: &mut String, blocks: &[Block]) -> Sums {
     all
 }
 
-/// What was run over simulated links, and what they held.
+/// The runs over simulated links and their results.
 fn links(out: &mut String, done: &[Done]) {
     *out += LINKS;
     for Done { seeds_from, seeds_to, ops, shape, sums: s } in done {
@@ -295,7 +296,7 @@ fn planted(out: &mut String, mutants: &[Outcome]) {
     }
 }
 
-/// Which fault struck during which operation.
+/// How often each fault struck during each operation.
 fn pairs(out: &mut String, sums: &Sums) {
     let split = |name: &str| name.split_once(' ').map(|(f, v)| (f.to_owned(), v.to_owned()));
     let verbs: BTreeSet<String> = sums.operations.keys().cloned().collect();

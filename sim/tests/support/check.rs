@@ -1,4 +1,4 @@
-//! Every crash point of a plan, every way to fall, and what the store says afterwards.
+//! Every crash point of a plan, every kind of crash, and the checks of the reopened store.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,7 +10,7 @@ use super::plan::{Plan, Shape, Step};
 use super::run::Run;
 use super::world::Contents;
 
-/// Ways to fall: what the crash does, and its seed.
+/// Kinds of crash, with seeds.
 pub const WAYS: [(CrashMode, u64); 5] = [
     (CrashMode::DropAll, 0),
     (CrashMode::KeepAll, 0),
@@ -19,15 +19,15 @@ pub const WAYS: [(CrashMode, u64); 5] = [
     (CrashMode::Random, 3),
 ];
 
-/// A page that no plan puts: shows that a recovered store takes new things.
+/// A page that no plan puts: shows that a recovered store accepts new objects.
 const NEW_PAGE: u32 = 999_983;
 
-/// Changes after reopening at which it is crashed again: recovery itself makes fewer.
+/// Changes after the reopening at which it crashes again: recovery itself makes fewer.
 const RECOVERY_MOST: usize = 8;
 /// Puts by a reopened store are numbered from here.
 const PUTS_AFTER: u64 = 1 << 20;
 
-/// One run of a plan: the disk after every change, and what the model knew by then.
+/// One run of a plan: the disk after every change, and the events for the model.
 pub struct Recorded {
     pub plan: Plan,
     pub points: Vec<DiskSnapshot>,
@@ -36,10 +36,11 @@ pub struct Recorded {
     pub log: Vec<String>,
 }
 
-/// Which syncs a disk acknowledges without making anything durable: by file name and number.
+/// Decides which syncs a disk acknowledges without making anything durable: by file name and
+/// number.
 pub type Lie = Box<dyn Fn(&str, u64) -> bool + Send>;
 
-/// Run a plan to its end and keep every crash point.
+/// Runs a plan to its end and keeps every crash point.
 pub fn record(plan: &Plan, lie: Option<Lie>) -> Recorded {
     let world = SimWorld::with_dirs(1, plan.shape.dirs);
     world.disk.keep_points();
@@ -58,7 +59,7 @@ pub fn record(plan: &Plan, lie: Option<Lie>) -> Recorded {
 }
 
 impl Recorded {
-    /// What the model knew when `n` changes had been executed.
+    /// The model after `n` changes.
     fn model_at(&self, n: u64) -> Model {
         let mut model = Model::new(self.plan.shape.evicts);
         self.events.iter().take_while(|(at, _)| *at <= n).for_each(|(_, e)| model.apply(e));
@@ -84,8 +85,8 @@ impl Recorded {
         self.log.iter().any(|line| line.starts_with(&start))
     }
 
-    /// Whether a crash of this mode after `n` changes leaves what one after `n + 1` leaves, when the model
-    /// knows more: then only the later one is looked at.
+    /// Whether crashes of this mode after `n` and after `n + 1` changes leave the same disk: then
+    /// only the later one, at which the model knows more, is checked.
     fn is_same_next(&self, n: u64, mode: CrashMode) -> bool {
         match mode {
             CrashMode::DropAll => self.is(n + 1, "write"),
@@ -94,8 +95,8 @@ impl Recorded {
         }
     }
 
-    /// Crash after each change in each of `ways`, reopen, and check; with `twice`, crash also at each change
-    /// that recovery makes. Returns what was wrong, about `most` findings.
+    /// Crashes in each of `ways` after each change, reopens, and checks; with `twice`, crashes also
+    /// at each change of the recovery. Returns about `most` findings.
     pub fn findings(&self, ways: &[(CrashMode, u64)], twice: bool, most: usize) -> Vec<String> {
         let mut found = self.wrong.clone();
         let contents = self.contents();
@@ -110,7 +111,7 @@ impl Recorded {
                 }
                 let fallen =
                     Fallen { recorded: self, model: &model, n: n as u64, mode, fall, contents: &contents };
-                // Of the ways to fall one after the other is followed into recovery.
+                // Recovery is checked for one kind of crash after the other.
                 found.extend(fallen.check(point, twice && (n + i) % 3 == 0 && i < 3));
             }
         }
@@ -132,7 +133,7 @@ impl Fallen<'_> {
     fn check(self, point: &DiskSnapshot, twice: bool) -> Vec<String> {
         let (mut wrong, recovery) = self.reopen(point, twice);
         let mut second = Vec::new();
-        // The first is the crash itself again.
+        // The first point is the crash itself.
         for (m, again) in recovery.iter().enumerate().skip(1).take(RECOVERY_MOST) {
             for (mode, fall) in [(CrashMode::DropAll, 0), (CrashMode::Random, self.n + m as u64)] {
                 let deeper = Fallen { mode, fall, ..self };
@@ -151,9 +152,9 @@ impl Fallen<'_> {
         wrong.into_iter().map(line).collect()
     }
 
-    /// Crash, reopen, look; with `keep`, every point of the reopening.
+    /// Crashes, reopens and checks; with `keep`, returns every point of the reopening.
     fn reopen(&self, point: &DiskSnapshot, keep: bool) -> (Vec<String>, Vec<DiskSnapshot>) {
-        // Nothing that is asked here is asked twice, and copies cost time.
+        // No object is read twice here, and promotion costs time.
         let shape = Shape { promote: false, ..self.recorded.plan.shape };
         let world = SimWorld::with_dirs(2, shape.dirs);
         world.disk.restore(point);
@@ -170,7 +171,7 @@ impl Fallen<'_> {
             }
             run.reopened();
             points = world.disk.take_points();
-            // It takes new things, and with a checkpoint behind all says the same again.
+            // It accepts new objects, and answers the same after a checkpoint.
             for step in &self.recorded.plan.after {
                 run.step(*step);
             }
