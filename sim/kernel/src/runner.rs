@@ -1,4 +1,4 @@
-//! Starts runs, one process each, adds up what they saw, and cleans up behind those that died.
+//! Starts runs, one process each, sums their results, and cleans up after runs that died.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use crate::report::Seen;
 
 /// The argument that makes the program one run of a lane.
 pub const RUN: &str = "one-run";
-/// A run that lasts longer hangs.
+/// A run that lasts longer counts as hanging.
 const RUN_MAX: Duration = Duration::from_secs(120);
-/// What a run says at its end.
+/// Prefixes of the line that a run prints at its end.
 const SEEN: &str = "@seen ";
 const SKIPPED: &str = "@skipped ";
 
-/// What to do.
+/// The command line.
 pub struct Wanted {
-    /// No new run is started after so long, but each lane runs once.
+    /// No new run starts after this time, but each lane runs once.
     seconds: u64,
-    /// Runs of each lane at most.
+    /// Most runs of each lane.
     runs: u64,
     seed: u64,
     lane: Option<String>,
@@ -29,7 +29,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// From the command line.
+    /// Parses the command line.
     pub fn of(args: &[String]) -> Result<Wanted, String> {
         let mut wanted = Wanted { seconds: 60, runs: u64::MAX, seed: 1, lane: None, results: None };
         let mut args = args.iter();
@@ -53,21 +53,21 @@ impl Wanted {
     }
 }
 
-/// How a run ended.
+/// The end of a run.
 enum End {
     Seen(Seen),
     Skipped(String),
     Failed(String),
 }
 
-/// A lane's sum.
+/// The sum of a lane's runs.
 struct Sum {
     lane: &'static Lane,
     seen: Seen,
     skipped: Option<String>,
 }
 
-/// Run lanes in turn until the time is up; a line of JSON each.
+/// Runs lanes in turn until the time is up; prints a line of JSON each.
 pub fn run(wanted: &Wanted) -> ExitCode {
     let chosen = LANES.iter().filter(|lane| wanted.lane.as_deref().is_none_or(|name| name == lane.name));
     let mut sums: Vec<Sum> = chosen.map(|lane| Sum { lane, seen: Seen::default(), skipped: None }).collect();
@@ -120,7 +120,7 @@ fn append(path: &Path, lines: &str) -> std::io::Result<()> {
     std::fs::File::options().append(true).create(true).open(path)?.write_all(lines.as_bytes())
 }
 
-/// What a run that failed counts as, by what it said.
+/// The counters of a failed run, derived from its output.
 fn judged(said: &str) -> Seen {
     let mut seen = Seen { runs: 1, ..Seen::default() };
     if said.contains(" is back") {
@@ -136,7 +136,7 @@ fn judged(said: &str) -> Seen {
     seen
 }
 
-/// One run in a process and a directory of its own.
+/// Executes one run in its own process and directory.
 fn start(lane: &Lane, seed: u64) -> End {
     let home = match tempfile::tempdir() {
         Ok(home) => home,
@@ -146,7 +146,7 @@ fn start(lane: &Lane, seed: u64) -> End {
     let child = Command::new(program)
         .args([RUN, lane.name, &seed.to_string()])
         .arg(home.path())
-        // Where its temporary files go, too, so that they are found if it dies.
+        // Its temporary files go there too, so that they are found if it dies.
         .env("TMPDIR", home.path())
         .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::piped())
@@ -160,7 +160,7 @@ fn start(lane: &Lane, seed: u64) -> End {
     end
 }
 
-/// Everything that a run says until it ends, or is ended.
+/// Collects a run's output until it ends or is killed.
 fn hear(mut child: Child) -> End {
     let began = Instant::now();
     let out = child.stdout.take().map(|pipe| std::thread::spawn(|| text(pipe)));
@@ -198,7 +198,7 @@ fn text(mut pipe: impl Read) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Undo what a run that died has left: mounts, loop devices.
+/// Removes mounts and loop devices that a dead run left.
 fn clean(home: &Path) {
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let home = home.display().to_string();
@@ -217,7 +217,7 @@ fn clean(home: &Path) {
     }
 }
 
-/// Be one run: `args` are lane, seed and directory.
+/// Executes one run: `args` are lane, seed and directory.
 pub fn be_a_run(args: &[String]) -> ExitCode {
     let [name, seed, home] = args else { return ExitCode::from(2) };
     let (Some(lane), Ok(seed)) = (LANES.iter().find(|lane| lane.name == name), seed.parse()) else {

@@ -1,5 +1,5 @@
-//! A real store without an SSD tier: index, frames, arena and open groups as they are, every order of two threads'
-//! critical sections.
+//! A real store without an SSD tier: production index, frames, arena and open groups, in every
+//! order of two threads' critical sections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use pagelith_sim::entropy::SimEntropy;
 
 use super::every_order;
 
-/// No time passes and nothing waits: whoever finds no room is answered `Busy`.
+/// No time passes and no call waits: without room a call returns `Busy`.
 const NOW: Options = Options { request: None, depth: 0, timeout: Some(Duration::ZERO), wait: None };
 /// One fits into the arena of 64 KiB, two do not.
 const LARGE: usize = 40 << 10;
@@ -70,7 +70,7 @@ fn put(store: &Store, key: ObjectKey, value: u8, len: usize) -> Result<PutOutcom
     store.put_batch(&[PutSlice { key, pieces: &[&vec![value; len]] }], NOW).remove(0)
 }
 
-/// The value found; every byte of it.
+/// The value found, after a check of every byte.
 fn get(store: &Store, key: ObjectKey, len: usize) -> Option<u8> {
     let mut to = vec![0; len];
     let outcome =
@@ -92,7 +92,7 @@ fn ends_clean(store: &Store) {
     assert_eq!((stats.dram_bytes, stats.waiting_bytes, stats.groups_waiting), (0, 0, 0));
 }
 
-/// Run `one` on a thread and `other` on this one.
+/// Runs `one` on a thread and `other` on this one.
 fn beside(store: &Arc<Store>, one: impl FnOnce(&Store) + Send + 'static, other: impl FnOnce(&Store)) {
     let theirs = store.clone();
     let thread = thread::spawn(move || one(&theirs));
@@ -100,7 +100,7 @@ fn beside(store: &Arc<Store>, one: impl FnOnce(&Store) + Send + 'static, other: 
     thread.join().unwrap();
 }
 
-/// A frame is evicted, and its memory filled by another, while its bytes are copied out.
+/// A frame is evicted, and its memory filled by another object, while its bytes are copied out.
 #[test]
 fn evicted_while_got() {
     every_order("store_evicted_while_got", Some(3), || {
@@ -140,8 +140,8 @@ fn two_first_writers() {
     });
 }
 
-/// A clear between a put's admission and its publication: what is stored after the clear ended was admitted after it
-/// began.
+/// A clear between a put's admission and its publication: an object stored after the clear ended
+/// was admitted after it began.
 #[test]
 fn cleared_while_put() {
     every_order("store_cleared_while_put", None, || {
@@ -170,7 +170,7 @@ fn cleared_while_put() {
     });
 }
 
-/// Two threads put a member each of one group, and both commit.
+/// Two threads each put a member of one group, and both commit.
 #[test]
 fn two_commit() {
     every_order("store_two_commit", Some(4), || {

@@ -1,5 +1,5 @@
-//! A table whose stripes have versions: what a reader believes was so at one moment, in every order that the memory model
-//! allows.
+//! A table whose stripes have versions: values that a validated read returns were all present at
+//! one moment, in every order that the memory model allows.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl Table {
         order.into_iter().for_each(|at| self.versions.end(at));
     }
 
-    /// Both words, if they were so at one moment.
+    /// Both words, if they had these values at one moment.
     fn read(&self, order: [usize; 2]) -> Option<[u64; 2]> {
         let mut found = [0; 2];
         let mut marks = Vec::new();

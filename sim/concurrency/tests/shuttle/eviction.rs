@@ -1,4 +1,4 @@
-//! Memory that changes hands under readers: a DRAM-only store with room for two objects.
+//! Memory that is reused while readers copy from it: a DRAM-only store with room for two objects.
 
 use pagelith::{Event, Options, Size};
 
@@ -12,7 +12,7 @@ fn play() -> std::sync::Arc<Play> {
     Play::new(&World::new(), &memory(Size::kib(64)), LEN)
 }
 
-/// Everyone who puts and gets one key agrees on whose bytes it has.
+/// All threads that put and get one key see the bytes of the same put.
 #[test]
 fn first_writer() {
     explore("first_writer", 3000, || {
@@ -33,7 +33,7 @@ fn first_writer() {
     });
 }
 
-/// Frames are evicted and filled again while others copy out of them.
+/// Frames are evicted and filled again while other threads copy out of them.
 #[test]
 fn evicted_while_read() {
     explore("evicted_while_read", 4000, || {
@@ -62,7 +62,7 @@ fn evicted_while_read() {
     });
 }
 
-/// What a view shows stays as it is, whatever others put, remove and clear meanwhile.
+/// The bytes of a view stay unchanged while other threads put, remove and clear.
 #[test]
 fn a_view_is_held() {
     explore("a_view_is_held", 3000, || {
@@ -92,7 +92,7 @@ fn a_view_is_held() {
     });
 }
 
-/// A pin that counted an object keeps it.
+/// An object that a pin counted stays.
 #[test]
 fn pinned_while_evicted() {
     explore("pinned_while_evicted", 3000, || {
@@ -117,7 +117,8 @@ fn pinned_while_evicted() {
     });
 }
 
-/// What is told of what came and went, by threads that put the same keys and evict one another's, is in the order in which it happened to each.
+/// Events of threads that put the same keys and evict one another's objects are in the right order
+/// for each key.
 #[test]
 fn events_of_what_came_and_went() {
     explore("events_of_what_came_and_went", 3000, || {

@@ -1,4 +1,5 @@
-//! Groups of several threads: begun, filled, committed, aborted, cleared, expired, attached. Whole or not at all.
+//! Groups used by several threads: begun, filled, committed, aborted, cleared, expired, attached.
+//! Each is visible whole or not at all.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::world::{World, memory, tiers};
 
 const LEN: usize = 8 << 10;
 
-/// Long enough for another to get out of the way, if it goes on.
+/// Long enough for another thread to finish, if it keeps running.
 const SOON: Options =
     Options { request: None, depth: 0, timeout: Some(std::time::Duration::from_millis(40)), wait: None };
 
@@ -23,7 +24,7 @@ fn required() -> [ObjectKey; 2] {
     [part(1, 0), part(1, 1)]
 }
 
-/// Begin or join the group of page 1, put one component with `value`, and try to commit.
+/// Begins or joins the group of page 1, puts one component with `value`, and tries to commit.
 fn contribute(p: &Play, component: u64, value: u64) -> Result<PutOutcome> {
     let group = p.store.begin_group(&required(), Options::default())?;
     let begun = p.history.begin_put(1, value);
@@ -47,7 +48,8 @@ fn contribute(p: &Play, component: u64, value: u64) -> Result<PutOutcome> {
     outcome
 }
 
-/// The group was committed, cleared or aborted by another, or another has it in hand.
+/// The group was committed, cleared or aborted by another thread, or another thread is committing
+/// it.
 fn is_over(error: &Error) -> bool {
     [ErrorKind::Unavailable, ErrorKind::Busy].contains(&error.kind)
 }
@@ -60,7 +62,7 @@ fn whole_or_not(p: &Play) -> bool {
     here[0]
 }
 
-/// Two threads put a member each and both commit; a third looks.
+/// Two threads each put a member and both commit; a third reads.
 #[test]
 fn both_commit() {
     explore("both_commit", 3000, || {
@@ -73,7 +75,7 @@ fn both_commit() {
                 whole_or_not(p);
             }),
         ]);
-        // Whoever came last has seen the other's member, unless they were busy with one another.
+        // The later thread saw the other's member, unless each found the group busy.
         if !whole_or_not(&play) {
             let group = play.store.begin_group(&required(), Options::default()).expect("joined");
             assert_eq!(group.missing(), [], "a member was lost");
@@ -99,8 +101,7 @@ fn cleared_while_committed() {
             thread(&play, |p| {
                 let begun = p.history.begin_remove(1);
                 p.store.remove(&[part(1, 1)], Options::default()).expect("removed");
-                // Removing a member takes the group along, but what was put of one that is still open only loses
-                // the member.
+                // Removing a member removes the group; but an open group only loses the member.
                 p.history.end(begun, false);
                 whole_or_not(p);
             }),
@@ -110,8 +111,8 @@ fn cleared_while_committed() {
     });
 }
 
-/// A member that was put and not committed is removed while the group is committed: it is gone afterwards, whichever
-/// came first.
+/// A member that was put and not committed is removed while the group is committed: it is gone
+/// afterwards, in either order.
 #[test]
 fn removed_while_committed() {
     explore("removed_while_committed", 2000, || {
@@ -152,7 +153,7 @@ fn removed_while_committed() {
     });
 }
 
-/// One aborts what the other fills, and a group in one call comes in between.
+/// One thread aborts the group that another fills, and a group in one call is put in between.
 #[test]
 fn aborted_while_filled() {
     explore("aborted_while_filled", 2000, || {
@@ -190,7 +191,7 @@ fn expires_while_committed() {
             thread(&play, |p| drop(contribute(p, 1, 11))),
             thread(&play, move |p| {
                 clock.advance(std::time::Duration::from_millis(2));
-                // Any put lets go of what is over.
+                // Any put drops expired groups.
                 let outcome = p.put(2, 20);
                 assert!(is_fair(&outcome), "{outcome:?}");
                 whole_or_not(p);
@@ -201,7 +202,7 @@ fn expires_while_committed() {
     });
 }
 
-/// A trailing pool comes before, with or after its base, while the base is removed.
+/// An attached group is put before, with or after its base, while the base is removed.
 #[test]
 fn attached_while_its_base_comes_and_goes() {
     explore("attached_while_its_base_comes_and_goes", 1000, || {

@@ -1,4 +1,4 @@
-//! Words that the scenarios are told in.
+//! Helpers of the scenarios.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use pagelith_sim::clock::SimClock;
 use super::history::History;
 use super::world::World;
 
-/// One store, and what its threads did to it.
+/// One store, and the history of its threads' calls.
 pub struct Play {
     pub store: Arc<Store>,
     pub history: History,
@@ -33,7 +33,7 @@ impl Play {
         Arc::new(Play { store, history: History::default(), len, clock, slow_reads: world.slow_reads })
     }
 
-    /// The store of the next process, with the same past; `end` is how this one ends.
+    /// The store of the next process, with the same history; `end` ends this process.
     pub fn reopened(self: Arc<Play>, world: &World, config: &Config, end: impl FnOnce(Store)) -> Arc<Play> {
         let Ok(play) = Arc::try_unwrap(self) else { panic!("a thread is left") };
         let Ok(store) = Arc::try_unwrap(play.store) else { panic!("a thread is left") };
@@ -41,7 +41,7 @@ impl Play {
         Arc::new(Play { store: world.open(config), ..play })
     }
 
-    /// Put by itself.
+    /// Puts an object by itself.
     pub fn put(&self, key: u64, value: u64) -> Result<PutOutcome> {
         let begun = self.history.begin_put(key, value);
         let bytes = bytes_of(value, self.len);
@@ -51,13 +51,13 @@ impl Play {
         outcome
     }
 
-    /// The value found, judged; `None` for a miss.
+    /// The value found, after a check; `None` for a miss.
     pub fn get(&self, key: u64) -> Option<u64> {
         let mut to = AlignedBuf::new(self.len).expect("memory");
         self.get_into(key, &mut to)
     }
 
-    /// As [`Play::get`], into memory that nothing can be read straight into.
+    /// Like [`Play::get`], into memory that cannot be read into directly.
     pub fn get_crooked(&self, key: u64) -> Option<u64> {
         let mut to = AlignedBuf::new(self.len + 1).expect("memory");
         self.get_into(key, &mut to[1..])
@@ -72,7 +72,7 @@ impl Play {
         Some(found)
     }
 
-    /// Remove component 0 of a page, and with it what it is grouped with.
+    /// Removes component 0 of a page, and its group.
     pub fn remove(&self, key: u64) {
         self.remove_part(key, 0);
     }
@@ -89,8 +89,8 @@ impl Play {
         assert!(flushed.is_ok(), "{flushed:?}");
     }
 
-    /// Do what waits for the flusher. Who sleeps through its answer wakes at the deadline of ten simulated seconds, and
-    /// finds the answer then; nothing else takes half as long.
+    /// Makes a call that waits for the flusher. A caller that misses its wake-up returns at the
+    /// deadline of ten simulated seconds; nothing else takes half as long.
     fn in_time<T>(&self, what: impl FnOnce() -> T) -> T {
         let from = self.clock.now();
         let result = what();
@@ -102,7 +102,7 @@ impl Play {
         result
     }
 
-    /// Clear the namespace; `keys` are all that is in it.
+    /// Clears the namespace; `keys` are all keys in it.
     pub fn clear(&self, keys: &[u64]) {
         let begun: Vec<_> = keys.iter().map(|key| self.history.begin_remove(*key)).collect();
         let cleared = self.store.clear(namespace().id(), Options::default());
@@ -110,9 +110,9 @@ impl Play {
         begun.into_iter().for_each(|b| self.history.end(b, true));
     }
 
-    /// Nothing was found damaged, and with every object gone the arena is whole again.
+    /// Nothing was found damaged, and after a clear the arena is empty.
     pub fn ends_clean(&self) {
-        // The flusher holds what it writes.
+        // The flusher holds the frames that it writes.
         self.flush();
         let stats = self.store.stats();
         assert_eq!((stats.damaged, stats.read_errors, stats.flush_errors), (0, 0, 0), "{stats:?}");
@@ -134,7 +134,7 @@ pub fn judged(outcome: Result<GetOutcome>, to: &[u8]) -> Option<u64> {
     }
 }
 
-/// Whether an outcome says what a put beside others may say.
+/// Whether the outcome is allowed for a put that runs concurrently with others.
 pub fn is_fair(outcome: &Result<PutOutcome>) -> bool {
     match outcome {
         Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent) => true,
@@ -162,32 +162,32 @@ pub fn part(page: u64, component: u64) -> ObjectKey {
     .expect("a key")
 }
 
-/// `len` bytes that say which value they are, all of them.
+/// `len` bytes, each of which depends on the value.
 pub fn bytes_of(value: u64, len: usize) -> Vec<u8> {
     let word = value.to_le_bytes();
     (0..len).map(|i| word[i % 8].wrapping_add((i / 8) as u8)).collect()
 }
 
-/// The value that all of `bytes` say.
+/// The value that all of `bytes` encode.
 pub fn value_of(bytes: &[u8]) -> u64 {
     let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
     assert!(bytes == bytes_of(value, bytes.len()), "bytes of several values first={value}");
     value
 }
 
-/// Run each on a thread of its own, and wait for all.
+/// Runs each on its own thread, and joins all.
 pub fn together(threads: Vec<Box<dyn FnOnce() + Send>>) {
     let running: Vec<_> = threads.into_iter().map(shuttle::thread::spawn).collect();
     running.into_iter().for_each(|t| t.join().expect("no panic"));
 }
 
-/// A thread of [`together`] that has the play.
+/// A thread for [`together`] with a reference to the play.
 pub fn thread(play: &Arc<Play>, body: impl FnOnce(&Play) + Send + 'static) -> Box<dyn FnOnce() + Send> {
     let play = play.clone();
     Box::new(move || body(&play))
 }
 
-/// Put both components of a page as a group.
+/// Puts both components of a page as a group.
 pub fn put_pair(p: &Play, page: u64, value: u64) -> Result<PutOutcome> {
     let begun = p.history.begin_put(page, value);
     let bytes = bytes_of(value, p.len);
@@ -198,7 +198,8 @@ pub fn put_pair(p: &Play, page: u64, value: u64) -> Result<PutOutcome> {
     outcome
 }
 
-/// Both components of a page in one batch, which is one look at the index; the values found.
+/// Gets both components of a page in one batch, which is one index look-up; returns the values
+/// found.
 pub fn get_pair(p: &Play, page: u64) -> [Option<u64>; 2] {
     let (mut a, mut b) = (vec![0; p.len], vec![0; p.len]);
     let from = p.history.now();

@@ -1,4 +1,5 @@
-//! Several threads ask the flusher for things at once; then the store is closed, or the machine loses its power.
+//! Several threads send requests to the flusher at once; then the store is closed, or the machine
+//! loses power.
 
 use std::time::Duration;
 
@@ -11,8 +12,8 @@ use super::world::{World, tiers};
 
 const LEN: usize = 8 << 10;
 
-/// What a flush covered is there after a power cut, what was removed is not, groups are whole: whoever's flush and
-/// remove it was, and whatever syncs they shared.
+/// After a power cut, objects covered by a flush are present, removed ones are not, and groups are
+/// whole, whichever thread flushed or removed, and whichever syncs they shared.
 #[test]
 fn flushed_by_several() {
     explore("flushed_by_several", 1200, || {
@@ -43,7 +44,8 @@ fn flushed_by_several() {
     });
 }
 
-/// Whoever hears that an object is present and then flushes has it, also if its writer is not done with its batch.
+/// A caller whose put found the object present and that then flushes has it durable, even if the
+/// first writer's batch is not finished.
 #[test]
 fn present_and_flushed() {
     explore("present_and_flushed", 1000, || {
@@ -71,7 +73,8 @@ fn present_and_flushed() {
     });
 }
 
-/// Closing while others put and get: they finish or hear that it is closed, and what was put before is there after.
+/// A close during puts and gets: they finish or return `Closed`, and objects put before are present
+/// afterwards.
 #[test]
 fn closed_while_used() {
     explore("closed_while_used", 1200, || {

@@ -1,4 +1,5 @@
-//! A real store, its flusher among its threads, under shuttle's schedulers. Run by `sim/concurrency.sh`.
+//! A real store, with its flusher as one of the threads, under shuttle's schedulers. Run by
+//! `sim/concurrency.sh`.
 #![cfg(shuttle)]
 #![allow(
     clippy::disallowed_methods,

@@ -1,6 +1,7 @@
-//! Segments that are emptied and written over while others read them, pin what lies in them, and remove it. The disk
-//! panics when two operations in flight overlap and one is a write, so a segment that is used again too early is seen
-//! even where the checksums would have turned it into a miss.
+//! Segments that are emptied and overwritten while other threads read them, pin objects in them,
+//! and remove these. The disk panics when two operations in flight overlap and one is a write. So a
+//! segment that is reused too early is detected even where checksums would have turned it into a
+//! miss.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +14,7 @@ use super::explore::explore;
 use super::kit::{Play, get_pair, is_fair, part, put_pair, thread, together};
 use super::world::{World, tiers};
 
-/// Two to a segment.
+/// Two objects per segment.
 const LEN: usize = 480 << 10;
 
 fn config() -> Config {
@@ -23,10 +24,10 @@ fn config() -> Config {
     c
 }
 
-/// A store whose every segment but two is full, of page 1, a group, and of objects 3 to 8: what is put next makes a
-/// victim of the first.
+/// A store with all segments but two full: of page 1, a group, and of objects 3 to 8. The next put
+/// makes the first segment a victim.
 fn full_log() -> (World, Arc<Play>) {
-    // Made in the first schedule of each program, and copied from then on.
+    // Made in the first schedule of a program, and copied from then on.
     static FULL: Mutex<Option<DiskSnapshot>> = Mutex::new(None);
     let world = World { slow_reads: true, ..World::new() };
     let kept = FULL.lock().expect("snapshot").clone();
@@ -62,12 +63,12 @@ fn pour(p: &Play, keys: std::ops::Range<u64>) {
     }
 }
 
-/// Let others go on for a while, so that what follows meets reclaim at any of its steps.
+/// Lets other threads run for a while, so that the next call meets reclaim at any of its steps.
 fn linger() {
     (0..thread_rng().gen_range(0..600)).for_each(|_| shuttle::thread::yield_now());
 }
 
-/// Reads of what is being reclaimed.
+/// Reads of segments that are being reclaimed.
 #[test]
 fn reclaimed_while_read() {
     explore("reclaimed_while_read", 600, || {
@@ -82,13 +83,14 @@ fn reclaimed_while_read() {
         together(vec![thread(&play, |p| pour(p, 10..17)), reader([1, 3, 1]), reader([4, 1, 3])]);
         let stats = play.store.stats();
         assert!(stats.segments_reclaimed > 0, "nothing was reclaimed");
-        // A segment that is read is not used again, so what was found there is there until it was read.
+        // A segment with a reader is not reused, so an object found in it is there until it was
+        // read.
         assert_eq!(stats.misses.get("gone"), None, "a segment was used again under a reader");
         play.ends_clean();
     });
 }
 
-/// What a pin counted is there as long as the pin is.
+/// An object that a pin counted is present as long as the pin.
 #[test]
 fn reclaimed_while_pinned() {
     explore("reclaimed_while_pinned", 600, || {
@@ -108,12 +110,12 @@ fn reclaimed_while_pinned() {
     });
 }
 
-/// What is removed while reclaim moves it stays gone, with all of its group.
+/// An object that is removed while reclaim moves it stays gone, with its whole group.
 #[test]
 fn removed_while_moved() {
     explore("removed_while_moved", 500, || {
         let (world, play) = full_log();
-        // Pinned, so that it is moved; removing is stronger.
+        // Pinned, so that it is moved; a remove overrides a pin.
         let pin = play.store.pin(&[part(1, 0)]);
         assert_eq!(pin.pinned(), 1);
         let gone = |p: &Play| assert_eq!(get_pair(p, 1), [None; 2], "removed and here");

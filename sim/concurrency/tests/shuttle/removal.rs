@@ -1,5 +1,5 @@
-//! Removing and clearing against everything that could bring an object back: puts and groups between their admission
-//! and their publication, promotion, and the flusher that writes and settles.
+//! Removes and clears against everything that could bring an object back: puts and groups between
+//! admission and publication, promotion, and the flusher's writes and their completion.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ fn removed_while_put() {
     });
 }
 
-/// The same over SSD: the flusher writes, settles and drops frames, and gets promote what they read.
+/// The same with an SSD tier: the flusher writes and drops frames, and gets promote what they read.
 #[test]
 fn removed_while_written_and_promoted() {
     explore("removed_while_written_and_promoted", 1500, || {
@@ -44,7 +44,7 @@ fn removed_while_written_and_promoted() {
         let config = tiers(Size::mib(1));
         let play = Play::new(&world, &config, 8 << 10);
         assert_eq!(play.put(1, 10), Ok(PutOutcome::Stored));
-        // Closed and opened again it is on SSD alone, and the gets promote it.
+        // After the reopening it is on SSD only, and the gets promote it.
         let play = play.reopened(&world, &config, |store| assert!(store.close().is_ok()));
         let mut threads = Vec::new();
         threads.push(thread(&play, |p| {
@@ -65,13 +65,13 @@ fn removed_while_written_and_promoted() {
     });
 }
 
-/// A group that takes in an object put by itself, while that is removed and put again.
+/// A group adopts an object that was put by itself, while that is removed and put again.
 #[test]
 fn removed_while_adopted() {
     explore("removed_while_adopted", 3000, || adopted(memory(Size::kib(64))));
 }
 
-/// The same with an SSD tier and no DRAM tier: what is taken in is read from SSD.
+/// The same with an SSD tier and no DRAM tier: the adopted object is read from SSD.
 #[test]
 fn removed_while_adopted_from_ssd() {
     explore("removed_while_adopted_from_ssd", 1000, || adopted(tiers(Size::ZERO)));
@@ -101,7 +101,7 @@ fn adopted(config: pagelith::Config) {
     play.ends_clean();
 }
 
-/// The second component of a page is only ever there with the first.
+/// The second component of a page is visible only with the first.
 fn whole_or_not(play: &Arc<Play>, page: u64) {
     let here = play.store.exists_batch(&[part(page, 0), part(page, 1)], Options::default());
     assert!(here[0] || !here[1], "half of a group is here {here:?}");

@@ -11,7 +11,8 @@ use super::explore::explore;
 use super::kit::{Play, thread, together};
 use super::world::{Turns, World, tiers};
 
-/// Four threads on a budget of two: no byte belongs to two of them, everybody gets a turn, and all of it comes home.
+/// Four threads on a budget of two: no byte belongs to two of them, every thread gets a turn, and
+/// all is returned.
 #[test]
 fn permits() {
     explore("permits", 4000, || {

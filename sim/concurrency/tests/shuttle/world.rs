@@ -1,5 +1,5 @@
-//! The simulated machine of pagelith-sim with threads: shuttle's, each task its own, and a clock that they move while
-//! they wait.
+//! The simulated machine of pagelith-sim with threads: each task has its own shuttle thread, and
+//! waiting threads advance the clock.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,11 +15,11 @@ use pagelith_sim::clock::SimClock;
 use pagelith_sim::env::SimWorld;
 use shuttle::rand::{Rng, thread_rng};
 
-/// Time that passes each time a waiting thread is asked whether it still waits.
+/// Time that passes at each check of a waiting thread.
 const TURN: Duration = Duration::from_millis(2);
 
-/// Tasks on shuttle's threads. Waiting threads pass the time: whoever waits for a raise that was lost comes to the
-/// end of its deadline, and says so.
+/// Tasks on shuttle's threads. Waiting threads advance the time: a thread that waits for a lost
+/// raise reaches its deadline and reports it.
 #[derive(Clone)]
 pub struct Turns(pub SimClock);
 
@@ -36,7 +36,7 @@ impl Runtime for Turns {
     fn spawn(&self, _: &str, mut task: Box<dyn Task>, wake: Signal) -> Result<Box<dyn Join>, IoFault> {
         let (finished, turns) = (Signal::default(), self.clone());
         let end = finished.clone();
-        // As `threads::drive`, except that a panic is a finding.
+        // Like `threads::drive`, except that a panic is a finding.
         shuttle::thread::spawn(move || {
             loop {
                 let seen = wake.value();
@@ -61,8 +61,8 @@ impl Runtime for Turns {
     }
 }
 
-/// The simulated disk, at whose operations others may run: between the look at the index and the read that follows,
-/// and while a read is under way.
+/// The simulated disk with scheduling points at its operations: between the index look-up and the
+/// read, and while a read is in flight.
 struct Stepping(Arc<dyn Disk>, bool);
 
 struct SteppingQueue(Box<dyn Queue>, bool);
@@ -115,8 +115,8 @@ impl Queue for SteppingQueue {
     }
 
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
-        // A thread that the system keeps off the processor for long, now and then: others may do much between what it
-        // found in the index and its read.
+        // Now and then a thread is descheduled for long, so that other threads may do much between
+        // its index look-up and its read.
         let turns = match op {
             Op::Read { .. } if self.1 && thread_rng().gen_range(0..6) == 0 => 3000,
             Op::Read { .. } | Op::Write { .. } | Op::Sync { .. } => 0,
@@ -140,7 +140,7 @@ impl Queue for SteppingQueue {
 
 pub struct World {
     pub sim: SimWorld,
-    /// Threads are kept from their reads for long, now and then.
+    /// Now and then threads are descheduled for long before their reads.
     pub slow_reads: bool,
 }
 
@@ -163,7 +163,7 @@ impl World {
     }
 }
 
-/// DRAM alone, of `bytes`.
+/// DRAM only, of `bytes`.
 pub fn memory(bytes: Size) -> Config {
     let mut c = Config::default();
     c.deadline_ms = 10_000;
@@ -177,7 +177,7 @@ pub fn memory(bytes: Size) -> Config {
     c
 }
 
-/// As [`memory`], with an SSD tier of six segments of 1 MiB.
+/// Like [`memory`], with an SSD tier of six segments of 1 MiB.
 pub fn tiers(dram: Size) -> Config {
     let mut c = memory(dram);
     c.ssd.bytes = Size::kib(6 * 1024 + 512);

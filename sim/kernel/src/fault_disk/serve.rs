@@ -1,4 +1,4 @@
-//! The kernel's requests, answered from memory, wrongly where a rule says so.
+//! The FUSE server: serves the kernel's requests from memory, with the faults of the rules.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex};
@@ -14,14 +14,14 @@ use super::image::Image;
 use super::rules::{Fault, On, meets};
 use super::{State, lock};
 
-/// Nothing is cached in the kernel: what is there may change behind its back.
+/// Nothing is cached in the kernel, because bytes may change at rest.
 const TTL: Duration = Duration::ZERO;
 const OPENED: FopenFlags = FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 const SECTOR: usize = 512;
-/// How far off a misdirected transfer lands: within a record, and far away.
+/// Distance of a misdirected transfer: within a record, and far away.
 const ASTRAY: [usize; 3] = [4096, 64 << 10, 5 << 20];
 
-/// The server's side.
+/// The FUSE server's handle on the state.
 pub(super) struct Server(pub(super) Arc<Mutex<State>>);
 
 impl State {
@@ -42,14 +42,14 @@ impl State {
         fault
     }
 
-    /// Another place in the same file for a transfer of `len` bytes.
+    /// Another offset in the same file for a transfer of `len` bytes.
     fn astray(&mut self, inode: INodeNo, at: usize, len: usize) -> usize {
         let by = ASTRAY[self.rng.below(ASTRAY.len() as u64) as usize];
         let end = self.image(inode).map_or(0, |image| image.len());
         if at + by + len <= end { at + by } else { at.saturating_sub(by) }
     }
 
-    /// What a read brings.
+    /// Executes a read.
     fn read(
         &mut self,
         inode: INodeNo,
@@ -68,7 +68,7 @@ impl State {
         Ok(bytes)
     }
 
-    /// What a write does, and how many bytes it claims to have written.
+    /// Executes a write; returns the number of bytes that it reports as written.
     fn write(
         &mut self,
         inode: INodeNo,
@@ -149,7 +149,7 @@ fn attr(ino: INodeNo, kind: FileType, size: u64, nlink: u32) -> FileAttr {
     }
 }
 
-/// Do it now, or late on a thread of its own, so that nothing else waits behind it.
+/// Runs it now, or later on its own thread, so that no other request waits for it.
 fn when(fault: Option<Fault>, answer: impl FnOnce() + Send + 'static) {
     match fault {
         Some(Fault::Late(ms)) => {
@@ -164,7 +164,7 @@ fn when(fault: Option<Fault>, answer: impl FnOnce() + Send + 'static) {
 
 impl Filesystem for Server {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Several transfers of one queue at a time, as from a device.
+        // Several transfers of one queue at a time, as with a device.
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         Ok(())
     }
