@@ -1,5 +1,6 @@
-//! The table, from the raw results. Figures are medians over rounds; ratios are medians of the ratios within each round,
-//! so that what the machine did in a minute meets both sides of a ratio.
+//! Renders the table from the raw results. Figures are medians over rounds. Ratios are medians of
+//! the ratios within each round, so that short-term changes of the machine affect both sides of a
+//! ratio.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,7 +13,7 @@ use crate::work::shown_size;
 const OURS: &str = "pagelith";
 const LIMIT: &str = "fio";
 
-/// Rounds of one size, by side in the order of the file, then by their numbers.
+/// Rounds of one size, by side in file order, then by number.
 #[derive(Default)]
 struct Size {
     sides: Vec<(String, Manner, BTreeMap<u32, Round>)>,
@@ -86,7 +87,8 @@ fn write_phase(
     Ok(())
 }
 
-/// What does not change with the size: how each works, the longest that it took to open again, what was wrong.
+/// Rows that do not depend on the size: how each side works, its longest reopening, and its wrong
+/// values.
 fn write_sides(out: &mut String, sizes: &BTreeMap<usize, Size>) -> anyhow::Result<()> {
     writeln!(out, "| side | in flight | verified by | values | wrong | absent | open again, ms at most |")?;
     writeln!(out, "| --- | --- | --- | ---: | ---: | ---: | ---: |")?;

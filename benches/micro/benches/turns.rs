@@ -30,22 +30,23 @@ use bare::Bare;
 use common::{keys, mix};
 use sides::{BATCH, DATA, DEPTH, Flights, Shares, Side, attach, store};
 
-/// How long one side runs before it is the other's turn.
+/// How long one side runs before the other.
 const TURN: Duration = Duration::from_millis(100);
 const ROUNDS: usize = 21;
-/// Longer than the threads of a link poll before they sleep: they have a core each meanwhile.
+/// Longer than the threads of a link poll before they sleep: they have one core each meanwhile.
 const LOOKED: Duration = Duration::from_millis(3);
-/// Most looks in vain for each round that counts: a machine whose cores are hardly ever its own is measured at nothing.
+/// Most failed checks for each round that counts: a machine that rarely has its cores is not
+/// measured.
 const TRIES: usize = 200;
 
-/// What is done to a store in batches.
+/// The operation on the store.
 #[derive(Clone, Copy)]
 enum What {
     Get,
     Put,
 }
 
-/// Names the batches of a run, no put twice.
+/// Keys of the batches of a run; no put uses a key twice.
 struct Batches {
     objects: u64,
     turn: u64,
@@ -62,9 +63,9 @@ impl Batches {
     }
 }
 
-/// Microseconds that a batch takes, over one turn.
+/// Microseconds per batch, over one turn.
 fn time(mut one: impl FnMut()) -> f64 {
-    // What the other side left in the caches is not this side's.
+    // Warm the caches, which hold the other side's data.
     one();
     let (begun, mut batches) = (Instant::now(), 0u32);
     while begun.elapsed() < TURN {
@@ -91,8 +92,9 @@ fn in_flight(side: &Side<'_>, what: What, batches: &mut Batches, buffers: &mut V
     taken
 }
 
-/// So many rounds, each with a core for either thread at its begin and at its end, as far as that can be told; and how often there was none,
-/// before a round or behind one, which does not count.
+/// Runs `count` rounds in which both threads had a core at the begin and at the end, as far as that
+/// can be detected. Also returns how often they had not, before or after a round, which then does
+/// not count.
 fn rounds(count: usize, mut round: impl FnMut() -> (f64, f64)) -> (Vec<(f64, f64)>, usize) {
     let (mut times, mut others) = (Vec::with_capacity(count), 0);
     let mut has_cores = cores::two_run();
@@ -109,7 +111,7 @@ fn rounds(count: usize, mut round: impl FnMut() -> (f64, f64)) -> (Vec<(f64, f64
     (times, others)
 }
 
-/// A quarter, half and three quarters of the way through.
+/// The first, second and third quartile.
 fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
     all.sort_by(f64::total_cmp);
     [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
@@ -132,7 +134,7 @@ fn print_row((name, object_bytes, depth): (&str, usize, usize), times: &[(f64, f
     );
 }
 
-/// Gets over TCP beside what TCP allows.
+/// Gets over TCP compared with the limit of TCP.
 fn tcp(count: usize) {
     print_head("bare loop", "tcp");
     for object_bytes in [64 << 10, 256 << 10, 1 << 20] {
@@ -157,7 +159,7 @@ fn tcp(count: usize) {
     }
 }
 
-/// How long half of the look-ups of one key take at most, us.
+/// Median time of a look-up of one key, us.
 fn look(side: &Side<'_>, key: ObjectKey) -> f64 {
     const LOOKS: usize = 5000;
     let one = |_| {

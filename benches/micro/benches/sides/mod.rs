@@ -1,4 +1,4 @@
-//! One store as its users see it: embedded, and by clients over links, whose server is a thread of this process.
+//! One store, used embedded and by clients over links; its server is a thread of this process.
 #![allow(dead_code, reason = "one bench needs less of it than the other")]
 
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use pagelith::{
     Size, Source, Store, attach,
 };
 
-/// Objects of a get or put.
+/// Objects per get or put.
 pub const BATCH: usize = 32;
 /// Batches in flight from one thread.
 pub const DEPTH: usize = 4;
-/// Bytes of objects that gets choose from.
+/// Bytes of the objects that gets choose from.
 pub const DATA: usize = 256 << 20;
 const WAIT: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -43,7 +43,7 @@ pub fn store() -> Store {
     Store::open(config).expect("a store")
 }
 
-/// A store as its user sees it.
+/// A store, embedded or behind a link.
 pub enum Side<'a> {
     Embedded(&'a Store),
     Attached(Box<Attached>),
@@ -84,7 +84,7 @@ impl Side<'_> {
     }
 }
 
-/// A thread's way in, with several batches in flight.
+/// A thread's session, with several batches in flight.
 pub enum Way<'a> {
     Embedded(Box<Session>),
     Attached(Box<attach::Session<'a>>),
@@ -107,7 +107,7 @@ impl<'a> Flights<'a> {
         Flights { way, idle }
     }
 
-    /// Buffers that are not in use: those of whichever batch is done first, if all are.
+    /// Unused buffers; if there are none, those of the first batch that completes.
     fn buffers(&mut self) -> Vec<AlignedBuf> {
         if let Some(buffers) = self.idle.pop() {
             return buffers;
@@ -165,7 +165,7 @@ impl<'a> Flights<'a> {
     }
 }
 
-/// What a client and the server have in common beside the bytes on their way.
+/// Memory that a client and the server share.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Shares {
     Nothing,
@@ -187,7 +187,7 @@ impl Shares {
     }
 }
 
-/// Serve `store` at `address` until told to stop, and attach to it.
+/// Serves `store` at `address` until `stop` is set, and attaches a client to it.
 pub fn attach<'s, 'e>(
     scope: &'s std::thread::Scope<'s, 'e>,
     store: &'e Store,
@@ -223,7 +223,7 @@ pub fn attach<'s, 'e>(
             for arrival in arrivals.drain(..) {
                 let Arrival::Link(link) = arrival else { panic!("refused") };
                 let staging = staging.clone();
-                // A thread a link, as `pagelith serve` has it.
+                // One thread per link, as in `pagelith serve`.
                 scope.spawn(move || {
                     let mut server = Server::new(store, link, staging).expect("serves");
                     while server.closed().is_none() && !stop.load(Ordering::Relaxed) {

@@ -1,6 +1,6 @@
-//! A frame that is entered without a lock against its being dropped, freed and filled again: the rule of `locate` and
-//! `Core::drop_frame`, told with the production words, table and versions. Loom's cells stand for what the frame says and for its
-//! memory.
+//! Lock-free readers of a frame against a thread that drops, frees and refills it: the rule of
+//! `locate` and `Core::drop_frame`, with the production reader counts, table and versions. Loom's
+//! cells stand for the frame's page number and for its memory.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use pagelith_io::versions::Versions;
 
 use super::every_order;
 
-/// The one frame there is.
+/// The only frame.
 const FRAME: usize = 0;
 
-/// A page's number, where loom sees who reads and writes it.
+/// A page's number, in a cell whose accesses loom checks.
 struct Page(UnsafeCell<u64>);
 
 // SAFETY: the cell is what is tested; loom reports an access that is not ordered with the others.
@@ -53,7 +53,7 @@ struct Store {
     core: Mutex<Core>,
     kept: Kept<Page>,
     versions: Versions,
-    /// Which page the index finds in the frame; 0 is none.
+    /// The page that the index finds in the frame; 0 is none.
     entry: AtomicU64,
     memory: Page,
 }
@@ -75,7 +75,7 @@ impl Store {
         }
     }
 
-    /// Get what is there, if the look holds; which page it was.
+    /// Gets the present page, if the look-up is still valid; returns its number.
     fn get(&self) -> Option<u64> {
         let mark = self.versions.mark(0)?;
         let page = self.entry.load(Relaxed);
@@ -83,7 +83,7 @@ impl Store {
             return None;
         }
         let inside = self.kept.enter(FRAME)?;
-        // Whether it is the one that was looked for is asked before anybody knows whether the look holds.
+        // The page is compared before the look-up is validated.
         let entered = inside.get();
         let holds = self.versions.hold(&[mark]);
         if holds {
@@ -96,7 +96,7 @@ impl Store {
         holds.then_some(page)
     }
 
-    /// Free the frame if it is dead and nobody is inside.
+    /// Frees the frame if it is dead and has no readers.
     fn free(&self, core: &mut Core) {
         if !core.dead {
             return;
@@ -108,7 +108,7 @@ impl Store {
         }
     }
 
-    /// Drop what is there, and put `page` if its memory is free by then.
+    /// Drops the present page, and puts `page` if the memory is free by then.
     fn drop_and_put(&self, page: u64) {
         let mut core = self.core.lock().unwrap();
         self.versions.begin(0);
@@ -127,7 +127,7 @@ impl Store {
     }
 }
 
-/// So many gets of two threads beside `puts`, one after the other.
+/// Gets of two threads, `gets[i]` each, while another thread puts `puts` one after the other.
 fn got_while_dropped(gets: [usize; 2], puts: &[u64]) {
     let store = Store::new();
     let (theirs, puts) = (store.clone(), puts.to_vec());
@@ -141,9 +141,9 @@ fn got_while_dropped(gets: [usize; 2], puts: &[u64]) {
     store.get_times(gets[0]);
     writer.join().unwrap();
     reader.into_iter().for_each(|reader| reader.join().unwrap());
-    assert!(!store.core.lock().unwrap().dead, "nobody freed what was dropped");
+    assert!(!store.core.lock().unwrap().dead, "a dropped frame was not freed");
     let there = store.entry.load(Relaxed);
-    assert_eq!(store.get(), (there != 0).then_some(there), "what nobody changes is not found");
+    assert_eq!(store.get(), (there != 0).then_some(there), "an unchanged page is not found");
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn dropped_while_two_get() {
     every_order("kept_dropped_while_two_get", Some(2), || got_while_dropped([1, 1], &[2]));
 }
 
-/// What was looked up before, or what is entered, is another page by now.
+/// The page found by the look-up, or the one entered, has been replaced.
 #[test]
 fn dropped_twice_while_got() {
     every_order("kept_dropped_twice_while_got", Some(3), || got_while_dropped([2, 0], &[2, 3]));
