@@ -1,5 +1,6 @@
-//! A client's text is read under a configuration and prints back to itself, or it is opaque; 128 bytes that are a key
-//! have no name or one that reads as the key. The first bytes choose the configuration, the rest is the text.
+//! A client's text is parsed under a configuration and prints back to itself, or it is opaque; 128 bytes that
+//! are a key have no name or one that parses to the key. The first bytes choose the configuration, the rest is
+//! the text.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_well_behaved_client_is_served_and_one_that_is_not_is_ended() {
+    fn valid_client_is_served_and_invalid_one_is_disconnected() {
         // A get, an exists, then the client disconnects.
         assert_eq!(run(&[4, 2, 1, 1, 0, 4, 0, 1, 2, 0]), Some(Closed::Ended));
         assert!(matches!(run(&[0; 300]), Some(Closed::Broken(_))), "zeros are no head");

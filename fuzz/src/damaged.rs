@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_untouched_store_opens_with_all_that_it_had() {
+    fn untouched_store_opens_with_all_objects() {
         let damaged = Damaged::default();
         // Four odd pages were cleared; then a group with its attached objects and one object were
         // removed.
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_seen() {
+    fn damage_is_detected() {
         let damaged = Damaged::default();
         let whole = damaged.run(&[0]).hits;
         // The first block of both manifests, zeroed.

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_input_is_a_run_and_the_same_one_each_time() {
+    fn same_input_gives_same_run() {
         // Puts, a flush, gets, a crash, gets.
         let ops: Vec<u8> =
             [4, 21, 0, 30, 0].iter().flat_map(|verb| (0..20u8).flat_map(move |r| [*verb, r, 0])).collect();

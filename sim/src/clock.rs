@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moves_only_forward_and_clones_share_it() {
+    fn clock_clones_share_time_and_never_go_back() {
         let clock = SimClock::new();
         let other = clock.clone();
         clock.advance(Duration::from_micros(3));
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "set back")]
-    fn setting_it_back_is_refused() {
+    fn clock_set_to_past_panics() {
         let clock = SimClock::new();
         clock.set(Mono(2));
         clock.set(Mono(1));

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matches_the_reference_generator() {
+    fn splitmix64_matches_reference_outputs() {
         // The first outputs of splitmix64.c for seed 1234567, as Rosetta Code lists them.
         let mut rng = SplitMix64::new(1_234_567);
         assert_eq!(
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn one_seed_gives_one_sequence() {
+    fn entropy_same_seed_gives_same_bytes() {
         let (a, b, c) = (SimEntropy::new(1), SimEntropy::new(1), SimEntropy::new(2));
         let first = a.bytes16();
         assert_eq!(first, b.bytes16());
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_stay_below_their_bound_and_reach_it() {
+    fn below_draws_cover_whole_range() {
         let mut rng = SplitMix64::new(3);
         let mut seen = [0u32; 5];
         for _ in 0..1000 {

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn one_seed_is_one_world() {
+    fn world_same_seed_gives_same_run() {
         for mode in [CrashMode::KeepAll, CrashMode::DropAll, CrashMode::Random] {
             for seed in 0..10 {
                 assert!(
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_ends_every_process_and_leaves_the_files() {
+    fn crash_ends_processes_and_keeps_files() {
         for mode in [CrashMode::KeepAll, CrashMode::DropAll] {
             let world = SimWorld::new(1);
             let env = start(&world);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_finds_files_unlocked_and_its_work_runs() {
+    fn new_process_after_crash_opens_files_and_runs_tasks() {
         let world = SimWorld::new(1);
         let _dead = start(&world);
         world.crash(CrashMode::KeepAll);

@@ -31,7 +31,7 @@ fn jump_after(us: u64) {
 }
 
 #[test]
-fn at_rest_and_with_writes_in_flight() {
+fn clock_jump_fails_no_call_at_rest_or_in_flight() {
     // A write takes 100 us; after 500 ms the background task is idle.
     for us in (0..400).step_by(13).chain([5_000, 500_000]) {
         jump_after(us);

@@ -46,7 +46,7 @@ fn seeds_with_faults() {
 /// had shown. CHANGELOG.md describes the bugs. A change of the explorer's operations changes these
 /// runs.
 #[test]
-fn seeds_that_once_found_something() {
+fn seeds_that_found_bugs_stay_clean() {
     for seed in [
         227, 8_297, 13_342, 16_629, 35_348, 46_783, 48_987, 51_515, 52_387, 59_391, 64_210, 67_647, 79_917,
         81_005, 86_181, 91_985,
@@ -63,7 +63,7 @@ fn seeds_with_one_fingerprint_for_all_keys() {
 }
 
 #[test]
-fn one_seed_is_one_trace() {
+fn explorer_same_seed_gives_same_trace() {
     for seed in [3, 4, 5, 6] {
         let plan = Plan::of_seed(seed, OPS, FaultChoice::Mixed, false);
         let (a, b) = (explore(&plan), explore(&plan));

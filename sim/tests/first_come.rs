@@ -48,7 +48,7 @@ fn holds(done: Done, page: u32) -> bool {
 }
 
 #[test]
-fn who_is_done_is_handed_out_before_the_rest_is_verified() {
+fn poll_returns_first_batch_before_verifying_others() {
     let world = SimWorld::new(7);
     let store = store(&world);
     let mut session = store.session().expect("a session");
@@ -65,7 +65,7 @@ fn who_is_done_is_handed_out_before_the_rest_is_verified() {
 }
 
 #[test]
-fn who_waits_for_the_last_gets_it_without_time_passing() {
+fn wait_for_completed_batch_returns_at_once() {
     let world = SimWorld::new(7);
     let store = store(&world);
     let mut session = store.session().expect("a session");

@@ -304,7 +304,7 @@ fn after_damage(of: &str, header: bool) -> [usize; 2] {
 }
 
 #[test]
-fn what_is_damaged_takes_its_group_and_what_is_attached() {
+fn damaged_object_loses_its_group_and_attached_objects() {
     for (of, header) in [("d", false), ("k", false), ("g", false), ("d", true), ("k", true)] {
         assert_eq!(after_damage(of, header), [0, 0], "of={of} header={header}");
     }

@@ -42,7 +42,7 @@ fn syncs_before(recorded: &Recorded, file: &str, next: impl Fn(&str) -> bool) ->
 }
 
 #[test]
-fn without_the_sync_before_the_footer_it_is_caught() {
+fn missing_sync_before_footer_is_detected() {
     let plan = plan("fill", Shape::ROOMY, &[Fill(10, 9), Idle(5000)]);
     let footer = |change: &str| {
         let number = |field: &str| {
@@ -60,7 +60,7 @@ fn without_the_sync_before_the_footer_it_is_caught() {
 }
 
 #[test]
-fn without_the_syncs_of_the_manifest_a_segment_is_used_too_early_and_it_is_caught() {
+fn missing_manifest_syncs_are_detected() {
     let plan = plan("wrap", Shape::TIGHT, &[Group(0), Flush, Pin(0), Fill(10, 20), Flush]);
     honest(&plan);
     let found = caught(&plan, |file, at| file.contains("manifest") && at > 1);
@@ -68,7 +68,7 @@ fn without_the_syncs_of_the_manifest_a_segment_is_used_too_early_and_it_is_caugh
 }
 
 #[test]
-fn without_the_sync_between_the_manifest_copies_it_is_caught() {
+fn missing_sync_between_manifest_copies_is_detected() {
     let plan = plan("copies", Shape::ROOMY, &[Group(0), Flush, Fill(10, 12), Flush]);
     honest(&plan);
     let found = caught(&plan, |file, at| file.contains("manifest.0") && at > 1);
@@ -79,7 +79,7 @@ fn without_the_sync_between_the_manifest_copies_it_is_caught() {
 }
 
 #[test]
-fn without_the_sync_of_what_was_moved_it_is_caught() {
+fn missing_sync_of_moved_records_is_detected() {
     let plan = plan("move", Shape::TIGHT, &[Group(0), Flush, Pin(0), Fill(10, 40), Idle(5000)]);
     let syncs = honest(&plan).log.iter().filter(|l| l.contains(" sync file=sim0/segments ")).count() as u64;
     // The crash loses the moved copy, and keeps the manifest that gives the old copy's segment a new
@@ -95,7 +95,7 @@ fn without_the_sync_of_what_was_moved_it_is_caught() {
 }
 
 #[test]
-fn without_the_sync_before_the_head_of_a_checkpoint_it_is_caught() {
+fn missing_sync_before_checkpoint_head_is_detected() {
     let shape = Shape { checkpoint: 1, ..Shape::ROOMY };
     let plan =
         plan("checkpoint", shape, &[Group(0), Flush, Fill(10, 8), Idle(5000), Fill(30, 8), Idle(5000)]);
@@ -112,7 +112,7 @@ fn without_the_sync_before_the_head_of_a_checkpoint_it_is_caught() {
 }
 
 #[test]
-fn without_the_sync_of_a_tombstone_it_is_caught() {
+fn missing_sync_of_tombstone_is_detected() {
     let plan = plan("remove", Shape::ROOMY, &[Group(0), Flush, Remove(0), Idle(1000)]);
     honest(&plan);
     let found = caught(&plan, |file, at| file == "sim0/segments" && at == 2);
@@ -120,7 +120,7 @@ fn without_the_sync_of_a_tombstone_it_is_caught() {
 }
 
 #[test]
-fn without_the_sync_of_a_generation_it_is_caught() {
+fn missing_sync_of_generation_is_detected() {
     let plan = plan("clear", Shape::ROOMY, &[Group(0), Flush, Clear(0), Idle(1000)]);
     honest(&plan);
     let written =
@@ -130,7 +130,7 @@ fn without_the_sync_of_a_generation_it_is_caught() {
 }
 
 #[test]
-fn without_the_sync_of_a_flush_it_is_caught() {
+fn missing_sync_of_flush_is_detected() {
     let plan = plan("flush", Shape::ROOMY, &[Group(0), Flush, Idle(1000)]);
     honest(&plan);
     let found = caught(&plan, |file, _| file == "sim0/segments");

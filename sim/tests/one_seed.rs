@@ -97,12 +97,12 @@ fn hold(seeds: std::ops::Range<u64>) {
 }
 
 #[test]
-fn random_plans_of_the_lower_half() {
+fn random_plans_lower_half_of_seeds() {
     hold(seeds(0));
 }
 
 #[test]
-fn random_plans_of_the_upper_half() {
+fn random_plans_upper_half_of_seeds() {
     hold(seeds(1));
 }
 
@@ -121,12 +121,12 @@ fn seeds(half: u64) -> std::ops::Range<u64> {
 
 /// The seed that showed it.
 #[test]
-fn a_torn_head_of_a_checkpoint_that_the_next_one_made_whole_is_not_believed() {
+fn torn_checkpoint_head_completed_by_next_one_is_refused() {
     hold(1287..1288);
 }
 
 #[test]
-fn one_seed_is_one_log() {
+fn same_seed_gives_same_log() {
     for seed in [3, 4, 5] {
         let (a, b) = (run_seed(seed), run_seed(seed));
         assert!(a.log.len() > 50, "a run that hardly does anything seed={seed}");

@@ -39,7 +39,7 @@ fn pin_at(pages: u32, wait: Duration) -> bool {
 }
 
 #[test]
-fn a_pin_taken_while_its_segment_is_being_reclaimed_holds() {
+fn pin_taken_during_reclaim_of_its_segment_holds() {
     let mut outcomes = [0, 0];
     for pages in 16..34 {
         for wait in 0..8 {
@@ -86,7 +86,7 @@ fn down_after(changes: u64, pages: u32, mode: CrashMode) -> bool {
 }
 
 #[test]
-fn what_is_pinned_and_durable_survives_a_crash_at_each_change_of_a_reclaim() {
+fn pinned_durable_object_survives_crash_at_each_change_of_reclaim() {
     for mode in [CrashMode::DropAll, CrashMode::Random] {
         let moments = (0..).take_while(|n| !down_after(*n, 60, mode)).count();
         assert!(moments > 40, "reclaim was hardly met moments={moments}");
@@ -94,7 +94,7 @@ fn what_is_pinned_and_durable_survives_a_crash_at_each_change_of_a_reclaim() {
 }
 
 #[test]
-fn what_is_put_behind_a_clear_that_was_not_awaited_survives_checkpoints() {
+fn put_after_unawaited_clear_survives_checkpoints() {
     let shape = Shape { checkpoint: 1, ..Shape::ROOMY };
     let steps = vec![Group(0), Flush, Hasty(0), Group(0), Flush, Abandon, Group(2), Flush, Close, Get(0)];
     let recorded = record(&Plan { name: "hasty_clear", shape, steps, after: Vec::new() }, None);
@@ -103,7 +103,7 @@ fn what_is_put_behind_a_clear_that_was_not_awaited_survives_checkpoints() {
 }
 
 #[test]
-fn a_lease_ends_and_a_pin_does_not() {
+fn lease_expires_and_pin_does_not() {
     let world = SimWorld::new(1);
     let mut run = Run::new(&world, Shape::TIGHT);
     assert!(run.open());
@@ -125,7 +125,7 @@ fn a_lease_ends_and_a_pin_does_not() {
 /// A read stays in flight while the log wraps. The disk refuses operations that overlap one in
 /// flight.
 #[test]
-fn segment_with_a_read_in_flight_is_not_written_over() {
+fn segment_with_read_in_flight_is_not_overwritten() {
     const READ_TIME: Duration = Duration::from_secs(60);
     const LATENCY: Duration = Duration::from_micros(100);
     let shape = Shape { promote: false, ..Shape::TIGHT };

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_objects_own_bytes_are_right() {
+    fn contents_check_accepts_only_own_bytes() {
         let work = Work { object_bytes: 4096, objects: 3, batch: 1, depth: 1, threads: 1, seed: 5 };
         let contents = Contents::new(&work).unwrap();
         let mut value = contents.of(1).to_vec();

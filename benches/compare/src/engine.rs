@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_byte_and_a_lost_object_are_counted_once_each() {
+    fn wrong_and_absent_values_are_counted_once() {
         let engine =
             engine(|setup| Ok(Box::new(Faulty { setup: setup.clone(), under_way: VecDeque::new() })));
         let mut peer = (engine.open)(&engine.setup).unwrap();

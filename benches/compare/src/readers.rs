@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_batch_ends_once_and_an_error_is_seen() {
+    fn readers_end_each_batch_once_and_report_errors() {
         let sum = Arc::new(AtomicU64::new(0));
         let readers = Readers::start(3, || {
             let sum = sum.clone();

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_comes_once_and_a_seed_repeats_the_order() {
+    fn shuffle_is_permutation_repeated_by_seed() {
         let order = shuffled(1000, 7);
         assert_eq!(order, shuffled(1000, 7));
         assert_ne!(order, shuffled(1000, 8));

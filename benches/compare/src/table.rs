@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_rounds_and_not_of_medians() {
+    fn ratio_is_median_of_round_ratios() {
         let (fast, slow) = (rounds(&[4.0, 1.0, 2.0]), rounds(&[2.0, 2.0, 2.0]));
         let gb = |r: &Round| r.get.gb_per_s;
         assert_eq!(ratio(Some(&fast), Some(&slow), gb), Some(1.0));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_a_row_for_each_side_and_for_what_was_skipped() {
+    fn table_has_row_per_side_and_skipped_side() {
         let manner = Manner { in_flight: "1".into(), verified_by: "nobody".into(), page_cache: false };
         let line = |side: &str| {
             let of = rounds(&[1.0]).remove(&0).unwrap();

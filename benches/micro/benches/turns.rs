@@ -173,7 +173,7 @@ fn look(side: &Side<'_>, key: ObjectKey) -> f64 {
     quartiles((0..LOOKS).map(one).collect())[1]
 }
 
-/// Look-ups of one key: of what lies where a client sees it, and of what it has to ask for.
+/// Look-ups of one key: of a present object and of an absent one.
 fn looks(count: usize) {
     println!("| one key | embedded, us | shown, us | through rings alone, us | not two cores |");
     println!("| --- | ---: | ---: | ---: | ---: |");
@@ -204,7 +204,7 @@ fn looks(count: usize) {
     std::fs::remove_dir_all(&dir).expect("removed");
 }
 
-/// Memory as an engine maps it, and whoever it is shown to: it allows no seals, so that it may become shorter.
+/// Memory as an engine maps it, and its region for other processes: it is not sealed, so it may shrink.
 struct Unsealed(MmapRaw, Arc<Region>);
 
 impl Unsealed {
@@ -220,7 +220,8 @@ impl Unsealed {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes are mapped for as long as `self` is there, and nobody writes or shortens the file, which has no name.
+        // SAFETY: this many bytes are mapped while `self` lives, and the file, which has no name, is
+        // neither written nor shortened.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
     }
 }

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_back_across_block_borders_and_zeros_elsewhere() {
+    fn image_read_across_blocks_returns_patch_and_zeros() {
         let mut image = Image::default();
         image.patch(4090, &[7; 12]);
         let mut out = [9; 20];
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_across_chunk_borders() {
+    fn image_read_across_chunks_returns_patch() {
         let mut image = Image::default();
         let border = (3 * CHUNK * BLOCK) as u64;
         image.patch(border - 2, &[1, 2, 3, 4]);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_keeps_its_bytes() {
+    fn image_clone_keeps_old_bytes() {
         let mut image = Image::default();
         image.patch(0, &[1; 8]);
         let before = image.clone();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mixed_block_follows_the_fate_of_each_sector() {
+    fn mixed_block_follows_fate_of_each_sector() {
         let (old, new) = (Arc::new([1; BLOCK]), Arc::new([2; BLOCK]));
         let mut fates = [Fate::New, Fate::Old, Fate::Garbage].into_iter().cycle();
         let out = mix(&old, &new, &mut SplitMix64::new(1), |_| fates.next().unwrap_or(Fate::Old));

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_add_up_and_guards_hold() {
+    fn target_pieces_cover_length_and_guards_hold() {
         let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
         for round in 0..200 {
             let len = 1 + rng.below(100_000) as usize;
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_write_is_seen() {
+    fn late_write_to_resting_memory_is_detected() {
         let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
         let target = memory.target(5000, Shape::Aligned, &mut rng);
         let ptr = target.slot.ptr;
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_beside_a_piece_is_seen() {
+    fn write_outside_piece_is_detected() {
         let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
         let target = memory.target(100, Shape::Ragged, &mut rng);
         let (at, len) = target.pieces[0];

@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_of_every_range_counts() {
+    fn content_check_detects_every_changed_byte() {
         let mut bytes = vec![0; 100];
         Content::of(7, 3).fill(&mut bytes);
         for from in 0..100 {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_differ_and_lengths_are_within_bounds() {
+    fn object_keys_differ_and_lengths_are_bounded() {
         let keys: std::collections::BTreeSet<_> = (0..(PAGES * PARTS) as Oid).map(key).collect();
         assert_eq!(keys.len(), PAGES * PARTS);
         assert!(all().all(|o| (1..=LENGTH_MAX).contains(&length(o))));

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_request_is_owed_one_outcome_and_what_was_cancelled_has_it_soon() {
+    fn request_needs_one_outcome_and_cancelled_one_soon() {
         let mut owed = Owed::default();
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let (request, outcome) = (

@@ -79,7 +79,7 @@ fn settle(world: &mut World) -> (Vec<Event>, Vec<Event>) {
 }
 
 #[test]
-fn left_alone_frames_and_bytes_arrive_in_order() {
+fn link_without_faults_delivers_in_order() {
     let mut world = world(1);
     let bytes = content(1, 0, 100_000);
     world.client.expose(OpId(1), 0, 0, memory(&vec![0; bytes.len()])).expect("room");
@@ -104,7 +104,7 @@ fn left_alone_frames_and_bytes_arrive_in_order() {
 }
 
 #[test]
-fn half_open_partitioned_and_broken_connections_end_as_such() {
+fn half_open_partitioned_and_cut_links_report_their_reason() {
     let dead = Limits::default().dead_after;
     let pending = |world: &mut World| {
         world.client.expose(OpId(1), 0, 0, memory(&[0; 9])).expect("room");
@@ -144,7 +144,7 @@ fn half_open_partitioned_and_broken_connections_end_as_such() {
 }
 
 #[test]
-fn a_wait_passes_the_time_to_what_arrives_and_no_further() {
+fn wait_advances_time_only_to_next_arrival() {
     let mut world = world(5);
     world.server.send(outcome(1)).expect("room");
     let mut events = Vec::new();
@@ -274,7 +274,7 @@ fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
 
 /// `TEST_PAGELITH_LINK_STEPS=700000` runs a million packets.
 #[test]
-fn whatever_the_network_does_memory_comes_back_once_with_its_own_bytes_or_none() {
+fn exposed_memory_returns_once_with_own_bytes_or_none() {
     let steps = std::env::var("TEST_PAGELITH_LINK_STEPS").ok().and_then(|text| text.parse().ok());
     let tally = run(7, steps.unwrap_or(20_000));
     assert_eq!(tally.exposed, tally.landed + tally.retracted, "{tally:?}");
@@ -283,7 +283,7 @@ fn whatever_the_network_does_memory_comes_back_once_with_its_own_bytes_or_none()
 }
 
 #[test]
-fn one_seed_is_one_run() {
+fn link_same_seed_gives_same_trace() {
     assert_eq!(run(11, 3000), run(11, 3000));
     assert_ne!(run(11, 3000).trace, run(12, 3000).trace);
 }

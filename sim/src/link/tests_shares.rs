@@ -74,7 +74,7 @@ impl World {
 }
 
 #[test]
-fn what_is_shown_is_the_servers_until_it_is_taken() {
+fn referenced_memory_returns_after_release() {
     let (part, region) = shown(3);
     let mut world = world(&region);
     assert!(world.server.shows(std::slice::from_ref(&part)) && !world.client.shows(&memory(5)));
@@ -92,7 +92,7 @@ fn what_is_shown_is_the_servers_until_it_is_taken() {
 }
 
 #[test]
-fn what_was_given_up_comes_back_and_is_looked_at_too_late() {
+fn retracted_reference_read_late_is_counted() {
     let (part, region) = shown(3);
     let mut world = world(&region);
     world.push(part);
@@ -104,7 +104,7 @@ fn what_was_given_up_comes_back_and_is_looked_at_too_late() {
 }
 
 #[test]
-fn who_has_nothing_exposed_looks_at_nothing() {
+fn reference_without_exposed_memory_is_not_read() {
     let (part, region) = shown(3);
     let mut world = world(&region);
     world.push(part);

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_taken_or_given_up_is_promised_no_more() {
+    fn released_reference_is_not_checked() {
         let (mut watch, stretch) = (Watch::default(), (OpId(1), 0, 0));
         watch.show(Side::Server, stretch, sum(b"shown"));
         assert_eq!(watch.look(Side::Server, stretch, sum(b"shown")), Some(true));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_vouches_for_what_was_shown_and_for_where_a_range_begins() {
+    fn outcome_checksums_must_match_referenced_range() {
         let key =
             ObjectKey::new(NamespaceId([1; 16]), PrefixHash([2; 32]), Role::Target, "kv", "k", Shard::Whole);
         let key = key.expect("a key");

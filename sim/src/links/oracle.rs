@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_removed_may_not_be_read_and_what_may_come_late_may() {
+    fn removed_version_is_forbidden_but_late_put_is_allowed() {
         let mut oracle = Oracle::new();
         assert!(oracle.exists(0, 3, 0).is_some());
         let (settled, late) = (oracle.put(0, 3), oracle.put(0, 3));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_answers_for_itself_and_those_that_know_each_other_for_all() {
+    fn removal_counts_per_store_or_for_all_peers() {
         let mut oracle = Oracle::new();
         let (own, others) = (oracle.put(0, 3), oracle.put(1, 3));
         [own, others].into_iter().for_each(|version| oracle.put_ended(3, version, true));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_is_part_of_the_whole() {
+    fn range_content_is_part_of_whole() {
         let all = content(9, 4, 0..1000);
         assert_eq!(content(9, 4, 13..777), all[13..777]);
         assert_ne!(content(9, 5, 0..1000), all);

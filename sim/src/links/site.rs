@@ -79,7 +79,7 @@ struct Up {
     store: Arc<Store>,
     /// Memory shared with processes on its host; empty if the store does not share.
     memory: Vec<(Arc<Region>, Arc<View>)>,
-    /// What of the first of it is told to them.
+    /// The catalog of the first of these regions.
     catalog: Option<Arc<CatalogView>>,
 }
 

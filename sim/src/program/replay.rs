@@ -112,7 +112,7 @@ mod tests {
     use crate::explore::FaultChoice;
 
     #[test]
-    fn a_list_of_places_names_the_same_plan() {
+    fn keep_list_round_trips() {
         let plan = Plan::of_seed(1, 50, FaultChoice::None, false).keeping(|at| at % 7 < 3 || at > 40);
         let keep = parse_keep(&keep_of(&plan)).expect("its own text");
         let again = Plan::of_seed(1, 50, FaultChoice::None, false)

@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_says_what_the_results_say() {
+    fn report_matches_stored_results() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let said = std::fs::read_to_string(root.join("../docs/faults.md")).expect("the report");
         assert!(

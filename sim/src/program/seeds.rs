@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_of_one_commit_are_one_block_and_no_seed_counts_twice() {
+    fn adjacent_blocks_of_commit_join_without_double_counting() {
         let block = |from: u64, to: u64, commit: &str| Block {
             from,
             to,

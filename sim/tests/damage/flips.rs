@@ -106,12 +106,12 @@ fn record_headers_in_an_open_segment() {
 }
 
 #[test]
-fn record_headers_behind_footers() {
+fn record_headers_with_footers() {
     all_headers(Scene::Sealed, 1);
 }
 
 #[test]
-fn record_headers_behind_a_checkpoint() {
+fn record_headers_with_checkpoint() {
     all_headers(Scene::Closed, 5);
 }
 
@@ -234,7 +234,7 @@ fn blocks_of_one_copy_of_the_manifest() {
 }
 
 #[test]
-fn blocks_of_both_copies_of_the_manifest_are_refused_by_name() {
+fn damage_in_both_manifest_copies_is_refused_by_name() {
     let mut made = Scene::Sealed.make();
     let mut sums = Sums::default();
     for (block, used) in BLOCKS {

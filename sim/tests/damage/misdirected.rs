@@ -59,12 +59,12 @@ fn records(scene: Scene) {
 }
 
 #[test]
-fn records_at_the_place_of_others() {
+fn misdirected_records_lose_only_affected_objects() {
     [Scene::Open, Scene::Sealed, Scene::Closed].into_iter().for_each(records);
 }
 
 #[test]
-fn whole_segments_at_the_place_of_others() {
+fn misdirected_segments_lose_only_affected_objects() {
     for scene in [Scene::Sealed, Scene::Closed] {
         let mut made = scene.make();
         let mut sums = Sums::default();
@@ -96,7 +96,7 @@ fn whole_segments_at_the_place_of_others() {
 }
 
 #[test]
-fn blocks_of_the_manifest_at_the_place_of_others() {
+fn misdirected_manifest_blocks_lose_nothing() {
     let mut made = Scene::Sealed.make();
     let blocks = ["manifest.0", "manifest.1"].map(|file| (0..3).map(move |block| (file, block * ALIGN)));
     let blocks: Vec<(&str, u64)> = blocks.into_iter().flatten().collect();
@@ -120,7 +120,7 @@ fn blocks_of_the_manifest_at_the_place_of_others() {
 }
 
 #[test]
-fn blocks_of_checkpoints_at_the_place_of_others() {
+fn misdirected_checkpoint_blocks_lose_nothing() {
     let mut made = Scene::Closed.make();
     let places: Vec<(&str, u64)> = ["checkpoint.0", "checkpoint.1"]
         .into_iter()

@@ -313,7 +313,7 @@ fn each_read_is_short() {
 }
 
 #[test]
-fn each_read_meets_a_bad_block() {
+fn each_read_hits_bad_block() {
     both(DiskFault::BadBlock);
 }
 
@@ -368,7 +368,7 @@ fn each_sync_fails() {
 }
 
 #[test]
-fn each_create_finds_no_room() {
+fn each_create_has_no_space() {
     strike_each(DiskFault::NoSpace, "live", 12, false, |run| run.live());
 }
 

@@ -106,16 +106,16 @@ fn tear_all(scene: Scene) {
 }
 
 #[test]
-fn a_record_of_an_open_segment_torn_at_every_sector() {
+fn torn_record_in_open_segment_is_lost_alone() {
     tear_all(Scene::Open);
 }
 
 #[test]
-fn a_record_of_a_sealed_segment_torn_at_every_sector() {
+fn torn_record_in_sealed_segment_is_lost_alone() {
     tear_all(Scene::Sealed);
 }
 
 #[test]
-fn a_record_under_a_checkpoint_torn_at_every_sector() {
+fn torn_record_under_checkpoint_is_lost_alone() {
     tear_all(Scene::Closed);
 }

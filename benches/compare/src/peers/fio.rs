@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_read() {
+    fn fio_job_output_is_parsed() {
         let job = r#"{"usr_cpu": 4.0, "sys_cpu": 6.0, "read": {"io_bytes": 3000000000, "runtime": 2000,
             "clat_ns": {"percentile": {"50.000000": 5000, "99.000000": 9000}}}}"#;
         let phase = phase(&serde_json::from_str(job).unwrap(), "read").unwrap();

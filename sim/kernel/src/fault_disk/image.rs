@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_takes_what_no_sync_covered() {
+    fn power_cut_loses_unsynced_writes() {
         let mut image = Image::default();
         image.write(0, &[1; BLOCK]);
         image.sync();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_sync_does_not_cover_what_a_failed_one_gave_up() {
+    fn later_sync_does_not_cover_writes_of_failed_sync() {
         let mut image = Image::default();
         image.write(0, &[1; BLOCK]);
         image.sync();

@@ -9,7 +9,7 @@ use crate::disk::CrashMode;
 const POWER_CUTS: [CrashMode; 2] = [CrashMode::DropAll, CrashMode::Random];
 
 #[test]
-fn synced_bytes_survive_every_crash() {
+fn synced_bytes_survive_every_crash_mode() {
     for seed in 0..100 {
         for mode in [CrashMode::KeepAll, CrashMode::DropAll, CrashMode::Random] {
             let mut b = Bench::new(seed);
@@ -28,7 +28,7 @@ fn synced_bytes_survive_every_crash() {
 }
 
 #[test]
-fn unsynced_bytes_fall_with_the_power_and_survive_kill_9() {
+fn unsynced_bytes_survive_kill_9_but_not_power_cut() {
     let mut b = Bench::new(1);
     b.write(0, 1, 1);
     b.disk.crash(CrashMode::KeepAll, 1);
@@ -38,7 +38,7 @@ fn unsynced_bytes_fall_with_the_power_and_survive_kill_9() {
 }
 
 #[test]
-fn the_next_process_can_sync_what_a_killed_one_wrote() {
+fn next_process_sync_covers_writes_of_killed_process() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.write(0, 1, 1);
@@ -54,7 +54,7 @@ fn the_next_process_can_sync_what_a_killed_one_wrote() {
 }
 
 #[test]
-fn a_write_not_returned_before_the_sync_was_submitted_is_not_covered() {
+fn write_not_returned_before_sync_is_not_covered() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.write(0, 1, 1);
@@ -68,7 +68,7 @@ fn a_write_not_returned_before_the_sync_was_submitted_is_not_covered() {
 }
 
 #[test]
-fn a_completion_held_back_is_not_covered_until_it_is_returned() {
+fn held_completion_is_not_covered_until_returned() {
     let mut b = Bench::new(1);
     let file = b.file;
     let mut syncs = b.process.queue(4).expect("a live process");
@@ -99,7 +99,7 @@ fn a_completion_held_back_is_not_covered_until_it_is_returned() {
 }
 
 #[test]
-fn a_sync_covers_its_own_file_only() {
+fn sync_covers_only_its_own_file() {
     let mut b = Bench::new(1);
     let other = b.process.create(0, "g", 4096).expect("room on the disk");
     b.write(0, 1, 1);
@@ -109,7 +109,7 @@ fn a_sync_covers_its_own_file_only() {
 }
 
 #[test]
-fn create_and_remove_are_durable_when_they_return() {
+fn create_and_remove_are_durable_on_return() {
     for mode in POWER_CUTS {
         let b = Bench::new(1);
         b.process.create(0, "g", 8192).expect("room on the disk");
@@ -122,7 +122,7 @@ fn create_and_remove_are_durable_when_they_return() {
 }
 
 #[test]
-fn a_random_cut_keeps_drops_and_ruins_single_sectors() {
+fn random_power_cut_decides_per_sector() {
     let (mut kept, mut lost, mut garbage, mut torn) = (0, 0, 0, 0);
     for seed in 0..200 {
         let mut b = Bench::new(seed);
@@ -145,7 +145,7 @@ fn a_random_cut_keeps_drops_and_ruins_single_sectors() {
 }
 
 #[test]
-fn a_random_cut_ignores_the_order_of_unsynced_writes() {
+fn random_power_cut_ignores_order_of_unsynced_writes() {
     let (mut first_only, mut second_only) = (0, 0);
     for seed in 0..100 {
         let mut b = Bench::new(seed);
@@ -160,7 +160,7 @@ fn a_random_cut_ignores_the_order_of_unsynced_writes() {
 }
 
 #[test]
-fn an_older_uncovered_write_never_replaces_a_younger_durable_one() {
+fn earlier_unsynced_write_never_replaces_later_durable_one() {
     for seed in 0..100 {
         let mut b = Bench::new(seed);
         let file = b.file;
@@ -176,7 +176,7 @@ fn an_older_uncovered_write_never_replaces_a_younger_durable_one() {
 }
 
 #[test]
-fn operations_of_a_dropped_queue_happen_or_not() {
+fn dropped_queue_operations_execute_by_chance() {
     let mut happened = 0;
     for seed in 0..50 {
         let b = Bench::new(seed);
@@ -189,7 +189,7 @@ fn operations_of_a_dropped_queue_happen_or_not() {
 }
 
 #[test]
-fn writes_in_flight_at_a_kill_happen_or_not() {
+fn writes_in_flight_at_kill_execute_by_chance() {
     let mut happened = 0;
     for seed in 0..50 {
         let mut b = Bench::new(seed);
@@ -203,7 +203,7 @@ fn writes_in_flight_at_a_kill_happen_or_not() {
 }
 
 #[test]
-fn a_snapshot_forks_the_disk() {
+fn snapshot_restores_durable_and_unsynced_state() {
     let mut b = Bench::new(1);
     b.write(0, 1, 1);
     b.sync();

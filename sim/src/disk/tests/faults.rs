@@ -11,7 +11,7 @@ fn fail(op: FaultOp, nth: u64, kind: FaultKind) -> FaultPlan {
 }
 
 #[test]
-fn the_nth_operation_of_its_kind_fails_once() {
+fn planned_failure_strikes_nth_operation_once() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.disk.inject(fail(FaultOp::Read, 2, FaultKind::Device));
@@ -22,7 +22,7 @@ fn the_nth_operation_of_its_kind_fails_once() {
 }
 
 #[test]
-fn a_failed_read_has_filled_half() {
+fn failed_read_fills_first_half() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.write(0, 1, 1);
@@ -38,7 +38,7 @@ fn a_failed_read_has_filled_half() {
 }
 
 #[test]
-fn a_failed_write_leaves_old_and_new_sectors() {
+fn failed_write_leaves_old_and_new_sectors() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.write(0, 4, 1);
@@ -51,7 +51,7 @@ fn a_failed_write_leaves_old_and_new_sectors() {
 }
 
 #[test]
-fn a_retried_sync_succeeds_without_the_data_of_the_failed_one() {
+fn sync_after_failed_sync_does_not_cover_its_data() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.write(0, 1, 1);
@@ -65,7 +65,7 @@ fn a_retried_sync_succeeds_without_the_data_of_the_failed_one() {
 }
 
 #[test]
-fn a_sector_forsaken_by_a_failed_sync_never_comes_back_over_a_synced_one() {
+fn sector_of_failed_sync_never_replaces_synced_one() {
     for seed in 0..100 {
         let mut b = Bench::new(seed);
         let file = b.file;
@@ -80,7 +80,7 @@ fn a_sector_forsaken_by_a_failed_sync_never_comes_back_over_a_synced_one() {
 }
 
 #[test]
-fn damage_at_rest_changes_live_and_durable_bytes_alike() {
+fn damage_at_rest_changes_live_and_durable_bytes() {
     let mut b = Bench::new(1);
     b.write(0, 1, 1);
     b.sync();
@@ -106,12 +106,12 @@ fn damage_at_rest_changes_live_and_durable_bytes_alike() {
 
 #[test]
 #[should_panic(expected = "file that does not exist file=sim0/g")]
-fn damage_to_an_absent_file_is_a_test_bug() {
+fn damage_to_absent_file_panics() {
     Bench::new(1).disk.inject(FaultPlan::FlipBit { dir: 0, name: "g".to_string(), offset: 0, bit: 0 });
 }
 
 #[test]
-fn a_full_disk_refuses_to_create_and_keeps_nothing() {
+fn create_on_full_disk_fails_and_leaves_nothing() {
     let b = Bench::new(1);
     let before = b.disk.ops_done();
     b.disk.inject(FaultPlan::Capacity { bytes: 20 * 4096 });
@@ -123,7 +123,7 @@ fn a_full_disk_refuses_to_create_and_keeps_nothing() {
 }
 
 #[test]
-fn control_operations_fail_on_order() {
+fn control_operations_fail_when_planned() {
     let b = Bench::new(1);
     b.disk.inject(fail(FaultOp::Create, 1, FaultKind::Exhausted));
     b.disk.inject(fail(FaultOp::List, 1, FaultKind::Device));

@@ -4,7 +4,7 @@ use super::*;
 use crate::disk::CrashMode;
 
 #[test]
-fn an_ignored_sync_succeeds_and_makes_nothing_durable_but_the_next_one_does() {
+fn ignored_sync_is_not_durable_until_next_sync() {
     for (ignored, left) in [(1, 0), (2, 7)] {
         let mut b = Bench::new(1);
         b.disk.ignore_syncs(move |file, n| file == "sim0/f" && n == ignored);
@@ -23,7 +23,7 @@ fn an_ignored_sync_succeeds_and_makes_nothing_durable_but_the_next_one_does() {
 }
 
 #[test]
-fn the_lie_ends_with_a_crash() {
+fn ignored_syncs_end_with_crash() {
     let b = Bench::new(1);
     b.disk.ignore_syncs(|_, _| true);
     b.disk.crash(CrashMode::KeepAll, 0);
@@ -35,7 +35,7 @@ fn the_lie_ends_with_a_crash() {
 }
 
 #[test]
-fn every_point_is_what_a_stop_there_leaves() {
+fn kept_point_equals_disk_after_stop() {
     let run = |stop: Option<u64>, keep: bool| {
         let clock = SimClock::new();
         let disk = SimDisk::new(clock, 1, 3);

@@ -10,7 +10,7 @@ use super::{Bench, drain, part, read, write};
 use crate::disk::CrashMode;
 
 #[test]
-fn reads_see_what_was_written_over_several_parts() {
+fn read_over_several_parts_returns_written_bytes() {
     let mut b = Bench::new(1);
     let file = b.file;
     let parts = vec![part(1, 1), part(2, 2)];
@@ -25,7 +25,7 @@ fn reads_see_what_was_written_over_several_parts() {
 }
 
 #[test]
-fn broken_alignment_is_invalid_and_changes_nothing() {
+fn misaligned_operation_is_invalid_and_changes_nothing() {
     let mut b = Bench::new(1);
     let (file, before) = (b.file, b.disk.ops_done());
     let odd = |len| AlignedBuf::new(len).expect("memory").into_part();
@@ -44,7 +44,7 @@ fn broken_alignment_is_invalid_and_changes_nothing() {
 
 #[test]
 #[allow(unsafe_code, reason = "shared and misaligned memory can only be made by hand")]
-fn memory_must_be_aligned_and_reads_need_it_exclusive() {
+fn misaligned_or_shared_read_memory_is_invalid() {
     let mut b = Bench::new(1);
     let file = b.file;
     let mut memory = AlignedBuf::new(3 * 4096).expect("memory");
@@ -59,7 +59,7 @@ fn memory_must_be_aligned_and_reads_need_it_exclusive() {
 }
 
 #[test]
-fn a_read_beyond_the_end_is_short_a_write_or_a_strange_file_invalid() {
+fn read_beyond_end_is_short_and_write_is_invalid() {
     let mut b = Bench::new(1);
     let file = b.file;
     assert_eq!(b.run(read(file, 15, 1)), Ok(()));
@@ -77,7 +77,7 @@ fn a_read_beyond_the_end_is_short_a_write_or_a_strange_file_invalid() {
 
 #[test]
 #[should_panic(expected = "write token=2 offset=8192 len=4096 and write token=1 offset=4096 len=8192")]
-fn overlapping_writes_in_flight_panic() {
+fn overlapping_writes_in_flight_panic_with_both_named() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.submit(1, write(file, 1, 2, 1));
@@ -86,7 +86,7 @@ fn overlapping_writes_in_flight_panic() {
 
 #[test]
 #[should_panic(expected = "read token=2 offset=0 len=8192 and write token=1 offset=4096 len=4096")]
-fn a_read_over_a_write_in_flight_on_another_queue_panics() {
+fn read_overlapping_write_of_other_queue_panics() {
     let mut b = Bench::new(1);
     let file = b.file;
     let mut other = b.process.queue(1).expect("a live process");
@@ -96,7 +96,7 @@ fn a_read_over_a_write_in_flight_on_another_queue_panics() {
 }
 
 #[test]
-fn reads_may_overlap_and_neighbours_may_be_written() {
+fn overlapping_reads_and_adjacent_writes_succeed() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.submit(1, read(file, 0, 2));
@@ -109,7 +109,7 @@ fn reads_may_overlap_and_neighbours_may_be_written() {
 }
 
 #[test]
-fn a_full_queue_hands_the_operation_back() {
+fn submit_to_full_queue_returns_operation() {
     let b = Bench::new(1);
     let file = b.file;
     let mut small = b.process.queue(1).expect("a live process");
@@ -121,7 +121,7 @@ fn a_full_queue_hands_the_operation_back() {
 }
 
 #[test]
-fn one_opener_holds_a_file_until_its_last_queue_is_gone() {
+fn file_stays_locked_until_last_queue_is_dropped() {
     let Bench { disk, process, queue, .. } = Bench::new(1);
     let second = disk.connect();
     let open = || second.open(0, "f").map(|(_, len)| len).map_err(|f| f.kind);
@@ -135,7 +135,7 @@ fn one_opener_holds_a_file_until_its_last_queue_is_gone() {
 }
 
 #[test]
-fn a_killed_process_is_dead_and_lets_go() {
+fn killed_process_fails_and_releases_locks() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.submit(1, read(file, 0, 1));
@@ -150,7 +150,7 @@ fn a_killed_process_is_dead_and_lets_go() {
 }
 
 #[test]
-fn a_number_from_before_a_crash_names_nothing_after_it() {
+fn file_number_from_before_crash_is_invalid() {
     let b = Bench::new(1);
     let old = b.file;
     b.disk.crash(CrashMode::KeepAll, 1);
@@ -160,7 +160,7 @@ fn a_number_from_before_a_crash_names_nothing_after_it() {
 }
 
 #[test]
-fn control_operations_tell_their_failures_apart() {
+fn control_operations_fail_with_specific_kinds() {
     let mut b = Bench::new(1);
     let kind = |r: Result<FileId, pagelith_io::fault::IoFault>| r.map_err(|f| f.kind);
     assert_eq!(kind(b.process.create(0, "f", 4096)), Err(FaultKind::Exists));

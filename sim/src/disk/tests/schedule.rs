@@ -23,7 +23,7 @@ fn plan(b: &mut Bench) -> Vec<bool> {
 }
 
 #[test]
-fn every_number_of_changes_can_be_stopped_after() {
+fn stop_after_works_for_every_number_of_changes() {
     let mut whole = Bench::new(1);
     let start = whole.disk.ops_done();
     assert_eq!(plan(&mut whole), [true; 6]);
@@ -50,7 +50,7 @@ fn every_number_of_changes_can_be_stopped_after() {
 }
 
 #[test]
-fn a_stop_strikes_between_operations_of_one_batch() {
+fn stop_takes_effect_between_operations_of_batch() {
     let mut b = Bench::new(1);
     let file = b.file;
     (0..4).for_each(|n| b.submit(n, write(file, n, 1, 1)));
@@ -66,7 +66,7 @@ fn a_stop_strikes_between_operations_of_one_batch() {
 }
 
 #[test]
-fn the_log_names_what_happened() {
+fn log_lists_executed_operations() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.write(2, 1, 1);
@@ -96,7 +96,7 @@ fn the_log_names_what_happened() {
 }
 
 #[test]
-fn time_passes_in_waits_and_operations_end_after_their_latency() {
+fn wait_advances_time_to_completion_latency() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.disk.set_latency(Duration::from_millis(5));
@@ -119,7 +119,7 @@ fn time_passes_in_waits_and_operations_end_after_their_latency() {
 }
 
 #[test]
-fn holds_keep_matching_completions_back_until_released() {
+fn hold_keeps_matching_completions_until_release() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.disk.hold(FaultOp::Write, Some("f"));
@@ -138,7 +138,7 @@ fn holds_keep_matching_completions_back_until_released() {
 }
 
 #[test]
-fn shuffled_operations_overtake_one_another() {
+fn shuffled_operations_complete_out_of_order() {
     let mut b = Bench::new(1);
     let file = b.file;
     b.disk.shuffle(1);
@@ -173,7 +173,7 @@ fn run_of(seed: u64) -> (Vec<LoggedOp>, Vec<u64>, Vec<u8>, Mono) {
 }
 
 #[test]
-fn one_seed_is_one_run() {
+fn disk_same_seed_gives_same_run() {
     let mut orders = std::collections::BTreeSet::new();
     for seed in 0..20 {
         let (first, second) = (run_of(seed), run_of(seed));

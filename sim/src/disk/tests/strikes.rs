@@ -49,7 +49,7 @@ fn block_of(hit: &Option<Place>) -> u64 {
 }
 
 #[test]
-fn reads_and_writes_fail_as_on_a_real_disk() {
+fn struck_reads_and_writes_fail_like_real_disk() {
     use DiskFault::*;
     for (fault, kind) in [(ReadError, FaultKind::Device), (ShortRead, FaultKind::Short)] {
         let mut b = full(1);
@@ -85,7 +85,7 @@ fn only_failed(b: &Bench) -> FaultKind {
 }
 
 #[test]
-fn a_bad_block_stays_bad_until_it_is_written() {
+fn bad_block_stays_bad_until_written() {
     let mut b = full(1);
     strike(&b, DiskFault::BadBlock);
     assert_eq!(see(&mut b, 3, 4), Err(FaultKind::Device));
@@ -104,7 +104,7 @@ fn a_bad_block_stays_bad_until_it_is_written() {
 }
 
 #[test]
-fn a_lost_write_is_acknowledged_and_nowhere() {
+fn lost_write_is_acknowledged_and_changes_nothing() {
     let mut b = full(1);
     let before = bytes(&b);
     strike(&b, DiskFault::LostWrite);
@@ -122,7 +122,7 @@ fn a_lost_write_is_acknowledged_and_nowhere() {
 }
 
 #[test]
-fn a_torn_write_has_new_sectors_and_old_ones_in_all_shapes() {
+fn torn_write_leaves_prefix_suffix_or_any_sectors() {
     let mut shapes = BTreeMap::<_, usize>::new();
     for seed in 0..200 {
         let mut b = full(seed);
@@ -156,7 +156,7 @@ fn a_torn_write_has_new_sectors_and_old_ones_in_all_shapes() {
 }
 
 #[test]
-fn a_misdirected_write_lands_whole_and_elsewhere() {
+fn misdirected_write_lands_whole_at_other_range() {
     let mut hits = BTreeMap::<_, usize>::new();
     for seed in 0..200 {
         let mut b = full(seed);
@@ -178,7 +178,7 @@ fn a_misdirected_write_lands_whole_and_elsewhere() {
 }
 
 #[test]
-fn a_misdirected_read_shows_another_place() {
+fn misdirected_read_returns_other_range() {
     let mut hits = BTreeMap::<_, usize>::new();
     for seed in 0..100 {
         let mut b = full(seed);
@@ -195,7 +195,7 @@ fn a_misdirected_read_shows_another_place() {
 /// A write to `manifest.0` on a disk of two directories with files of two kinds hits only
 /// manifests.
 #[test]
-fn misdirection_stays_within_files_of_a_kind() {
+fn misdirection_stays_within_files_of_same_kind() {
     let mut hits = BTreeMap::<_, usize>::new();
     for seed in 0..100 {
         let disk = SimDisk::new(SimClock::new(), 2, seed);
@@ -226,7 +226,7 @@ fn misdirection_stays_within_files_of_a_kind() {
 }
 
 #[test]
-fn a_flipped_bit_is_in_the_memory_read_or_on_the_disk() {
+fn bit_flip_changes_one_bit_in_memory_or_at_rest() {
     for seed in 0..50 {
         let mut b = full(seed);
         let before = bytes(&b);
@@ -253,7 +253,7 @@ fn a_flipped_bit_is_in_the_memory_read_or_on_the_disk() {
 }
 
 #[test]
-fn a_stale_read_shows_what_was_there_before_the_last_write() {
+fn stale_read_returns_content_before_last_write() {
     let mut b = full(1);
     strike(&b, DiskFault::StaleRead);
     assert_eq!(see(&mut b, 0, 1), Ok(vec![1; 4096]), "nobody has written since");
@@ -280,7 +280,7 @@ fn a_stale_read_shows_what_was_there_before_the_last_write() {
 }
 
 #[test]
-fn a_struck_sync_fails_for_good() {
+fn struck_sync_data_is_never_durable() {
     let mut b = full(1);
     b.write(0, 1, 99);
     strike(&b, DiskFault::SyncError);
@@ -294,7 +294,7 @@ fn a_struck_sync_fails_for_good() {
 }
 
 #[test]
-fn a_struck_create_finds_no_room_and_leaves_nothing() {
+fn struck_create_fails_with_no_space_and_leaves_nothing() {
     let b = full(1);
     strike(&b, DiskFault::NoSpace);
     let first = b.process.create(0, "g", 4096).map_err(|f| (f.kind, f.errno));
@@ -305,7 +305,7 @@ fn a_struck_create_finds_no_room_and_leaves_nothing() {
 }
 
 #[test]
-fn the_slow_and_the_stuck_are_late_and_happen_once() {
+fn delayed_operation_is_late_and_executes_once() {
     for (fault, late) in [(DiskFault::Slow, 100 * 100_000), (DiskFault::Stuck, 7_000_000_000 + 100_000)] {
         let mut b = full(1);
         b.disk.set_faults(FaultRates::new(1).stuck_for(Duration::from_secs(7)));
@@ -327,7 +327,7 @@ fn the_slow_and_the_stuck_are_late_and_happen_once() {
 }
 
 #[test]
-fn rates_are_kept_and_only_the_files_named_are_struck() {
+fn fault_rates_apply_only_to_named_files() {
     let run = |rates: FaultRates, name: &str| {
         let disk = SimDisk::new(SimClock::new(), 1, 1);
         let process = disk.connect();
@@ -362,7 +362,7 @@ fn rates_are_kept_and_only_the_files_named_are_struck() {
 }
 
 #[test]
-fn faults_and_their_log_outlive_crashes_but_not_a_restore() {
+fn faults_and_log_survive_crash_but_not_restore() {
     let mut b = full(1);
     let copy = b.disk.snapshot();
     b.disk.set_faults(FaultRates::new(1).with(DiskFault::LostWrite, 1_000_000));
@@ -381,7 +381,7 @@ fn faults_and_their_log_outlive_crashes_but_not_a_restore() {
 }
 
 #[test]
-fn an_order_counts_the_operations_it_can_strike() {
+fn planned_strike_counts_only_eligible_operations() {
     let mut b = full(1);
     b.disk.inject(FaultPlan::Strike { fault: DiskFault::LostWrite, nth: 3 });
     b.disk.inject(FaultPlan::Strike { fault: DiskFault::BitFlipAtRest, nth: 3 });
@@ -400,12 +400,12 @@ fn an_order_counts_the_operations_it_can_strike() {
 
 #[test]
 #[should_panic(expected = "rates of more than all operations op=write sum=1000001")]
-fn more_than_all_operations_cannot_be_struck() {
+fn rates_above_one_million_panic() {
     let _ = FaultRates::new(1).with(DiskFault::LostWrite, 1_000_000).with(DiskFault::TornWrite, 1);
 }
 
 #[test]
-fn the_kinds_are_listed_in_their_order_and_each_strikes_something() {
+fn disk_fault_kinds_are_ordered_and_each_strikes() {
     let ops = [FaultOp::Read, FaultOp::Write, FaultOp::Sync, FaultOp::Create];
     for (i, fault) in DiskFault::ALL.into_iter().enumerate() {
         assert_eq!(fault as usize, i, "{fault}");
