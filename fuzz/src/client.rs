@@ -123,7 +123,9 @@ impl World {
         while arrivals.is_empty() {
             self.listener.wait(&mut arrivals, Duration::from_secs(5));
         }
-        let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("a client that greets well is let in") };
+        let Some(Arrival::Link(link)) = arrivals.pop() else {
+            panic!("client with a valid greeting was refused")
+        };
         let server = Server::new(&self.store, link, self.staging.clone()).expect("serves");
         (client, rustix::io::dup(&memory).expect("another descriptor"), server)
     }
@@ -182,7 +184,11 @@ pub fn run(data: &[u8]) -> Option<Closed> {
     }
     let why = server.closed().cloned();
     drop(server);
-    assert_eq!((world.staging.in_use(), world.store.stats().readers), (0, 0), "something is held for nobody");
+    assert_eq!(
+        (world.staging.in_use(), world.store.stats().readers),
+        (0, 0),
+        "server keeps resources after the link closed"
+    );
     why
 }
 

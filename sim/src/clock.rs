@@ -32,7 +32,7 @@ impl SimClock {
     /// If `to` is earlier than now: a monotonic clock never goes back, so the test is wrong.
     pub fn set(&self, to: Mono) {
         let now = self.now();
-        assert!(to >= now, "a monotonic clock was set back now_ns={} to_ns={}", now.0, to.0);
+        assert!(to >= now, "monotonic clock was set back now_ns={} to_ns={}", now.0, to.0);
         self.advance_to(to);
     }
 }

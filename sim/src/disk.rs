@@ -11,11 +11,11 @@
 
 mod control;
 mod crash;
+mod crash_hooks;
 mod execute;
 mod file;
 mod handed;
 mod image;
-mod lie;
 mod plan;
 mod process;
 mod rates;
@@ -140,11 +140,12 @@ impl SimDisk {
             FaultPlan::Capacity { bytes } => state.capacity = bytes,
             FaultPlan::Strike { fault, nth } => {
                 state.strikes.order(fault, nth);
-                state.remember();
+                state.track_previous();
             }
             FaultPlan::Unlink { dir, name } => {
                 let found = state.files.find(dir, &name).and_then(|no| state.files.get_mut(no));
-                found.unwrap_or_else(|| panic!("no such file file=sim{dir}/{name}")).unlinked = true;
+                found.unwrap_or_else(|| panic!("unlink of a missing file file=sim{dir}/{name}")).unlinked =
+                    true;
             }
             FaultPlan::FlipBit { dir, name, offset, bit } => {
                 assert!(bit < 8, "a byte has eight bits bit={bit}");
@@ -162,7 +163,7 @@ impl SimDisk {
     pub fn set_faults(&self, rates: FaultRates) {
         let mut state = lock(&self.0);
         state.strikes.set(rates);
-        state.remember();
+        state.track_previous();
     }
 
     /// Ends random faults, and [`FaultPlan::Strike`]s that have not struck. Bad blocks stay bad,
@@ -170,7 +171,7 @@ impl SimDisk {
     pub fn clear_faults(&self) {
         let mut state = lock(&self.0);
         state.strikes.disarm();
-        state.remember();
+        state.track_previous();
     }
 
     /// Every fault that struck through [`SimDisk::set_faults`] or [`FaultPlan::Strike`], oldest
@@ -241,11 +242,11 @@ fn damage(
     change: impl Fn(usize, u8) -> u8,
 ) {
     let found = state.files.find(dir, &name).and_then(|no| state.files.get_mut(no));
-    let named = found.unwrap_or_else(|| panic!("damage to a file that does not exist file=sim{dir}/{name}"));
+    let named = found.unwrap_or_else(|| panic!("damage to a missing file file=sim{dir}/{name}"));
     let end = offset.checked_add(len as u64);
     assert!(
         end.is_some_and(|end| end <= named.file.len),
-        "damage beyond the end of a file file={} offset={offset} len={len}",
+        "damage beyond the end of file={} offset={offset} len={len}",
         named.path
     );
     named.file.damage(offset, len, change);

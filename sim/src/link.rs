@@ -13,11 +13,11 @@
 //! same seed and the same calls give the same trace.
 
 mod end;
-mod landing;
-mod owed;
+mod exposed;
+mod owed_outcomes;
 mod plant;
+mod reference_check;
 mod shares;
-mod watch;
 mod wire;
 
 #[cfg(test)]
@@ -68,7 +68,7 @@ pub struct LinkFaults {
 
 /// Counters of packets and of violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fates {
+pub struct NetStats {
     /// Sent.
     pub packets: u64,
     /// Packets that never arrived: lost by chance, or sent over a broken connection.
@@ -140,8 +140,8 @@ impl SimNet {
     }
 
     /// Marks the connection as one between two stores: its requests are added to `questions`.
-    pub fn of_stores(&self, questions: Arc<AtomicU64>) {
-        self.wire().of_stores = Some(questions);
+    pub fn count_requests(&self, questions: Arc<AtomicU64>) {
+        self.wire().request_counter = Some(questions);
     }
 
     /// Delays every packet by `time`, as a network partition does; delayed packets then arrive in
@@ -151,8 +151,8 @@ impl SimNet {
     }
 
     /// Half-open connection: this side receives nothing any more, and no end is notified.
-    pub fn deafen(&self, side: Side) {
-        self.wire().deafen(side);
+    pub fn stop_receiving(&self, side: Side) {
+        self.wire().stop_receiving(side);
     }
 
     /// Breaks the connection: packets in transit are lost, both ends are notified.
@@ -162,12 +162,12 @@ impl SimNet {
 
     /// Packets sent so far.
     pub fn packets(&self) -> u64 {
-        self.wire().fates.packets
+        self.wire().net_stats.packets
     }
 
     /// Counters so far.
-    pub fn fates(&self) -> Fates {
-        self.wire().fates
+    pub fn net_stats(&self) -> NetStats {
+        self.wire().net_stats
     }
 
     /// Whether both ends are closed, or the connection is broken.

@@ -374,8 +374,8 @@ impl Model {
     pub fn judge_end(before: &BTreeMap<ObjectKey, Allowed>, end: &PutEnd) -> Vec<String> {
         let PutEnd::Stored(kept) = end else { return Vec::new() };
         let wrong = before.iter().filter_map(|(key, allowed)| match kept.contains(key) {
-            true if allowed.puts.is_empty() => Some(format!("kept bytes that are not here key={key}")),
-            false if !allowed.miss => Some(format!("a put replaced what is visible key={key} {allowed:?}")),
+            true if allowed.puts.is_empty() => Some(format!("kept bytes of an absent object key={key}")),
+            false if !allowed.miss => Some(format!("put replaced a visible object key={key} {allowed:?}")),
             true | false => None,
         });
         wrong.collect()
@@ -403,9 +403,9 @@ impl Group {
             Some(answer) => *answer != Some(put) && !(self.kept.contains(key) && answer.is_some()),
         };
         if self.members.iter().any(missing) {
-            return Some(format!("part of a group put={put:?} {}", seen()));
+            return Some(format!("group is partial put={put:?} {}", seen()));
         }
         let alone = self.base.is_some_and(|base| answers.get(&base) == Some(&None));
-        alone.then(|| format!("attached and without its base put={put:?} {}", seen()))
+        alone.then(|| format!("attached group without its base put={put:?} {}", seen()))
     }
 }

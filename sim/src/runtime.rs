@@ -132,7 +132,7 @@ impl SimRuntime {
             if !self.step_once() {
                 let next = self.lock().next_wake();
                 let to = next.map_or(deadline, |next| next.min(deadline));
-                assert!(to < Mono(u64::MAX), "a wait without limit while no task can ever run");
+                assert!(to < Mono(u64::MAX), "pause without timeout while no task can ever run");
                 clock.advance_to(to);
             }
             if clock.now() >= deadline {

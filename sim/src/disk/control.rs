@@ -7,7 +7,7 @@ use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 use super::file::SimFile;
 use super::plan::fault;
 use super::state::{OpenFile, State};
-use super::strike::Blow;
+use super::strike::StruckOp;
 use super::table::{FileKey, FileNo, path};
 
 impl State {
@@ -59,7 +59,7 @@ impl State {
         }
         if let Some(fault) = self.strikes.draw(OP, &key.1, false) {
             self.record(OP, path(&key).into(), 0, len, (Some(FaultKind::NoSpace), Some(fault)));
-            let struck = Blow { fault, op: OP, dir: key.0, name: &key.1, offset: 0, len };
+            let struck = StruckOp { fault, op: OP, dir: key.0, name: &key.1, offset: 0, len };
             self.strikes.log(self.changes, self.clock.now(), struck, None, true);
             return Err(super::plan::fault(FaultKind::NoSpace, OP, &path(&key), 0, "struck"));
         }
@@ -70,7 +70,7 @@ impl State {
             return Err(fault(FaultKind::NoSpace, OP, &path(&key), 0, &detail));
         }
         let file = self.files.add(&key, SimFile::new(len));
-        self.remember();
+        self.track_previous();
         self.log_control(OP, &key, len, None);
         Ok(self.number(process, file))
     }

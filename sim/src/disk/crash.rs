@@ -1,7 +1,7 @@
 //! Crashes of processes and of the whole machine, and copies of the machine's disk.
 
+use super::crash_hooks::IgnoredSyncs;
 use super::file::SimFile;
-use super::lie::Lies;
 use super::state::{InFlight, State};
 use super::table::FileTable;
 use super::transfer::dead;
@@ -53,7 +53,7 @@ impl State {
         }
         self.stop_at = None;
         self.holds.clear();
-        self.lies = Lies::default();
+        self.ignored_syncs = IgnoredSyncs::default();
     }
 
     /// Kills a process: each write in flight executes or not, decided by `rng`; all operations end
@@ -73,11 +73,11 @@ impl State {
                 entry.wrote = None;
             }
         }
-        self.bury(process);
+        self.remove_process(process);
     }
 
     /// Removes a process: its locks are released, and its writes wait for the next process's sync.
-    pub(crate) fn bury(&mut self, process: u64) {
+    pub(crate) fn remove_process(&mut self, process: u64) {
         self.alive.remove(&process);
         for open in self.open.values().filter(|o| o.process == process) {
             if let Some(named) = self.files.get_mut(open.file) {
@@ -110,7 +110,7 @@ impl State {
         self.rng = from.rng.clone();
         self.pending = Default::default();
         self.strikes.clear();
-        self.remember();
+        self.track_previous();
         self.log.clear();
     }
 }

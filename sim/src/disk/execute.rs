@@ -9,7 +9,7 @@ use super::file::SimFile;
 use super::image::{BLOCK, Fate, push_blocks};
 use super::rates::DiskFault;
 use super::state::State;
-use super::strike::{Blow, Effect, Written};
+use super::strike::{Effect, StruckOp, Written};
 use super::table::FileNo;
 use crate::entropy::SplitMix64;
 
@@ -96,7 +96,7 @@ impl State {
         let half = |rng: &mut SplitMix64| if rng.one_in(2) { Fate::New } else { Fate::Old };
         let Written { landed, effect } = match (ordered, struck) {
             (None, None) => Written::honest(no, offset, blocks),
-            (Some(_), _) => Written::honest(no, offset, named.file.partly(offset, &blocks, rng, half)),
+            (Some(_), _) => Written::honest(no, offset, named.file.partial_write(offset, &blocks, rng, half)),
             (None, Some(fault)) => strikes.write(fault, files, (no, offset), blocks),
         };
         let mut wrote = None;
@@ -114,7 +114,7 @@ impl State {
 
     fn perform_sync(&mut self, no: FileNo, submitted: u64) -> Done {
         let ordered = self.pending.draw(FaultOp::Sync);
-        let State { files, strikes, lies, .. } = self;
+        let State { files, strikes, ignored_syncs, .. } = self;
         let Some(named) = files.get_mut(no) else { return Done::default() };
         let struck = match ordered {
             None => strikes.draw(FaultOp::Sync, &named.name, false),
@@ -123,7 +123,7 @@ impl State {
         let done = Done::of(ordered, struck);
         if done.failed.is_some() {
             named.file.sync_failing();
-        } else if !lies.strike(&named.path) {
+        } else if !ignored_syncs.count(&named.path) {
             named.file.sync(submitted);
         }
         if let Some(fault) = struck {
@@ -143,8 +143,8 @@ impl State {
         let ((hit, effective), named) = effect.zip(self.files.get(no))?;
         // The number that the operation is about to get.
         let n = self.changes + u64::from(op != FaultOp::Read);
-        let blow = Blow { fault, op, dir: named.dir, name: &named.name, offset, len };
-        self.strikes.log(n, self.clock.now(), blow, hit, effective);
+        let struck_op = StruckOp { fault, op, dir: named.dir, name: &named.name, offset, len };
+        self.strikes.log(n, self.clock.now(), struck_op, hit, effective);
         Some(fault)
     }
 }

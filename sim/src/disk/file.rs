@@ -27,7 +27,7 @@ struct Unsynced {
     returned: Option<u64>,
     /// A sync failed while the write was dirty. ext4, XFS and Btrfs then mark the page clean (Rebello et al.,
     /// "Can applications recover from fsync failures?", ATC'20), so that a retried sync succeeds without it.
-    forsaken: bool,
+    lost_by_failed_sync: bool,
 }
 
 impl Unsynced {
@@ -46,7 +46,7 @@ pub(crate) struct SimFile {
     /// Ordered by sequence number.
     unsynced: Vec<Unsynced>,
     /// The content of each block before its last write, while that is recorded.
-    before: Option<Image>,
+    previous: Option<Image>,
     /// Blocks that cannot be read until they are written.
     bad: BTreeSet<u64>,
 }
@@ -59,7 +59,7 @@ impl SimFile {
             live: Image::default(),
             durable: Image::default(),
             unsynced: Vec::new(),
-            before: None,
+            previous: None,
             bad: BTreeSet::new(),
         }
     }
@@ -77,10 +77,11 @@ impl SimFile {
     /// Executes a write of whole blocks at the aligned `offset`. `seq` is greater than all earlier
     /// ones.
     pub(crate) fn write(&mut self, seq: u64, offset: u64, blocks: Vec<Block>) {
-        let write = Unsynced { seq, first: offset / ALIGN, blocks, returned: None, forsaken: false };
+        let write =
+            Unsynced { seq, first: offset / ALIGN, blocks, returned: None, lost_by_failed_sync: false };
         for (block, data) in write.numbered() {
-            if let Some(before) = &mut self.before {
-                before.put(seq, block, self.live.get(block));
+            if let Some(previous) = &mut self.previous {
+                previous.put(seq, block, self.live.get(block));
             }
             self.live.put(seq, block, data.clone());
         }
@@ -92,7 +93,7 @@ impl SimFile {
 
     /// The blocks that a write of `blocks` at `offset` leaves if `fate` decides for each sector
     /// whether it lands.
-    pub(crate) fn partly(
+    pub(crate) fn partial_write(
         &self,
         offset: u64,
         blocks: &[Block],
@@ -114,7 +115,7 @@ impl SimFile {
     pub(crate) fn sync(&mut self, submitted: u64) {
         let SimFile { durable, unsynced, .. } = self;
         unsynced.retain(|write| {
-            let covered = !write.forsaken && write.returned.is_some_and(|at| at < submitted);
+            let covered = !write.lost_by_failed_sync && write.returned.is_some_and(|at| at < submitted);
             if covered {
                 make_durable(durable, write, |_, data| data.clone());
             }
@@ -124,7 +125,7 @@ impl SimFile {
 
     /// Executes a failing sync: no later sync makes durable the data that is dirty now.
     pub(crate) fn sync_failing(&mut self) {
-        self.unsynced.iter_mut().for_each(|w| w.forsaken = true);
+        self.unsynced.iter_mut().for_each(|w| w.lost_by_failed_sync = true);
     }
 
     /// The process is dead and the machine keeps running: nothing is lost yet, and the next
@@ -134,14 +135,14 @@ impl SimFile {
             write.returned = Some(0);
             // The next process cannot know of the failed sync, so no store could pass if the mark
             // stayed.
-            write.forsaken = false;
+            write.lost_by_failed_sync = false;
         }
     }
 
     /// Power cut: every unsynced write is lost.
     pub(crate) fn drop_unsynced(&mut self) {
         let lost = std::mem::take(&mut self.unsynced);
-        self.fall(&lost);
+        self.restore_durable(&lost);
     }
 
     /// Power cut: each sector of each unsynced write is kept, lost or garbage.
@@ -163,16 +164,16 @@ impl SimFile {
                 _ => make_durable(&mut self.durable, write, |old, data| mix(&old(), data, rng, torn)),
             }
         }
-        self.fall(&writes);
+        self.restore_durable(&writes);
     }
 
     /// After the power returns, reads see the durable bytes, and lost writes leave no previous
     /// contents.
-    fn fall(&mut self, writes: &[Unsynced]) {
+    fn restore_durable(&mut self, writes: &[Unsynced]) {
         self.live = self.durable.clone();
-        if let Some(before) = &mut self.before {
+        if let Some(previous) = &mut self.previous {
             for (block, _) in writes.iter().flat_map(Unsynced::numbered) {
-                before.put(self.live.seq(block), block, self.live.get(block));
+                previous.put(self.live.seq(block), block, self.live.get(block));
             }
         }
     }
@@ -183,20 +184,20 @@ impl SimFile {
     }
 
     /// Starts or stops recording the previous content of each block.
-    pub(crate) fn remember(&mut self, on: bool) {
-        self.before = match self.before.take() {
-            Some(before) if on => Some(before),
+    pub(crate) fn track_previous(&mut self, on: bool) {
+        self.previous = match self.previous.take() {
+            Some(previous) if on => Some(previous),
             _ => on.then(Image::default),
         };
     }
 
     /// The content of block number `block` before its last write, if recorded.
-    pub(crate) fn before(&self, block: u64) -> Option<&Block> {
-        self.before.as_ref()?.written(block)
+    pub(crate) fn previous(&self, block: u64) -> Option<&Block> {
+        self.previous.as_ref()?.written(block)
     }
 
     /// Makes block number `block` unreadable until it is written.
-    pub(crate) fn spoil(&mut self, block: u64) {
+    pub(crate) fn mark_bad(&mut self, block: u64) {
         self.bad.insert(block);
     }
 

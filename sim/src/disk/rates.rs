@@ -163,7 +163,7 @@ impl FaultRates {
         for op in [FaultOp::Read, FaultOp::Write, FaultOp::Sync, FaultOp::Create] {
             for delays in [false, true] {
                 let sum: u64 = self.of(op, delays).map(|(_, rate)| u64::from(rate)).sum();
-                assert!(sum <= MILLION, "rates of more than all operations op={op} sum={sum}");
+                assert!(sum <= MILLION, "rates exceed one million op={op} sum={sum}");
             }
         }
         self

@@ -9,10 +9,10 @@ use pagelith_io::disk::{FileId, Op};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
 use super::crash::DiskSnapshot;
-use super::lie::Lies;
+use super::crash_hooks::IgnoredSyncs;
 use super::plan::{LoggedOp, Pending};
 use super::rates::DiskFault;
-use super::strike::Strikes;
+use super::strike::FaultInjector;
 use super::table::{FileNo, FileTable};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
@@ -78,7 +78,7 @@ pub(crate) struct State {
     pub(crate) holds: Vec<Hold>,
     pub(crate) pending: Pending,
     /// Random faults.
-    pub(crate) strikes: Strikes,
+    pub(crate) strikes: FaultInjector,
     pub(crate) capacity: u64,
     /// Changes executed: writes, syncs, creates and removes.
     pub(crate) changes: u64,
@@ -88,7 +88,7 @@ pub(crate) struct State {
     /// Hash of everything ever logged.
     pub(crate) trace: u64,
     /// Syncs that make nothing durable.
-    pub(crate) lies: Lies,
+    pub(crate) ignored_syncs: IgnoredSyncs,
     /// Copies of the disk after each change, if a test keeps them.
     pub(crate) points: Option<Vec<DiskSnapshot>>,
 }
@@ -110,13 +110,13 @@ impl State {
             latency: LATENCY_DEFAULT,
             holds: Vec::new(),
             pending: Pending::default(),
-            strikes: Strikes::default(),
+            strikes: FaultInjector::default(),
             capacity: u64::MAX,
             changes: 0,
             stop_at: None,
             log: VecDeque::new(),
             trace: 0,
-            lies: Lies::default(),
+            ignored_syncs: IgnoredSyncs::default(),
             points: None,
         }
     }
@@ -133,9 +133,9 @@ impl State {
     }
 
     /// Makes all files record previous block contents, if a fault may need them.
-    pub(crate) fn remember(&mut self) {
-        let on = self.strikes.remembers();
-        self.files.files_mut().for_each(|f| f.remember(on));
+    pub(crate) fn track_previous(&mut self) {
+        let on = self.strikes.needs_previous();
+        self.files.files_mut().for_each(|f| f.track_previous(on));
     }
 
     /// Counts and logs an executed operation.
@@ -154,7 +154,7 @@ impl State {
         }
         let verdict = fault.map_or(0, |f| 1 + f as u64) << 8 | struck.map_or(0, |s| 1 + s as u64);
         for word in [kind as u64, hash_of(&file), offset, len, verdict, self.clock.now().0] {
-            self.trace = stir(self.trace, word);
+            self.trace = mix_hash(self.trace, word);
         }
         self.log.push_back(LoggedOp { n: self.changes, kind, file, offset, len, fault, struck });
         if changed {
@@ -164,12 +164,12 @@ impl State {
 }
 
 /// One step of the trace hash: SplitMix64's mixing of the XOR.
-fn stir(hash: u64, word: u64) -> u64 {
+fn mix_hash(hash: u64, word: u64) -> u64 {
     SplitMix64::new(hash ^ word).next_u64()
 }
 
 fn hash_of(path: &str) -> u64 {
-    path.bytes().fold(0, |hash, byte| stir(hash, u64::from(byte)))
+    path.bytes().fold(0, |hash, byte| mix_hash(hash, u64::from(byte)))
 }
 
 /// Whether operations of this kind may change what a reboot finds, hence count as crash points.

@@ -19,7 +19,7 @@ pub(crate) type Effect = (Option<Place>, bool);
 
 /// The operation that a fault strikes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Blow<'a> {
+pub(crate) struct StruckOp<'a> {
     pub(crate) fault: DiskFault,
     pub(crate) op: FaultOp,
     pub(crate) dir: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Blow<'a> {
 
 /// Rates, planned faults, and the faults that struck.
 #[derive(Debug)]
-pub(crate) struct Strikes {
+pub(crate) struct FaultInjector {
     rates: FaultRates,
     /// By kind of operation, the delays and the others: each fault with the cumulative rate.
     tables: [[Vec<(DiskFault, u64)>; 2]; OPS.len()],
@@ -45,9 +45,9 @@ pub(crate) struct Strikes {
 /// Operations that can be struck.
 const OPS: [FaultOp; 4] = [FaultOp::Read, FaultOp::Write, FaultOp::Sync, FaultOp::Create];
 
-impl Default for Strikes {
-    fn default() -> Strikes {
-        Strikes {
+impl Default for FaultInjector {
+    fn default() -> FaultInjector {
+        FaultInjector {
             rates: FaultRates::new(0),
             tables: Default::default(),
             ordered: Vec::new(),
@@ -58,7 +58,7 @@ impl Default for Strikes {
     }
 }
 
-impl Strikes {
+impl FaultInjector {
     /// Sets the rates; planned faults stay.
     pub(crate) fn set(&mut self, rates: FaultRates) {
         self.rng = SplitMix64::new(rates.seed());
@@ -85,12 +85,12 @@ impl Strikes {
 
     /// Stops all faults; keeps the log.
     pub(crate) fn disarm(&mut self) {
-        *self = Strikes { struck: std::mem::take(&mut self.struck), ..Strikes::default() };
+        *self = FaultInjector { struck: std::mem::take(&mut self.struck), ..FaultInjector::default() };
     }
 
     /// Stops all faults and clears the log.
     pub(crate) fn clear(&mut self) {
-        *self = Strikes::default();
+        *self = FaultInjector::default();
     }
 
     fn arm(&mut self) {
@@ -99,7 +99,7 @@ impl Strikes {
     }
 
     /// Whether a read may return previous block contents.
-    pub(crate) fn remembers(&self) -> bool {
+    pub(crate) fn needs_previous(&self) -> bool {
         let stale = DiskFault::StaleRead;
         self.rates.rate(stale) > 0 || self.ordered.iter().any(|(fault, _)| *fault == stale)
     }
@@ -150,8 +150,15 @@ impl Strikes {
     }
 
     /// Records that a fault struck.
-    pub(crate) fn log(&mut self, n: u64, at: Mono, blow: Blow<'_>, hit: Option<Place>, effective: bool) {
-        let Blow { fault, op, dir, name, offset, len } = blow;
+    pub(crate) fn log(
+        &mut self,
+        n: u64,
+        at: Mono,
+        struck_op: StruckOp<'_>,
+        hit: Option<Place>,
+        effective: bool,
+    ) {
+        let StruckOp { fault, op, dir, name, offset, len } = struck_op;
         self.struck.push(Struck {
             n,
             at,
@@ -180,7 +187,7 @@ impl Strikes {
             DiskFault::BadBlock => {
                 let block = offset / ALIGN + self.rng.below(len / ALIGN);
                 let named = files.get_mut(no)?;
-                named.file.spoil(block);
+                named.file.mark_bad(block);
                 Some((Some(named.place(block * ALIGN)), true))
             }
             DiskFault::BitFlipRead => {
@@ -189,7 +196,7 @@ impl Strikes {
                 Some((Some(files.get(no)?.place(offset + at)), true))
             }
             DiskFault::MisdirectedRead => {
-                let (other, from) = self.elsewhere(files, no, offset, len)?;
+                let (other, from) = self.other_range(files, no, offset, len)?;
                 let other = files.get(other)?;
                 let changed = replace(parts, |at, out| other.file.read(from + at, out));
                 Some((Some(other.place(from)), changed))
@@ -201,7 +208,7 @@ impl Strikes {
                 let changed = replace(parts, |at, out| {
                     for (i, out) in out.chunks_exact_mut(BLOCK).enumerate() {
                         let block = (offset + at) / ALIGN + i as u64;
-                        match file.before(block) {
+                        match file.previous(block) {
                             Some(before) => out.copy_from_slice(&**before),
                             None => file.read(block * ALIGN, out),
                         }
@@ -231,18 +238,18 @@ impl Strikes {
             }
             DiskFault::WriteError => {
                 let half = |rng: &mut SplitMix64| if rng.one_in(2) { Fate::New } else { Fate::Old };
-                let torn = named.file.partly(offset, &blocks, &mut self.rng, half);
+                let torn = named.file.partial_write(offset, &blocks, &mut self.rng, half);
                 Written { landed: Some((no, offset, torn)), effect: Some((None, true)) }
             }
             DiskFault::TornWrite | DiskFault::ShortWrite => {
                 let mut new = self.sectors(fault, blocks.len() * SECTORS).into_iter();
                 let fate = |_: &mut SplitMix64| if new.next() == Some(true) { Fate::New } else { Fate::Old };
-                let torn = named.file.partly(offset, &blocks, &mut self.rng, fate);
+                let torn = named.file.partial_write(offset, &blocks, &mut self.rng, fate);
                 let effective = fault == DiskFault::ShortWrite || torn != blocks;
                 Written { landed: Some((no, offset, torn)), effect: Some((None, effective)) }
             }
             DiskFault::MisdirectedWrite => {
-                let found = self.elsewhere(files, no, offset, (blocks.len() * BLOCK) as u64);
+                let found = self.other_range(files, no, offset, (blocks.len() * BLOCK) as u64);
                 let Some((other, to, target)) = found.and_then(|(no, to)| Some((no, to, files.get(no)?)))
                 else {
                     return Written::honest(no, offset, blocks);
@@ -283,7 +290,7 @@ impl Strikes {
 
     /// A random aligned range of `len` bytes, disjoint from the addressed one, in a file of the
     /// same kind.
-    fn elsewhere(&mut self, files: &FileTable, no: FileNo, offset: u64, len: u64) -> Option<(FileNo, u64)> {
+    fn other_range(&mut self, files: &FileTable, no: FileNo, offset: u64, len: u64) -> Option<(FileNo, u64)> {
         let meant = files.get(no)?;
         // Candidate ranges before the addressed one, and in total.
         let places = |other: FileNo, file_len: u64| {

@@ -16,7 +16,7 @@ pub(crate) struct FileNo(usize);
 
 /// A file and its name.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct NamedFile {
     pub(crate) dir: usize,
     pub(crate) name: Arc<str>,
     /// Directory and name, as in messages.
@@ -26,7 +26,7 @@ pub(crate) struct Named {
     pub(crate) unlinked: bool,
 }
 
-impl Named {
+impl NamedFile {
     /// A place in this file.
     pub(crate) fn place(&self, offset: u64) -> Place {
         Place { dir: self.dir, name: self.name.to_string(), offset }
@@ -43,20 +43,21 @@ impl Named {
 
 /// All files; a removed file leaves an empty entry.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FileTable(Vec<Option<Named>>);
+pub(crate) struct FileTable(Vec<Option<NamedFile>>);
 
 impl FileTable {
     /// Add a file whose name is not in use.
     pub(crate) fn add(&mut self, key: &FileKey, file: SimFile) -> FileNo {
         let (dir, name) = (key.0, Arc::from(key.1.as_str()));
-        self.0.push(Some(Named { dir, name, path: path(key).into(), file, unlinked: false }));
+        self.0.push(Some(NamedFile { dir, name, path: path(key).into(), file, unlinked: false }));
         FileNo(self.0.len() - 1)
     }
 
     /// The file with this name.
     pub(crate) fn find(&self, dir: usize, name: &str) -> Option<FileNo> {
-        let is =
-            |f: &Option<Named>| f.as_ref().is_some_and(|f| !f.unlinked && f.dir == dir && *f.name == *name);
+        let is = |f: &Option<NamedFile>| {
+            f.as_ref().is_some_and(|f| !f.unlinked && f.dir == dir && *f.name == *name)
+        };
         self.0.iter().position(is).map(FileNo)
     }
 
@@ -66,23 +67,23 @@ impl FileTable {
     }
 
     /// A file, if it was not removed.
-    pub(crate) fn get(&self, no: FileNo) -> Option<&Named> {
+    pub(crate) fn get(&self, no: FileNo) -> Option<&NamedFile> {
         self.0.get(no.0)?.as_ref()
     }
 
     /// A file, if it was not removed.
-    pub(crate) fn get_mut(&mut self, no: FileNo) -> Option<&mut Named> {
+    pub(crate) fn get_mut(&mut self, no: FileNo) -> Option<&mut NamedFile> {
         self.0.get_mut(no.0)?.as_mut()
     }
 
     /// All files, by number.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (FileNo, &Named)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (FileNo, &NamedFile)> {
         self.0.iter().enumerate().filter_map(|(i, f)| f.as_ref().map(|f| (FileNo(i), f)))
     }
 
     /// All files, sorted by directory and name.
     pub(crate) fn files_mut(&mut self) -> impl Iterator<Item = &mut SimFile> {
-        let mut files: Vec<&mut Named> = self.0.iter_mut().flatten().collect();
+        let mut files: Vec<&mut NamedFile> = self.0.iter_mut().flatten().collect();
         files.sort_unstable_by(|a, b| (a.dir, &a.name).cmp(&(b.dir, &b.name)));
         files.into_iter().map(|f| &mut f.file)
     }

@@ -1,8 +1,8 @@
 //! Tests of the simulated disk, one module for each group of its promises.
 
+mod crash_hooks;
 mod durability;
 mod faults;
-mod lies;
 mod rules;
 mod schedule;
 mod strikes;
@@ -21,7 +21,7 @@ use crate::clock::SimClock;
 const LONG: Duration = Duration::from_secs(1);
 
 /// A process with one file open and one queue.
-struct Bench {
+struct Fixture {
     disk: SimDisk,
     clock: SimClock,
     process: Arc<SimProcess>,
@@ -29,25 +29,25 @@ struct Bench {
     file: FileId,
 }
 
-impl Bench {
+impl Fixture {
     /// A fresh disk with the file `f` of 16 blocks, created by change 1.
-    fn new(seed: u64) -> Bench {
+    fn new(seed: u64) -> Fixture {
         let clock = SimClock::new();
         let disk = SimDisk::new(clock.clone(), 1, seed);
         let process = disk.connect();
         let file = process.create(0, "f", 16 * 4096).expect("an empty disk");
         let queue = process.queue(32).expect("a live process");
-        Bench { disk, clock, process, queue, file }
+        Fixture { disk, clock, process, queue, file }
     }
 
     /// The same machine with a new process, after the old processes ended.
-    fn reopen(self) -> Bench {
-        let Bench { disk, clock, process, queue, .. } = self;
+    fn reopen(self) -> Fixture {
+        let Fixture { disk, clock, process, queue, .. } = self;
         drop((process, queue));
         let process = disk.connect();
         let (file, _) = process.open(0, "f").expect("the file and its lock");
         let queue = process.queue(32).expect("a live process");
-        Bench { disk, clock, process, queue, file }
+        Fixture { disk, clock, process, queue, file }
     }
 
     fn submit(&mut self, token: u64, op: Op) {

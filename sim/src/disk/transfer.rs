@@ -10,7 +10,7 @@ use pagelith_layouts::align::is_aligned;
 use super::execute::Done;
 use super::plan::fault;
 use super::state::{Hold, InFlight, State};
-use super::strike::Blow;
+use super::strike::StruckOp;
 use super::table::FileNo;
 
 /// Most parts of an operation: UIO_MAXIOV of Linux.
@@ -20,7 +20,7 @@ pub(crate) const PARTS_MAX: usize = 1024;
 const BYTES_MAX: u64 = 0x7fff_f000;
 
 /// An overlap of two operations in flight, which the seam forbids.
-pub(crate) struct Clash {
+pub(crate) struct Overlap {
     /// Describes both operations, for the panic.
     pub(crate) message: String,
     /// The refused operation, to be dropped outside the lock.
@@ -31,7 +31,7 @@ impl State {
     /// Accepts an operation of `queue`. An operation that breaks a rule completes with a fault,
     /// except for an overlap with another one in flight, which no disk defines and no store may
     /// submit.
-    pub(crate) fn submit(&mut self, process: u64, queue: u64, token: u64, op: Op) -> Result<(), Clash> {
+    pub(crate) fn submit(&mut self, process: u64, queue: u64, token: u64, op: Op) -> Result<(), Overlap> {
         let checked = if self.alive.contains(&process) && !self.stopped() {
             self.check(process, &op)
         } else {
@@ -48,7 +48,7 @@ impl State {
                 describe(other.token, &other.op),
                 file.and_then(|file| self.files.get(file)).map_or("", |f| &f.path),
             );
-            return Err(Clash { message, op });
+            return Err(Overlap { message, op });
         }
         let latency = self.draw_latency();
         let late = file.map_or(Duration::ZERO, |file| self.draw_delay(file, &op, latency));
@@ -83,17 +83,18 @@ impl State {
     /// The additional time of the operation if a delay strikes it.
     fn draw_delay(&mut self, file: FileNo, op: &Op, latency: Duration) -> Duration {
         let State { files, strikes, clock, changes, .. } = self;
-        let (kind, _, offset) = outline(op);
+        let (kind, _, offset) = op_summary(op);
         let Some(named) = files.get(file) else { return Duration::ZERO };
         let Some(fault) = strikes.draw(kind, &named.name, true) else { return Duration::ZERO };
-        let blow = Blow { fault, op: kind, dir: named.dir, name: &named.name, offset, len: op.bytes() };
-        strikes.log(*changes, clock.now(), blow, None, true);
+        let struck_op =
+            StruckOp { fault, op: kind, dir: named.dir, name: &named.name, offset, len: op.bytes() };
+        strikes.log(*changes, clock.now(), struck_op, None, true);
         strikes.delay(fault, latency)
     }
 
     /// The rules of the seam that can be checked at submission.
     fn check(&self, process: u64, op: &Op) -> Result<FileNo, IoFault> {
-        let (kind, id, offset) = outline(op);
+        let (kind, id, offset) = op_summary(op);
         let Some(open) = self.open.get(&id).filter(|o| o.process == process) else {
             let detail = format!("no such open file id={}", id.0);
             return Err(fault(FaultKind::Invalid, kind, "", offset, &detail));
@@ -130,10 +131,10 @@ impl State {
     /// An operation in flight that shares bytes with `op`, if one of the two writes.
     fn overlapping(&self, file: FileNo, op: &Op) -> Option<&InFlight> {
         let writes = |op: &Op| matches!(op, Op::Write { .. });
-        let (_, _, from) = outline(op);
+        let (_, _, from) = op_summary(op);
         let to = from + op.bytes();
         self.in_flight.iter().find(|other| {
-            let (_, _, start) = outline(&other.op);
+            let (_, _, start) = op_summary(&other.op);
             other.file == Some(file)
                 && (writes(op) || writes(&other.op))
                 && start < to
@@ -156,7 +157,7 @@ impl State {
             entry.outcome = Some(Err(dead(&entry.op)));
             return;
         }
-        let (kind, number, offset) = outline(&entry.op);
+        let (kind, number, offset) = op_summary(&entry.op);
         let (file, len) = (entry.file, entry.op.bytes());
         let done =
             match file.filter(|file| self.open.contains_key(&number) && self.files.get(*file).is_some()) {
@@ -217,7 +218,7 @@ impl State {
         else {
             return false;
         };
-        let (kind, _, _) = outline(&entry.op);
+        let (kind, _, _) = op_summary(&entry.op);
         let matches = |h: &Hold| h.op == kind && h.name.as_ref().is_none_or(|n| **n == *named.name);
         self.holds.iter().any(matches) && self.alive.contains(&entry.process) && !self.stopped()
     }
@@ -250,12 +251,12 @@ impl State {
 
 /// The outcome of every operation of a dead process.
 pub(crate) fn dead(op: &Op) -> IoFault {
-    let (kind, _, offset) = outline(op);
+    let (kind, _, offset) = op_summary(op);
     fault(FaultKind::Device, kind, "", offset, "the simulated process is dead")
 }
 
 /// Kind, file and offset of an operation.
-fn outline(op: &Op) -> (FaultOp, FileId, u64) {
+fn op_summary(op: &Op) -> (FaultOp, FileId, u64) {
     match op {
         Op::Read { file, offset, .. } => (FaultOp::Read, *file, *offset),
         Op::Write { file, offset, .. } => (FaultOp::Write, *file, *offset),
@@ -264,6 +265,6 @@ fn outline(op: &Op) -> (FaultOp, FileId, u64) {
 }
 
 fn describe(token: u64, op: &Op) -> String {
-    let (kind, _, offset) = outline(op);
+    let (kind, _, offset) = op_summary(op);
     format!("{kind} token={token} offset={offset} len={}", op.bytes())
 }

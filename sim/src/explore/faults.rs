@@ -101,7 +101,7 @@ impl FaultMix {
 }
 
 /// Whether a read silently returns other bytes.
-pub fn misleads(fault: DiskFault) -> bool {
+pub fn returns_wrong_bytes(fault: DiskFault) -> bool {
     matches!(fault, DiskFault::MisdirectedRead | DiskFault::StaleRead | DiskFault::BitFlipRead)
 }
 
@@ -157,7 +157,7 @@ impl Ledger {
     }
 
     /// The store reported this many failed verifications.
-    pub fn noticed(&mut self, times: u64) {
+    pub fn detected(&mut self, times: u64) {
         for fault in self.silent.drain(..(times as usize).min(self.silent.len())) {
             self.counts.entry(fault).or_default().detected += 1;
         }

@@ -22,7 +22,7 @@ const GUARD_BYTE: u8 = 0xA5;
 /// Bytes of a small and of a large slot; the larger fits an object, page borders and guards.
 const SIZES: [usize; 2] = [48 << 10, 160 << 10];
 /// Slots that rest before their reuse.
-const RESTING: usize = 24;
+const RETIRED_MAX: usize = 24;
 
 /// The layout of a destination in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl Target {
     }
 
     /// Whether this target is the only owner of the memory.
-    pub fn is_alone(&self) -> bool {
+    pub fn is_sole_owner(&self) -> bool {
         Arc::strong_count(&self.slot.keep) == 1
     }
 
@@ -149,7 +149,7 @@ impl Target {
 #[derive(Debug, Default)]
 pub struct Memory {
     free: [Vec<Slot>; SIZES.len()],
-    resting: VecDeque<(Target, Checksum)>,
+    retired: VecDeque<(Target, Checksum)>,
 }
 
 impl Memory {
@@ -158,7 +158,7 @@ impl Memory {
     pub fn shown() -> (Memory, Vec<Arc<Region>>) {
         let mut memory = Memory::default();
         let regions = SIZES.iter().zip(&mut memory.free).map(|(size, free)| {
-            let (buffers, region) = AlignedBuf::shown(RESTING + 8, *size).expect("memory");
+            let (buffers, region) = AlignedBuf::shown(RETIRED_MAX + 8, *size).expect("memory");
             free.extend(buffers.into_iter().map(Slot::of));
             region
         });
@@ -199,23 +199,23 @@ impl Memory {
 
     /// A get has ended: keeps its memory for a while. Returns false if memory of an earlier get has
     /// changed.
-    pub fn rest(&mut self, target: Target) -> bool {
+    pub fn retire(&mut self, target: Target) -> bool {
         let sum = checksum(target.bytes());
-        self.resting.push_back((target, sum));
-        self.resting.len() <= RESTING || self.wake_one()
+        self.retired.push_back((target, sum));
+        self.retired.len() <= RETIRED_MAX || self.check_oldest()
     }
 
     /// Checks all resting memory; false if some has changed.
-    pub fn wake_all(&mut self) -> bool {
+    pub fn check_all(&mut self) -> bool {
         let mut held = true;
-        while !self.resting.is_empty() {
-            held &= self.wake_one();
+        while !self.retired.is_empty() {
+            held &= self.check_oldest();
         }
         held
     }
 
-    fn wake_one(&mut self) -> bool {
-        let Some((target, sum)) = self.resting.pop_front() else { return true };
+    fn check_oldest(&mut self) -> bool {
+        let Some((target, sum)) = self.retired.pop_front() else { return true };
         let held = checksum(target.bytes()) == sum;
         let class = SIZES.iter().position(|size| *size == target.slot.len).unwrap_or(0);
         self.free[class].push(target.slot);
@@ -256,9 +256,9 @@ mod tests {
             let ends: Vec<_> = target.pieces().map(|(at, bytes)| at + bytes.len()).collect();
             assert_eq!(ends.last(), Some(&len), "round={round}");
             assert!(target.guards_hold(), "round={round} {shape:?}");
-            assert!(memory.rest(target));
+            assert!(memory.retire(target));
         }
-        assert!(memory.wake_all());
+        assert!(memory.check_all());
     }
 
     #[test]
@@ -267,10 +267,10 @@ mod tests {
         let target = memory.target(5000, Shape::Aligned, &mut rng);
         let ptr = target.slot.ptr;
         let at = target.pieces[0].0;
-        assert!(memory.rest(target));
+        assert!(memory.retire(target));
         // SAFETY: within the mapping, which the resting slot keeps.
         unsafe { ptr.as_ptr().add(at + 4999).write(1) };
-        assert!(!memory.wake_all());
+        assert!(!memory.check_all());
     }
 
     #[test]

@@ -3,20 +3,20 @@
 //! makes the plan of a seed, [`explore`] executes it, and [`shrink`] reduces a failing plan to few
 //! operations.
 
-mod boots;
+mod batches;
+mod event_mirror;
 pub mod faults;
-mod flights;
-mod heard;
+mod maintenance;
 pub(crate) mod memory;
 pub mod objects;
 pub mod ops;
 pub mod oracle;
 mod reads;
 pub mod report;
+mod restarts;
 mod run;
 pub mod setup;
 mod shrink;
-mod takes;
 mod writes;
 
 use std::any::Any;
@@ -30,19 +30,19 @@ pub use shrink::{Shrunk, shrink};
 
 /// Executes a plan; returns its counts and at most a few findings.
 pub fn explore(plan: &Plan) -> (Sums, Vec<Finding>) {
-    explore_telling(plan, None)
+    explore_with_trace(plan, None)
 }
 
 /// Like [`explore`]; passes every step and answer to `tell`.
-pub fn explore_telling(plan: &Plan, tell: Option<Box<dyn FnMut(String)>>) -> (Sums, Vec<Finding>) {
+pub fn explore_with_trace(plan: &Plan, tell: Option<Box<dyn FnMut(String)>>) -> (Sums, Vec<Finding>) {
     let mut run = Run::new(plan);
     if let Some(tell) = tell {
-        run.telling(tell);
+        run.set_trace(tell);
     }
     let outcome = catch_unwind(AssertUnwindSafe(|| run.go()));
     if let Err(panic) = outcome {
         let text = format!("panicked: {}", message(&*panic));
-        run.find(FindingKind::Panic, text);
+        run.report(FindingKind::Panic, text);
     }
     // The rest of the run may panic again when it is dropped.
     let findings = run.findings.clone();

@@ -1,32 +1,30 @@
-//! The allowed answers of a cache in long runs with many calls in flight: the rules of
-//! [`crate::model`], but with times instead of a sequence of calls, and for the requested objects
-//! only.
+//! The allowed answers of a cache in long runs with many calls in flight: the rules of [`crate::model`],
+//! but with times instead of a sequence of calls, and for the requested objects only.
 //!
-//! Every put of an object is a *version*. It may be seen from the start of its put until the moment
-//! at which it certainly was gone. A get that ran from `a` to `b` may return any version whose life
-//! overlaps `a..b`, or miss, unless the object was certainly present from `a` to `b`. Times are
-//! ticks: one for each begin and end of a call.
+//! Every put of an object is a *version*. It may be seen from the start of its put until it certainly
+//! was gone. A get that ran from `a` to `b` may return any version whose life overlaps `a..b`, or miss,
+//! unless the object was certainly present from `a` to `b`. Each begin and end of a call is a tick.
 //!
 //! An object is certainly present
 //! - without eviction: from the end of the put, or of a get that saw it, until a remove or clear begins;
 //! - with eviction: while it is pinned;
-//! - after a reboot: without eviction, if a flush had covered it; with eviction, if it was also pinned when the
-//!   machine crashed, until the first look-up;
+//! - after a reboot: if a flush had covered it; with eviction only if it was also pinned at the crash,
+//!   and until the first look-up;
 //!
 //! and never after a fault that may have lost it ([`Oracle::struck`]).
 
 #[cfg(test)]
 mod tests;
-mod words;
+mod types;
 
-pub use words::{Seen, Struck, Wrong};
+pub use types::{Seen, Struck, Wrong};
 
 use super::objects::{Content, Oid, PAGES, PARTS, base_of};
 
 /// No time.
 const NEVER: u32 = u32::MAX;
 /// Bytes needed to identify the put that wrote them; fewer are equal by chance.
-const TELLING: usize = 8;
+const IDENTIFYING_BYTES: usize = 8;
 
 /// The state of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,18 +100,17 @@ pub struct Oracle {
     /// The last process crashed with its pins held.
     held: bool,
     /// A write or sync of this process failed: the SSD tier may stop, and then memory evicts.
-    weak: bool,
+    write_failed: bool,
     /// A sync failed in an earlier process or during this one's open, and the machine has not
     /// crashed since: objects that were read may be lost at a crash, even if synced until then.
-    unsaved: bool,
+    unproven: bool,
     /// All calls in flight began at this time or later.
     oldest: u32,
 }
 
 impl Oracle {
-    /// The oracle of an empty store. `roomy`: it has room for everything ever put. `blind`: all
-    /// keys share one fingerprint, and a put may miss an object that moves from memory to SSD while
-    /// it examines the others.
+    /// Of an empty store. `roomy`: it has room for everything. `blind`: all keys share a fingerprint,
+    /// and a put may miss an object that moves to SSD while it examines the others.
     pub fn new(roomy: bool, blind: bool) -> Oracle {
         let object = Object { versions: Vec::new(), certain: NEVER, taken: 0, pins: 0 };
         let objects = vec![object; PAGES * PARTS];
@@ -131,8 +128,8 @@ impl Oracle {
             quarantine_after: 1000,
             keeps_pins: false,
             held: false,
-            weak: false,
-            unsaved: false,
+            write_failed: false,
+            unproven: false,
             oldest: 1,
         }
     }
@@ -155,24 +152,24 @@ impl Oracle {
     }
 
     /// The machine crashed with the process: no pinned object had left by then.
-    pub fn fell(&mut self) {
+    pub fn machine_crashed(&mut self) {
         self.held = self.keeps_pins;
-        self.unsaved = false;
+        self.unproven = false;
     }
 
     /// The process drops its pins before it ends, and the store may evict their objects until then.
-    pub fn pins_let_go(&mut self) {
+    pub fn pins_dropped(&mut self) {
         self.objects.iter_mut().for_each(|o| o.pins = 0);
-        self.pins_are_over();
+        self.pins_expired();
     }
 
     /// A sync failed before this process began, on a machine that has not crashed since.
-    pub fn began_behind_a_failed_sync(&mut self) {
-        self.unsaved = true;
+    pub fn began_after_failed_sync(&mut self) {
+        self.unproven = true;
     }
 
     /// Objects pinned before the crash were looked up; from here on they may be evicted.
-    pub fn pins_are_over(&mut self) {
+    pub fn pins_expired(&mut self) {
         if !self.roomy {
             self.objects.iter_mut().for_each(|o| o.certain = NEVER);
         }
@@ -242,7 +239,7 @@ impl Oracle {
     /// The put was stored: earlier versions were not present when it took effect.
     pub fn put_stored(&mut self, oid: Oid, no: u32) {
         let (now, roomy, blind) = (self.now, self.roomy, self.blind);
-        let may_be_certain = !self.rotten && !self.weak && self.reads_struck < self.quarantine_after;
+        let may_be_certain = !self.rotten && !self.write_failed && self.reads_struck < self.quarantine_after;
         let read_struck = self.read_struck;
         let o = self.at(oid);
         let Some(mine) = o.versions.iter_mut().rfind(|v| v.no == no) else { return };
@@ -261,14 +258,14 @@ impl Oracle {
     }
 
     /// A remove or clear of an object begins now.
-    pub fn take_begun(&mut self, oid: Oid) {
+    pub fn removal_begun(&mut self, oid: Oid) {
         let now = self.now;
         let o = self.at(oid);
         (o.certain, o.taken, o.pins) = (NEVER, now, 0);
     }
 
     /// The remove or clear succeeded: versions put before it began never come back.
-    pub fn taken(&mut self, oid: Oid) {
+    pub fn removed(&mut self, oid: Oid) {
         let now = self.now;
         let o = self.at(oid);
         let begun = o.taken;
@@ -323,7 +320,7 @@ impl Oracle {
                 self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
             Struck::Write => {
-                self.weak = true;
+                self.write_failed = true;
                 // The tier may be off; objects only on it are not seen by this process.
                 self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
@@ -375,7 +372,7 @@ impl Oracle {
         }
         self.dirty.clear();
         self.held = false;
-        (self.weak, self.read_struck, self.reads_struck, self.oldest) = (false, now, 0, now);
+        (self.write_failed, self.read_struck, self.reads_struck, self.oldest) = (false, now, 0, now);
         self.now += 1;
     }
 
@@ -435,7 +432,7 @@ impl Oracle {
         // A struck read of this or another batch in flight may still drop objects near its own.
         let whole = self.read_struck < start.min(self.oldest);
         let clear = whole && !self.rotten && self.reads_struck < self.quarantine_after;
-        let weak = self.weak;
+        let weak = self.write_failed;
         let is = |v: &Version| {
             let content = Content::of(oid, v.no);
             len.is_none_or(|len| len == v.len as usize)
@@ -452,26 +449,25 @@ impl Oracle {
                 let dead = o.versions.iter().rposition(is);
                 let Some(dead) = dead else {
                     let head: Vec<u8> = pieces.flat_map(|(_, b)| b).take(16).copied().collect();
-                    let text =
-                        format!("bytes that nobody put oid={oid} head={head:02x?} {o:?} start={start}");
+                    let text = format!("bytes of no put oid={oid} head={head:02x?} {o:?} start={start}");
                     return Err(Wrong::Bytes(text));
                 };
                 let v = o.versions[dead];
                 if !lied {
                     let what = if v.gone < NEVER { "removed or cleared" } else { "replaced" };
-                    let text = format!("bytes that were {what} oid={oid} no={} {o:?} start={start}", v.no);
+                    let text = format!("{what} bytes returned oid={oid} no={} {o:?} start={start}", v.no);
                     return Err(Wrong::Bytes(text));
                 }
                 (dead, true)
             }
         };
         let no = o.versions[seen].no;
-        if self.blind || pieces.map(|(_, bytes)| bytes.len()).sum::<usize>() < TELLING {
+        if self.blind || pieces.map(|(_, bytes)| bytes.len()).sum::<usize>() < IDENTIFYING_BYTES {
             return Ok(Seen { no, returned, sure: false });
         }
         for (at, v) in o.versions.iter_mut().enumerate() {
             if at == seen {
-                if whole && !self.unsaved && v.state == State::Maybe && v.done < NEVER && v.gone == NEVER {
+                if whole && !self.unproven && v.state == State::Maybe && v.done < NEVER && v.gone == NEVER {
                     v.state = State::Stored;
                     self.dirty.push((oid, no));
                 }
@@ -494,7 +490,7 @@ impl Oracle {
         }
         let synced =
             o.versions.iter().any(|v| v.state == State::Durable && v.gone == NEVER && v.dead == NEVER);
-        let text = format!("missing though it is there {how} oid={oid} {o:?} start={start}");
+        let text = format!("object is missing {how} oid={oid} {o:?} start={start}");
         Err(if synced { Wrong::SyncedLost(text) } else { Wrong::Lost(text) })
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use pagelith::{Error, ErrorKind, GroupId, Pin, Session, Store, View};
 use pagelith_io::clock::Clock;
 
-use super::faults::{Ledger, effect, misleads};
-use super::flights::Flight;
-use super::heard::Heard;
+use super::batches::Batch;
+use super::event_mirror::EventMirror;
+use super::faults::{Ledger, effect, returns_wrong_bytes};
 use super::memory::Memory;
 use super::objects::{Oid, mix};
 use super::ops::{Op, Plan, Verb};
@@ -37,9 +37,9 @@ pub struct Run<'p> {
     pub(super) oracle: Oracle,
     pub(super) store: Option<Rc<Store>>,
     pub(super) sessions: Vec<Session>,
-    pub(super) flights: Vec<Flight>,
+    pub(super) flights: Vec<Batch>,
     pub(super) memory: Memory,
-    pub(super) heard: Heard,
+    pub(super) event_mirror: EventMirror,
     pub(super) groups: Vec<OpenGroup>,
     pub(super) pins: Vec<(Pin, Option<Oid>)>,
     pub(super) views: Vec<(View, Oid, u32)>,
@@ -55,21 +55,21 @@ pub struct Run<'p> {
     pub(super) sync_failed: bool,
     /// A sync had failed when a process began, on a machine that had not crashed since: objects it
     /// read may be damaged by a crash, and be found damaged at any later time.
-    pub(super) half_saved: bool,
+    pub(super) sync_unproven: bool,
     /// Number of damaged reads that the store had reported at the last check.
     found_damaged: u64,
     /// Steps until a machine with a stopped disk crashes.
     pub(super) dying: u32,
     /// The clock jumped, or the device was slow: batches may be late.
-    pub(super) hurried: bool,
+    pub(super) lateness_excused: bool,
     /// A read returned other bytes since this was last set to false.
     pub(super) misled: bool,
     /// Pages that reads in flight and of this operation may touch; `None` for all.
     pub(super) touched: Option<BTreeSet<usize>>,
     /// Prefetches may be in progress.
     pub(super) reads_ahead: bool,
-    /// For the answers being checked: see [`Flight::crowded`].
-    pub(super) crowded: bool,
+    /// For the answers being checked: see [`Batch::may_be_late`].
+    pub(super) may_be_late: bool,
     pub(super) sums: Sums,
     pub(super) findings: Vec<Finding>,
     pub(super) verb: Verb,
@@ -106,7 +106,7 @@ impl<'p> Run<'p> {
             sessions: Vec::new(),
             flights: Vec::new(),
             memory: Memory::default(),
-            heard: Heard::default(),
+            event_mirror: EventMirror::default(),
             groups: Vec::new(),
             pins: Vec::new(),
             views: Vec::new(),
@@ -116,14 +116,14 @@ impl<'p> Run<'p> {
             rounds: 0,
             struck: false,
             sync_failed: false,
-            half_saved: false,
+            sync_unproven: false,
             found_damaged: 0,
             dying: 0,
-            hurried: false,
+            lateness_excused: false,
             misled: false,
             touched: Some(BTreeSet::new()),
             reads_ahead: false,
-            crowded: false,
+            may_be_late: false,
             sums: Sums::default(),
             findings: Vec::new(),
             verb: Verb::Close,
@@ -135,7 +135,7 @@ impl<'p> Run<'p> {
     }
 
     /// Passes each step to `tell`.
-    pub fn telling(&mut self, tell: Box<dyn FnMut(String)>) {
+    pub fn set_trace(&mut self, tell: Box<dyn FnMut(String)>) {
         self.tell = Some(tell);
     }
 
@@ -158,7 +158,7 @@ impl<'p> Run<'p> {
 
     /// Ends the machine; returns the results of the run.
     pub fn finish(mut self) -> (Sums, Vec<Finding>) {
-        self.leave_process();
+        self.drop_process();
         self.world.crash(crate::disk::CrashMode::KeepAll);
         self.store = None;
         let mut sums = std::mem::take(&mut self.sums);
@@ -173,49 +173,49 @@ impl<'p> Run<'p> {
         (sums, self.findings)
     }
 
-    pub(super) fn say(&mut self, text: impl FnOnce() -> String) {
+    pub(super) fn trace(&mut self, text: impl FnOnce() -> String) {
         if let Some(tell) = self.tell.as_mut() {
             tell(text());
         }
     }
 
-    pub(super) fn fold(&mut self, x: u64) {
+    pub(super) fn fold_hash(&mut self, x: u64) {
         self.hash = mix(self.hash ^ x);
     }
 
-    pub(super) fn find(&mut self, kind: FindingKind, text: impl Into<String>) {
+    pub(super) fn report(&mut self, kind: FindingKind, text: impl Into<String>) {
         let text = format!("{} (at {} {:?})", text.into(), self.at, self.verb);
-        self.say(|| format!("  FOUND {kind:?}: {text}"));
+        self.trace(|| format!("  FOUND {kind:?}: {text}"));
         self.findings.push(Finding { kind, text, at: self.at });
     }
 
     pub(super) fn judge<T>(&mut self, answer: Result<T, Wrong>) -> Option<T> {
         match answer {
             Ok(t) => return Some(t),
-            Err(Wrong::Bytes(text)) => self.find(FindingKind::Wrong, text),
+            Err(Wrong::Bytes(text)) => self.report(FindingKind::Wrong, text),
             // The store reports it: without room for tombstones it cleared the namespaces.
-            Err(_) if self.forgot() => self.sums.forgotten += 1,
-            Err(Wrong::SyncedLost(text)) => self.find(FindingKind::SyncedLost, text),
-            Err(Wrong::Lost(text)) => self.find(FindingKind::Lost, text),
+            Err(_) if self.has_self_cleared() => self.sums.forgotten += 1,
+            Err(Wrong::SyncedLost(text)) => self.report(FindingKind::SyncedLost, text),
+            Err(Wrong::Lost(text)) => self.report(FindingKind::Lost, text),
         }
         None
     }
 
     /// Whether the store cleared a namespace by itself.
-    fn forgot(&self) -> bool {
+    fn has_self_cleared(&self) -> bool {
         let forgotten = self.store.as_ref().map_or(0, |s| s.stats().namespaces_forgotten);
         forgotten > 0 && !self.plan.setup.roomy
     }
 
     /// Records an error as a finding, unless something explains it.
-    pub(super) fn excuse(&mut self, what: &str, error: &Error) {
+    pub(super) fn check_error(&mut self, what: &str, error: &Error) {
         let internal = error.kind == ErrorKind::Internal;
         // With one fingerprint a pin of one key pins all objects: then no segment can be emptied.
         let pinned = self.plan.setup.constant && !self.pins.is_empty();
         let late = error.kind == ErrorKind::Unavailable && (pinned || !self.flights.is_empty());
         let explained = self.world.disk.stopped() || self.struck || error.kind == ErrorKind::Busy || late;
         if internal || !explained {
-            self.find(FindingKind::Error, format!("{what} failed kind={:?} error={error}", error.kind));
+            self.report(FindingKind::Error, format!("{what} failed kind={:?} error={error}", error.kind));
         }
     }
 
@@ -228,7 +228,7 @@ impl<'p> Run<'p> {
             self.touched = Some(BTreeSet::new());
         }
         let at = self.at;
-        self.say(|| format!("{at} {:?}", op.verb));
+        self.trace(|| format!("{at} {:?}", op.verb));
         self.dispatch(op.verb);
         let steps = self.rng.below(self.plan.setup.steps + 1);
         for _ in 0..steps {
@@ -237,8 +237,8 @@ impl<'p> Run<'p> {
             }
         }
         self.take_strikes();
-        self.fold(self.world.disk.ops_done());
-        self.fold(self.world.clock.now().0);
+        self.fold_hash(self.world.disk.ops_done());
+        self.fold_hash(self.world.clock.now().0);
         if self.world.disk.stopped() {
             self.dying = self.dying.saturating_sub(1);
             if self.dying == 0 || self.store.is_none() {
@@ -282,7 +282,7 @@ impl<'p> Run<'p> {
             }
             Verb::Jump => {
                 let seconds = [1, 60, 3600][self.rng.below(3) as usize];
-                self.hurried |= !self.flights.is_empty();
+                self.lateness_excused |= !self.flights.is_empty();
                 self.world.clock.advance(Duration::from_secs(seconds));
             }
             Verb::NewSession => self.new_session(),
@@ -307,7 +307,7 @@ impl<'p> Run<'p> {
         if self.plan.faults.is_empty() {
             return;
         }
-        if let (true, Some(store)) = (self.half_saved, &self.store) {
+        if let (true, Some(store)) = (self.sync_unproven, &self.store) {
             // Like a struck read of the damaged record: it may cost the whole segment.
             let stats = store.stats();
             let found =
@@ -318,12 +318,12 @@ impl<'p> Run<'p> {
             }
         }
         for struck in self.world.disk.take_struck() {
-            self.say(|| format!("  struck {struck}"));
+            self.trace(|| format!("  struck {struck}"));
             self.ledger.struck(&struck, self.verb);
-            self.misled |= misleads(struck.fault);
+            self.misled |= returns_wrong_bytes(struck.fault);
             self.struck = true;
             self.sync_failed |= struck.fault == DiskFault::SyncError;
-            self.hurried |= struck.fault.delays();
+            self.lateness_excused |= struck.fault.delays();
             let Some(effect) = effect(struck.fault) else { continue };
             self.oracle.struck(effect);
             if effect == Struck::Read {
@@ -363,7 +363,7 @@ impl<'p> Run<'p> {
             if late_direct > 0 && self.plan.faults.delays() {
                 return;
             }
-            self.find(FindingKind::Late, format!("{what} took={took:?} timeout={timeout:?}"));
+            self.report(FindingKind::Late, format!("{what} took={took:?} timeout={timeout:?}"));
         }
         self.sums.longest_over_deadline_us = self.sums.longest_over_deadline_us.max(over_us);
     }

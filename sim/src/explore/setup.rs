@@ -5,7 +5,7 @@ use std::time::Duration;
 use pagelith::config::{DramPolicy, Promote, SsdPolicy};
 use pagelith::{Config, Facts, Size, ValidConfig};
 
-use super::heard::EVENTS_MAX;
+use super::event_mirror::EVENTS_MAX;
 use crate::entropy::SplitMix64;
 
 /// The setup of a run's store. Everything is small, so that a few thousand operations reach every

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pagelith::{Error, ErrorKind, Options, Put, PutDone, PutGroup, PutOutcome, PutSlice, Result, Source};
 use pagelith_io::clock::Clock;
 
-use super::flights::{Cargo, Putting};
+use super::batches::{BatchWork, Putting};
 use super::objects::{self, Content, OTHER_FORM, Oid, PageKind, key};
 use super::report::FindingKind;
 use super::run::{OpenGroup, Run};
@@ -92,7 +92,7 @@ impl Run<'_> {
 
     fn submit_puts(&mut self, puts: Vec<Putting>, longer: usize) {
         let Some(session) = self.some_session() else { return };
-        self.say(|| {
+        self.trace(|| {
             let of = |p: &Putting| format!("no={} {:?} base={:?}", p.no, p.members, p.base);
             format!("  put {}", puts.iter().map(of).collect::<Vec<_>>().join("; "))
         });
@@ -109,10 +109,10 @@ impl Run<'_> {
         let depth = self.rng.below(8) as u32;
         let options = Options { depth, ..Options::default() };
         let ticket = self.sessions[session].submit_put(groups, options);
-        self.launch(session, ticket, start, begun, Cargo::Put(puts));
+        self.track_batch(session, ticket, start, begun, BatchWork::Put(puts));
     }
 
-    pub(super) fn land_puts(&mut self, puts: Vec<Putting>, start: u32, done: Vec<PutDone>) {
+    pub(super) fn complete_puts(&mut self, puts: Vec<Putting>, start: u32, done: Vec<PutDone>) {
         let mut outcomes = done.into_iter().map(|d| d.outcome);
         for put in puts {
             let own: Vec<_> = outcomes.by_ref().take(put.members.len()).collect();
@@ -122,7 +122,7 @@ impl Run<'_> {
 
     /// The put of a group ended, with one outcome per object.
     fn put_ended(&mut self, put: Putting, start: u32, outcomes: Vec<Result<PutOutcome>>) {
-        self.say(|| format!("  no={} {outcomes:?}", put.no));
+        self.trace(|| format!("  no={} {outcomes:?}", put.no));
         let nothing = |run: &mut Self| {
             put.members.iter().for_each(|oid| run.oracle.put_nothing(*oid, put.no));
         };
@@ -136,16 +136,16 @@ impl Run<'_> {
             return nothing(self);
         }
         if outcomes.len() != put.members.len() {
-            return self.find(FindingKind::Error, "a put with another number of answers");
+            return self.report(FindingKind::Error, "put returned wrong number of outcomes");
         }
         if let Some(Err(error)) = outcomes.iter().find(|o| o.is_err()) {
-            self.fold(error.kind as u64 ^ 0xbad);
+            self.fold_hash(error.kind as u64 ^ 0xbad);
             return self.put_failed(&put, error);
         }
         let count = |outcome| outcomes.iter().filter(|o| **o == Ok(outcome)).count();
         let (stored, present) = (count(PutOutcome::Stored), count(PutOutcome::AlreadyPresent));
         let (waiting, refused) = (count(PutOutcome::Waiting), count(PutOutcome::Refused));
-        self.fold((stored << 24 | present << 16 | waiting << 8 | refused) as u64);
+        self.fold_hash((stored << 24 | present << 16 | waiting << 8 | refused) as u64);
         self.sums.puts_stored += stored as u64;
         self.sums.puts_present += present as u64;
         let all = put.members.len();
@@ -153,10 +153,10 @@ impl Run<'_> {
         let uniform = [stored, present, waiting, refused].contains(&all);
         let taken_in = mixed && stored > 0 && stored + present == all;
         if !uniform && !taken_in {
-            self.find(FindingKind::Wrong, format!("outcomes that cannot be together {outcomes:?}"));
+            self.report(FindingKind::Wrong, format!("outcomes that cannot be together {outcomes:?}"));
         }
         if waiting > 0 && put.base.is_none() && put.open.is_none() {
-            self.find(FindingKind::Wrong, format!("it has no base and waits no={}", put.no));
+            self.report(FindingKind::Wrong, format!("put without base waits no={}", put.no));
         }
         for (oid, outcome) in put.members.iter().zip(&outcomes) {
             match outcome {
@@ -165,8 +165,8 @@ impl Run<'_> {
                 Ok(PutOutcome::AlreadyPresent) => {
                     self.oracle.put_nothing(*oid, put.no);
                     if !self.oracle.may_be_here(*oid, start) {
-                        let text = format!("present, and was never put or is gone oid={oid} no={}", put.no);
-                        self.find(FindingKind::Wrong, text);
+                        let text = format!("present though never put or removed oid={oid} no={}", put.no);
+                        self.report(FindingKind::Wrong, text);
                     }
                 }
                 _ => self.oracle.put_nothing(*oid, put.no),
@@ -188,7 +188,7 @@ impl Run<'_> {
         let gone = put.open.is_some() && error.kind == ErrorKind::Unavailable;
         let right = error.kind == ErrorKind::Invalid && conflict;
         if !right && !gone {
-            self.excuse("put", error);
+            self.check_error("put", error);
         }
     }
 
@@ -257,7 +257,7 @@ impl Run<'_> {
         let group = match store.begin_group(&keys, Options::default()) {
             Ok(group) => group,
             Err(error) if mixed && error.kind == ErrorKind::Invalid => return,
-            Err(error) => return self.excuse("begin_group", &error),
+            Err(error) => return self.check_error("begin_group", &error),
         };
         let at = match self.groups.iter().position(|g| g.id == group.id()) {
             Some(at) => at,
@@ -283,20 +283,23 @@ impl Run<'_> {
                     outcomes.and_then(|mut o| o.pop()).unwrap_or(Ok(PutOutcome::Refused))
                 }
             };
-            self.say(|| format!("  fill oid={oid} no={no} {outcome:?}"));
+            self.trace(|| format!("  fill oid={oid} no={no} {outcome:?}"));
             let filled = self.groups[at].filled.contains(oid);
             match outcome {
                 Ok(PutOutcome::Waiting) => self.groups[at].filled.push(*oid),
                 Ok(PutOutcome::AlreadyPresent) if filled || self.oracle.may_be_here(*oid, start) => {}
-                Ok(other) => self.find(FindingKind::Wrong, format!("put into a group oid={oid} {other:?}")),
+                Ok(other) => self.report(FindingKind::Wrong, format!("put into a group oid={oid} {other:?}")),
                 // Its deadline has passed, or its namespace was cleared.
                 Err(error) if error.kind == ErrorKind::Unavailable => {}
-                Err(error) => self.excuse("put into a group", &error),
+                Err(error) => self.check_error("put into a group", &error),
             }
         }
         let missing = group.missing();
         if missing.iter().any(|key| !keys.contains(key)) {
-            self.find(FindingKind::Wrong, format!("misses what it does not require {missing:?}"));
+            self.report(
+                FindingKind::Wrong,
+                format!("group misses objects that it does not require {missing:?}"),
+            );
         }
     }
 
@@ -306,18 +309,19 @@ impl Run<'_> {
         }
         let at = self.rng.below(self.groups.len() as u64) as usize;
         let OpenGroup { page, id, no, .. } = self.groups[at];
-        let busy = |c: &Cargo| matches!(c, Cargo::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
-        if self.flights.iter().any(|f| busy(&f.cargo)) {
+        let busy =
+            |c: &BatchWork| matches!(c, BatchWork::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
+        if self.flights.iter().any(|f| busy(&f.work)) {
             return;
         }
         let Some(session) = self.some_session() else { return };
         let members = objects::oids(page, objects::base_form(page));
         let put = Putting { no, base: None, members, odd: false, open: Some(id) };
         let (start, begun) = (self.oracle.tick(), self.world.clock.now());
-        self.say(|| format!("  commit page={page} no={no}"));
+        self.trace(|| format!("  commit page={page} no={no}"));
         self.begun(&put, 0);
         let ticket = self.sessions[session].submit_commit(id, Options::default());
-        self.launch(session, ticket, start, begun, Cargo::Put(vec![put]));
+        self.track_batch(session, ticket, start, begun, BatchWork::Put(vec![put]));
     }
 
     pub(super) fn abort(&mut self) {
@@ -327,8 +331,9 @@ impl Run<'_> {
         }
         let at = self.rng.below(self.groups.len() as u64) as usize;
         let OpenGroup { page, id, .. } = self.groups[at];
-        let busy = |c: &Cargo| matches!(c, Cargo::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
-        if self.flights.iter().any(|f| busy(&f.cargo)) {
+        let busy =
+            |c: &BatchWork| matches!(c, BatchWork::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
+        if self.flights.iter().any(|f| busy(&f.work)) {
             return;
         }
         self.groups.remove(at);

@@ -21,10 +21,10 @@ use pagelith_transport::link::{Counts, Event, Facts, Link, Push, Room};
 use pagelith_transport::rights::Rights;
 use pagelith_transport::shown::{FilePlace, Shown};
 
-use super::landing::Landing;
-use super::owed::Owed;
-use super::plant::{Landed, Plant};
-use super::shares::{Shares, Sharing, copied, over};
+use super::exposed::ExposedMemory;
+use super::owed_outcomes::OwedOutcomes;
+use super::plant::{ArrivedSums, Plant};
+use super::shares::{Shares, SharingState, pushed_event, ref_bytes};
 use super::wire::Packet;
 use super::{PACKET_BYTES, SimNet};
 
@@ -39,23 +39,22 @@ pub struct SimLink {
     limits: Limits,
     facts: Facts,
     counts: Counts,
-    landing: Landing,
-    happened: Vec<Event>,
-    /// Queue of outgoing items. Frames leave after the pushes queued before them; a push leaves
-    /// when its memory is read.
-    outbox: VecDeque<Out>,
+    exposed: ExposedMemory,
+    ready: Vec<Event>,
+    /// Items leave in this order: frames after earlier pushes, a push when its memory is read.
+    outbox: VecDeque<Queued>,
     /// Operations that this end gave up or finished.
-    over: BTreeSet<OpId>,
+    finished: BTreeSet<OpId>,
     plant: Plant,
     /// The operation of the last request.
     newest: OpId,
-    landed: Landed,
-    sharing: Sharing,
-    owed: Owed,
+    arrived_sums: ArrivedSums,
+    sharing: SharingState,
+    owed: OwedOutcomes,
     open: bool,
 }
 
-enum Out {
+enum Queued {
     Frame(Frame),
     Push(Mono, Push),
     Lend(Push, FilePlace),
@@ -78,8 +77,8 @@ impl SimLink {
             key_name: None,
             rights: Rights::all(),
         };
-        let (counts, landing, happened, outbox, over) = Default::default();
-        let (plant, newest, landed) = (Plant::None, OpId(0), Landed::default());
+        let (counts, exposed, ready, outbox, finished) = Default::default();
+        let (plant, newest, arrived_sums) = (Plant::None, OpId(0), ArrivedSums::default());
         SimLink {
             side,
             net,
@@ -87,15 +86,15 @@ impl SimLink {
             limits,
             facts,
             counts,
-            landing,
-            happened,
+            exposed,
+            ready,
             outbox,
-            over,
+            finished,
             plant,
             newest,
-            landed,
-            sharing: Sharing::default(),
-            owed: Owed::default(),
+            arrived_sums,
+            sharing: SharingState::default(),
+            owed: OwedOutcomes::default(),
             open: true,
         }
     }
@@ -124,53 +123,55 @@ impl SimLink {
     fn end(&mut self, why: Closed, goodbye: bool, events: &mut Vec<Event>) {
         self.open = false;
         self.net.wire().close(self.side, goodbye);
-        self.landing.retract(None, events);
-        self.unsent(None, events);
+        self.exposed.retract(None, events);
+        self.return_unsent(None, events);
         self.sharing.give_up(&mut self.net.wire(), self.side, None, events);
         events.push(Event::Closed(why));
     }
 
     /// Returns pushes of `op`, or all, that did not leave.
-    fn unsent(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
+    fn return_unsent(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
         for out in std::mem::take(&mut self.outbox) {
             match out {
                 // Their completion was already reported.
-                Out::Push(..) if self.plant == Plant::PushedEarly && op.is_none() => {}
-                out @ Out::Push(..) if self.plant == Plant::PushedEarly => self.outbox.push_back(out),
-                Out::Push(_, push) if op.is_none_or(|op| op == push.op) => {
-                    events.push(over(push, false));
+                Queued::Push(..) if self.plant == Plant::PushedEarly && op.is_none() => {}
+                out @ Queued::Push(..) if self.plant == Plant::PushedEarly => self.outbox.push_back(out),
+                Queued::Push(_, push) if op.is_none_or(|op| op == push.op) => {
+                    events.push(pushed_event(push, false));
                 }
-                Out::Lend(push, _) if op.is_none_or(|op| op == push.op) => events.push(over(push, false)),
+                Queued::Lend(push, _) if op.is_none_or(|op| op == push.op) => {
+                    events.push(pushed_event(push, false))
+                }
                 out => self.outbox.push_back(out),
             }
         }
     }
 
     /// Queues an item after all others.
-    fn queue(&mut self, out: Out) {
+    fn queue(&mut self, out: Queued) {
         self.outbox.push_back(out);
-        let mut happened = std::mem::take(&mut self.happened);
-        self.leave(&mut happened);
-        self.happened = happened;
+        let mut ready = std::mem::take(&mut self.ready);
+        self.send_due(&mut ready);
+        self.ready = ready;
     }
 
     /// Sends the items that may leave by now.
-    fn leave(&mut self, events: &mut Vec<Event>) {
+    fn send_due(&mut self, events: &mut Vec<Event>) {
         let now = self.net.wire().clock.now();
         while let Some(out) = self.outbox.pop_front() {
             match out {
-                Out::Frame(frame) => {
+                Queued::Frame(frame) => {
                     self.counts.frames_out += 1;
                     self.sharing.passes(&mut self.net.wire(), &frame);
                     let mut wire = self.net.wire();
-                    wire.fates.unowed += u64::from(self.side == Side::Server && !self.owed.leaves(&frame));
+                    wire.net_stats.unowed += u64::from(self.side == Side::Server && !self.owed.sent(&frame));
                     wire.send(self.side, Packet::Frame(frame));
                 }
-                Out::Lend(push, place) => {
+                Queued::Lend(push, place) => {
                     self.sharing.lend(&mut self.net.wire(), self.side, push, place);
                 }
-                Out::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
-                Out::Push(at, push) if at <= now => {
+                Queued::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
+                Queued::Push(at, push) if at <= now => {
                     if let Some(pieces) =
                         self.sharing.pieces(&push).filter(|_| self.plant != Plant::PushedEarly)
                     {
@@ -180,7 +181,7 @@ impl SimLink {
                     let pushed = self.packets(push);
                     events.extend(Some(pushed).filter(|_| self.plant != Plant::PushedEarly));
                 }
-                out @ Out::Push(..) => return self.outbox.push_front(out),
+                out @ Queued::Push(..) => return self.outbox.push_front(out),
             }
         }
     }
@@ -199,23 +200,25 @@ impl SimLink {
     }
 
     /// Time until the next queued item leaves.
-    fn leaves(&self, now: Mono) -> Option<Duration> {
+    fn next_send(&self, now: Mono) -> Option<Duration> {
         match self.outbox.front()? {
-            Out::Frame(_) | Out::Lend(..) | Out::Taken(_) => Some(Duration::ZERO),
-            Out::Push(at, _) => Some(at.since(now)),
+            Queued::Frame(_) | Queued::Lend(..) | Queued::Taken(_) => Some(Duration::ZERO),
+            Queued::Push(at, _) => Some(at.since(now)),
         }
     }
 
-    fn take(&mut self, packet: Packet, events: &mut Vec<Event>) -> Result<(), Closed> {
+    fn receive(&mut self, packet: Packet, events: &mut Vec<Event>) -> Result<(), Closed> {
         match packet {
             Packet::Frame(mut frame) => {
-                self.net.wire().fates.late += u64::from(self.over.contains(&frame.op));
+                self.net.wire().net_stats.late += u64::from(self.finished.contains(&frame.op));
                 self.counts.frames_in += 1;
                 match self.plant {
-                    Plant::StaleOutcome if frame.kind == Kind::Outcome && self.over.contains(&frame.op) => {
+                    Plant::StaleOutcome
+                        if frame.kind == Kind::Outcome && self.finished.contains(&frame.op) =>
+                    {
                         frame.op = self.newest;
                     }
-                    Plant::Unverified => frame = self.landed.vouched(frame),
+                    Plant::Unverified => frame = self.arrived_sums.replace_checksums(frame),
                     _ => {}
                 }
                 if frame.kind == Kind::Request {
@@ -226,19 +229,19 @@ impl SimLink {
                 }
                 events.push(Event::Frame(frame));
             }
-            Packet::Data { op, item, offset, bytes } => match self.landing.land(op, item, offset, &bytes) {
+            Packet::Data { op, item, offset, bytes } => match self.exposed.write(op, item, offset, &bytes) {
                 Some(whole) => {
                     self.counts.bytes_in += bytes.len() as u64;
                     if let (Plant::Unverified, Some(Event::Landed { op, item, parts, .. })) =
                         (self.plant, &whole)
                     {
-                        self.landed.note(*op, *item, parts);
+                        self.arrived_sums.note(*op, *item, parts);
                     }
                     events.extend(whole);
                 }
                 None => {
                     self.counts.bytes_late += bytes.len() as u64;
-                    self.net.wire().fates.late += 1;
+                    self.net.wire().net_stats.late += 1;
                 }
             },
             Packet::Shown { stretch, pieces } => {
@@ -255,44 +258,43 @@ impl SimLink {
         Ok(())
     }
 
-    /// The other end passes bytes by reference: an operation with exposed memory gets the
-    /// reference.
+    /// The other end passes bytes by reference, to exposed memory if possible.
     fn shown(&mut self, shown: Shown, events: &mut Vec<Event>) {
         let (stretch, length) = (shown.stretch(), shown.length());
         let (op, item, offset) = stretch;
-        if let Some(parts) = self.landing.unused(stretch, length) {
+        if let Some(parts) = self.exposed.unused(stretch, length) {
             self.counts.bytes_in += length;
             if shown.file().is_none() {
                 self.sharing.look(&mut self.net.wire(), self.side, &shown);
                 if self.plant == Plant::Unverified {
-                    self.landed.note_bytes(op, item, &copied(&shown));
+                    self.arrived_sums.note_bytes(op, item, &ref_bytes(&shown));
                 }
             }
             events.push(Event::Shown { op, item, offset, parts, shown });
             return;
         }
         if shown.file().is_none()
-            && let Some(whole) = self.landing.land(op, item, offset, &copied(&shown))
+            && let Some(whole) = self.exposed.write(op, item, offset, &ref_bytes(&shown))
         {
             // A part of an exposed range: it arrives like sent bytes.
             self.counts.bytes_in += length;
             events.extend(whole);
         } else {
             self.counts.bytes_late += length;
-            self.net.wire().fates.late += 1;
+            self.net.wire().net_stats.late += 1;
         }
-        self.outbox.push_back(Out::Taken(stretch));
+        self.outbox.push_back(Queued::Taken(stretch));
     }
 
-    fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
-        self.leave(events);
+    fn poll_once(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
+        self.send_due(events);
         let (arrived, silent, cut) = {
             let mut wire = self.net.wire();
-            wire.fates.unowed += self.owed.overdue(wire.clock.now());
+            wire.net_stats.unowed += self.owed.overdue(wire.clock.now());
             (wire.receive(self.side), wire.silent(), wire.is_cut())
         };
         for packet in arrived {
-            self.take(packet, events)?;
+            self.receive(packet, events)?;
         }
         if cut {
             return Err(Closed::Ended);
@@ -321,7 +323,7 @@ impl Link for SimLink {
             frames: of(self.limits.frames_max),
             frame_bytes: of(self.limits.frame_bytes_max),
             pushes: of(self.limits.pushes_max),
-            exposures: of(self.limits.exposures_max.saturating_sub(self.landing.len())),
+            exposures: of(self.limits.exposures_max.saturating_sub(self.exposed.len())),
             operations: of(if self.side == Side::Client { u32::MAX as usize } else { 0 }),
         }
     }
@@ -338,7 +340,7 @@ impl Link for SimLink {
         if frame.kind == Kind::Request {
             self.newest = frame.op;
         }
-        self.queue(Out::Frame(frame));
+        self.queue(Queued::Frame(frame));
         Ok(())
     }
 
@@ -375,7 +377,7 @@ impl Link for SimLink {
 
     fn is_there(&self) -> bool {
         let mut wire = self.net.wire();
-        wire.fates.unasked += 1;
+        wire.net_stats.unasked += 1;
         self.open && wire.is_there(self.side)
     }
 
@@ -387,7 +389,7 @@ impl Link for SimLink {
         let is_there = self.open && place.length > 0 && self.sharing.has_file(place);
         if is_there {
             let (offset, parts, may_show) = (0, Vec::new(), true);
-            self.queue(Out::Lend(Push { op, item, offset, parts, token, may_show }, place));
+            self.queue(Queued::Lend(Push { op, item, offset, parts, token, may_show }, place));
         }
         is_there
     }
@@ -402,11 +404,10 @@ impl Link for SimLink {
         if shown.file().is_some() {
             self.sharing.look(&mut self.net.wire(), self.side, &shown);
         }
-        self.queue(Out::Taken(shown.stretch()));
+        self.queue(Queued::Taken(shown.stretch()));
     }
 
-    /// The bytes are copied into packets at once, or after the memory was held for a while; a later
-    /// poll returns the memory.
+    /// Copies the bytes into packets now or when the hold ends; a later poll returns the memory.
     fn push(&mut self, push: Push) -> Result<(), Push> {
         let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
         if !self.open || len == 0 || push.op.0 == 0 || push.offset.checked_add(len).is_none() {
@@ -418,9 +419,9 @@ impl Link for SimLink {
         };
         if self.plant == Plant::PushedEarly {
             let (op, token, parts) = (push.op, push.token, Vec::new());
-            self.happened.push(Event::Pushed { op, token, sent: true, parts });
+            self.ready.push(Event::Pushed { op, token, sent: true, parts });
         }
-        self.queue(Out::Push(now.after(hold), push));
+        self.queue(Queued::Push(now.after(hold), push));
         Ok(())
     }
 
@@ -428,31 +429,31 @@ impl Link for SimLink {
         if self.room().exposures == 0 {
             return Err(parts);
         }
-        self.landing.expose((op, item, offset), parts)
+        self.exposed.expose((op, item, offset), parts)
     }
 
     fn retract(&mut self, op: OpId) {
-        self.over.insert(op);
+        self.finished.insert(op);
         match self.plant {
             Plant::KeptAfterRetract => {
-                let said = self.landing.names(op).map(|(op, item, offset)| {
+                let said = self.exposed.names(op).map(|(op, item, offset)| {
                     let parts = Vec::new();
                     Event::Retracted { op, item, offset, parts }
                 });
-                self.happened.extend(said);
+                self.ready.extend(said);
             }
-            _ => self.landing.retract(Some(op), &mut self.happened),
+            _ => self.exposed.retract(Some(op), &mut self.ready),
         }
-        let mut happened = std::mem::take(&mut self.happened);
-        self.unsent(Some(op), &mut happened);
-        self.sharing.give_up(&mut self.net.wire(), self.side, Some(op), &mut happened);
-        self.happened = happened;
+        let mut ready = std::mem::take(&mut self.ready);
+        self.return_unsent(Some(op), &mut ready);
+        self.sharing.give_up(&mut self.net.wire(), self.side, Some(op), &mut ready);
+        self.ready = ready;
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {
-        events.append(&mut self.happened);
+        events.append(&mut self.ready);
         if self.open
-            && let Err(why) = self.turn(events)
+            && let Err(why) = self.poll_once(events)
         {
             self.end(why, false, events);
         }
@@ -475,16 +476,16 @@ impl Link for SimLink {
             }
             let left = until.since(now);
             let arrives = self.net.wire().due(self.side);
-            let due = arrives.into_iter().chain(self.leaves(now)).min().map_or(left, |due| due.min(left));
+            let due = arrives.into_iter().chain(self.next_send(now)).min().map_or(left, |due| due.min(left));
             self.runtime.pause(&signal, seen, due);
         }
     }
 
     fn close(&mut self) {
         if self.open {
-            let mut events = std::mem::take(&mut self.happened);
+            let mut events = std::mem::take(&mut self.ready);
             self.end(Closed::Here, true, &mut events);
-            self.happened = events;
+            self.ready = events;
         }
     }
 }
@@ -492,7 +493,7 @@ impl Link for SimLink {
 impl Drop for SimLink {
     fn drop(&mut self) {
         let mut wire = self.net.wire();
-        wire.watch.forget_all(self.side);
+        wire.reference_check.forget_all(self.side);
         wire.close(self.side, false);
     }
 }

@@ -9,7 +9,7 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::outcome::{self, Answer, Item, Verdict, Written};
 use pagelith_layouts::wire::{Frame, Kind, List};
 
-use super::shares::gathered;
+use super::shares::concat_bytes;
 
 /// A planted bug of a client's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,20 +50,19 @@ impl std::str::FromStr for Plant {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Plant, String> {
-        Plant::ALL
-            .into_iter()
-            .find(|plant| plant.name() == name)
-            .ok_or_else(|| format!("no such plant: {name}"))
+        Plant::ALL.into_iter().find(|plant| plant.name() == name).ok_or_else(|| {
+            format!("unknown plant: {name}; use a variant of link::Plant, such as StaleOutcome")
+        })
     }
 }
 
 /// Checksums of the bytes that arrived, by operation and item.
 #[derive(Default)]
-pub(super) struct Landed(BTreeMap<(OpId, u32), Vec<Checksum>>);
+pub(super) struct ArrivedSums(BTreeMap<(OpId, u32), Vec<Checksum>>);
 
-impl Landed {
+impl ArrivedSums {
     pub fn note(&mut self, op: OpId, item: u32, parts: &[Part]) {
-        self.note_bytes(op, item, &gathered(parts));
+        self.note_bytes(op, item, &concat_bytes(parts));
     }
 
     pub fn note_bytes(&mut self, op: OpId, item: u32, bytes: &[u8]) {
@@ -72,7 +71,7 @@ impl Landed {
 
     /// The outcome with the checksums of the bytes that arrived instead of the checksums that were
     /// sent.
-    pub fn vouched(&self, frame: Frame) -> Frame {
+    pub fn replace_checksums(&self, frame: Frame) -> Frame {
         let said = match (frame.kind, outcome::decode(&frame.body)) {
             (Kind::Outcome, Ok((verb, Answer::Items(items)))) => {
                 let block_bytes = items.block_bytes();

@@ -15,7 +15,7 @@ use pagelith_layouts::wire::{Frame, Kind, Side};
 use pagelith_transport::link::{Event, Push};
 use pagelith_transport::shown::{FilePlace, Pieces, Regions, Shown};
 
-use super::watch::{Vouching, sum};
+use super::reference_check::{OutcomeCheck, sum};
 use super::wire::{Packet, Wire};
 use crate::disk::{Handed, SimDisk};
 
@@ -33,12 +33,12 @@ pub struct Shares {
 
 /// Shared memory and files in use.
 #[derive(Default)]
-pub(super) struct Sharing {
+pub(super) struct SharingState {
     pub shares: Shares,
     /// References sent to the other end and not yet released.
     shown: BTreeMap<Stretch, Push>,
     /// Checks that outcomes match the referenced bytes.
-    vouching: Vouching,
+    outcome_check: OutcomeCheck,
 }
 
 /// The identity of a push.
@@ -47,24 +47,24 @@ fn stretch_of(push: &Push) -> Stretch {
 }
 
 /// The bytes of all parts, concatenated.
-pub(super) fn gathered(parts: &[Part]) -> Vec<u8> {
+pub(super) fn concat_bytes(parts: &[Part]) -> Vec<u8> {
     parts.iter().flat_map(|part| part.bytes().iter().copied()).collect()
 }
 
 /// All bytes of a reference.
-pub(super) fn copied(shown: &Shown) -> Vec<u8> {
+pub(super) fn ref_bytes(shown: &Shown) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(shown.length()).unwrap_or(0)];
     shown.copy_out(0, &mut bytes);
     bytes
 }
 
 /// The completion of a push.
-pub(super) fn over(push: Push, sent: bool) -> Event {
+pub(super) fn pushed_event(push: Push, sent: bool) -> Event {
     let Push { op, token, parts, .. } = push;
     Event::Pushed { op, token, sent, parts }
 }
 
-impl Sharing {
+impl SharingState {
     /// The location of a push's bytes, if they are passed by reference.
     pub fn pieces(&self, push: &Push) -> Option<Pieces> {
         let may_show = push.may_show && !self.shown.contains_key(&stretch_of(push));
@@ -73,10 +73,10 @@ impl Sharing {
 
     /// Passes a push by reference.
     pub fn show(&mut self, wire: &mut Wire, side: Side, push: Push, pieces: Pieces) {
-        let (stretch, bytes) = (stretch_of(&push), gathered(&push.parts));
-        self.vouching.shown(stretch, &bytes);
-        wire.watch.show(side, stretch, sum(&bytes));
-        wire.fates.shown += 1;
+        let (stretch, bytes) = (stretch_of(&push), concat_bytes(&push.parts));
+        self.outcome_check.shown(stretch, &bytes);
+        wire.reference_check.show(side, stretch, sum(&bytes));
+        wire.net_stats.shown += 1;
         wire.send(side, Packet::Shown { stretch, pieces });
         self.shown.insert(stretch, push);
     }
@@ -94,29 +94,29 @@ impl Sharing {
     /// Say where all of an item lies in a file.
     pub fn lend(&mut self, wire: &mut Wire, side: Side, push: Push, place: FilePlace) {
         let (stretch, bytes) = (stretch_of(&push), self.in_file(place).unwrap_or_default());
-        self.vouching.shown(stretch, &bytes);
-        wire.watch.show(side, stretch, sum(&bytes));
-        wire.fates.lent += 1;
+        self.outcome_check.shown(stretch, &bytes);
+        wire.reference_check.show(side, stretch, sum(&bytes));
+        wire.net_stats.lent += 1;
         wire.send(side, Packet::Lent { stretch, place });
         self.shown.insert(stretch, push);
     }
 
     /// The other end released a reference.
     pub fn taken(&mut self, wire: &mut Wire, side: Side, stretch: Stretch) -> Option<Event> {
-        wire.watch.forget(side, stretch);
-        self.shown.remove(&stretch).map(|push| over(push, true))
+        wire.reference_check.forget(side, stretch);
+        self.shown.remove(&stretch).map(|push| pushed_event(push, true))
     }
 
     /// Withdraws the references of `op`, or all.
     pub fn give_up(&mut self, wire: &mut Wire, side: Side, op: Option<OpId>, events: &mut Vec<Event>) {
-        self.vouching.forget(op);
+        self.outcome_check.forget(op);
         for (stretch, push) in std::mem::take(&mut self.shown) {
             if op.is_some_and(|op| op != stretch.0) {
                 self.shown.insert(stretch, push);
                 continue;
             }
-            wire.watch.forget(side, stretch);
-            events.push(over(push, false));
+            wire.reference_check.forget(side, stretch);
+            events.push(pushed_event(push, false));
         }
     }
 
@@ -128,24 +128,24 @@ impl Sharing {
     /// This end reads the bytes of a reference.
     pub fn look(&self, wire: &mut Wire, side: Side, shown: &Shown) {
         let bytes = match shown.file() {
-            None => copied(shown),
+            None => ref_bytes(shown),
             Some(place) => match &self.shares.reads {
                 Some(files) => files.peek(place).unwrap_or_default(),
                 None => return,
             },
         };
-        match wire.watch.look(side.other(), shown.stretch(), sum(&bytes)) {
-            None => wire.fates.looked_late += 1,
+        match wire.reference_check.look(side.other(), shown.stretch(), sum(&bytes)) {
+            None => wire.net_stats.looked_late += 1,
             Some(true) => {}
-            Some(false) => wire.fates.broken += 1,
+            Some(false) => wire.net_stats.broken += 1,
         }
     }
 
     /// A request arrived at this end, or an outcome leaves it.
     pub fn passes(&mut self, wire: &mut Wire, frame: &Frame) {
         match frame.kind {
-            Kind::Request => self.vouching.asked(frame),
-            Kind::Outcome => wire.fates.broken += u64::from(!self.vouching.outcome(frame)),
+            Kind::Request => self.outcome_check.asked(frame),
+            Kind::Outcome => wire.net_stats.broken += u64::from(!self.outcome_check.outcome(frame)),
             _ => {}
         }
     }

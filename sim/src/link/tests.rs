@@ -38,7 +38,7 @@ fn memory(bytes: &[u8]) -> Vec<Part> {
     vec![first, rest]
 }
 
-fn gathered(parts: &[Part]) -> Vec<u8> {
+fn concat_bytes(parts: &[Part]) -> Vec<u8> {
     parts.iter().flat_map(|part| part.bytes().to_vec()).collect()
 }
 
@@ -55,7 +55,7 @@ fn push(op: u64, item: u32, bytes: &[u8]) -> Push {
 }
 
 /// The events as text, without memory.
-fn told(events: &[Event]) -> Vec<String> {
+fn event_names(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Frame(frame) => format!("{:?} {}", frame.kind, frame.op.0),
         Event::Landed { op, item, .. } => format!("landed {} {item}", op.0),
@@ -85,20 +85,20 @@ fn link_without_faults_delivers_in_order() {
     world.client.expose(OpId(1), 0, 0, memory(&vec![0; bytes.len()])).expect("room");
     world.client.send(request(1)).expect("room");
     let (_, asked) = settle(&mut world);
-    assert_eq!(told(&asked), ["Request 1"]);
+    assert_eq!(event_names(&asked), ["Request 1"]);
     world.server.push(push(1, 0, &bytes)).expect("room");
     world.server.send(outcome(1)).expect("room");
     let (got, sent) = settle(&mut world);
     assert_eq!(
-        (told(&got), told(&sent)),
+        (event_names(&got), event_names(&sent)),
         (vec!["landed 1 0".into(), "Outcome 1".into()], vec!["pushed 1".to_owned()])
     );
     let Event::Landed { parts, .. } = &got[0] else { panic!("{got:?}") };
-    assert!(gathered(parts) == bytes);
+    assert!(concat_bytes(parts) == bytes);
     world.server.close();
     let (got, sent) = settle(&mut world);
     assert_eq!(
-        (told(&got), told(&sent)),
+        (event_names(&got), event_names(&sent)),
         (vec!["closed: closed by the peer".into()], vec!["closed: closed by this side".to_owned()])
     );
 }
@@ -112,35 +112,35 @@ fn half_open_partitioned_and_cut_links_report_their_reason() {
     };
     let mut deaf = world(2);
     pending(&mut deaf);
-    deaf.net.deafen(Side::Client);
-    assert_eq!(told(&settle(&mut deaf).0), Vec::<String>::new());
+    deaf.net.stop_receiving(Side::Client);
+    assert_eq!(event_names(&settle(&mut deaf).0), Vec::<String>::new());
     deaf.clock.advance(dead);
     let (at_client, at_server) = settle(&mut deaf);
-    assert_eq!(told(&at_client)[0], "retracted 1 0");
+    assert_eq!(event_names(&at_client)[0], "retracted 1 0");
     assert!(
-        told(&at_client)[1].starts_with("closed: nothing was heard of the peer"),
+        event_names(&at_client)[1].starts_with("closed: nothing was heard of the peer"),
         "{:?}",
-        told(&at_client)
+        event_names(&at_client)
     );
     assert!(
-        told(&at_server)[0].starts_with("closed: nothing was heard of the peer"),
+        event_names(&at_server)[0].starts_with("closed: nothing was heard of the peer"),
         "{:?}",
-        told(&at_server)
+        event_names(&at_server)
     );
 
     let mut apart = world(3);
     pending(&mut apart);
     apart.net.partition(dead / 2);
-    assert_eq!(told(&settle(&mut apart).0), Vec::<String>::new());
+    assert_eq!(event_names(&settle(&mut apart).0), Vec::<String>::new());
     apart.clock.advance(dead / 2);
-    assert_eq!(told(&settle(&mut apart).0), ["landed 1 0"], "what was held arrives");
+    assert_eq!(event_names(&settle(&mut apart).0), ["landed 1 0"], "what was held arrives");
 
     let mut broken = world(4);
     pending(&mut broken);
     broken.net.cut();
     let (at_client, at_server) = settle(&mut broken);
-    assert_eq!(told(&at_client), ["retracted 1 0", "closed: the connection ended"]);
-    assert_eq!(told(&at_server), ["pushed 1", "closed: the connection ended"]);
+    assert_eq!(event_names(&at_client), ["retracted 1 0", "closed: the connection ended"]);
+    assert_eq!(event_names(&at_server), ["pushed 1", "closed: the connection ended"]);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn wait_advances_time_only_to_next_arrival() {
     world.server.send(outcome(1)).expect("room");
     let mut events = Vec::new();
     world.client.wait(&mut events, Duration::from_secs(60));
-    assert_eq!(told(&events), ["Outcome 1"]);
+    assert_eq!(event_names(&events), ["Outcome 1"]);
     assert!(world.clock.now().0 <= LinkFaults::default().delay_max.as_nanos() as u64 + 10_000);
     world.client.wait(&mut events, Duration::from_secs(60));
     assert!(world.clock.now().0 >= 60_000_000_000, "nothing came, and all of the time passed");
@@ -255,14 +255,14 @@ fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
             Event::Landed { op, item, parts, .. } => {
                 tally.landed += 1;
                 assert!(
-                    gathered(parts) == content(op.0, *item, length(op.0)),
+                    concat_bytes(parts) == content(op.0, *item, length(op.0)),
                     "wrong bytes landed {op} item={item}"
                 );
             }
             Event::Retracted { op, item, parts, .. } => {
                 tally.retracted += 1;
                 let own = content(op.0, *item, length(op.0));
-                let clean = gathered(parts).iter().zip(&own).all(|(byte, own)| *byte == 0 || byte == own);
+                let clean = concat_bytes(parts).iter().zip(&own).all(|(byte, own)| *byte == 0 || byte == own);
                 assert!(clean, "another operation's bytes landed {op} item={item}");
             }
             Event::Closed(_) => *ended = true,

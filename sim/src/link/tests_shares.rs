@@ -87,7 +87,7 @@ fn referenced_memory_returns_after_release() {
     world.client.took(shown);
     let back = world.poll(Side::Server).pop();
     assert!(matches!(back, Some(Event::Pushed { token: 7, sent: true, .. })), "{back:?}");
-    let Fates { shown, lent, looked_late, broken, .. } = world.net.fates();
+    let NetStats { shown, lent, looked_late, broken, .. } = world.net.net_stats();
     assert_eq!((shown, lent, looked_late, broken), (1, 0, 0, 0));
 }
 
@@ -100,7 +100,7 @@ fn retracted_reference_read_late_is_counted() {
     let back = world.poll(Side::Server).pop();
     assert!(matches!(back, Some(Event::Pushed { sent: false, .. })), "{back:?}");
     assert!(matches!(world.poll(Side::Client).pop(), Some(Event::Shown { .. })));
-    assert_eq!((world.net.fates().looked_late, world.net.fates().broken), (1, 0));
+    assert_eq!((world.net.net_stats().looked_late, world.net.net_stats().broken), (1, 0));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn reference_without_exposed_memory_is_not_read() {
     assert!(world.poll(Side::Client).is_empty());
     let back = world.poll(Side::Server).pop();
     assert!(matches!(back, Some(Event::Pushed { sent: true, .. })), "{back:?}");
-    assert_eq!(world.net.fates().late, 1);
+    assert_eq!(world.net.net_stats().late, 1);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn what_is_lent_is_read_by_the_client_and_what_changes_meanwhile_is_noticed() {
         world.client.took(shown);
         let back = world.poll(Side::Server).pop();
         assert!(matches!(back, Some(Event::Pushed { sent: true, .. })), "{back:?}");
-        assert_eq!(world.net.fates().broken, u64::from(changes));
+        assert_eq!(world.net.net_stats().broken, u64::from(changes));
     }
     let none = FilePlace { file: 1, ..place };
     assert!(!world.server.lend(OpId(3), 0, 3, none), "there is no such file");

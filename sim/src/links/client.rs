@@ -11,16 +11,16 @@ use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
 
-use super::looks::Looks;
+use super::machine::Machine;
 use super::oracle::{NAMESPACES, OBJECTS, Oracle};
 use super::report::Tally;
-use super::site::Machine;
+use super::views::Views;
 use crate::entropy::SplitMix64;
 use crate::explore::memory::{Memory, Target};
 use crate::explore::objects;
 
 /// The store or client under test.
-pub enum Face {
+pub enum StoreHandle {
     /// A client of a store process, and that store's number.
     Attached(Arc<Attached>, Machine, usize),
     /// A store with peers, and its number.
@@ -52,36 +52,36 @@ impl Shared {
     /// Removes objects through store `by`, with the objects that are removed with them.
     fn removed(&self, by: usize, some: Vec<usize>, remove: impl FnOnce(&[ObjectKey]) -> Result<usize>) {
         let keys: Vec<ObjectKey> = some.iter().flat_map(|object| group(*object)).map(key).collect();
-        let some: Vec<usize> = some.into_iter().flat_map(goes_with).collect();
+        let some: Vec<usize> = some.into_iter().flat_map(removed_with).collect();
         let begun = self.oracle().moment();
         if remove(&keys).is_ok() {
-            some.into_iter().for_each(|object| self.oracle().gone(by, object, begun));
+            some.into_iter().for_each(|object| self.oracle().removed(by, object, begun));
             self.tally().removals += 1;
         }
     }
 }
 
 pub struct Client {
-    pub face: Face,
+    pub handle: StoreHandle,
     pub shared: Shared,
     /// Requests that stores have sent to their peers.
     pub questions: Arc<AtomicU64>,
     pub rng: SplitMix64,
     pub memory: Memory,
-    pub looks: Looks,
+    pub views: Views,
     pub left: u32,
     /// It uses the objects `0..of`.
-    pub of: usize,
+    pub objects_used: usize,
     /// Now and then it has several batches in progress at once.
-    pub several: bool,
+    pub has_batches: bool,
     /// It removes objects that others use, and requests objects that others remove.
-    pub meets: bool,
+    pub overlaps_removals: bool,
     /// Number of stores whose clients request and put the same objects.
     pub stores: usize,
     /// The objects that it put last.
     pub put_last: Vec<usize>,
     /// The last call found the store unavailable.
-    pub alone: bool,
+    pub store_unavailable: bool,
 }
 
 fn namespace(object: usize) -> NamespaceId {
@@ -115,38 +115,38 @@ pub(super) fn base(object: usize) -> Option<usize> {
 }
 
 /// The objects that are removed with an object: its group, and objects attached to it.
-fn goes_with(object: usize) -> Vec<usize> {
+fn removed_with(object: usize) -> Vec<usize> {
     let attached = Some(object + NAMESPACES).filter(|other| base(*other) == Some(object));
     group(object).into_iter().chain(attached).collect()
 }
 
-impl Face {
+impl StoreHandle {
     pub(super) fn links(&self) -> u64 {
         match self {
-            Face::Attached(_, machine, _) => machine.dialled(),
-            Face::Front(..) => 0,
+            StoreHandle::Attached(_, machine, _) => machine.dialled(),
+            StoreHandle::Front(..) => 0,
         }
     }
 
     /// Whether the store passes bytes by reference to it.
-    pub(super) fn is_shown(&self) -> bool {
+    pub(super) fn shares_memory(&self) -> bool {
         match self {
-            Face::Attached(_, machine, _) => machine.shows(),
-            Face::Front(..) => false,
+            StoreHandle::Attached(_, machine, _) => machine.shows(),
+            StoreHandle::Front(..) => false,
         }
     }
 
     /// The store that answers.
     pub(super) fn store(&self) -> usize {
         match self {
-            Face::Attached(_, _, number) | Face::Front(_, _, number) => *number,
+            StoreHandle::Attached(_, _, number) | StoreHandle::Front(_, _, number) => *number,
         }
     }
 
     fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
         match self {
-            Face::Attached(client, ..) => client.put(groups, options),
-            Face::Front(_, session, _) => {
+            StoreHandle::Attached(client, ..) => client.put(groups, options),
+            StoreHandle::Front(_, session, _) => {
                 let ticket = session.submit_put(groups, options);
                 match session.wait(ticket, FOREVER) {
                     Some(Done::Put(done)) => done,
@@ -159,8 +159,8 @@ impl Face {
     /// `meanwhile` runs while the get is in progress.
     fn get(&mut self, gets: Vec<Get>, options: Options, meanwhile: impl FnOnce(&Store)) -> Vec<GetDone> {
         match self {
-            Face::Attached(client, ..) => client.get(gets, options),
-            Face::Front(store, session, _) => {
+            StoreHandle::Attached(client, ..) => client.get(gets, options),
+            StoreHandle::Front(store, session, _) => {
                 let ticket = session.submit_get(gets, options);
                 meanwhile(store);
                 match session.wait(ticket, FOREVER) {
@@ -173,29 +173,29 @@ impl Face {
 
     fn exists(&mut self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
         match self {
-            Face::Attached(client, ..) => client.exists_batch(keys, options),
-            Face::Front(store, ..) => Ok(store.exists_batch(keys, options)),
+            StoreHandle::Attached(client, ..) => client.exists_batch(keys, options),
+            StoreHandle::Front(store, ..) => Ok(store.exists_batch(keys, options)),
         }
     }
 
     fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
         match self {
-            Face::Attached(client, ..) => client.remove(keys, options),
-            Face::Front(store, ..) => store.remove(keys, options),
+            StoreHandle::Attached(client, ..) => client.remove(keys, options),
+            StoreHandle::Front(store, ..) => store.remove(keys, options),
         }
     }
 
     fn clear(&self, namespace: NamespaceId, options: Options) -> Result<()> {
         match self {
-            Face::Attached(client, ..) => client.clear(namespace, options).map(drop),
-            Face::Front(store, ..) => store.clear(namespace, options).map(drop),
+            StoreHandle::Attached(client, ..) => client.clear(namespace, options).map(drop),
+            StoreHandle::Front(store, ..) => store.clear(namespace, options).map(drop),
         }
     }
 
     fn flush(&self, options: Options) -> Result<()> {
         match self {
-            Face::Attached(client, ..) => client.flush(options).map(drop),
-            Face::Front(store, ..) => store.flush(options).map(drop),
+            StoreHandle::Attached(client, ..) => client.flush(options).map(drop),
+            StoreHandle::Front(store, ..) => store.flush(options).map(drop),
         }
     }
 }
@@ -216,7 +216,7 @@ impl Client {
 
     fn object(&mut self) -> usize {
         // Some objects are requested much more often, so that operations on one object overlap.
-        let of = if self.rng.one_in(2) { 12 } else { self.of };
+        let of = if self.rng.one_in(2) { 12 } else { self.objects_used };
         self.rng.below(of as u64) as usize
     }
 
@@ -229,18 +229,18 @@ impl Client {
 
     /// Keeps returned memory for a while, filled with bytes that no object has, and checks for late
     /// owners and late writes.
-    pub(super) fn rest(&mut self, mut target: Target) {
-        let held = !target.is_alone();
+    pub(super) fn retire(&mut self, mut target: Target) {
+        let held = !target.is_sole_owner();
         target.fill_with(0xC3);
-        let touched = !self.memory.rest(target);
+        let touched = !self.memory.retire(target);
         let mut tally = self.shared.tally();
         tally.touched_late += u64::from(touched);
         tally.held_late += u64::from(held);
         if touched {
-            tally.found("memory was written after its operation had ended".into());
+            tally.add_finding("memory was written after its operation had ended".into());
         }
         if held {
-            tally.found("the link has memory of an operation that ended".into());
+            tally.add_finding("link still owns memory of an ended operation".into());
         }
     }
 
@@ -248,7 +248,7 @@ impl Client {
     /// store's clients put most objects, and the other clients request them from it.
     pub(super) fn puts(&mut self, mut some: Vec<usize>) -> Vec<usize> {
         if self.stores > 1 && !self.rng.one_in(4) {
-            let (own, stores) = (self.face.store(), self.stores);
+            let (own, stores) = (self.handle.store(), self.stores);
             some.retain(|object| (object / PAGE + object / PAGE / stores) % stores == own);
         }
         some
@@ -268,38 +268,38 @@ impl Client {
         let options = self.options();
         let groups = self.groups(some);
         self.put_last = groups.iter().map(|group| group[0]).collect();
-        let (puts, lent) = self.lend_put(&groups);
-        let done = self.face.put(puts, options);
-        self.put_over(lent, Some(done));
+        let (puts, lent) = self.prepare_put(&groups);
+        let done = self.handle.put(puts, options);
+        self.put_completed(lent, Some(done));
         self.shared.put_last.store(groups[0][0], Relaxed);
     }
 
     fn get(&mut self, some: Vec<usize>) {
         let options = self.options();
         let objects = some.clone();
-        let (gets, lent) = self.lend_get(some);
+        let (gets, lent) = self.prepare_get(some);
         // An object that is removed while it arrives from a peer must not stay.
-        let removes = matches!(self.face, Face::Front(..)) && self.rng.one_in(8);
-        let (shared, of, removing) = (&self.shared, self.face.store(), options);
-        let done = self.face.get(gets, options, |store| {
+        let removes = matches!(self.handle, StoreHandle::Front(..)) && self.rng.one_in(8);
+        let (shared, of, removing) = (&self.shared, self.handle.store(), options);
+        let done = self.handle.get(gets, options, |store| {
             if removes {
                 shared.removed(of, objects, |keys| store.remove(keys, removing));
             }
         });
-        self.got(lent, Some(done));
+        self.get_completed(lent, Some(done));
     }
 
     fn exists(&mut self) {
         let (some, options) = (self.objects(12), self.options());
         let keys: Vec<ObjectKey> = some.iter().map(|object| key(*object)).collect();
         let since = self.shared.oracle().moment();
-        let Ok(found) = self.face.exists(&keys, options) else { return };
+        let Ok(found) = self.handle.exists(&keys, options) else { return };
         for (object, _) in some.into_iter().zip(found).filter(|(_, here)| *here) {
             let mut tally = self.shared.tally();
             tally.found_here += 1;
-            if let Some(wrong) = self.shared.oracle().exists(self.face.store(), object, since) {
+            if let Some(wrong) = self.shared.oracle().exists(self.handle.store(), object, since) {
                 tally.wrong += 1;
-                tally.found(wrong);
+                tally.add_finding(wrong);
             }
         }
     }
@@ -307,7 +307,7 @@ impl Client {
     fn remove(&mut self) {
         // A recent put may still be sent to peers, and an object that another client requests may
         // arrive from one.
-        let some = match if self.meets { self.rng.below(3) } else { 2 } {
+        let some = match if self.overlaps_removals { self.rng.below(3) } else { 2 } {
             0 if self.rng.one_in(2) => std::mem::take(&mut self.put_last),
             0 => vec![self.shared.put_last.load(Relaxed)],
             1 => vec![self.shared.asked_last.load(Relaxed)],
@@ -318,48 +318,47 @@ impl Client {
         }
         let options = self.options();
         self.shared.removing.store(some[0] + 1, Relaxed);
-        let face = &self.face;
-        self.shared.removed(face.store(), some, |keys| face.remove(keys, options));
+        let handle = &self.handle;
+        self.shared.removed(handle.store(), some, |keys| handle.remove(keys, options));
         self.shared.removing.store(0, Relaxed);
     }
 
     /// Whether stores sent their peers more requests than clients' calls explain: a store must not
     /// forward a peer's request.
-    fn is_circled(&self) -> bool {
+    fn is_forwarding(&self) -> bool {
         let questions = self.questions.load(Relaxed);
         let mut tally = self.shared.tally();
         let cause = tally.operations + tally.gets + tally.puts;
-        let is_circled = questions > QUESTIONS_FREE + QUESTIONS_MAX * cause;
-        if is_circled && tally.circles == 0 {
+        let is_forwarding = questions > QUESTIONS_FREE + QUESTIONS_MAX * cause;
+        if is_forwarding && tally.circles == 0 {
             tally.circles = 1;
-            tally
-                .found(format!("stores ask each other what they are asked questions={questions} of={cause}"));
+            tally.add_finding(format!("stores forward requests of peers requests={questions} calls={cause}"));
         }
-        is_circled
+        is_forwarding
     }
 
-    fn rests(&mut self) -> Step {
-        if std::mem::take(&mut self.alone) {
+    fn pause(&mut self) -> Step {
+        if std::mem::take(&mut self.store_unavailable) {
             // An unavailable store is not contacted for a second; calls meanwhile test nothing.
             return Step::Idle(Duration::from_micros(self.rng.below(400_000)));
         }
         Step::Idle(Duration::from_micros(self.rng.below(600)))
     }
 
-    fn look(&mut self) {
-        if self.looks.is_full() || self.rng.one_in(2) {
-            return self.looks.end_one(&mut self.rng, &self.shared);
+    fn use_views(&mut self) {
+        if self.views.is_full() || self.rng.one_in(2) {
+            return self.views.recheck_one(&mut self.rng, &self.shared);
         }
         let (some, options) = (self.objects(3), self.options());
-        self.alone = self.looks.begin(&self.face, &some, options, &self.shared);
+        self.store_unavailable = self.views.open(&self.handle, &some, options, &self.shared);
     }
 
     fn clear(&mut self) {
         let (number, options) = (self.rng.below(NAMESPACES as u64) as usize, self.options());
         let begun = self.shared.oracle().moment();
-        if self.face.clear(namespace(number), options).is_ok() {
+        if self.handle.clear(namespace(number), options).is_ok() {
             let of = (0..OBJECTS).filter(|object| object % NAMESPACES == number);
-            of.for_each(|object| self.shared.oracle().gone(self.face.store(), object, begun));
+            of.for_each(|object| self.shared.oracle().removed(self.handle.store(), object, begun));
             self.shared.tally().removals += 1;
         }
     }
@@ -371,18 +370,18 @@ impl Task for Client {
             return Step::Done;
         }
         self.left -= 1;
-        if self.is_circled() {
+        if self.is_forwarding() {
             self.left = 0;
         }
-        if self.face.is_shown() && self.rng.one_in(12) {
-            self.look();
+        if self.handle.shares_memory() && self.rng.one_in(12) {
+            self.use_views();
             return Step::Idle(Duration::from_micros(self.rng.below(600)));
         }
-        if self.several && self.rng.one_in(10) {
-            self.several();
-            return self.rests();
+        if self.has_batches && self.rng.one_in(10) {
+            self.run_batches();
+            return self.pause();
         }
-        let removing = if self.meets { self.shared.removing.load(Relaxed) } else { 0 };
+        let removing = if self.overlaps_removals { self.shared.removing.load(Relaxed) } else { 0 };
         match self.rng.below(100) {
             // A store that has not yet applied the removal may send the object back.
             0..70 if removing > 0 => self.get(group(removing - 1)),
@@ -403,23 +402,24 @@ impl Task for Client {
             86..97 => self.remove(),
             97 => self.clear(),
             98 => drop(
-                self.face.flush(Options { timeout: Some(Duration::from_millis(100)), ..Options::default() }),
+                self.handle
+                    .flush(Options { timeout: Some(Duration::from_millis(100)), ..Options::default() }),
             ),
             // Pauses, so that peers that were given up or are idle are contacted again.
             _ => return Step::Idle(Duration::from_millis(1 + self.rng.below(1500))),
         }
         self.shared.tally().operations += 1;
-        self.rests()
+        self.pause()
     }
 }
 
 impl Drop for Client {
     /// Checks the retained memory once more.
     fn drop(&mut self) {
-        if !self.memory.wake_all() {
+        if !self.memory.check_all() {
             let mut tally = self.shared.tally();
             tally.touched_late += 1;
-            tally.found("memory was written after its operation had ended".into());
+            tally.add_finding("memory was written after its operation had ended".into());
         }
     }
 }

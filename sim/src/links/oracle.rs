@@ -29,7 +29,7 @@ struct Version {
 
 /// An acked removal or clear.
 #[derive(Clone, Copy, Debug)]
-struct Gone {
+struct Removal {
     by: usize,
     begun: u64,
     acked: u64,
@@ -38,7 +38,7 @@ struct Gone {
 #[derive(Clone, Debug, Default)]
 struct Object {
     versions: Vec<Version>,
-    gone: Vec<Gone>,
+    gone: Vec<Removal>,
 }
 
 /// The puts and removals so far.
@@ -76,7 +76,7 @@ impl Oracle {
     }
 
     /// From now on all stores know each other and answer together.
-    pub fn together(&mut self) {
+    pub fn answer_together(&mut self) {
         self.together = true;
     }
 
@@ -111,14 +111,14 @@ impl Oracle {
     }
 
     /// Records that the store `by` acked a removal that began at `begun`.
-    pub fn gone(&mut self, by: usize, object: usize, begun: u64) {
+    pub fn removed(&mut self, by: usize, object: usize, begun: u64) {
         let acked = self.moment();
-        self.objects[object].gone.push(Gone { by, begun, acked });
+        self.objects[object].gone.push(Removal { by, begun, acked });
     }
 
     fn may_be_seen(&self, by: usize, object: usize, version: &Version, since: u64) -> bool {
-        let answers = |gone: &Gone| self.together || gone.by == by && version.by == by;
-        let over = |gone: &Gone| {
+        let answers = |gone: &Removal| self.together || gone.by == by && version.by == by;
+        let over = |gone: &Removal| {
             answers(gone) && version.settled.is_some_and(|at| at < gone.begun) && gone.acked < since
         };
         !self.objects[object].gone.iter().any(over)
@@ -141,20 +141,19 @@ impl Oracle {
         });
         let Some(no) = found else {
             let head = &bytes[..bytes.len().min(16)];
-            return Some(format!("bytes that nobody put object={object} {stretch:?} head={head:02x?}"));
+            return Some(format!("bytes of no put object={object} {stretch:?} head={head:02x?}"));
         };
         let version = &versions[no];
         let seen = self.may_be_seen(by, object, version, since);
-        (!seen).then(|| {
-            format!("bytes that were removed object={object} version={no} {version:?} since={since}")
-        })
+        (!seen)
+            .then(|| format!("removed bytes returned object={object} version={no} {version:?} since={since}"))
     }
 
     /// The error, if any, of a look-up that began at `since` and found the object.
     pub fn exists(&self, by: usize, object: usize, since: u64) -> Option<String> {
         let versions = &self.objects[object].versions;
         let seen = versions.iter().any(|version| self.may_be_seen(by, object, version, since));
-        (!seen).then(|| format!("it exists, and was never put or is gone object={object} since={since}"))
+        (!seen).then(|| format!("exists though never put or removed object={object} since={since}"))
     }
 }
 
@@ -170,17 +169,17 @@ mod tests {
         oracle.put_ended(3, settled, true);
         oracle.put_ended(3, late, false);
         let begun = oracle.moment();
-        oracle.gone(0, 3, begun);
+        oracle.removed(0, 3, begun);
         let since = oracle.moment();
         let read = |oracle: &Oracle, no| oracle.read(0, 3, &(5..500), &content(3, no, 5..500), since + 10);
         assert!(read(&oracle, settled).is_some_and(|wrong| wrong.contains("removed")));
         assert_eq!(read(&oracle, late), None);
-        assert!(read(&oracle, 7).is_some_and(|wrong| wrong.contains("nobody")));
+        assert!(read(&oracle, 7).is_some_and(|wrong| wrong.contains("no put")));
         assert_eq!(oracle.read(0, 3, &(0..9), &content(3, settled, 0..9), begun), None, "it began before");
         let all = oracle.moment();
         oracle.settle(all);
         let begun = oracle.moment();
-        oracle.gone(0, 3, begun);
+        oracle.removed(0, 3, begun);
         let since = oracle.moment();
         assert!(oracle.exists(0, 3, since).is_some());
     }
@@ -191,13 +190,13 @@ mod tests {
         let (own, others) = (oracle.put(0, 3), oracle.put(1, 3));
         [own, others].into_iter().for_each(|version| oracle.put_ended(3, version, true));
         let begun = oracle.moment();
-        oracle.gone(0, 3, begun);
+        oracle.removed(0, 3, begun);
         let since = oracle.moment();
         let read = |by, no| oracle.read(by, 3, &(0..9), &content(3, no, 0..9), since + 1);
         assert!(read(0, own).is_some());
         assert_eq!((read(0, others), read(1, own), read(1, others)), (None, None, None));
         // A late put through one of the peers may still arrive; removed versions stay removed.
-        oracle.together();
+        oracle.answer_together();
         let late = oracle.put(1, 3);
         oracle.put_ended(3, late, false);
         let read = |by, no| oracle.read(by, 3, &(0..9), &content(3, no, 0..9), since + 1);

@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::link::Fates;
+use crate::link::NetStats;
 
 /// Most findings kept as text.
-const TOLD_MAX: usize = 5;
+const FINDINGS_MAX: usize = 5;
 
-impl Fates {
+impl NetStats {
     /// The sum of both.
     #[must_use]
-    pub fn and(self, other: Fates) -> Fates {
-        Fates {
+    pub fn and(self, other: NetStats) -> NetStats {
+        NetStats {
             packets: self.packets + other.packets,
             dropped: self.dropped + other.dropped,
             duplicated: self.duplicated + other.duplicated,
@@ -113,8 +113,8 @@ pub struct Tally {
 
 impl Tally {
     /// Records a finding as text.
-    pub fn found(&mut self, what: String) {
-        if self.findings.len() < TOLD_MAX {
+    pub fn add_finding(&mut self, what: String) {
+        if self.findings.len() < FINDINGS_MAX {
             self.findings.push(what);
         }
     }
@@ -126,27 +126,25 @@ impl Tally {
     }
 
     /// Adds the counters of packets.
-    pub fn travelled(&mut self, fates: Fates) {
-        self.packets += fates.packets;
-        self.dropped += fates.dropped;
-        self.duplicated += fates.duplicated;
-        self.reordered += fates.reordered;
-        self.flipped += fates.flipped;
-        self.late += fates.late;
-        self.cuts += fates.cuts;
-        self.shown += fates.shown;
-        self.lent += fates.lent;
-        self.unasked += fates.unasked;
-        self.looked_late += fates.looked_late;
-        self.questions += fates.questions;
-        self.broken += fates.broken + fates.unowed;
-        if fates.unowed > 0 {
-            self.found(
-                "what was cancelled has no outcome, or something has one that nobody asked for".into(),
-            );
+    pub fn add_net_stats(&mut self, net_stats: NetStats) {
+        self.packets += net_stats.packets;
+        self.dropped += net_stats.dropped;
+        self.duplicated += net_stats.duplicated;
+        self.reordered += net_stats.reordered;
+        self.flipped += net_stats.flipped;
+        self.late += net_stats.late;
+        self.cuts += net_stats.cuts;
+        self.shown += net_stats.shown;
+        self.lent += net_stats.lent;
+        self.unasked += net_stats.unasked;
+        self.looked_late += net_stats.looked_late;
+        self.questions += net_stats.questions;
+        self.broken += net_stats.broken + net_stats.unowed;
+        if net_stats.unowed > 0 {
+            self.add_finding("cancelled request has no outcome, or outcome has no request".into());
         }
-        if fates.broken > 0 {
-            self.found("what was shown or lent changed meanwhile, or is not what was vouched for".into());
+        if net_stats.broken > 0 {
+            self.add_finding("referenced bytes changed or do not match the checksums of the outcome".into());
         }
     }
 
@@ -154,7 +152,7 @@ impl Tally {
     pub fn add(&mut self, other: &Tally) {
         let Tally { packets, dropped, duplicated, reordered, flipped, late, cuts, .. } = *other;
         let Tally { shown, lent, unasked, looked_late, questions, broken, .. } = *other;
-        self.travelled(Fates {
+        self.add_net_stats(NetStats {
             packets,
             dropped,
             duplicated,
@@ -189,6 +187,6 @@ impl Tally {
         self.held_late += other.held_late;
         self.panics += other.panics;
         self.trace ^= other.trace;
-        other.findings.iter().for_each(|what| self.found(what.clone()));
+        other.findings.iter().for_each(|what| self.add_finding(what.clone()));
     }
 }

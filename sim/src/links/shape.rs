@@ -8,9 +8,9 @@ use pagelith::transport::dial::Dial;
 use pagelith_io::runtime::Env;
 
 use super::TIMEOUT;
-use super::client::Face;
+use super::client::StoreHandle;
+use super::machine::{self, LocalProcess, Machine, PeerDial, RunContext};
 use super::oracle::OBJECTS;
-use super::site::{self, Ground, Machine, Neighbour, OtherStore};
 use crate::entropy::SplitMix64;
 use crate::explore::memory::Memory;
 use crate::explore::setup::Setup;
@@ -47,7 +47,7 @@ impl Shape {
 
     /// Whether clients have several batches in progress at once: not where removals are to overlap
     /// with other clients' calls.
-    pub fn has_several(self) -> bool {
+    pub fn has_batches(self) -> bool {
         matches!(self, Shape::Attached | Shape::Behind | Shape::Shown)
     }
 
@@ -101,40 +101,45 @@ impl Shape {
     }
 
     /// Sets the peers of the machines' stores; call before these start.
-    pub fn introduce(self, machines: &[Machine]) {
+    pub fn connect_peers(self, machines: &[Machine]) {
         let others = |own: usize| {
             let all = machines.iter().enumerate().filter(|(at, _)| *at != own);
             all.map(|(at, machine)| peer(at, machine)).collect()
         };
         match self {
-            Shape::Behind => machines[0].ask(others(0)),
-            Shape::Mutual => (0..machines.len()).for_each(|at| machines[at].ask(others(at))),
+            Shape::Behind => machines[0].set_peers(others(0)),
+            Shape::Mutual => (0..machines.len()).for_each(|at| machines[at].set_peers(others(at))),
             Shape::Attached | Shape::Fronts | Shape::Shown => {}
         }
     }
 
     /// The clients, each with the memory for its calls. The machines are up.
-    pub fn faces(self, ground: &Ground, machines: &[Machine], rng: &mut SplitMix64) -> Vec<(Face, Memory)> {
+    pub fn handles(
+        self,
+        ctx: &RunContext,
+        machines: &[Machine],
+        rng: &mut SplitMix64,
+    ) -> Vec<(StoreHandle, Memory)> {
         let clients = 1 + rng.below(3);
         match self {
             Shape::Attached | Shape::Behind => (0..clients)
-                .map(|_| (attached(ground, Arc::new(machines[0].clone()), machines, 0), Memory::default()))
+                .map(|_| (attached(ctx, Arc::new(machines[0].clone()), machines, 0), Memory::default()))
                 .collect(),
             Shape::Shown => (0..clients)
                 .map(|_| {
                     let (memory, regions) = Memory::shown();
-                    let dial = Arc::new(Neighbour::new(&machines[0], regions));
-                    (attached(ground, dial, machines, 0), memory)
+                    let dial = Arc::new(LocalProcess::new(&machines[0], regions));
+                    (attached(ctx, dial, machines, 0), memory)
                 })
                 .collect(),
             Shape::Mutual => (0..machines.len() * 2)
                 .map(|at| at % machines.len())
-                .map(|at| (attached(ground, Arc::new(machines[at].clone()), machines, at), Memory::default()))
+                .map(|at| (attached(ctx, Arc::new(machines[at].clone()), machines, at), Memory::default()))
                 .collect(),
             Shape::Fronts => {
                 let (fronts, dram_kib) = (1 + rng.below(2) as usize, [128, 256, 512][rng.below(3) as usize]);
-                let all = (0..fronts).flat_map(|number| front(ground, machines, number, dram_kib));
-                all.map(|face| (face, Memory::default())).collect()
+                let all = (0..fronts).flat_map(|number| front(ctx, machines, number, dram_kib));
+                all.map(|handle| (handle, Memory::default())).collect()
             }
         }
     }
@@ -145,35 +150,35 @@ impl std::str::FromStr for Shape {
 
     fn from_str(name: &str) -> Result<Shape, String> {
         let found = Shape::ALL.into_iter().find(|shape| format!("{shape:?}") == name);
-        found.ok_or_else(|| format!("no such shape: {name}"))
+        found.ok_or_else(|| format!("unknown shape: {name}; use Attached, Behind, Fronts, Shown or Mutual"))
     }
 }
 
 /// A client of the store of machine `number`.
-fn attached(ground: &Ground, dial: Arc<dyn Dial>, machines: &[Machine], number: usize) -> Face {
-    let attached = Attached::attach(dial, Arc::new(ground.clock.clone()), TIMEOUT).expect("it is up");
-    Face::Attached(Arc::new(attached), machines[number].clone(), number)
+fn attached(ctx: &RunContext, dial: Arc<dyn Dial>, machines: &[Machine], number: usize) -> StoreHandle {
+    let attached = Attached::attach(dial, Arc::new(ctx.clock.clone()), TIMEOUT).expect("it is up");
+    StoreHandle::Attached(Arc::new(attached), machines[number].clone(), number)
 }
 
 fn peer(at: usize, machine: &Machine) -> Peer {
-    let dial: Arc<dyn Dial> = Arc::new(OtherStore(machine.clone()));
+    let dial: Arc<dyn Dial> = Arc::new(PeerDial(machine.clone()));
     Peer { name: format!("peer{at}"), weight: 1.0, preferred: false, dial }
 }
 
 /// A store whose peers are all machines, and clients of it with one session each.
-fn front(ground: &Ground, machines: &[Machine], number: usize, dram_kib: u32) -> Vec<Face> {
+fn front(ctx: &RunContext, machines: &[Machine], number: usize, dram_kib: u32) -> Vec<StoreHandle> {
     let env = Env {
         disk: None,
-        clock: Arc::new(ground.clock.clone()),
-        entropy: ground.entropy.clone(),
-        runtime: Arc::new(ground.runtime.fresh()),
+        clock: Arc::new(ctx.clock.clone()),
+        entropy: ctx.entropy.clone(),
+        runtime: Arc::new(ctx.runtime.fresh()),
     };
     let mut peers: Vec<Peer> = machines.iter().enumerate().map(|(at, machine)| peer(at, machine)).collect();
     // One peer is preferred in a third of the seeds.
     peers[0].preferred = dram_kib == 256;
-    let store = pagelith::Store::open_in_with_peers(site::front(dram_kib), env, peers).expect("opens");
+    let store = pagelith::Store::open_in_with_peers(machine::front(dram_kib), env, peers).expect("opens");
     let store = Arc::new(store);
     (0..2)
-        .map(|_| Face::Front(store.clone(), Box::new(store.session().expect("a session")), number))
+        .map(|_| StoreHandle::Front(store.clone(), Box::new(store.session().expect("a session")), number))
         .collect()
 }

@@ -170,7 +170,10 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
             None if began.elapsed() > limit => {
                 child.kill()?;
                 child.wait()?;
-                return Err(std::io::Error::other(format!("not over after {} s", limit.as_secs())));
+                return Err(std::io::Error::other(format!(
+                    "process did not end within {} s",
+                    limit.as_secs()
+                )));
             }
             None => std::thread::sleep(Duration::from_millis(20)),
         }
@@ -179,7 +182,7 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
     if let Some(mut out) = child.stdout.take() {
         std::io::Read::read_to_string(&mut out, &mut said)?;
     }
-    let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no word").to_owned();
+    let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no output").to_owned();
     Ok((failed, last))
 }
 
@@ -242,7 +245,7 @@ fn is_right(args: &MutantsArgs, mutant: Option<Mutant>, skipped: &AtomicUsize) -
             noted.is_ok() && *caught == mutant.is_some()
         }
         Ok(None) => {
-            println!("{name}: skipped, it needs --tests");
+            println!("{name}: skipped: needs --tests");
             skipped.fetch_add(1, Ordering::SeqCst);
             true
         }
@@ -257,7 +260,7 @@ fn is_right(args: &MutantsArgs, mutant: Option<Mutant>, skipped: &AtomicUsize) -
 /// without any.
 pub fn mutants(args: &MutantsArgs) -> ExitCode {
     if !cfg!(pagelith_mutants) {
-        eprintln!("error: this build has no planted bugs; sim/mutants.sh makes and runs one that has");
+        eprintln!("error: this build has no planted bugs; run sim/mutants.sh, which makes one that has");
         return ExitCode::from(2);
     }
     let wanted = |m: &Mutant| args.only.is_empty() || args.only.contains(&m.name());

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::PlanArgs;
-use crate::explore::{Plan, explore, explore_telling, shrink};
+use crate::explore::{Plan, explore, explore_with_trace, shrink};
 
 #[derive(Args)]
 pub struct ReplayArgs {
@@ -98,7 +98,7 @@ pub fn replay(args: &ReplayArgs) -> ExitCode {
         true => None,
         false => Some(Box::new(|line| println!("{line}"))),
     };
-    let (sums, findings) = explore_telling(&plan, tell);
+    let (sums, findings) = explore_with_trace(&plan, tell);
     println!("ops={} trace_hash={:016x}", sums.ops, sums.trace_hash);
     for finding in &findings {
         println!("FOUND {:?}: {}", finding.kind, finding.text);

@@ -174,7 +174,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
         watch(shared, began, || workers.iter().all(|w| w.is_finished()));
     });
     if let Some(Err(error)) = args.done.as_deref().map(compact) {
-        eprintln!("cannot write the blocks error={error}");
+        eprintln!("cannot rewrite the file of blocks error={error}");
     }
     end(&shared, &plan, began)
 }
@@ -214,7 +214,7 @@ fn note(file: &Path, args: &RunArgs, block: &Range<u64>, sums: &Sums) {
         .open(file)
         .and_then(|mut f| f.write_all(line.as_bytes()));
     if let Err(error) = appended {
-        eprintln!("cannot note a block file={} error={error}", file.display());
+        eprintln!("cannot store a block file={} error={error}", file.display());
     }
 }
 
@@ -226,7 +226,7 @@ fn watch(shared: &Shared<'_>, began: Instant, finished: impl Fn() -> bool) {
         for busy in &shared.busy {
             let Some((seed, since)) = *lock(busy) else { continue };
             if since.elapsed() > SEED_TIME {
-                println!("HANG seed={seed} runs since {:?}", since.elapsed());
+                println!("HANG seed={seed} running for {:?}", since.elapsed());
                 println!("replay: pagelith-sim replay --seed {seed} {}", shared.args.plan.text());
                 std::process::exit(1);
             }

@@ -81,7 +81,7 @@ fn get(store: &Store, key: ObjectKey, len: usize) -> Option<u8> {
             Some(to[0])
         }
         Ok(GetOutcome::Miss(MissCause::Absent)) => None,
-        other => panic!("a get ended as none may here {other:?}"),
+        other => panic!("unexpected outcome of get {other:?}"),
     }
 }
 

@@ -73,10 +73,7 @@ impl History {
             })
         };
         let fair = mine.iter().any(|p| p.act == Act::Put(found) && !removed_since(p));
-        assert!(
-            fair,
-            "a get found what was never put or was removed key={key} value={found} from={from} {mine:?}"
-        );
+        assert!(fair, "get found a value never put or removed key={key} value={found} from={from} {mine:?}");
     }
 
     /// Every value that took effect for a key.

@@ -95,10 +95,7 @@ impl Play {
         let from = self.clock.now();
         let result = what();
         let took = self.clock.now().since(from);
-        assert!(
-            self.slow_reads || took < Duration::from_secs(5),
-            "an answer was slept through took={took:?}"
-        );
+        assert!(self.slow_reads || took < Duration::from_secs(5), "wake-up was missed took={took:?}");
         result
     }
 
@@ -130,7 +127,7 @@ pub fn judged(outcome: Result<GetOutcome>, to: &[u8]) -> Option<u64> {
             Some(value_of(to))
         }
         Ok(GetOutcome::Miss(MissCause::Absent | MissCause::Gone)) => None,
-        other => panic!("a get ended as none may here {other:?}"),
+        other => panic!("unexpected outcome of get {other:?}"),
     }
 }
 

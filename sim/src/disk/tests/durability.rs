@@ -3,7 +3,7 @@
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::FaultOp;
 
-use super::{Bench, LONG, drain, write};
+use super::{Fixture, LONG, drain, write};
 use crate::disk::CrashMode;
 
 const POWER_CUTS: [CrashMode; 2] = [CrashMode::DropAll, CrashMode::Random];
@@ -12,7 +12,7 @@ const POWER_CUTS: [CrashMode; 2] = [CrashMode::DropAll, CrashMode::Random];
 fn synced_bytes_survive_every_crash_mode() {
     for seed in 0..100 {
         for mode in [CrashMode::KeepAll, CrashMode::DropAll, CrashMode::Random] {
-            let mut b = Bench::new(seed);
+            let mut b = Fixture::new(seed);
             b.write(0, 4, 1);
             b.write(2, 4, 2);
             b.sync();
@@ -29,7 +29,7 @@ fn synced_bytes_survive_every_crash_mode() {
 
 #[test]
 fn unsynced_bytes_survive_kill_9_but_not_power_cut() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     b.write(0, 1, 1);
     b.disk.crash(CrashMode::KeepAll, 1);
     assert_eq!(b.block(0), 1);
@@ -39,7 +39,7 @@ fn unsynced_bytes_survive_kill_9_but_not_power_cut() {
 
 #[test]
 fn next_process_sync_covers_writes_of_killed_process() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(0, 1, 1);
     // Executed, but its completion never reached the process.
@@ -55,7 +55,7 @@ fn next_process_sync_covers_writes_of_killed_process() {
 
 #[test]
 fn write_not_returned_before_sync_is_not_covered() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(0, 1, 1);
     // In flight when the sync is submitted, and executed before it.
@@ -69,7 +69,7 @@ fn write_not_returned_before_sync_is_not_covered() {
 
 #[test]
 fn held_completion_is_not_covered_until_returned() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     let mut syncs = b.process.queue(4).expect("a live process");
     b.disk.hold(FaultOp::Write, Some("f"));
@@ -100,7 +100,7 @@ fn held_completion_is_not_covered_until_returned() {
 
 #[test]
 fn sync_covers_only_its_own_file() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let other = b.process.create(0, "g", 4096).expect("room on the disk");
     b.write(0, 1, 1);
     b.run(Op::Sync { file: other }).expect("a sync");
@@ -111,7 +111,7 @@ fn sync_covers_only_its_own_file() {
 #[test]
 fn create_and_remove_are_durable_on_return() {
     for mode in POWER_CUTS {
-        let b = Bench::new(1);
+        let b = Fixture::new(1);
         b.process.create(0, "g", 8192).expect("room on the disk");
         b.process.remove(0, "f").expect("own file");
         b.disk.crash(mode, 1);
@@ -125,7 +125,7 @@ fn create_and_remove_are_durable_on_return() {
 fn random_power_cut_decides_per_sector() {
     let (mut kept, mut lost, mut garbage, mut torn) = (0, 0, 0, 0);
     for seed in 0..200 {
-        let mut b = Bench::new(seed);
+        let mut b = Fixture::new(seed);
         b.write(0, 4, 1);
         b.sync();
         b.write(1, 2, 2);
@@ -148,7 +148,7 @@ fn random_power_cut_decides_per_sector() {
 fn random_power_cut_ignores_order_of_unsynced_writes() {
     let (mut first_only, mut second_only) = (0, 0);
     for seed in 0..100 {
-        let mut b = Bench::new(seed);
+        let mut b = Fixture::new(seed);
         b.write(0, 1, 1);
         b.write(1, 1, 2);
         b.disk.crash(CrashMode::Random, seed);
@@ -162,7 +162,7 @@ fn random_power_cut_ignores_order_of_unsynced_writes() {
 #[test]
 fn earlier_unsynced_write_never_replaces_later_durable_one() {
     for seed in 0..100 {
-        let mut b = Bench::new(seed);
+        let mut b = Fixture::new(seed);
         let file = b.file;
         // A write whose completion is never returned: its queue is dropped with it in flight.
         let mut lost = b.process.queue(1).expect("a live process");
@@ -179,7 +179,7 @@ fn earlier_unsynced_write_never_replaces_later_durable_one() {
 fn dropped_queue_operations_execute_by_chance() {
     let mut happened = 0;
     for seed in 0..50 {
-        let b = Bench::new(seed);
+        let b = Fixture::new(seed);
         let mut queue = b.process.queue(1).expect("a live process");
         queue.submit(1, write(b.file, 0, 1, 1)).expect("room");
         drop(queue);
@@ -192,7 +192,7 @@ fn dropped_queue_operations_execute_by_chance() {
 fn writes_in_flight_at_kill_execute_by_chance() {
     let mut happened = 0;
     for seed in 0..50 {
-        let mut b = Bench::new(seed);
+        let mut b = Fixture::new(seed);
         let op = write(b.file, 0, 1, 1);
         b.submit(1, op);
         b.disk.crash(CrashMode::KeepAll, seed);
@@ -204,7 +204,7 @@ fn writes_in_flight_at_kill_execute_by_chance() {
 
 #[test]
 fn snapshot_restores_durable_and_unsynced_state() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     b.write(0, 1, 1);
     b.sync();
     b.write(1, 1, 2);
@@ -217,7 +217,7 @@ fn snapshot_restores_durable_and_unsynced_state() {
     b.disk.crash(CrashMode::DropAll, 1);
     assert_eq!([b.block(0), b.block(1)], [1, 0]);
     // Also on another disk.
-    let other = Bench::new(2);
+    let other = Fixture::new(2);
     other.disk.restore(&fork);
     assert_eq!([other.block(0), other.block(1)], [1, 2]);
     let mut other = other.reopen();

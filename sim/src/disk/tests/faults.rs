@@ -3,7 +3,7 @@
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::{FaultKind, FaultOp};
 
-use super::{Bench, read, write};
+use super::{Fixture, read, write};
 use crate::disk::{CrashMode, FaultPlan};
 
 fn fail(op: FaultOp, nth: u64, kind: FaultKind) -> FaultPlan {
@@ -12,7 +12,7 @@ fn fail(op: FaultOp, nth: u64, kind: FaultKind) -> FaultPlan {
 
 #[test]
 fn planned_failure_strikes_nth_operation_once() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.disk.inject(fail(FaultOp::Read, 2, FaultKind::Device));
     b.disk.inject(fail(FaultOp::Read, 4, FaultKind::Short));
@@ -23,7 +23,7 @@ fn planned_failure_strikes_nth_operation_once() {
 
 #[test]
 fn failed_read_fills_first_half() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(0, 1, 1);
     b.disk.inject(fail(FaultOp::Read, 1, FaultKind::Short));
@@ -39,7 +39,7 @@ fn failed_read_fills_first_half() {
 
 #[test]
 fn failed_write_leaves_old_and_new_sectors() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(0, 4, 1);
     b.disk.inject(fail(FaultOp::Write, 1, FaultKind::NoSpace));
@@ -52,7 +52,7 @@ fn failed_write_leaves_old_and_new_sectors() {
 
 #[test]
 fn sync_after_failed_sync_does_not_cover_its_data() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(0, 1, 1);
     b.disk.inject(fail(FaultOp::Sync, 1, FaultKind::Device));
@@ -67,7 +67,7 @@ fn sync_after_failed_sync_does_not_cover_its_data() {
 #[test]
 fn sector_of_failed_sync_never_replaces_synced_one() {
     for seed in 0..100 {
-        let mut b = Bench::new(seed);
+        let mut b = Fixture::new(seed);
         let file = b.file;
         b.write(0, 2, 1);
         b.disk.inject(fail(FaultOp::Sync, 1, FaultKind::Device));
@@ -81,7 +81,7 @@ fn sector_of_failed_sync_never_replaces_synced_one() {
 
 #[test]
 fn damage_at_rest_changes_live_and_durable_bytes() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     b.write(0, 1, 1);
     b.sync();
     b.write(0, 1, 3);
@@ -105,14 +105,14 @@ fn damage_at_rest_changes_live_and_durable_bytes() {
 }
 
 #[test]
-#[should_panic(expected = "file that does not exist file=sim0/g")]
+#[should_panic(expected = "missing file file=sim0/g")]
 fn damage_to_absent_file_panics() {
-    Bench::new(1).disk.inject(FaultPlan::FlipBit { dir: 0, name: "g".to_string(), offset: 0, bit: 0 });
+    Fixture::new(1).disk.inject(FaultPlan::FlipBit { dir: 0, name: "g".to_string(), offset: 0, bit: 0 });
 }
 
 #[test]
 fn create_on_full_disk_fails_and_leaves_nothing() {
-    let b = Bench::new(1);
+    let b = Fixture::new(1);
     let before = b.disk.ops_done();
     b.disk.inject(FaultPlan::Capacity { bytes: 20 * 4096 });
     assert_eq!(b.process.create(0, "g", 5 * 4096).map_err(|f| f.kind), Err(FaultKind::NoSpace));
@@ -124,7 +124,7 @@ fn create_on_full_disk_fails_and_leaves_nothing() {
 
 #[test]
 fn control_operations_fail_when_planned() {
-    let b = Bench::new(1);
+    let b = Fixture::new(1);
     b.disk.inject(fail(FaultOp::Create, 1, FaultKind::Exhausted));
     b.disk.inject(fail(FaultOp::List, 1, FaultKind::Device));
     b.disk.inject(fail(FaultOp::Queue, 1, FaultKind::Unsupported));

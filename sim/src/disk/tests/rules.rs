@@ -6,12 +6,12 @@ use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::disk::{Disk, FileId, Op, Side};
 use pagelith_io::fault::FaultKind;
 
-use super::{Bench, drain, part, read, write};
+use super::{Fixture, drain, part, read, write};
 use crate::disk::CrashMode;
 
 #[test]
 fn read_over_several_parts_returns_written_bytes() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     let parts = vec![part(1, 1), part(2, 2)];
     assert_eq!(b.run(Op::Write { file, offset: 4096, parts }), Ok(()));
@@ -26,7 +26,7 @@ fn read_over_several_parts_returns_written_bytes() {
 
 #[test]
 fn misaligned_operation_is_invalid_and_changes_nothing() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let (file, before) = (b.file, b.disk.ops_done());
     let odd = |len| AlignedBuf::new(len).expect("memory").into_part();
     assert_eq!(b.run(Op::Write { file, offset: 512, parts: vec![part(1, 1)] }), Err(FaultKind::Invalid));
@@ -45,7 +45,7 @@ fn misaligned_operation_is_invalid_and_changes_nothing() {
 #[test]
 #[allow(unsafe_code, reason = "shared and misaligned memory can only be made by hand")]
 fn misaligned_or_shared_read_memory_is_invalid() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     let mut memory = AlignedBuf::new(3 * 4096).expect("memory");
     memory.fill(5);
@@ -60,7 +60,7 @@ fn misaligned_or_shared_read_memory_is_invalid() {
 
 #[test]
 fn read_beyond_end_is_short_and_write_is_invalid() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     assert_eq!(b.run(read(file, 15, 1)), Ok(()));
     assert_eq!(b.run(read(file, 15, 2)), Err(FaultKind::Short));
@@ -78,7 +78,7 @@ fn read_beyond_end_is_short_and_write_is_invalid() {
 #[test]
 #[should_panic(expected = "write token=2 offset=8192 len=4096 and write token=1 offset=4096 len=8192")]
 fn overlapping_writes_in_flight_panic_with_both_named() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.submit(1, write(file, 1, 2, 1));
     b.submit(2, write(file, 2, 1, 2));
@@ -87,7 +87,7 @@ fn overlapping_writes_in_flight_panic_with_both_named() {
 #[test]
 #[should_panic(expected = "read token=2 offset=0 len=8192 and write token=1 offset=4096 len=4096")]
 fn read_overlapping_write_of_other_queue_panics() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     let mut other = b.process.queue(1).expect("a live process");
     b.submit(1, write(file, 1, 1, 1));
@@ -97,7 +97,7 @@ fn read_overlapping_write_of_other_queue_panics() {
 
 #[test]
 fn overlapping_reads_and_adjacent_writes_succeed() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.submit(1, read(file, 0, 2));
     b.submit(2, read(file, 1, 2));
@@ -110,7 +110,7 @@ fn overlapping_reads_and_adjacent_writes_succeed() {
 
 #[test]
 fn submit_to_full_queue_returns_operation() {
-    let b = Bench::new(1);
+    let b = Fixture::new(1);
     let file = b.file;
     let mut small = b.process.queue(1).expect("a live process");
     small.submit(1, write(file, 0, 1, 1)).expect("room");
@@ -122,7 +122,7 @@ fn submit_to_full_queue_returns_operation() {
 
 #[test]
 fn file_stays_locked_until_last_queue_is_dropped() {
-    let Bench { disk, process, queue, .. } = Bench::new(1);
+    let Fixture { disk, process, queue, .. } = Fixture::new(1);
     let second = disk.connect();
     let open = || second.open(0, "f").map(|(_, len)| len).map_err(|f| f.kind);
     assert_eq!(open(), Err(FaultKind::Locked));
@@ -136,7 +136,7 @@ fn file_stays_locked_until_last_queue_is_dropped() {
 
 #[test]
 fn killed_process_fails_and_releases_locks() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.submit(1, read(file, 0, 1));
     b.process.kill();
@@ -151,7 +151,7 @@ fn killed_process_fails_and_releases_locks() {
 
 #[test]
 fn file_number_from_before_crash_is_invalid() {
-    let b = Bench::new(1);
+    let b = Fixture::new(1);
     let old = b.file;
     b.disk.crash(CrashMode::KeepAll, 1);
     let mut b = b.reopen();
@@ -161,7 +161,7 @@ fn file_number_from_before_crash_is_invalid() {
 
 #[test]
 fn control_operations_fail_with_specific_kinds() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let kind = |r: Result<FileId, pagelith_io::fault::IoFault>| r.map_err(|f| f.kind);
     assert_eq!(kind(b.process.create(0, "f", 4096)), Err(FaultKind::Exists));
     assert_eq!(kind(b.process.create(1, "f", 4096)), Err(FaultKind::Invalid));

@@ -6,11 +6,11 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::{FaultKind, FaultOp};
 
-use super::{Bench, LONG, read, write};
+use super::{Fixture, LONG, read, write};
 use crate::disk::{CrashMode, FaultPlan, LoggedOp};
 
 /// Create, write, sync, write, remove: every kind of change.
-fn plan(b: &mut Bench) -> Vec<bool> {
+fn plan(b: &mut Fixture) -> Vec<bool> {
     let file = b.file;
     vec![
         b.process.create(0, "g", 4096).is_ok(),
@@ -24,7 +24,7 @@ fn plan(b: &mut Bench) -> Vec<bool> {
 
 #[test]
 fn stop_after_works_for_every_number_of_changes() {
-    let mut whole = Bench::new(1);
+    let mut whole = Fixture::new(1);
     let start = whole.disk.ops_done();
     assert_eq!(plan(&mut whole), [true; 6]);
     let total = whole.disk.ops_done() - start;
@@ -34,7 +34,7 @@ fn stop_after_works_for_every_number_of_changes() {
     let kept = [[0, 0], [0, 0], [1, 0], [1, 0], [1, 2], [1, 2]];
     let durable = [[0, 0], [0, 0], [0, 0], [1, 0], [1, 0], [1, 0]];
     for n in 0..=total {
-        let mut b = Bench::new(1);
+        let mut b = Fixture::new(1);
         b.disk.stop_after(n);
         let done = plan(&mut b);
         let changes = [done[0], done[1], done[3], done[4], done[5]].iter().filter(|ok| **ok).count() as u64;
@@ -51,7 +51,7 @@ fn stop_after_works_for_every_number_of_changes() {
 
 #[test]
 fn stop_takes_effect_between_operations_of_batch() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     (0..4).for_each(|n| b.submit(n, write(file, n, 1, 1)));
     b.disk.stop_after(2);
@@ -67,7 +67,7 @@ fn stop_takes_effect_between_operations_of_batch() {
 
 #[test]
 fn log_lists_executed_operations() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(2, 1, 1);
     b.disk.inject(FaultPlan::Fail { op: FaultOp::Sync, nth: 1, kind: FaultKind::Device });
@@ -97,7 +97,7 @@ fn log_lists_executed_operations() {
 
 #[test]
 fn wait_advances_time_to_completion_latency() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.disk.set_latency(Duration::from_millis(5));
     let mut done = Vec::new();
@@ -120,7 +120,7 @@ fn wait_advances_time_to_completion_latency() {
 
 #[test]
 fn hold_keeps_matching_completions_until_release() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.disk.hold(FaultOp::Write, Some("f"));
     b.disk.hold(FaultOp::Sync, Some("another"));
@@ -139,7 +139,7 @@ fn hold_keeps_matching_completions_until_release() {
 
 #[test]
 fn shuffled_operations_complete_out_of_order() {
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.disk.shuffle(1);
     let submitted: Vec<u64> = (0..12).collect();
@@ -158,7 +158,7 @@ fn shuffled_operations_complete_out_of_order() {
 
 /// The log and completion order of a run with every random choice enabled.
 fn run_of(seed: u64) -> (Vec<LoggedOp>, Vec<u64>, Vec<u8>, Mono) {
-    let mut b = Bench::new(seed);
+    let mut b = Fixture::new(seed);
     let file = b.file;
     b.disk.shuffle(seed);
     (0..12).for_each(|n| b.submit(n, write(file, n, 1, n as u8 + 1)));

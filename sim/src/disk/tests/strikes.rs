@@ -7,18 +7,18 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::{FaultKind, FaultOp};
 
-use super::{Bench, read, write};
+use super::{Fixture, read, write};
 use crate::clock::SimClock;
 use crate::disk::{CrashMode, DiskFault, FaultPlan, FaultRates, Place, SimDisk, Struck};
 
 /// Makes `fault` strike the next operation that it can strike, and nothing else.
-fn strike(b: &Bench, fault: DiskFault) {
+fn strike(b: &Fixture, fault: DiskFault) {
     b.disk.inject(FaultPlan::Strike { fault, nth: 1 });
 }
 
 /// A disk whose file has blocks of 1, 2, ..., 16, all durable, by `seed`.
-fn full(seed: u64) -> Bench {
-    let mut b = Bench::new(seed);
+fn full(seed: u64) -> Fixture {
+    let mut b = Fixture::new(seed);
     b.disk.set_faults(FaultRates::new(seed));
     (0..16).for_each(|i| b.write(i, 1, i as u8 + 1));
     b.sync();
@@ -26,7 +26,7 @@ fn full(seed: u64) -> Bench {
 }
 
 /// Reads blocks and returns the bytes that the reader gets.
-fn see(b: &mut Bench, first: u64, count: usize) -> Result<Vec<u8>, FaultKind> {
+fn see(b: &mut Fixture, first: u64, count: usize) -> Result<Vec<u8>, FaultKind> {
     let file = b.file;
     b.submit(0, read(file, first, count));
     let done = b.finish().pop().expect("one completion");
@@ -34,13 +34,13 @@ fn see(b: &mut Bench, first: u64, count: usize) -> Result<Vec<u8>, FaultKind> {
     Ok(done.op.into_parts().iter().flat_map(|p| p.bytes().to_vec()).collect())
 }
 
-fn only(b: &Bench) -> Struck {
+fn only(b: &Fixture) -> Struck {
     let struck = b.disk.take_struck();
     assert_eq!(struck.len(), 1, "{struck:?}");
     struck[0].clone()
 }
 
-fn bytes(b: &Bench) -> Vec<u8> {
+fn bytes(b: &Fixture) -> Vec<u8> {
     b.disk.peek(0, "f", 0, 16 * 4096).expect("the file")
 }
 
@@ -78,7 +78,7 @@ fn struck_reads_and_writes_fail_like_real_disk() {
 }
 
 /// The failure of the only operation that failed, by the log.
-fn only_failed(b: &Bench) -> FaultKind {
+fn only_failed(b: &Fixture) -> FaultKind {
     let failed: Vec<_> = b.disk.log().iter().filter_map(|op| op.fault).collect();
     assert_eq!(failed.len(), 1);
     failed[0]
@@ -92,7 +92,8 @@ fn bad_block_stays_bad_until_written() {
     let struck = only(&b);
     let bad = block_of(&struck.hit);
     assert!((3..7).contains(&bad), "{struck}");
-    let b2 = |b: &mut Bench| (see(b, bad, 1).is_ok(), see(b, bad - 1, 1).is_ok(), see(b, bad + 1, 1).is_ok());
+    let b2 =
+        |b: &mut Fixture| (see(b, bad, 1).is_ok(), see(b, bad - 1, 1).is_ok(), see(b, bad + 1, 1).is_ok());
     assert_eq!(b2(&mut b), (false, true, true));
     b.disk.crash(CrashMode::DropAll, 1);
     b.disk.clear_faults();
@@ -399,7 +400,7 @@ fn planned_strike_counts_only_eligible_operations() {
 }
 
 #[test]
-#[should_panic(expected = "rates of more than all operations op=write sum=1000001")]
+#[should_panic(expected = "rates exceed one million op=write sum=1000001")]
 fn rates_above_one_million_panic() {
     let _ = FaultRates::new(1).with(DiskFault::LostWrite, 1_000_000).with(DiskFault::TornWrite, 1);
 }
@@ -414,7 +415,7 @@ fn disk_fault_kinds_are_ordered_and_each_strikes() {
     }
 }
 
-impl Bench {
+impl Fixture {
     fn now(&self) -> Mono {
         use pagelith_io::clock::Clock;
         self.clock.now()

@@ -27,10 +27,10 @@ impl Case {
 
     fn take(&mut self, acked: bool) {
         self.oracle.tick();
-        self.oracle.take_begun(A);
+        self.oracle.removal_begun(A);
         self.oracle.tick();
         if acked {
-            self.oracle.taken(A);
+            self.oracle.removed(A);
         }
     }
 
@@ -275,9 +275,9 @@ fn after_failed_sync_only_machine_crash_proves_durability() {
         let mut c = Case::new(true);
         let put = c.put();
         c.oracle.struck(Struck::Write);
-        c.oracle.began_behind_a_failed_sync();
+        c.oracle.began_after_failed_sync();
         if fell {
-            c.oracle.fell();
+            c.oracle.machine_crashed();
         }
         c.oracle.rebooted(true);
         let now = c.oracle.tick();

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use pagelith::{ErrorKind, Get, GetDone, GetOutcome, Put, PutDone, PutGroup};
 use pagelith_layouts::checksum::BLOCK_BYTES;
 
-use super::client::{Client, Face, base, key};
+use super::client::{Client, StoreHandle, base, key};
 use super::oracle::{content, length};
 use crate::explore::memory::{Shape, Target};
 
@@ -28,12 +28,12 @@ pub struct Getting {
 
 impl Client {
     /// New versions of the objects of `groups`, to be put.
-    pub(super) fn lend_put(&mut self, groups: &[Vec<usize>]) -> (Vec<PutGroup>, Putting) {
+    pub(super) fn prepare_put(&mut self, groups: &[Vec<usize>]) -> (Vec<PutGroup>, Putting) {
         let (mut puts, mut lent) = (Vec::new(), Vec::new());
         for group in groups {
             let mut objects = Vec::new();
             for &object in group {
-                let version = self.shared.oracle().put(self.face.store(), object);
+                let version = self.shared.oracle().put(self.handle.store(), object);
                 let mut target =
                     self.memory.target(length(object), Shape::draw(&mut self.rng), &mut self.rng);
                 target.fill(&content(object, version, 0..length(object)));
@@ -42,19 +42,19 @@ impl Client {
             }
             puts.push(PutGroup { objects, base: base(group[0]).map(key) });
         }
-        (puts, Putting { objects: lent, links: self.face.links() })
+        (puts, Putting { objects: lent, links: self.handle.links() })
     }
 
     /// The put ended or was given up.
-    pub(super) fn put_over(&mut self, lent: Putting, done: Option<Vec<PutDone>>) {
+    pub(super) fn put_completed(&mut self, lent: Putting, done: Option<Vec<PutDone>>) {
         let outcomes: Vec<bool> = done.iter().flatten().map(|done| done.outcome.is_ok()).collect();
         let alone = |done: &PutDone| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable);
-        self.alone = done.iter().flatten().any(alone);
+        self.store_unavailable = done.iter().flatten().any(alone);
         drop(done);
         // A put that was sent twice may still be in progress on the first link. A put by the store
         // itself ends with its outcome: the store notifies its peers of a removal after everything
         // that it offered them before.
-        let (once, own) = (self.face.links() == lent.links, matches!(self.face, Face::Front(..)));
+        let (once, own) = (self.handle.links() == lent.links, matches!(self.handle, StoreHandle::Front(..)));
         let outcomes = outcomes.into_iter().chain(std::iter::repeat(false));
         for ((object, version, target), stored) in lent.objects.into_iter().zip(outcomes) {
             self.shared.oracle().put_ended(object, version, own || stored && once);
@@ -62,12 +62,12 @@ impl Client {
             tally.puts += 1;
             tally.stored += u64::from(stored);
             drop(tally);
-            self.rest(target);
+            self.retire(target);
         }
     }
 
     /// Gets of some objects, or of ranges of them.
-    pub(super) fn lend_get(&mut self, some: Vec<usize>) -> (Vec<Get>, Getting) {
+    pub(super) fn prepare_get(&mut self, some: Vec<usize>) -> (Vec<Get>, Getting) {
         let (mut gets, mut lent) = (Vec::new(), Vec::new());
         for object in some {
             let len = length(object);
@@ -78,7 +78,7 @@ impl Client {
             let range = range.map(|range| range.start..range.end.min(len as u64));
             // A range of whole blocks, which a client on the same host reads from the SSD itself.
             let range = range.or_else(|| {
-                (len > BLOCK && self.face.is_shown() && self.rng.one_in(4))
+                (len > BLOCK && self.handle.shares_memory() && self.rng.one_in(4))
                     .then_some(BLOCK as u64..len as u64)
             });
             let stretch: Range<usize> = range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
@@ -94,10 +94,10 @@ impl Client {
     }
 
     /// The get ended or was given up.
-    pub(super) fn got(&mut self, lent: Getting, done: Option<Vec<GetDone>>) {
+    pub(super) fn get_completed(&mut self, lent: Getting, done: Option<Vec<GetDone>>) {
         let outcomes = done.map(|done| done.into_iter().map(|done| done.outcome).collect::<Vec<_>>());
         let alone = |outcome: &pagelith::Result<GetOutcome>| matches!(outcome, Err(e) if e.kind == ErrorKind::Unavailable);
-        self.alone = outcomes.iter().flatten().any(alone);
+        self.store_unavailable = outcomes.iter().flatten().any(alone);
         let outcomes = outcomes.into_iter().flatten().map(Some).chain(std::iter::repeat_with(|| None));
         for ((object, stretch, target), outcome) in lent.stretches.into_iter().zip(outcomes) {
             let mut tally = self.shared.tally();
@@ -107,18 +107,18 @@ impl Client {
                 tally.bytes += bytes;
                 let got: Vec<u8> = target.pieces().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
                 if let Some(wrong) =
-                    self.shared.oracle().read(self.face.store(), object, &stretch, &got, lent.since)
+                    self.shared.oracle().read(self.handle.store(), object, &stretch, &got, lent.since)
                 {
                     tally.wrong += 1;
-                    tally.found(wrong);
+                    tally.add_finding(wrong);
                 }
             }
             if !target.guards_hold() {
                 tally.wrong += 1;
-                tally.found(format!("bytes beside a destination changed object={object}"));
+                tally.add_finding(format!("bytes outside destination changed object={object}"));
             }
             drop(tally);
-            self.rest(target);
+            self.retire(target);
         }
     }
 }

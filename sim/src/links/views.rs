@@ -4,7 +4,7 @@ use pagelith::attach::View;
 use pagelith::{ErrorKind, Options};
 use pagelith_layouts::key::ObjectKey;
 
-use super::client::{Face, Shared, key};
+use super::client::{Shared, StoreHandle, key};
 use super::oracle::length;
 use crate::entropy::SplitMix64;
 
@@ -12,7 +12,7 @@ use crate::entropy::SplitMix64;
 const MOST: usize = 4;
 
 /// A view, and the bytes that it had first.
-struct Look {
+struct HeldView {
     object: usize,
     view: View,
     bytes: Vec<u8>,
@@ -20,19 +20,25 @@ struct Look {
 
 /// The views of a client.
 #[derive(Default)]
-pub struct Looks(Vec<Look>);
+pub struct Views(Vec<HeldView>);
 
 /// The bytes, if they were kept in place while they were read.
-fn held(view: &View) -> Option<Vec<u8>> {
+fn valid_bytes(view: &View) -> Option<Vec<u8>> {
     let mut bytes = vec![0; view.len()];
     view.copy_out(0, &mut bytes).then_some(bytes)
 }
 
-impl Looks {
+impl Views {
     /// Opens more views: the bytes of a valid view must be the object's. True if the store was
     /// unavailable.
-    pub fn begin(&mut self, face: &Face, objects: &[usize], options: Options, shared: &Shared) -> bool {
-        let Face::Attached(client, _, store) = face else { return false };
+    pub fn open(
+        &mut self,
+        handle: &StoreHandle,
+        objects: &[usize],
+        options: Options,
+        shared: &Shared,
+    ) -> bool {
+        let StoreHandle::Attached(client, _, store) = handle else { return false };
         let keys: Vec<ObjectKey> = objects.iter().map(|object| key(*object)).collect();
         let since = shared.oracle().moment();
         let views = match client.view_batch(&keys, options) {
@@ -40,7 +46,8 @@ impl Looks {
             Err(error) => return error.kind == ErrorKind::Unavailable,
         };
         for (object, view) in objects.iter().zip(views) {
-            let Some((view, bytes)) = view.and_then(|view| held(&view).map(|bytes| (view, bytes))) else {
+            let Some((view, bytes)) = view.and_then(|view| valid_bytes(&view).map(|bytes| (view, bytes)))
+            else {
                 continue;
             };
             let all = 0..length(*object);
@@ -49,23 +56,23 @@ impl Looks {
             tally.viewed += 1;
             if let Some(wrong) = wrong {
                 tally.wrong += 1;
-                tally.found(wrong);
+                tally.add_finding(wrong);
             }
-            self.0.push(Look { object: *object, view, bytes });
+            self.0.push(HeldView { object: *object, view, bytes });
         }
         false
     }
 
     /// Reads one view again and releases it: a valid view has not changed.
-    pub fn end_one(&mut self, rng: &mut SplitMix64, shared: &Shared) {
+    pub fn recheck_one(&mut self, rng: &mut SplitMix64, shared: &Shared) {
         if self.0.is_empty() {
             return;
         }
-        let Look { object, view, bytes } = self.0.swap_remove(rng.below(self.0.len() as u64) as usize);
-        if held(&view).is_some_and(|now| now != bytes) {
+        let HeldView { object, view, bytes } = self.0.swap_remove(rng.below(self.0.len() as u64) as usize);
+        if valid_bytes(&view).is_some_and(|now| now != bytes) {
             let mut tally = shared.tally();
             tally.wrong += 1;
-            tally.found(format!("what is looked at and held has changed object={object}"));
+            tally.add_finding(format!("bytes of valid view changed object={object}"));
         }
     }
 

@@ -17,14 +17,14 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// Ranges that each side passes by reference now, with the checksum at the start.
 #[derive(Default)]
-pub(super) struct Watch([BTreeMap<Stretch, Checksum>; 2]);
+pub(super) struct ReferenceCheck([BTreeMap<Stretch, Checksum>; 2]);
 
 /// The checksum of all bytes.
 pub(super) fn sum(bytes: &[u8]) -> Checksum {
     checksum(bytes)
 }
 
-impl Watch {
+impl ReferenceCheck {
     fn of(&mut self, side: Side) -> &mut BTreeMap<Stretch, Checksum> {
         &mut self.0[usize::from(side == Side::Server)]
     }
@@ -52,12 +52,12 @@ impl Watch {
 /// Requests that arrived at a server's end, and the checksums of the bytes that it passed by
 /// reference.
 #[derive(Default)]
-pub(super) struct Vouching {
+pub(super) struct OutcomeCheck {
     asked: BTreeMap<OpId, Vec<Range<u64>>>,
     shown: BTreeMap<(OpId, u32), Vec<Checksum>>,
 }
 
-impl Vouching {
+impl OutcomeCheck {
     pub fn asked(&mut self, frame: &Frame) {
         if let Ok((_, Ask::Get(items))) = request::decode(&frame.body) {
             self.asked.insert(frame.op, items.iter().map(|item| item.stretch()).collect());
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn released_reference_is_not_checked() {
-        let (mut watch, stretch) = (Watch::default(), (OpId(1), 0, 0));
+        let (mut watch, stretch) = (ReferenceCheck::default(), (OpId(1), 0, 0));
         watch.show(Side::Server, stretch, sum(b"shown"));
         assert_eq!(watch.look(Side::Server, stretch, sum(b"shown")), Some(true));
         assert_eq!(watch.look(Side::Server, stretch, sum(b"other")), Some(false));
@@ -152,13 +152,13 @@ mod tests {
             let body = outcome::encode(Verb::Get, &Written::Items(&items, BLOCK_BYTES));
             Frame::new(Kind::Outcome, OpId(op), body)
         };
-        let mut vouching = Vouching::default();
+        let mut outcome_check = OutcomeCheck::default();
         for (op, from, right) in [(1, 100, true), (2, 0, false)] {
-            vouching.asked(&request(op));
-            vouching.shown((OpId(op), 0, 0), &object[from..from + 39_900]);
-            assert_eq!(vouching.outcome(&outcome(op)), right, "from={from}");
+            outcome_check.asked(&request(op));
+            outcome_check.shown((OpId(op), 0, 0), &object[from..from + 39_900]);
+            assert_eq!(outcome_check.outcome(&outcome(op)), right, "from={from}");
         }
-        vouching.asked(&request(3));
-        assert!(vouching.outcome(&outcome(3)), "nothing of it was shown");
+        outcome_check.asked(&request(3));
+        assert!(outcome_check.outcome(&outcome(3)), "nothing of it was shown");
     }
 }

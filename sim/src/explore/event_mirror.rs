@@ -23,13 +23,13 @@ struct Place {
 
 /// State derived from the events since the open.
 #[derive(Default)]
-pub(super) struct Heard {
+pub(super) struct EventMirror {
     places: BTreeMap<ObjectKey, Place>,
     /// Namespaces in which an object without an event is not on SSD.
     empty: Vec<NamespaceId>,
 }
 
-impl Heard {
+impl EventMirror {
     fn place(&mut self, key: &ObjectKey) -> &mut Place {
         let empty = self.empty.contains(&key.namespace());
         self.places.entry(*key).or_insert(Place { memory: false, ssd: empty.then_some(false) })
@@ -67,8 +67,8 @@ impl Heard {
                 true
             }
             Event::Forgot { tier } => {
-                let told = self.places.values_mut().filter(|place| place.ssd == Some(true));
-                told.for_each(|place| place.ssd = None);
+                let on_ssd = self.places.values_mut().filter(|place| place.ssd == Some(true));
+                on_ssd.for_each(|place| place.ssd = None);
                 *tier == Tier::Ssd
             }
         }
@@ -86,35 +86,41 @@ fn brief(event: &Event) -> String {
 
 impl Run<'_> {
     /// Applies new events.
-    fn hear(&mut self, store: &Store) {
-        let told = store.take_events(usize::MAX);
-        if told.lost > 0 {
-            self.find(FindingKind::Wrong, format!("events were lost lost={}", told.lost));
+    fn apply_events(&mut self, store: &Store) {
+        let page = store.take_events(usize::MAX);
+        if page.lost > 0 {
+            self.report(FindingKind::Wrong, format!("events were dropped count={}", page.lost));
         }
-        for event in told.events {
-            self.say(|| format!("  told {}", brief(&event)));
-            if !self.heard.note(&event) {
-                self.find(FindingKind::Wrong, format!("was told what cannot be {}", brief(&event)));
+        for event in page.events {
+            self.trace(|| format!("  event {}", brief(&event)));
+            if !self.event_mirror.note(&event) {
+                self.report(
+                    FindingKind::Wrong,
+                    format!("event contradicts earlier events {}", brief(&event)),
+                );
             }
         }
     }
 
     /// Presence of these objects according to events, before the store is asked.
-    pub(super) fn listen(&mut self, store: &Store, oids: &[Oid]) -> Vec<Option<bool>> {
-        self.hear(store);
-        let told = |oid: &Oid| {
-            let Place { memory, ssd } = *self.heard.place(&key(*oid));
+    pub(super) fn expected_presence(&mut self, store: &Store, oids: &[Oid]) -> Vec<Option<bool>> {
+        self.apply_events(store);
+        let expected = |oid: &Oid| {
+            let Place { memory, ssd } = *self.event_mirror.place(&key(*oid));
             if memory { Some(true) } else { ssd }
         };
-        oids.iter().map(told).collect()
+        oids.iter().map(expected).collect()
     }
 
     /// Checks that events and a look-up agree about an object.
-    pub(super) fn check_told(&mut self, oid: Oid, told: Option<bool>, here: bool) {
+    pub(super) fn check_event_presence(&mut self, oid: Oid, expected: Option<bool>, here: bool) {
         // An attached object is visible only with its base.
         let hidden = !here && base_of(oid).next().is_some();
-        if told.is_some_and(|told| told != here) && !hidden {
-            self.find(FindingKind::Wrong, format!("exists={here}, and was told {told:?} oid={oid}"));
+        if expected.is_some_and(|expected| expected != here) && !hidden {
+            self.report(
+                FindingKind::Wrong,
+                format!("look-up and events differ exists={here} events={expected:?} oid={oid}"),
+            );
         }
     }
 }

@@ -6,14 +6,14 @@ use crate::disk::CrashMode;
 #[test]
 fn ignored_sync_is_not_durable_until_next_sync() {
     for (ignored, left) in [(1, 0), (2, 7)] {
-        let mut b = Bench::new(1);
+        let mut b = Fixture::new(1);
         b.disk.ignore_syncs(move |file, n| file == "sim0/f" && n == ignored);
         b.write(0, 1, 7);
         b.sync();
         b.disk.crash(CrashMode::DropAll, 0);
         assert_eq!(b.block(0), left, "ignored={ignored}");
     }
-    let mut b = Bench::new(1);
+    let mut b = Fixture::new(1);
     b.disk.ignore_syncs(|_, n| n == 1);
     b.write(0, 1, 7);
     b.sync();
@@ -24,7 +24,7 @@ fn ignored_sync_is_not_durable_until_next_sync() {
 
 #[test]
 fn ignored_syncs_end_with_crash() {
-    let b = Bench::new(1);
+    let b = Fixture::new(1);
     b.disk.ignore_syncs(|_, _| true);
     b.disk.crash(CrashMode::KeepAll, 0);
     let mut b = b.reopen();

@@ -7,9 +7,9 @@ use pagelith_layouts::ids::OpId;
 use pagelith_transport::link::Event;
 
 /// An operation, its item, and the start offset of the range.
-pub(super) type Name = (OpId, u32, u64);
+pub(super) type RangeKey = (OpId, u32, u64);
 
-struct Exposed {
+struct ExposedRange {
     parts: Vec<Part>,
     len: u64,
     /// Ranges that have arrived: start and length.
@@ -18,15 +18,15 @@ struct Exposed {
 
 /// The ranges exposed at one end.
 #[derive(Default)]
-pub(super) struct Landing(BTreeMap<Name, Exposed>);
+pub(super) struct ExposedMemory(BTreeMap<RangeKey, ExposedRange>);
 
-impl Landing {
+impl ExposedMemory {
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Exposes a range, unless its memory is shared or empty, or it overlaps an exposed range.
-    pub fn expose(&mut self, (op, item, from): Name, parts: Vec<Part>) -> Result<(), Vec<Part>> {
+    pub fn expose(&mut self, (op, item, from): RangeKey, parts: Vec<Part>) -> Result<(), Vec<Part>> {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let end = from.checked_add(len);
         let taken = self.0.range((op, item, 0)..=(op, item, u64::MAX)).any(|((_, _, at), found)| {
@@ -35,13 +35,13 @@ impl Landing {
         if len == 0 || end.is_none() || taken || parts.iter().any(|part| !part.is_exclusive()) {
             return Err(parts);
         }
-        self.0.insert((op, item, from), Exposed { parts, len, landed: BTreeMap::new() });
+        self.0.insert((op, item, from), ExposedRange { parts, len, landed: BTreeMap::new() });
         Ok(())
     }
 
     /// Writes a packet into its exposed range. `None` if the bytes are not exposed, overlap bytes
     /// that have arrived, or exceed the range. Otherwise the range, once it is complete.
-    pub fn land(&mut self, op: OpId, item: u32, offset: u64, bytes: &[u8]) -> Option<Option<Event>> {
+    pub fn write(&mut self, op: OpId, item: u32, offset: u64, bytes: &[u8]) -> Option<Option<Event>> {
         let (name, found) = self.0.range_mut((op, item, 0)..=(op, item, offset)).next_back()?;
         let (name, at, len) = (*name, offset - name.2, bytes.len() as u64);
         let overlaps = found.landed.range(..at + len).next_back().is_some_and(|(from, n)| from + n > at);
@@ -59,8 +59,8 @@ impl Landing {
 
     /// The memory of a range of `len` bytes, if the range is exactly that long and no byte has
     /// arrived.
-    pub fn unused(&mut self, name: Name, len: u64) -> Option<Vec<Part>> {
-        let whole = |found: &Exposed| found.landed.is_empty() && found.len == len;
+    pub fn unused(&mut self, name: RangeKey, len: u64) -> Option<Vec<Part>> {
+        let whole = |found: &ExposedRange| found.landed.is_empty() && found.len == len;
         if !self.0.get(&name).is_some_and(whole) {
             return None;
         }
@@ -68,7 +68,7 @@ impl Landing {
     }
 
     /// The ranges exposed for `op`.
-    pub fn names(&self, op: OpId) -> impl Iterator<Item = Name> {
+    pub fn names(&self, op: OpId) -> impl Iterator<Item = RangeKey> {
         self.0.keys().copied().filter(move |(of, ..)| *of == op)
     }
 

@@ -13,14 +13,14 @@ use pagelith_layouts::wire::{Frame, Kind};
 const CANCELLED_MAX: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
-pub(super) struct Owed {
+pub(super) struct OwedOutcomes {
     /// How often each request arrived; packets may be duplicated.
     asked: BTreeMap<OpId, u32>,
     /// Requests that were cancelled, and when.
     cancelled: BTreeMap<OpId, Mono>,
 }
 
-impl Owed {
+impl OwedOutcomes {
     /// A frame arrived at the server's end.
     pub fn arrived(&mut self, frame: &Frame, now: Mono) {
         match frame.kind {
@@ -33,7 +33,7 @@ impl Owed {
     }
 
     /// A frame leaves the server's end; false for an outcome that is not owed.
-    pub fn leaves(&mut self, frame: &Frame) -> bool {
+    pub fn sent(&mut self, frame: &Frame) -> bool {
         if frame.kind != Kind::Outcome {
             return true;
         }
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn request_needs_one_outcome_and_cancelled_one_soon() {
-        let mut owed = Owed::default();
+        let mut owed = OwedOutcomes::default();
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let (request, outcome) = (
             |op| Frame::new(Kind::Request, OpId(op), vec![1]),
@@ -71,18 +71,15 @@ mod tests {
         for op in [1, 2, 2, 3] {
             owed.arrived(&request(op), at(0));
         }
-        assert!(owed.leaves(&outcome(1)) && !owed.leaves(&outcome(1)), "one, and no second");
-        assert!(
-            owed.leaves(&outcome(2)) && owed.leaves(&outcome(2)) && !owed.leaves(&outcome(2)),
-            "asked twice"
-        );
+        assert!(owed.sent(&outcome(1)) && !owed.sent(&outcome(1)), "one, and no second");
+        assert!(owed.sent(&outcome(2)) && owed.sent(&outcome(2)) && !owed.sent(&outcome(2)), "asked twice");
         [1, 3].into_iter().for_each(|op| owed.arrived(&cancel(op), at(10)));
         assert_eq!([50, 110, 500].map(|ms| owed.overdue(at(ms))), [0, 1, 0], "of 1 there was one");
         owed.arrived(&request(4), at(500));
         owed.arrived(&cancel(4), at(500));
         owed.arrived(&request(4), at(500));
-        assert!(owed.leaves(&outcome(4)));
+        assert!(owed.sent(&outcome(4)));
         assert_eq!(owed.overdue(at(1000)), 0);
-        assert!(owed.leaves(&outcome(4)) && !owed.leaves(&outcome(4)));
+        assert!(owed.sent(&outcome(4)) && !owed.sent(&outcome(4)));
     }
 }

@@ -14,7 +14,7 @@ use super::run::Run;
 const FLIGHTS_MAX: usize = 3;
 /// Simulated time after which a batch counts as hanging, in addition to its deadline and to the
 /// time that a stuck device operation takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const HANG_AFTER: Duration = Duration::from_secs(60);
 /// A get of one object.
 pub(super) struct Getting {
     pub oid: Oid,
@@ -39,21 +39,21 @@ pub(super) struct Putting {
 }
 
 /// The gets or puts of a batch.
-pub(super) enum Cargo {
+pub(super) enum BatchWork {
     Get { gets: Vec<Getting>, page: bool },
     Put(Vec<Putting>),
 }
 
 /// A batch in flight.
-pub(super) struct Flight {
+pub(super) struct Batch {
     pub session: usize,
     pub ticket: Ticket,
     pub start: u32,
     pub begun: Mono,
     /// Other batches were in flight at the same time on sessions that only this thread polls, or it
     /// was not polled for long: it may have waited for their resources past its deadline.
-    pub crowded: bool,
-    pub cargo: Cargo,
+    pub may_be_late: bool,
+    pub work: BatchWork,
 }
 
 impl Run<'_> {
@@ -64,7 +64,7 @@ impl Run<'_> {
             return None;
         }
         let session = self.rng.below(count) as usize;
-        let of = |f: &Flight| f.session == session;
+        let of = |f: &Batch| f.session == session;
         while self.flights.iter().filter(|f| of(f)).count() >= FLIGHTS_MAX {
             let oldest = self.flights.iter().position(of)?;
             self.wait_for(oldest);
@@ -79,14 +79,23 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn launch(&mut self, session: usize, ticket: Ticket, start: u32, begun: Mono, cargo: Cargo) {
-        match &cargo {
-            Cargo::Get { gets, .. } => self.touch(gets.iter().map(|g| g.oid).collect::<Vec<_>>()),
-            Cargo::Put(puts) => self.touch(puts.iter().flat_map(|p| p.members.clone()).collect::<Vec<_>>()),
+    pub(super) fn track_batch(
+        &mut self,
+        session: usize,
+        ticket: Ticket,
+        start: u32,
+        begun: Mono,
+        work: BatchWork,
+    ) {
+        match &work {
+            BatchWork::Get { gets, .. } => self.touch(gets.iter().map(|g| g.oid).collect::<Vec<_>>()),
+            BatchWork::Put(puts) => {
+                self.touch(puts.iter().flat_map(|p| p.members.clone()).collect::<Vec<_>>())
+            }
         }
-        let crowded = !self.flights.is_empty();
-        self.flights.iter_mut().for_each(|f| f.crowded = true);
-        self.flights.push(Flight { session, ticket, start, begun, crowded, cargo });
+        let may_be_late = !self.flights.is_empty();
+        self.flights.iter_mut().for_each(|f| f.may_be_late = true);
+        self.flights.push(Batch { session, ticket, start, begun, may_be_late, work });
         if self.rng.one_in(2) {
             let last = self.flights.len() - 1;
             self.wait_for(last);
@@ -95,10 +104,10 @@ impl Run<'_> {
 
     /// Waits for a batch in flight.
     pub(super) fn wait_for(&mut self, at: usize) {
-        self.notice_left_alone();
+        self.mark_unpolled_batches();
         let flight = self.flights.remove(at);
         let begun = self.world.clock.now();
-        let limit = self.plan.setup.deadline() + self.plan.faults.stuck_for() + PATIENCE;
+        let limit = self.plan.setup.deadline() + self.plan.faults.stuck_for() + HANG_AFTER;
         let mut done = None;
         while let Some(session) = self.sessions.get_mut(flight.session) {
             done = session.wait(flight.ticket, Duration::from_secs(1));
@@ -108,15 +117,18 @@ impl Run<'_> {
         }
         self.take_strikes();
         match done {
-            Some(done) => self.land(flight, done),
-            None => self.find(FindingKind::Hang, format!("a batch does not end ticket={:?}", flight.ticket)),
+            Some(done) => self.complete_batch(flight, done),
+            None => self.add_finding(
+                FindingKind::Hang,
+                format!("batch does not complete ticket={:?}", flight.ticket),
+            ),
         }
     }
 
     /// A batch that was not polled for half of its time, because other calls used it, may be late.
-    fn notice_left_alone(&mut self) {
+    fn mark_unpolled_batches(&mut self) {
         let (now, half) = (self.world.clock.now(), self.plan.setup.deadline() / 2);
-        self.flights.iter_mut().for_each(|f| f.crowded |= now.since(f.begun) > half);
+        self.flights.iter_mut().for_each(|f| f.may_be_late |= now.since(f.begun) > half);
     }
 
     pub(super) fn poll(&mut self) {
@@ -124,7 +136,7 @@ impl Run<'_> {
         if count == 0 {
             return;
         }
-        self.notice_left_alone();
+        self.mark_unpolled_batches();
         let at = self.rng.below(count) as usize;
         while let Some((ticket, done)) = self.sessions[at].poll() {
             self.take_strikes();
@@ -132,9 +144,14 @@ impl Run<'_> {
             match flight {
                 Some(flight) => {
                     let flight = self.flights.remove(flight);
-                    self.land(flight, done);
+                    self.complete_batch(flight, done);
                 }
-                None => return self.find(FindingKind::Error, format!("a batch nobody submitted {ticket:?}")),
+                None => {
+                    return self.add_finding(
+                        FindingKind::Error,
+                        format!("completion of unknown batch ticket={ticket:?}"),
+                    );
+                }
             }
         }
     }
@@ -156,14 +173,14 @@ impl Run<'_> {
         drop(self.sessions.swap_remove(at));
         let moved = self.sessions.len();
         self.flights.iter_mut().filter(|f| f.session == moved).for_each(|f| f.session = at);
-        self.unheard(own);
+        self.drop_outcomes(own);
         self.take_strikes();
         self.add_session();
     }
 
-    pub(super) fn unheard(&mut self, flights: Vec<Flight>) {
+    pub(super) fn drop_outcomes(&mut self, flights: Vec<Batch>) {
         for flight in flights {
-            if let Cargo::Put(puts) = flight.cargo {
+            if let BatchWork::Put(puts) = flight.work {
                 for put in puts {
                     put.members.iter().for_each(|oid| self.oracle.put_unknown(*oid, put.no));
                 }
@@ -175,7 +192,7 @@ impl Run<'_> {
         let Some(store) = self.store.clone() else { return };
         match store.session() {
             Ok(session) => self.sessions.push(session),
-            Err(error) => self.excuse("session", &error),
+            Err(error) => self.check_error("session", &error),
         }
     }
 }

@@ -16,14 +16,14 @@ type Predicate = Box<dyn Fn(&str, u64) -> bool + Send>;
 
 /// Syncs that succeed and make nothing durable.
 #[derive(Default)]
-pub(crate) struct Lies {
+pub(crate) struct IgnoredSyncs {
     ignore: Option<Predicate>,
     seen: BTreeMap<String, u64>,
 }
 
-impl Lies {
+impl IgnoredSyncs {
     /// Counts a sync of `file`; true if it is to be ignored.
-    pub(crate) fn strike(&mut self, file: &str) -> bool {
+    pub(crate) fn count(&mut self, file: &str) -> bool {
         let Some(ignore) = &self.ignore else { return false };
         let n = self.seen.entry(file.to_string()).or_default();
         *n += 1;
@@ -31,9 +31,9 @@ impl Lies {
     }
 }
 
-impl fmt::Debug for Lies {
+impl fmt::Debug for IgnoredSyncs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lies(on={}, seen={:?})", self.ignore.is_some(), self.seen)
+        write!(f, "IgnoredSyncs(on={}, seen={:?})", self.ignore.is_some(), self.seen)
     }
 }
 
@@ -54,7 +54,7 @@ impl SimDisk {
     /// syncs. The next honest sync makes durable what the ignored one should have covered, as for a
     /// store that omitted it. Ends with a crash or a restore.
     pub fn ignore_syncs(&self, ignore: impl Fn(&str, u64) -> bool + Send + 'static) {
-        lock(&self.0).lies = Lies { ignore: Some(Box::new(ignore)), seen: BTreeMap::new() };
+        lock(&self.0).ignored_syncs = IgnoredSyncs { ignore: Some(Box::new(ignore)), seen: BTreeMap::new() };
     }
 
     /// From now on keeps a copy of the disk as it is now and after every change. Each copy equals

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pagelith::{ErrorKind, Options, PutOutcome, PutSlice, Stats, Store};
 use pagelith_io::clock::Clock;
 
-use super::heard::Heard;
+use super::event_mirror::EventMirror;
 use super::objects::{self, Content, NAMESPACES, Oid, key};
 use super::report::FindingKind;
 use super::run::Run;
@@ -67,7 +67,7 @@ impl Run<'_> {
                 }
                 Err(error) => {
                     self.take_strikes();
-                    self.say(|| format!("  open failed {error}"));
+                    self.trace(|| format!("  open failed {error}"));
                     let refused = matches!(error.kind, ErrorKind::Damaged | ErrorKind::Incompatible);
                     if self.world.disk.stopped() {
                         return;
@@ -78,20 +78,22 @@ impl Run<'_> {
                         continue;
                     }
                     if error.kind == ErrorKind::Denied {
-                        return self.find(FindingKind::Leak, format!("a lock is left error={error}"));
+                        return self
+                            .report(FindingKind::Leak, format!("file lock was not released error={error}"));
                     }
                     if refused && self.oracle.is_rotten() {
                         self.sums.refused_opens += 1;
-                        self.ledger.noticed(1);
+                        self.ledger.detected(1);
                         self.disarm();
-                        self.wipe();
+                        self.remove_all_files();
                     } else if !self.struck {
-                        return self.find(FindingKind::Error, format!("it does not open error={error}"));
+                        return self
+                            .add_finding(FindingKind::Error, format!("store does not open error={error}"));
                     }
                 }
             }
         }
-        self.find(FindingKind::Error, "it does not open any more on a device that is well again");
+        self.report(FindingKind::Error, "store does not open after faults were disabled");
     }
 
     fn take_count(&mut self) -> u64 {
@@ -100,7 +102,7 @@ impl Run<'_> {
     }
 
     /// The operator recreates the store; the machine does not crash meanwhile.
-    fn wipe(&mut self) {
+    fn remove_all_files(&mut self) {
         self.oracle.wiped();
         self.world.disk.stop_after(u64::MAX);
         let process = self.world.disk.connect();
@@ -108,7 +110,7 @@ impl Run<'_> {
         for dir in 0..self.plan.setup.dirs {
             for name in self.world.disk.names(dir) {
                 let removed = process.remove(dir, &name);
-                removed.expect("a file that nobody holds");
+                removed.expect("a file without a lock");
             }
         }
     }
@@ -116,35 +118,35 @@ impl Run<'_> {
     fn opened(&mut self, store: Rc<Store>, whole: bool) {
         let report = store.opened().clone();
         self.sums.worst_recovery_us = self.sums.worst_recovery_us.max(report.recovery.as_micros() as u64);
-        self.say(|| format!("  opened {report:?}"));
+        self.trace(|| format!("  opened {report:?}"));
         let noticed = report.torn_records + u64::from(report.mended_blocks + report.refused_checkpoints);
-        self.ledger.noticed(noticed);
+        self.ledger.detected(noticed);
         // A checkpoint chunk that a fault hit in any process may stay on disk until a checkpoint
         // replaces it.
         if report.refused_checkpoints > 0 && self.ledger.injected() == 0 {
-            self.find(FindingKind::Error, "a checkpoint with a head and not whole");
+            self.report(FindingKind::Error, "checkpoint has a head and is incomplete");
         }
-        self.fold(report.objects);
+        self.fold_hash(report.objects);
         self.store = Some(store.clone());
-        self.heard = Heard::default();
+        self.event_mirror = EventMirror::default();
         for _ in 0..self.plan.setup.sessions {
             self.add_session();
         }
         self.oracle.rebooted(whole);
         if std::mem::take(&mut self.sync_failed) {
-            self.oracle.began_behind_a_failed_sync();
-            self.half_saved = true;
+            self.oracle.began_after_failed_sync();
+            self.sync_unproven = true;
         }
         // Damage from a lying write lasts, and so does a bad block; other faults ended with the
         // last process.
-        self.struck = self.oracle.is_rotten() || self.half_saved || !whole;
-        self.hurried = !whole;
+        self.struck = self.oracle.is_rotten() || self.sync_unproven || !whole;
+        self.lateness_excused = !whole;
         if report.made {
             return;
         }
         let all: Vec<Oid> = objects::all().collect();
         self.check_exists(&store, &all);
-        self.oracle.pins_are_over();
+        self.oracle.pins_expired();
         for _ in 0..3 {
             self.get_page();
         }
@@ -152,9 +154,9 @@ impl Run<'_> {
     }
 
     /// Drops everything that a process holds of its store; returns its counters.
-    pub(super) fn leave_process(&mut self) -> Option<Stats> {
+    pub(super) fn drop_process(&mut self) -> Option<Stats> {
         let flights = std::mem::take(&mut self.flights);
-        self.unheard(flights);
+        self.drop_outcomes(flights);
         self.views.clear();
         self.pins.clear();
         self.groups.clear();
@@ -177,40 +179,40 @@ impl Run<'_> {
 
     pub(super) fn crash(&mut self) {
         let mode = [CrashMode::KeepAll, CrashMode::DropAll, CrashMode::Random][self.rng.below(3) as usize];
-        self.fall(mode);
+        self.crash_machine(mode);
         self.open();
         if self.store.is_none() && self.findings.is_empty() {
             // The disk stopped while the store was opened.
-            self.fall(mode);
+            self.crash_machine(mode);
             self.open();
         }
     }
 
     pub(super) fn crash_twice(&mut self) {
-        self.fall(CrashMode::Random);
+        self.crash_machine(CrashMode::Random);
         let n = self.rng.below(20);
         self.world.disk.stop_after(n);
         self.open();
-        self.fall(CrashMode::Random);
+        self.crash_machine(CrashMode::Random);
         self.open();
     }
 
-    fn fall(&mut self, mode: CrashMode) {
-        self.say(|| format!("  crash {mode:?}"));
+    fn crash_machine(&mut self, mode: CrashMode) {
+        self.trace(|| format!("  crash {mode:?}"));
         self.sums.crashes += 1;
         // The disk first: later drops find their process dead.
         self.world.crash(mode);
         self.dying = 0;
-        self.oracle.fell();
-        self.leave_process();
+        self.oracle.machine_crashed();
+        self.drop_process();
         self.store = None;
         self.take_strikes();
         self.sync_failed = false;
     }
 
     pub(super) fn abandon(&mut self) {
-        self.leave_process();
-        self.oracle.pins_let_go();
+        self.drop_process();
+        self.oracle.pins_dropped();
         if let Some(store) = self.take_store() {
             store.abandon();
         }
@@ -223,9 +225,9 @@ impl Run<'_> {
         if self.rng.one_in(2) {
             self.drain();
         }
-        let stats = self.leave_process();
-        self.oracle.pins_let_go();
-        // Also covers objects put before the last flush: see `leave_process`.
+        let stats = self.drop_process();
+        self.oracle.pins_dropped();
+        // Also covers objects put before the last flush: see `drop_process`.
         let dropped = stats.is_some_and(|s| s.segments_quarantined > 0 || s.ssd_state_changes > 1);
         let start = self.oracle.tick();
         if let Some(store) = self.take_store() {
@@ -233,11 +235,11 @@ impl Run<'_> {
             let outcome = store.close();
             let took = self.world.clock.now().since(begun);
             self.take_strikes();
-            self.say(|| format!("  close {outcome:?}"));
+            self.trace(|| format!("  close {outcome:?}"));
             match outcome {
                 Ok(report) if !dropped => self.flushed(start, report.lost_objects),
                 Ok(_) => {}
-                Err(error) => self.excuse("close", &error),
+                Err(error) => self.check_error("close", &error),
             }
             if self.struck {
                 // It may have quarantined a segment until its end, and its checkpoint records that.
@@ -258,13 +260,13 @@ impl Run<'_> {
         let stats = store.stats();
         let arena = self.plan.setup.config().arena_bytes();
         if stats.dram_bytes > arena || stats.dram_peak_bytes > arena {
-            self.find(FindingKind::Leak, format!("more memory than there is {stats:?}"));
+            self.report(FindingKind::Leak, format!("DRAM use exceeds the arena {stats:?}"));
         }
         if self.plan.setup.roomy && stats.segments_reclaimed > 0 {
-            self.find(FindingKind::Error, "a store with room for everything went round");
+            self.report(FindingKind::Error, "roomy store reclaimed segments");
         }
-        if !self.memory.wake_all() {
-            self.find(FindingKind::Memory, "memory of a get that was over changed");
+        if !self.memory.check_all() {
+            self.report(FindingKind::Memory, "memory changed after get had ended");
         }
     }
 
@@ -279,7 +281,7 @@ impl Run<'_> {
         if self.plan.faults.delays() {
             // Stuck operations hold memory and files until they end. No session polls gets in
             // flight that long.
-            self.hurried |= !self.flights.is_empty();
+            self.lateness_excused |= !self.flights.is_empty();
             self.world.runtime.run_for(self.plan.faults.stuck_for());
         }
         self.audit();
@@ -303,14 +305,17 @@ impl Run<'_> {
         self.world.runtime.run_for(REST);
         let stats = store.stats();
         if stats.dram_bytes > 0 || stats.dram_objects > 0 || stats.groups_waiting > 0 {
-            self.find(FindingKind::Leak, format!("memory in use when everything was cleared {stats:?}"));
+            self.report(
+                FindingKind::Leak,
+                format!("memory in use after all namespaces were cleared {stats:?}"),
+            );
         }
         drop(store);
-        self.lives();
+        self.check_usable();
     }
 
     /// The store accepts new objects, keeps them, and returns them after a close.
-    fn lives(&mut self) {
+    fn check_usable(&mut self) {
         let Some(store) = self.store.clone() else { return };
         let changes = store.stats().ssd_state_changes;
         let well = store.stats().ssd_state == "on" || self.plan.setup.ssd_mib == 0;
@@ -349,9 +354,8 @@ impl Run<'_> {
                 // from being reclaimed.
                 Ok(PutOutcome::Refused) if !self.plan.faults.is_empty() => return,
                 outcome => {
-                    let text =
-                        format!("an empty store does not take oid={oid} {outcome:?} {:?}", store.stats());
-                    self.find(FindingKind::Hang, text);
+                    let text = format!("empty store refuses put oid={oid} {outcome:?} {:?}", store.stats());
+                    self.report(FindingKind::Hang, text);
                 }
             }
         }
@@ -361,7 +365,7 @@ impl Run<'_> {
         // index was full, each object replaced the one before.
         let well = well && store.stats().ssd_state_changes == changes && !refused;
         if here.iter().any(|here| !here) && well && !self.plan.setup.constant {
-            self.find(FindingKind::Lost, format!("an empty store lost what was just put {here:?}"));
+            self.report(FindingKind::Lost, format!("empty store lost objects just put {here:?}"));
         }
         drop(store);
         if !well || !self.findings.is_empty() {
@@ -372,19 +376,19 @@ impl Run<'_> {
 
     /// Closes without faults, reopens, and expects to find every object that fitted.
     fn plain_close(&mut self) {
-        self.leave_process();
+        self.drop_process();
         let start = self.oracle.tick();
         let Some(store) = self.take_store() else { return };
         match store.close() {
             Ok(report) => self.flushed(start, report.lost_objects),
-            Err(error) => self.excuse("close", &error),
+            Err(error) => self.check_error("close", &error),
         }
         let config = self.plan.setup.config();
         match Store::open_in(config, self.world.env()) {
             Ok(store) => self.opened(Rc::new(store), true),
             // Only an operator repairs a manifest that the device corrupted silently.
             Err(error) if error.kind == ErrorKind::Damaged && self.oracle.is_rotten() => {}
-            Err(error) => self.find(FindingKind::Error, format!("it does not open error={error}")),
+            Err(error) => self.report(FindingKind::Error, format!("store does not open error={error}")),
         }
         self.drain();
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pagelith::{Options, ScrubOptions};
 use pagelith_io::clock::Clock;
 
-use super::flights::Cargo;
+use super::batches::BatchWork;
 use super::objects::{self, NAMESPACES, Oid, PAGES, PARTS, key};
 use super::report::FindingKind;
 use super::run::Run;
@@ -33,18 +33,21 @@ impl Run<'_> {
             for part in 0..PARTS {
                 let mate = objects::oid(page, part);
                 if mate == *oid || !objects::base_form(page).is_empty() {
-                    self.oracle.take_begun(mate);
+                    self.oracle.removal_begun(mate);
                 }
             }
         }
         let outcome = self.timed("remove", timeout, |store| store.remove(&keys, Self::hasty(timeout)));
-        self.say(|| format!("  remove {oids:?} {outcome:?}"));
+        self.trace(|| format!("  remove {oids:?} {outcome:?}"));
         let now = self.oracle.tick();
         match outcome {
             Some(Ok(here)) => {
-                self.fold(here as u64);
+                self.fold_hash(here as u64);
                 if here > keys.len() {
-                    self.find(FindingKind::Wrong, format!("removed {here} of {}", keys.len()));
+                    self.report(
+                        FindingKind::Wrong,
+                        format!("remove reports too many objects removed={here} requested={}", keys.len()),
+                    );
                 }
                 for oid in &oids {
                     self.removed(*oid);
@@ -52,9 +55,9 @@ impl Run<'_> {
                 self.check_gone(&oids, now.min(start));
             }
             Some(Err(error)) => {
-                self.fold(error.kind as u64 ^ 0xde1);
+                self.fold_hash(error.kind as u64 ^ 0xde1);
                 if timeout.is_none() {
-                    self.excuse("remove", &error);
+                    self.check_error("remove", &error);
                 }
             }
             None => {}
@@ -75,7 +78,7 @@ impl Run<'_> {
                 gone.extend(*parts);
             }
         }
-        gone.iter().for_each(|part| self.oracle.taken(objects::oid(page, *part)));
+        gone.iter().for_each(|part| self.oracle.removed(objects::oid(page, *part)));
     }
 
     /// Removed objects do not exist, unless a put of them is in flight.
@@ -85,13 +88,12 @@ impl Run<'_> {
             return;
         }
         for oid in oids {
-            let putting =
-                |c: &Cargo| matches!(c, Cargo::Put(puts) if puts.iter().any(|p| p.members.contains(oid)));
-            if self.flights.iter().any(|f| putting(&f.cargo)) {
+            let putting = |c: &BatchWork| matches!(c, BatchWork::Put(puts) if puts.iter().any(|p| p.members.contains(oid)));
+            if self.flights.iter().any(|f| putting(&f.work)) {
                 continue;
             }
             if store.exists_batch(&[key(*oid)], Options::default())[0] {
-                self.find(FindingKind::Wrong, format!("removed and still here oid={oid}"));
+                self.report(FindingKind::Wrong, format!("object exists after remove oid={oid}"));
             }
         }
     }
@@ -108,15 +110,15 @@ impl Run<'_> {
             (ns..PAGES).step_by(NAMESPACES).flat_map(|page| (0..PARTS).map(move |p| objects::oid(page, p)))
         };
         for oid in inside() {
-            self.oracle.take_begun(oid);
+            self.oracle.removal_begun(oid);
         }
         let namespace = objects::namespace(ns);
         let outcome = self.timed("clear", timeout, |store| store.clear(namespace, Self::hasty(timeout)));
-        self.say(|| format!("  clear {ns} {outcome:?}"));
+        self.trace(|| format!("  clear {ns} {outcome:?}"));
         self.oracle.tick();
         match outcome {
-            Some(Ok(_)) => inside().for_each(|oid| self.oracle.taken(oid)),
-            Some(Err(error)) if timeout.is_none() => self.excuse("clear", &error),
+            Some(Ok(_)) => inside().for_each(|oid| self.oracle.removed(oid)),
+            Some(Err(error)) if timeout.is_none() => self.check_error("clear", &error),
             _ => {}
         }
     }
@@ -137,7 +139,7 @@ impl Run<'_> {
                 let answer = self.oracle.miss(oid, now, "pin");
                 self.judge(answer);
             }
-            self.say(|| format!("  pin {oid} here={here}"));
+            self.trace(|| format!("  pin {oid} here={here}"));
             let counts = here && tells && !self.struck;
             if counts {
                 self.oracle.pinned(oid);
@@ -164,7 +166,10 @@ impl Run<'_> {
         let time = Duration::from_millis(1 + self.rng.below(200));
         let leased = store.lease(&keys, time);
         if leased > keys.len() {
-            self.find(FindingKind::Wrong, format!("leased {leased} of 2"));
+            self.report(
+                FindingKind::Wrong,
+                format!("lease reports too many objects leased={leased} requested=2"),
+            );
         }
     }
 
@@ -174,13 +179,13 @@ impl Run<'_> {
         let start = self.oracle.tick();
         let outcome =
             self.timed("flush", timeout, |store| store.flush(Options { timeout, ..Options::default() }));
-        self.say(|| format!("  flush {outcome:?}"));
+        self.trace(|| format!("  flush {outcome:?}"));
         match outcome {
             Some(Ok(report)) => {
-                self.fold(report.durable_objects);
+                self.fold_hash(report.durable_objects);
                 self.flushed(start, report.lost_objects);
             }
-            Some(Err(error)) if timeout.is_none() => self.excuse("flush", &error),
+            Some(Err(error)) if timeout.is_none() => self.check_error("flush", &error),
             _ => {}
         }
     }
@@ -196,18 +201,18 @@ impl Run<'_> {
         let outcome = store.scrub(ScrubOptions { bytes_per_s: rate, timeout: Some(timeout) });
         let took = self.world.clock.now().since(begun);
         self.take_strikes();
-        self.say(|| format!("  scrub {outcome:?}"));
+        self.trace(|| format!("  scrub {outcome:?}"));
         // The last read has its own deadline.
         self.check_time("scrub", took, timeout + self.plan.setup.deadline());
         match outcome {
             Ok(report) => {
-                self.ledger.noticed(report.damaged);
+                self.ledger.detected(report.damaged);
                 self.sums.scrubbed += report.objects;
                 if report.damaged + report.unreadable > 0 && !self.struck && !self.world.disk.stopped() {
-                    self.find(FindingKind::Lost, format!("damaged without a fault {report:?}"));
+                    self.report(FindingKind::Lost, format!("scrub found damage without a fault {report:?}"));
                 }
             }
-            Err(error) => self.excuse("scrub", &error),
+            Err(error) => self.check_error("scrub", &error),
         }
     }
 
@@ -228,7 +233,7 @@ impl Run<'_> {
         if lost == 0 {
             self.oracle.flushed(start);
         } else if !self.struck && !self.world.disk.stopped() {
-            self.find(FindingKind::Lost, format!("a flush says what it lost without a fault lost={lost}"));
+            self.report(FindingKind::Lost, format!("flush lost objects without a fault lost={lost}"));
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::clock::SimClock;
 use crate::disk::{CrashMode, Handed, SimDisk};
 use crate::entropy::{SimEntropy, SplitMix64};
 use crate::explore::setup::Setup;
-use crate::link::{Fates, LinkFaults, Plant, Shares, SimNet};
+use crate::link::{LinkFaults, NetStats, Plant, Shares, SimNet};
 use crate::runtime::SimRuntime;
 
 /// Staging bytes of a machine for transfers to and from the disk.
@@ -55,7 +55,7 @@ struct Inner {
     faults: LinkFaults,
     plant: Plant,
     /// Its links lack the feature `Holds`.
-    of_before: bool,
+    without_holds: bool,
     setup: Setup,
     /// Peers of its store.
     peers: Vec<Peer>,
@@ -64,17 +64,17 @@ struct Inner {
     /// Staging memory shared with processes on its host.
     transfer: Arc<Region>,
     /// The process, while it runs.
-    up: Option<Up>,
+    up: Option<RunningProcess>,
     opening: bool,
     nets: Vec<SimNet>,
     dialled: u64,
-    fates: Fates,
+    net_stats: NetStats,
     trace: u64,
 }
 
 /// A running process.
 #[derive(Clone)]
-struct Up {
+struct RunningProcess {
     process: SimRuntime,
     store: Arc<Store>,
     /// Memory shared with processes on its host; empty if the store does not share.
@@ -84,7 +84,7 @@ struct Up {
 }
 
 /// State shared by all machines of a run.
-pub struct Ground {
+pub struct RunContext {
     pub clock: SimClock,
     pub runtime: SimRuntime,
     pub entropy: Arc<SimEntropy>,
@@ -94,20 +94,20 @@ pub struct Ground {
 
 impl Machine {
     /// A machine that is not up yet. Its links have `faults`.
-    pub fn new(ground: &Ground, setup: Setup, faults: LinkFaults, seed: u64) -> Machine {
+    pub fn new(ctx: &RunContext, setup: Setup, faults: LinkFaults, seed: u64) -> Machine {
         let mut rng = SplitMix64::new(seed);
-        let disk = SimDisk::new(ground.clock.clone(), setup.dirs, rng.next_u64());
+        let disk = SimDisk::new(ctx.clock.clone(), setup.dirs, rng.next_u64());
         disk.set_latency(Duration::from_micros(setup.latency_us));
         let (staging, transfer) = StagingPool::shared(STAGING).expect("memory");
         Machine(Arc::new(Mutex::new(Inner {
-            clock: ground.clock.clone(),
-            runtime: ground.runtime.clone(),
-            entropy: ground.entropy.clone(),
-            questions: ground.questions.clone(),
+            clock: ctx.clock.clone(),
+            runtime: ctx.runtime.clone(),
+            entropy: ctx.entropy.clone(),
+            questions: ctx.questions.clone(),
             rng,
             faults,
             plant: Plant::None,
-            of_before: false,
+            without_holds: false,
             setup,
             peers: Vec::new(),
             disk,
@@ -117,7 +117,7 @@ impl Machine {
             opening: false,
             nets: Vec::new(),
             dialled: 0,
-            fates: Fates::default(),
+            net_stats: NetStats::default(),
             trace: 0,
         })))
     }
@@ -127,12 +127,12 @@ impl Machine {
     }
 
     /// Links made from now on lack the feature `Holds`, as those of an older build.
-    pub fn of_before(&self) {
-        self.lock().of_before = true;
+    pub fn without_holds(&self) {
+        self.lock().without_holds = true;
     }
 
     /// Sets the store's peers, from its next start on.
-    pub fn ask(&self, peers: Vec<Peer>) {
+    pub fn set_peers(&self, peers: Vec<Peer>) {
         self.lock().peers = peers;
     }
 
@@ -177,15 +177,15 @@ impl Machine {
         let mut inner = self.lock();
         inner.opening = false;
         let transfer = store.shared_memory().map(|_| inner.transfer.clone());
-        let memory = store.shared_memory().into_iter().chain(transfer).map(seen).collect();
+        let memory = store.shared_memory().into_iter().chain(transfer).map(with_view).collect();
         let catalog =
-            store.shared_catalog().and_then(|catalog| CatalogView::of(seen(catalog).1)).map(Arc::new);
-        inner.up = Some(Up { process, store: Arc::new(store), memory, catalog });
+            store.shared_catalog().and_then(|catalog| CatalogView::of(with_view(catalog).1)).map(Arc::new);
+        inner.up = Some(RunningProcess { process, store: Arc::new(store), memory, catalog });
     }
 
     /// Ends its process, as a power cut or `kill -9` would; false if none runs.
     pub fn kill(&self) -> bool {
-        let Up { process, store, .. } = {
+        let RunningProcess { process, store, .. } = {
             let mut inner = self.lock();
             let Some(up) = inner.up.take() else { return false };
             let mode =
@@ -204,7 +204,7 @@ impl Machine {
     /// Breaks, deafens or partitions one of the open links.
     pub fn strike(&self, rng: &mut SplitMix64) {
         let mut inner = self.lock();
-        inner.sweep();
+        inner.drop_finished_links();
         if inner.nets.is_empty() {
             return;
         }
@@ -212,7 +212,7 @@ impl Machine {
         let side = if rng.one_in(2) { Side::Client } else { Side::Server };
         match rng.below(4) {
             0 => net.cut(),
-            1 => net.deafen(side),
+            1 => net.stop_receiving(side),
             2 => net.partition(Duration::from_micros(rng.below(2 * DEAD_AFTER.as_micros() as u64))),
             _ => net.partition(Duration::from_micros(rng.below(20_000))),
         }
@@ -251,9 +251,9 @@ impl Machine {
     }
 
     /// The counters of packets so far, and a hash of all packets.
-    pub fn fates(&self) -> (Fates, u64) {
+    pub fn net_stats(&self) -> (NetStats, u64) {
         let inner = self.lock();
-        let all = inner.nets.iter().fold(inner.fates, |sum, net| sum.and(net.fates()));
+        let all = inner.nets.iter().fold(inner.net_stats, |sum, net| sum.and(net.net_stats()));
         (all, inner.nets.iter().fold(inner.trace, |trace, net| trace.rotate_left(1) ^ net.trace()))
     }
 }
@@ -264,19 +264,19 @@ impl Inner {
     }
 
     /// Drops links that are over; keeps their counters.
-    fn sweep(&mut self) {
+    fn drop_finished_links(&mut self) {
         let (over, stand) = std::mem::take(&mut self.nets).into_iter().partition(SimNet::is_over);
         self.nets = stand;
         let over: Vec<SimNet> = over;
         for net in over {
-            self.fates = self.fates.and(net.fates());
+            self.net_stats = self.net_stats.and(net.net_stats());
             self.trace = self.trace.rotate_left(1) ^ net.trace();
         }
     }
 }
 
 /// A region, and another process's view of it.
-fn seen(region: Arc<Region>) -> (Arc<Region>, Arc<View>) {
+fn with_view(region: Arc<Region>) -> (Arc<Region>, Arc<View>) {
     let fd = region.as_fd().try_clone_to_owned().expect("a descriptor");
     (region, Arc::new(View::of(fd).expect("memory")))
 }
@@ -288,16 +288,16 @@ impl Dial for Machine {
 }
 
 /// A machine, as dialled by stores whose peer it is.
-pub struct OtherStore(pub Machine);
+pub struct PeerDial(pub Machine);
 
-impl Dial for OtherStore {
+impl Dial for PeerDial {
     fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
-        let OtherStore(machine) = self;
+        let PeerDial(machine) = self;
         let made = machine.connect(None)?;
         let mut inner = machine.lock();
         let is_slow = inner.faults != LinkFaults::default() && inner.rng.one_in(SLOW_ONE_IN);
         if let Some(net) = inner.nets.last() {
-            net.of_stores(inner.questions.clone());
+            net.count_requests(inner.questions.clone());
             if is_slow {
                 let [delay_min, delay_max] = SLOW;
                 net.set_faults(LinkFaults { delay_min, delay_max, ..inner.faults });
@@ -310,19 +310,19 @@ impl Dial for OtherStore {
 
 /// A process on a machine's host: it reads the store's memory and lent files, and shares its own
 /// memory.
-pub struct Neighbour {
+pub struct LocalProcess {
     machine: Machine,
     memory: Vec<(Arc<Region>, Arc<View>)>,
 }
 
-impl Neighbour {
+impl LocalProcess {
     /// A process with this memory.
-    pub fn new(machine: &Machine, memory: Vec<Arc<Region>>) -> Neighbour {
-        Neighbour { machine: machine.clone(), memory: memory.into_iter().map(seen).collect() }
+    pub fn new(machine: &Machine, memory: Vec<Arc<Region>>) -> LocalProcess {
+        LocalProcess { machine: machine.clone(), memory: memory.into_iter().map(with_view).collect() }
     }
 }
 
-impl Dial for Neighbour {
+impl Dial for LocalProcess {
     fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
         self.machine.connect(Some(&self.memory))
     }
@@ -336,10 +336,13 @@ fn regions(own: &[(Arc<Region>, Arc<View>)], theirs: &[(Arc<Region>, Arc<View>)]
 }
 
 impl Machine {
-    /// Makes a link; `neighbour` is the memory of a process on the same host.
-    fn connect(&self, neighbour: Option<&[(Arc<Region>, Arc<View>)]>) -> Result<Box<dyn Dialing>, Closed> {
+    /// Makes a link; `local_process` is the memory of a process on the same host.
+    fn connect(
+        &self,
+        local_process: Option<&[(Arc<Region>, Arc<View>)]>,
+    ) -> Result<Box<dyn Dialing>, Closed> {
         let mut inner = self.lock();
-        let Some(Up { process, store, memory, catalog }) = inner.up.clone() else {
+        let Some(RunningProcess { process, store, memory, catalog }) = inner.up.clone() else {
             return Err(Closed::Ended);
         };
         inner.dialled += 1;
@@ -349,7 +352,7 @@ impl Machine {
         let (net, client, server) = SimNet::new(seed, clock, &runtime, limits);
         net.set_faults(inner.faults);
         let (mut of_client, mut of_server) = (Shares::default(), Shares::default());
-        if let Some(own) = neighbour {
+        if let Some(own) = local_process {
             (of_client.regions, of_server.regions) = (regions(own, &memory), regions(&memory, own));
             // What is in memory is asked for on the other links.
             of_client.regions.catalog = catalog.filter(|_| inner.rng.one_in(2));
@@ -368,7 +371,7 @@ impl Machine {
             }
         }
         let (mut client, mut server) = (client.sharing(of_client), server.sharing(of_server));
-        if inner.of_before {
+        if inner.without_holds {
             (client, server) = (client.without(Feature::Holds), server.without(Feature::Holds));
         }
         let server = Server::new(&store, Box::new(server), inner.staging.clone());
@@ -376,7 +379,7 @@ impl Machine {
         let spawned = process.spawn("server", Box::new(serve), net.signal(Side::Server));
         spawned.map_err(|_| Closed::Ended)?;
         inner.nets.push(net);
-        Ok(Box::new(Made(Box::new(client.with(inner.plant)))))
+        Ok(Box::new(ReadyDial(Box::new(client.with(inner.plant)))))
     }
 }
 
@@ -395,9 +398,9 @@ impl Task for Serve {
     }
 }
 
-struct Made(Box<dyn Link>);
+struct ReadyDial(Box<dyn Link>);
 
-impl Dialing for Made {
+impl Dialing for ReadyDial {
     fn poll(self: Box<Self>) -> Dialled {
         Dialled::Ready(self.0)
     }
