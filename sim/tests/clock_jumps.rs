@@ -23,7 +23,7 @@ fn jump_after(us: u64) {
         run.step(Single(10 + round));
         run.step(Flush);
     }
-    run.look_at_everything();
+    run.check_all_keys();
     let state = run.store.as_ref().map(|store| store.stats().ssd_state);
     assert_eq!(state.as_deref(), Some("on"), "us={us}");
     assert!(run.wrong.is_empty(), "us={us} {:?}", run.wrong);

@@ -5,7 +5,7 @@ use pagelith_sim::explore::{FaultChoice, Plan, Sums, explore, shrink};
 const OPS: usize = 1500;
 
 /// Runs seeds; a finding fails the test with the commands to reproduce it.
-fn hold(seeds: std::ops::Range<u64>, faults: FaultChoice, constant: bool) -> Sums {
+fn check(seeds: std::ops::Range<u64>, faults: FaultChoice, constant: bool) -> Sums {
     let mut sums = Sums::default();
     for seed in seeds {
         let plan = Plan::of_seed(seed, OPS, faults, constant);
@@ -27,7 +27,7 @@ fn hold(seeds: std::ops::Range<u64>, faults: FaultChoice, constant: bool) -> Sum
 
 #[test]
 fn seeds_without_faults() {
-    let sums = hold(0..12, FaultChoice::None, false);
+    let sums = check(0..12, FaultChoice::None, false);
     assert!(sums.faults.is_empty(), "{:?}", sums.faults);
     assert!(sums.reads_checked > 1000 && sums.crashes > 20 && sums.clean_reboots > 5, "{sums:?}");
     assert!(sums.durable_checked > 1000, "what must be there was hardly looked at: {sums:?}");
@@ -35,7 +35,7 @@ fn seeds_without_faults() {
 
 #[test]
 fn seeds_with_faults() {
-    let sums = hold(0..24, FaultChoice::Mixed, false);
+    let sums = check(0..24, FaultChoice::Mixed, false);
     let injected: u64 = sums.faults.values().map(|f| f.injected).sum();
     let explained: u64 = sums.faults.values().map(|f| f.detected + f.harmless).sum();
     assert!(injected > 100, "{:?}", sums.faults);
@@ -59,7 +59,7 @@ fn seeds_that_found_bugs_stay_clean() {
 
 #[test]
 fn seeds_with_one_fingerprint_for_all_keys() {
-    hold(0..6, FaultChoice::None, true);
+    check(0..6, FaultChoice::None, true);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use support::run::Run;
 /// The number of attempts of an operation, and one more.
 const IN_A_ROW: [u64; 2] = [1, 4];
 /// Most operations of a kind in a plan.
-const MOST: u64 = 400;
+const OPERATIONS_MAX: u64 = 400;
 
 const GROUPS: [Step; 14] = [
     Base(0, 3),
@@ -50,9 +50,9 @@ fn with_fault(plan: &Plan, op: FaultOp, nth: u64, row: u64) -> (Vec<String>, boo
     run.faulty = true;
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         run.run(plan);
-        run.look_at_everything();
+        run.check_all_keys();
         run.step(Abandon);
-        run.look_at_everything();
+        run.check_all_keys();
         run.step(Close);
     }));
     if outcome.is_err() {
@@ -64,14 +64,14 @@ fn with_fault(plan: &Plan, op: FaultOp, nth: u64, row: u64) -> (Vec<String>, boo
     (std::mem::take(&mut run.wrong).into_iter().map(place).collect(), failed)
 }
 
-fn hold(name: &'static str, shape: Shape, steps: &[Step]) {
+fn check_plan(name: &'static str, shape: Shape, steps: &[Step]) {
     // An object on a failing device may be missing, as if evicted.
     let plan =
         Plan { name, shape: Shape { evicts: true, ..shape }, steps: steps.to_vec(), after: Vec::new() };
     for op in [FaultOp::Read, FaultOp::Write, FaultOp::Sync] {
         for row in IN_A_ROW {
             let mut failed = 0;
-            for nth in 1..MOST {
+            for nth in 1..OPERATIONS_MAX {
                 let (wrong, met) = with_fault(&plan, op, nth, row);
                 assert!(wrong.is_empty(), "{}", wrong.join("\n"));
                 failed = nth;
@@ -80,22 +80,22 @@ fn hold(name: &'static str, shape: Shape, steps: &[Step]) {
                 }
             }
             eprintln!("plan={name} op={op} row={row} operations={}", failed - 1);
-            assert!((2..MOST - 1).contains(&failed), "plan={name} op={op} operations={failed}");
+            assert!((2..OPERATIONS_MAX - 1).contains(&failed), "plan={name} op={op} operations={failed}");
         }
     }
 }
 
 #[test]
 fn groups_on_a_device_that_fails() {
-    hold("groups_on_a_device_that_fails", Shape { cold: true, checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
+    check_plan("groups_on_a_device_that_fails", Shape { cold: true, checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
 }
 
 #[test]
 fn a_log_that_wraps_on_a_device_that_fails() {
-    hold("a_log_that_wraps_on_a_device_that_fails", Shape { cold: true, ..Shape::TIGHT }, &ROUND);
+    check_plan("a_log_that_wraps_on_a_device_that_fails", Shape { cold: true, ..Shape::TIGHT }, &ROUND);
 }
 
 #[test]
 fn groups_that_are_in_memory_too() {
-    hold("groups_that_are_in_memory_too", Shape { checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
+    check_plan("groups_that_are_in_memory_too", Shape { checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
 }

@@ -57,9 +57,9 @@ fn one_seed_is_one_run() {
     assert_ne!(of(1..2, Plant::None, false).trace, of(2..3, Plant::None, false).trace);
 }
 
-/// A planted bug is caught by one of these seeds. Stale outcomes are caught by one seed in a dozen,
+/// A planted bug is detected by one of these seeds. Stale outcomes are detected by one in a dozen,
 /// but by chance by none of the first forty.
-fn caught(plant: Plant, noticed: fn(&Tally) -> bool) {
+fn detects(plant: Plant, noticed: fn(&Tally) -> bool) {
     // Its reads are of lent files.
     let shape = (plant == Plant::ReadOn).then_some(Shape::Shown);
     let sums = (0..400).map(|seed| of_shape(seed..seed + 1, shape, plant, false)).find(noticed);
@@ -68,26 +68,26 @@ fn caught(plant: Plant, noticed: fn(&Tally) -> bool) {
 
 #[test]
 fn planted_stale_outcome_is_detected() {
-    caught(Plant::StaleOutcome, |sums| sums.wrong > 0);
+    detects(Plant::StaleOutcome, |sums| sums.wrong > 0);
 }
 
 #[test]
 fn planted_write_after_retract_is_detected() {
-    caught(Plant::KeptAfterRetract, |sums| sums.touched_late > 0);
-    caught(Plant::KeptAfterRetract, |sums| sums.held_late > 0);
+    detects(Plant::KeptAfterRetract, |sums| sums.touched_late > 0);
+    detects(Plant::KeptAfterRetract, |sums| sums.held_late > 0);
 }
 
 #[test]
 fn planted_early_push_completion_is_detected() {
-    caught(Plant::PushedEarly, |sums| sums.held_late > 0);
+    detects(Plant::PushedEarly, |sums| sums.held_late > 0);
 }
 
 #[test]
 fn planted_unverified_reader_is_detected() {
-    caught(Plant::Unverified, |sums| sums.wrong > 0);
+    detects(Plant::Unverified, |sums| sums.wrong > 0);
 }
 
 #[test]
 fn memory_that_is_read_into_when_it_was_given_back_is_noticed() {
-    caught(Plant::ReadOn, |sums| sums.held_late > 0);
+    detects(Plant::ReadOn, |sums| sums.held_late > 0);
 }

@@ -5,13 +5,13 @@
 mod support;
 
 use pagelith_sim::disk::CrashMode;
-use support::check::{Recorded, WAYS, record};
+use support::check::{CRASHES, Recorded, record};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape, Step};
 
 /// More random crashes, since a missing sync may leave a narrow gap.
-fn ways() -> Vec<(CrashMode, u64)> {
-    WAYS.into_iter().chain((4..17).map(|seed| (CrashMode::Random, seed))).collect()
+fn crashes() -> Vec<(CrashMode, u64)> {
+    CRASHES.into_iter().chain((4..17).map(|seed| (CrashMode::Random, seed))).collect()
 }
 
 fn plan(name: &'static str, shape: Shape, steps: &[Step]) -> Plan {
@@ -19,14 +19,14 @@ fn plan(name: &'static str, shape: Shape, steps: &[Step]) -> Plan {
 }
 
 /// The findings on a disk that ignores these syncs, at most a few.
-fn caught(plan: &Plan, lie: impl Fn(&str, u64) -> bool + Send + 'static) -> Vec<String> {
-    record(plan, Some(Box::new(lie))).findings(&ways(), false, 3)
+fn findings_with(plan: &Plan, lie: impl Fn(&str, u64) -> bool + Send + 'static) -> Vec<String> {
+    record(plan, Some(Box::new(lie))).findings(&crashes(), false, 3)
 }
 
 /// The honest disk has no findings with the same crashes.
 fn honest(plan: &Plan) -> Recorded {
     let recorded = record(plan, None);
-    let found = recorded.findings(&ways(), false, 1);
+    let found = recorded.findings(&crashes(), false, 1);
     assert!(found.is_empty(), "{}", found.join("\n"));
     recorded
 }
@@ -54,7 +54,7 @@ fn missing_sync_before_footer_is_detected() {
     let before = syncs_before(&honest(&plan), "sim0/segments", footer);
     assert!(!before.is_empty(), "no segment was sealed");
     for n in before {
-        let found = caught(&plan, move |file, at| file == "sim0/segments" && at == n);
+        let found = findings_with(&plan, move |file, at| file == "sim0/segments" && at == n);
         assert!(found.iter().any(|f| f.contains("not intact") || f.contains("cannot be got")), "{found:?}");
     }
 }
@@ -63,7 +63,7 @@ fn missing_sync_before_footer_is_detected() {
 fn missing_manifest_syncs_are_detected() {
     let plan = plan("wrap", Shape::TIGHT, &[Group(0), Flush, Pin(0), Fill(10, 20), Flush]);
     honest(&plan);
-    let found = caught(&plan, |file, at| file.contains("manifest") && at > 1);
+    let found = findings_with(&plan, |file, at| file.contains("manifest") && at > 1);
     assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=None")), "{found:?}");
 }
 
@@ -71,7 +71,7 @@ fn missing_manifest_syncs_are_detected() {
 fn missing_sync_between_manifest_copies_is_detected() {
     let plan = plan("copies", Shape::ROOMY, &[Group(0), Flush, Fill(10, 12), Flush]);
     honest(&plan);
-    let found = caught(&plan, |file, at| file.contains("manifest.0") && at > 1);
+    let found = findings_with(&plan, |file, at| file.contains("manifest.0") && at > 1);
     // Both copies of a block are old or damaged at once.
     let lost =
         |f: &String| f.contains("open failed") || (f.contains("wrong answer") && f.contains("got=None"));
@@ -87,7 +87,7 @@ fn missing_sync_of_moved_records_is_detected() {
     // data does that.
     let lost = |n: u64| {
         let lie = move |file: &str, at: u64| file == "sim0/segments" && at == n;
-        let found = record(&plan, Some(Box::new(lie))).findings(&ways(), false, 1);
+        let found = record(&plan, Some(Box::new(lie))).findings(&crashes(), false, 1);
         found.iter().any(|f| f.contains("wrong answer") && f.contains("pinned: true"))
     };
     // The first is the flush's own.
@@ -105,7 +105,7 @@ fn missing_sync_before_checkpoint_head_is_detected() {
         let before = syncs_before(&recorded, file, head);
         assert!(!before.is_empty(), "no checkpoint was written file={file}");
         for n in before {
-            let found = caught(&plan, move |name, at| name == file && at == n);
+            let found = findings_with(&plan, move |name, at| name == file && at == n);
             assert!(found.iter().any(|f| f.contains("not whole")), "file={file} n={n} {found:?}");
         }
     }
@@ -115,7 +115,7 @@ fn missing_sync_before_checkpoint_head_is_detected() {
 fn missing_sync_of_tombstone_is_detected() {
     let plan = plan("remove", Shape::ROOMY, &[Group(0), Flush, Remove(0), Idle(1000)]);
     honest(&plan);
-    let found = caught(&plan, |file, at| file == "sim0/segments" && at == 2);
+    let found = findings_with(&plan, |file, at| file == "sim0/segments" && at == 2);
     assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=Some(Put(1))")), "{found:?}");
 }
 
@@ -125,7 +125,7 @@ fn missing_sync_of_generation_is_detected() {
     honest(&plan);
     let written =
         record(&plan, None).log.iter().filter(|l| l.contains(" sync file=sim0/manifest.0 ")).count();
-    let found = caught(&plan, move |file, at| file.contains("manifest") && at == written as u64);
+    let found = findings_with(&plan, move |file, at| file.contains("manifest") && at == written as u64);
     assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=Some(Put(1))")), "{found:?}");
 }
 
@@ -133,6 +133,6 @@ fn missing_sync_of_generation_is_detected() {
 fn missing_sync_of_flush_is_detected() {
     let plan = plan("flush", Shape::ROOMY, &[Group(0), Flush, Idle(1000)]);
     honest(&plan);
-    let found = caught(&plan, |file, _| file == "sim0/segments");
+    let found = findings_with(&plan, |file, _| file == "sim0/segments");
     assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=None")), "{found:?}");
 }

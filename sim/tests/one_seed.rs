@@ -73,11 +73,11 @@ fn live(run: &mut Run<'_>, plan: &Plan, rng: &mut SplitMix64, crashes: &mut Vec<
             run.reopened();
         }
     }
-    run.look_at_everything();
+    run.check_all_keys();
     run.step(Step::Close);
 }
 
-fn hold(seeds: std::ops::Range<u64>) {
+fn check(seeds: std::ops::Range<u64>) {
     let mut failed = Vec::new();
     for seed in seeds {
         let Outcome { plan, wrong, log, crashes } = run_seed(seed);
@@ -98,12 +98,12 @@ fn hold(seeds: std::ops::Range<u64>) {
 
 #[test]
 fn random_plans_lower_half_of_seeds() {
-    hold(seeds(0));
+    check(seeds(0));
 }
 
 #[test]
 fn random_plans_upper_half_of_seeds() {
-    hold(seeds(1));
+    check(seeds(1));
 }
 
 /// Two tests, to use two cores. `TEST_PAGELITH_SIM_SEEDS=FROM..TO` runs other seeds.
@@ -122,7 +122,7 @@ fn seeds(half: u64) -> std::ops::Range<u64> {
 /// The seed that showed it.
 #[test]
 fn torn_checkpoint_head_completed_by_next_one_is_refused() {
-    hold(1287..1288);
+    check(1287..1288);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pagelith::{AlignedBuf, Destination, Done, Get, GetOutcome, Options, Tier};
 use pagelith_sim::disk::CrashMode;
 use pagelith_sim::env::SimWorld;
-use support::check::{WAYS, record};
+use support::check::{CRASHES, record};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape};
 use support::run::Run;
@@ -29,7 +29,7 @@ fn pin_at(pages: u32, wait: Duration) -> bool {
     let held = pin.pinned() == 2;
     run.store = Some(store);
     run.step(Fill(100, 30));
-    let answers = run.ask(keys).expect("a disk that runs");
+    let answers = run.get_keys(keys).expect("a disk that runs");
     let here = answers.values().all(Option::is_some);
     assert!(here || !held, "pinned and gone pages={pages} wait={wait:?} {answers:?}");
     drop(pin);
@@ -52,7 +52,7 @@ fn pin_taken_during_reclaim_of_its_segment_holds() {
 /// The machine crashes after `changes` changes, while a reopened store reclaims a full log: with no
 /// segment in reserve it reuses freed segments at once. Returns whether the changes sufficed for
 /// the whole plan.
-fn down_after(changes: u64, pages: u32, mode: CrashMode) -> bool {
+fn crash_during_reclaim(changes: u64, pages: u32, mode: CrashMode) -> bool {
     let shape = Shape { promote: false, ..Shape::TIGHT };
     let world = SimWorld::with_dirs(changes, shape.dirs);
     let mut run = Run::new(&world, shape);
@@ -88,7 +88,7 @@ fn down_after(changes: u64, pages: u32, mode: CrashMode) -> bool {
 #[test]
 fn pinned_durable_object_survives_crash_at_each_change_of_reclaim() {
     for mode in [CrashMode::DropAll, CrashMode::Random] {
-        let moments = (0..).take_while(|n| !down_after(*n, 60, mode)).count();
+        let moments = (0..).take_while(|n| !crash_during_reclaim(*n, 60, mode)).count();
         assert!(moments > 40, "reclaim was hardly met moments={moments}");
     }
 }
@@ -98,7 +98,7 @@ fn put_after_unawaited_clear_survives_checkpoints() {
     let shape = Shape { checkpoint: 1, ..Shape::ROOMY };
     let steps = vec![Group(0), Flush, Hasty(0), Group(0), Flush, Abandon, Group(2), Flush, Close, Get(0)];
     let recorded = record(&Plan { name: "hasty_clear", shape, steps, after: Vec::new() }, None);
-    let found = recorded.findings(&WAYS, false, 3);
+    let found = recorded.findings(&CRASHES, false, 3);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 

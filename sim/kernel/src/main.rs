@@ -34,8 +34,8 @@ fn main() -> ExitCode {
     }
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
-        Some(runner::RUN) => runner::be_a_run(&args[1..]),
-        _ => match runner::Wanted::of(&args) {
+        Some(runner::RUN) => runner::execute_run(&args[1..]),
+        _ => match runner::Args::of(&args) {
             Ok(wanted) => runner::run(&wanted),
             Err(why) => {
                 eprintln!("{why}");

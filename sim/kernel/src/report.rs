@@ -65,12 +65,12 @@ impl Seen {
     }
 
     /// Encodes the counters for the pipe from a run to its parent.
-    pub fn to_words(mut self) -> String {
+    pub fn encode(mut self) -> String {
         self.fields().map(|n| n.to_string()).join(" ")
     }
 
     /// Decodes the counters.
-    pub fn from_words(words: &str) -> Option<Seen> {
+    pub fn decode(words: &str) -> Option<Seen> {
         let mut seen = Seen::default();
         let mut words = words.split_whitespace();
         for field in seen.fields() {

@@ -173,7 +173,7 @@ impl Life {
             Ok(PutOutcome::Stored) => self.model.hear(Word::Stored(page, version)),
             Ok(PutOutcome::AlreadyPresent) => self.model.hear(Word::Present(page, version)),
             Ok(other) => panic!("put: {other:?}"),
-            Err(e) => self.sick("put", &e),
+            Err(e) => self.check_error("put", &e),
         }
     }
 
@@ -186,7 +186,7 @@ impl Life {
                 let here = store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
                 assert_eq!(here, [false, false], "removed page is back at once {page:?}");
             }
-            Err(e) => self.sick("remove", &e),
+            Err(e) => self.check_error("remove", &e),
         }
     }
 
@@ -194,7 +194,7 @@ impl Life {
         self.model.hear(Word::ClearBegins(number));
         match self.timed("clear", |options| store.clear(namespace(number), options)) {
             Ok(_) => self.model.hear(Word::Cleared(number)),
-            Err(e) => self.sick("clear", &e),
+            Err(e) => self.check_error("clear", &e),
         }
     }
 
@@ -212,7 +212,7 @@ impl Life {
                 self.noticed += 1;
                 self.model.some_are_lost();
             }
-            Err(e) => self.sick("flush", &e),
+            Err(e) => self.check_error("flush", &e),
         }
         false
     }
@@ -245,7 +245,7 @@ impl Life {
                     );
                 }
                 Ok(_) => {}
-                Err(e) => self.sick("get", &e),
+                Err(e) => self.check_error("get", &e),
             }
         }
         if hits == 1 {
@@ -256,7 +256,7 @@ impl Life {
     }
 
     /// Accepts an error that a failing device may cause.
-    fn sick(&mut self, what: &str, e: &pagelith::Error) {
+    fn check_error(&mut self, what: &str, e: &pagelith::Error) {
         let kinds = [ErrorKind::Busy, ErrorKind::NoSpace, ErrorKind::Unavailable];
         assert!(kinds.contains(&e.kind), "{what}: {:?} {e}", e.kind);
         self.noticed += 1;

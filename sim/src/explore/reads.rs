@@ -128,10 +128,7 @@ impl Run<'_> {
         self.trace(|| format!("  prefetch {taken} of {}", keys.len()));
         self.fold_hash(taken as u64);
         if taken > keys.len() {
-            self.report(
-                FindingKind::Wrong,
-                format!("prefetch accepted too many taken={taken} requested={}", keys.len()),
-            );
+            self.report(FindingKind::Wrong, format!("prefetch accepted {taken} of {}", keys.len()));
         }
     }
 
@@ -216,10 +213,7 @@ impl Run<'_> {
         for (get, GetDone { outcome, destination, .. }) in gets.into_iter().zip(done) {
             drop(destination);
             if !get.target.guards_hold() {
-                self.report(
-                    FindingKind::Memory,
-                    format!("bytes outside destination were written oid={}", get.oid),
-                );
+                self.report(FindingKind::Memory, format!("write outside destination oid={}", get.oid));
             }
             let from = get.from;
             let pieces = get.target.pieces().map(move |(at, bytes)| (from + at, bytes));

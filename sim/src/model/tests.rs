@@ -85,7 +85,7 @@ fn partial_group_is_judged_wrong() {
     assert_eq!(judge(None, None), 0);
     assert_eq!(judge(Some(Put(1)), Some(Put(1))), 0);
     assert_eq!(judge(Some(Put(1)), None), 1);
-    assert_eq!(judge(Some(Put(2)), Some(Put(2))), 2, "bytes nobody put");
+    assert_eq!(judge(Some(Put(2)), Some(Put(2))), 2, "bytes of no put");
 }
 
 #[test]

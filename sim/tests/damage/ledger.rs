@@ -53,7 +53,7 @@ fn bytes(key: &ObjectKey, version: usize) -> Vec<u8> {
 
 /// The history of a key.
 #[derive(Clone, Debug, Default)]
-pub struct Thing {
+pub struct KeyHistory {
     versions: Vec<Vec<u8>>,
     /// Versions that a get may return.
     pub allowed: BTreeSet<usize>,
@@ -66,7 +66,7 @@ pub struct Thing {
 /// Every object that was put.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    pub things: BTreeMap<ObjectKey, Thing>,
+    pub things: BTreeMap<ObjectKey, KeyHistory>,
     /// Changes the bytes of all objects.
     pub salt: usize,
     /// Errors that only a fault excuses.
@@ -75,7 +75,7 @@ pub struct Ledger {
 
 /// The observed contents of a store.
 #[derive(Default)]
-pub struct Look {
+pub struct Observed {
     /// Bytes that were not put under their key, or part of a group.
     pub wrong: Vec<String>,
     /// Objects that were removed, cleared or replaced and came back.
@@ -86,10 +86,10 @@ pub struct Look {
     pub longest: Duration,
 }
 
-impl fmt::Debug for Look {
+impl fmt::Debug for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let texts = |keys: &BTreeSet<ObjectKey>| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let Look { wrong, returned, lost, .. } = self;
+        let Observed { wrong, returned, lost, .. } = self;
         write!(f, "wrong={wrong:?} returned={:?} lost={:?}", texts(returned), texts(lost))
     }
 }
@@ -182,7 +182,7 @@ impl Ledger {
     }
 
     /// Gets every object twice: the first get may be the one that detects the damage.
-    pub fn look(&self, store: &Store, scratch: &mut AlignedBuf) -> Look {
+    pub fn look(&self, store: &Store, scratch: &mut AlignedBuf) -> Observed {
         self.look_at(store, scratch, &SimClock::new(), || 0)
     }
 
@@ -194,17 +194,17 @@ impl Ledger {
         scratch: &mut AlignedBuf,
         clock: &SimClock,
         strikes: impl Fn() -> usize,
-    ) -> Look {
-        let mut look = Look::default();
-        self.glance(store, scratch, clock, &mut look);
+    ) -> Observed {
+        let mut look = Observed::default();
+        self.get_all_pages(store, scratch, clock, &mut look);
         let got = loop {
             let before = strikes();
-            let got = self.glance(store, scratch, clock, &mut look);
+            let got = self.get_all_pages(store, scratch, clock, &mut look);
             if strikes() == before {
                 break got;
             }
         };
-        let missing = |(key, thing): &(&ObjectKey, &Thing)| thing.must && !got.contains_key(key);
+        let missing = |(key, thing): &(&ObjectKey, &KeyHistory)| thing.must && !got.contains_key(key);
         look.lost = self.things.iter().filter(missing).map(|(key, _)| *key).collect();
         for key in self.things.keys() {
             // A late object is not missing, so its group may be present.
@@ -225,12 +225,12 @@ impl Ledger {
 
     /// Gets every object, page after page; returns the objects found, and those that were late
     /// (false).
-    fn glance(
+    fn get_all_pages(
         &self,
         store: &Store,
         scratch: &mut AlignedBuf,
         clock: &SimClock,
-        look: &mut Look,
+        look: &mut Observed,
     ) -> BTreeMap<ObjectKey, bool> {
         let keys: Vec<ObjectKey> = self.things.keys().copied().collect();
         let mut got = BTreeMap::new();
@@ -270,12 +270,12 @@ impl Ledger {
         got
     }
 
-    fn judge(&self, key: &ObjectKey, bytes: &[u8], look: &mut Look) {
+    fn judge(&self, key: &ObjectKey, bytes: &[u8], look: &mut Observed) {
         let thing = &self.things[key];
         match thing.versions.iter().position(|version| **version == *bytes) {
             Some(version) if thing.allowed.contains(&version) => {}
             Some(_) => _ = look.returned.insert(*key),
-            None => look.wrong.push(format!("bytes that nobody put key={key}")),
+            None => look.wrong.push(format!("bytes of no put key={key}")),
         }
     }
 }

@@ -11,7 +11,7 @@ use pagelith::{AlignedBuf, Config, Facts, Size, Store, ValidConfig};
 use pagelith_sim::disk::{CrashMode, DiskSnapshot, SimDisk};
 use pagelith_sim::env::SimWorld;
 
-use super::ledger::{Ledger, Look, SECOND, sibling};
+use super::ledger::{Ledger, Observed, SECOND, sibling};
 
 /// Length of a segment in bytes.
 pub const SEGMENT: u64 = 1 << 20;
@@ -165,7 +165,7 @@ impl Scene {
 /// The observations of a store opened on damaged files.
 #[derive(Debug, Default)]
 pub struct Seen {
-    pub look: Look,
+    pub look: Observed,
     /// The error of a failed open.
     pub refused: Option<String>,
     pub footers: u32,

@@ -22,7 +22,7 @@ use super::report::all;
 use super::scene::config_of;
 
 /// Most operations of a kind in a run.
-const MOST: u64 = 2_000;
+const OPERATIONS_MAX: u64 = 2_000;
 /// The deadline of the configuration plus a tenth.
 const LONGEST: Duration = Duration::from_millis(2_200);
 /// Attempts to open a store while the device has faults.
@@ -40,7 +40,7 @@ struct Run<'a> {
     wrong: Vec<String>,
     returned: BTreeSet<ObjectKey>,
     /// Whether the store reported anything.
-    told: bool,
+    reported: bool,
     longest: Duration,
     /// Calls longer than that because a read into the caller's memory had not completed.
     late: usize,
@@ -53,10 +53,10 @@ impl Run<'_> {
             match Store::open_in(config_of(self.ssd_mib, 3), self.world.env()) {
                 Ok(store) => {
                     let r = store.opened();
-                    self.told |= r.torn_records + u64::from(r.mended_blocks + r.refused_checkpoints) > 0;
+                    self.reported |= r.torn_records + u64::from(r.mended_blocks + r.refused_checkpoints) > 0;
                     return Some(store);
                 }
-                Err(error) => (self.told, refusal) = (true, error.to_string()),
+                Err(error) => (self.reported, refusal) = (true, error.to_string()),
             }
             // Stuck operations end, and so do processes that wait for them.
             self.world.runtime.run_for(Duration::from_secs(20));
@@ -103,15 +103,15 @@ impl Run<'_> {
         self.wrong.extend(look.wrong);
         self.returned.extend(look.returned);
         let stats = store.stats();
-        self.told |= stats.read_errors + stats.flush_errors + stats.damaged > 0;
+        self.reported |= stats.read_errors + stats.flush_errors + stats.damaged > 0;
         look.lost
     }
 
     fn end(&mut self, store: Store, closed: bool) {
         let stats = store.stats();
-        self.told |= stats.read_errors + stats.flush_errors + stats.damaged > 0;
+        self.reported |= stats.read_errors + stats.flush_errors + stats.damaged > 0;
         if closed {
-            self.told |= store.close().is_err();
+            self.reported |= store.close().is_err();
         } else {
             drop(store);
             self.world.crash(CrashMode::KeepAll);
@@ -185,7 +185,7 @@ struct Outcome {
     struck: Vec<Struck>,
     lost: usize,
     returned: usize,
-    told: bool,
+    reported: bool,
     longest: Duration,
     late: usize,
     /// Operations that the fault can strike.
@@ -206,7 +206,7 @@ fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
         scratch,
         wrong: Vec::new(),
         returned: BTreeSet::new(),
-        told: false,
+        reported: false,
         longest: Duration::ZERO,
         late: 0,
     };
@@ -216,7 +216,7 @@ fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
         world.disk.clear_faults();
         // The faults end; stuck operations may execute or not.
         world.crash(if nth.is_multiple_of(2) { CrashMode::DropAll } else { CrashMode::KeepAll });
-        run.told |= !run.ledger.errors.is_empty();
+        run.reported |= !run.ledger.errors.is_empty();
         run.ledger.died();
         let Some(store) = run.open() else { return };
         lost = run.look(&store);
@@ -235,11 +235,11 @@ fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
     if ended.is_err() {
         run.wrong.push("panicked".to_string());
     }
-    let Run { wrong, returned, told, longest, late, .. } = run;
+    let Run { wrong, returned, reported, longest, late, .. } = run;
     let could = world.disk.log().iter().filter(|op| fault.strikes(op.kind)).count() as u64;
     let struck = world.disk.take_struck();
     world.crash(CrashMode::KeepAll);
-    Outcome { wrong, struck, lost: lost.len(), returned: returned.len(), told, longest, late, could }
+    Outcome { wrong, struck, lost: lost.len(), returned: returned.len(), reported, longest, late, could }
 }
 
 /// Strikes one operation after the other. Faults of reads strike one read in six, with other reads
@@ -254,7 +254,7 @@ fn strike_each(fault: DiskFault, name: &str, ssd_mib: u32, evicts: bool, body: B
         _ if fault.strikes(FaultOp::Read) => (6, 1 + fault as u64 % 6),
         _ => (if evicts { 4 } else { 1 }, 1),
     };
-    for nth in (first..MOST).step_by(step) {
+    for nth in (first..OPERATIONS_MAX).step_by(step) {
         let o = run(fault, nth, ssd_mib, body);
         let place = format!(
             "fault={fault} nth={nth} plan={name} struck={:?}",
@@ -263,14 +263,17 @@ fn strike_each(fault: DiskFault, name: &str, ssd_mib: u32, evicts: bool, body: B
         assert!(o.wrong.is_empty(), "{place}\n{}", o.wrong.join("\n"));
         longest = longest.max(o.longest);
         if o.struck.is_empty() {
-            assert!(!o.told && o.returned == 0 && (evicts || o.lost == 0), "told of nothing {place}");
+            assert!(
+                !o.reported && o.returned == 0 && (evicts || o.lost == 0),
+                "reported damage without a fault {place}"
+            );
             if nth > o.could {
                 break;
             }
             continue;
         }
         injected += 1;
-        let seen = o.told || (o.lost > 0 && !evicts);
+        let seen = o.reported || (o.lost > 0 && !evicts);
         detected += u64::from(seen);
         // A lying device may lose acked objects; a failing one may not, except for those that an
         // open cannot read.

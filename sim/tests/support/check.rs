@@ -11,7 +11,7 @@ use super::run::Run;
 use super::world::Contents;
 
 /// Kinds of crash, with seeds.
-pub const WAYS: [(CrashMode, u64); 5] = [
+pub const CRASHES: [(CrashMode, u64); 5] = [
     (CrashMode::DropAll, 0),
     (CrashMode::KeepAll, 0),
     (CrashMode::Random, 1),
@@ -38,10 +38,10 @@ pub struct Recorded {
 
 /// Decides which syncs a disk acknowledges without making anything durable: by file name and
 /// number.
-pub type Lie = Box<dyn Fn(&str, u64) -> bool + Send>;
+pub type SyncFilter = Box<dyn Fn(&str, u64) -> bool + Send>;
 
 /// Runs a plan to its end and keeps every crash point.
-pub fn record(plan: &Plan, lie: Option<Lie>) -> Recorded {
+pub fn record(plan: &Plan, lie: Option<SyncFilter>) -> Recorded {
     let world = SimWorld::with_dirs(1, plan.shape.dirs);
     world.disk.keep_points();
     if let Some(lie) = lie {
@@ -49,7 +49,7 @@ pub fn record(plan: &Plan, lie: Option<Lie>) -> Recorded {
     }
     let mut run = Run::new(&world, plan.shape);
     run.run(plan);
-    run.look_at_everything();
+    run.check_all_keys();
     let points = world.disk.take_points();
     let (events, wrong) = (std::mem::take(&mut run.events), std::mem::take(&mut run.wrong));
     let log = world.disk.log().iter().map(ToString::to_string).collect();
@@ -109,10 +109,10 @@ impl Recorded {
                 if self.is_same_next(n as u64, mode) {
                     continue;
                 }
-                let fallen =
-                    Fallen { recorded: self, model: &model, n: n as u64, mode, fall, contents: &contents };
+                let crash =
+                    Crash { recorded: self, model: &model, n: n as u64, mode, fall, contents: &contents };
                 // Recovery is checked for one kind of crash after the other.
-                found.extend(fallen.check(point, twice && (n + i) % 3 == 0 && i < 3));
+                found.extend(crash.check(point, twice && (n + i) % 3 == 0 && i < 3));
             }
         }
         found
@@ -120,7 +120,7 @@ impl Recorded {
 }
 
 #[derive(Clone, Copy)]
-struct Fallen<'a> {
+struct Crash<'a> {
     recorded: &'a Recorded,
     model: &'a Model,
     n: u64,
@@ -129,20 +129,20 @@ struct Fallen<'a> {
     contents: &'a Contents,
 }
 
-impl Fallen<'_> {
+impl Crash<'_> {
     fn check(self, point: &DiskSnapshot, twice: bool) -> Vec<String> {
         let (mut wrong, recovery) = self.reopen(point, twice);
         let mut second = Vec::new();
         // The first point is the crash itself.
         for (m, again) in recovery.iter().enumerate().skip(1).take(RECOVERY_MOST) {
             for (mode, fall) in [(CrashMode::DropAll, 0), (CrashMode::Random, self.n + m as u64)] {
-                let deeper = Fallen { mode, fall, ..self };
+                let deeper = Crash { mode, fall, ..self };
                 let (more, _) = deeper.reopen(again, false);
                 second.extend(more.into_iter().map(|w| format!("second crash m={m} {mode:?}: {w}")));
             }
         }
         wrong.extend(second);
-        let Fallen { recorded, n, mode, fall, .. } = self;
+        let Crash { recorded, n, mode, fall, .. } = self;
         let log = &recorded.log;
         let line = |w: String| {
             let end = log.iter().position(|l| l.starts_with(&format!("n={} ", n + 1))).unwrap_or(log.len());

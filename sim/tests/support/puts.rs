@@ -173,7 +173,7 @@ impl Run<'_> {
 
     /// Checks that objects reported as present are present.
     fn present(&mut self, keys: &[ObjectKey]) {
-        let Some(answers) = self.ask(keys) else { return };
+        let Some(answers) = self.get_keys(keys) else { return };
         for (key, answer) in &answers {
             let allowed = self.model.allowed(key);
             if answer.map_or(!self.shape.evicts, |put| !allowed.puts.contains(&put)) {

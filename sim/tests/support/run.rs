@@ -13,7 +13,7 @@ use super::puts::OpenGroups;
 use super::world::{ATTACHED, Contents, FORMS, components, config, key, keys, namespace};
 
 /// A number for bytes that no put wrote.
-pub const NOBODYS: Put = Put(u64::MAX);
+pub const UNKNOWN_PUT: Put = Put(u64::MAX);
 
 /// A plan in progress.
 pub struct Run<'a> {
@@ -241,14 +241,14 @@ impl<'a> Run<'a> {
         if self.open() {
             let keep: Vec<ObjectKey> = self.model.keys().copied().collect();
             let pin = self.store.as_ref().map(|s| s.pin(&keep));
-            self.look_at_everything();
+            self.check_all_keys();
             drop(pin);
             self.event(Event::Unpinned);
         }
     }
 
     /// Gets every key ever put, and judges the answers.
-    pub fn look_at_everything(&mut self) {
+    pub fn check_all_keys(&mut self) {
         let keys: Vec<ObjectKey> = self.model.keys().copied().collect();
         self.get(&keys);
         let Some(store) = &self.store else { return };
@@ -261,14 +261,14 @@ impl<'a> Run<'a> {
     pub(super) fn get(&mut self, keys: &[ObjectKey]) {
         let answers = loop {
             let faults = self.faults();
-            let Some(answers) = self.ask(keys) else { return };
+            let Some(answers) = self.get_keys(keys) else { return };
             if !self.faulty || self.faults() == faults {
                 break answers;
             }
             // A failed read makes that object a miss, and drops its group, but other objects of the
             // same batch may have been returned. So groups are judged by answers without a fault.
-            let nobodys = answers.iter().filter(|(_, put)| **put == Some(NOBODYS));
-            self.wrong.extend(nobodys.map(|(key, _)| format!("bytes that nobody put key={key}")));
+            let unknown = answers.iter().filter(|(_, put)| **put == Some(UNKNOWN_PUT));
+            self.wrong.extend(unknown.map(|(key, _)| format!("bytes of no put key={key}")));
         };
         let wrong = self.model.judge(&answers);
         self.wrong.extend(wrong);
@@ -278,7 +278,7 @@ impl<'a> Run<'a> {
     }
 
     /// Gets these keys; `None` if the disk stopped meanwhile.
-    pub fn ask(&mut self, keys: &[ObjectKey]) -> Option<BTreeMap<ObjectKey, Option<Put>>> {
+    pub fn get_keys(&mut self, keys: &[ObjectKey]) -> Option<BTreeMap<ObjectKey, Option<Put>>> {
         let store = self.store.as_ref()?;
         let mut answers = BTreeMap::new();
         // The objects of a page in one batch: between two batches a page may be evicted.
@@ -295,7 +295,7 @@ impl<'a> Run<'a> {
             for (((key, buf), outcome), exists) in some.iter().zip(&bufs).zip(outcomes).zip(exists) {
                 let answer = match outcome {
                     Ok(GetOutcome::Hit { .. }) => {
-                        Some(self.contents.whose(key, buf.bytes()).unwrap_or(NOBODYS))
+                        Some(self.contents.whose(key, buf.bytes()).unwrap_or(UNKNOWN_PUT))
                     }
                     Ok(GetOutcome::Miss(cause)) => {
                         let torn = cause == MissCause::Damaged || cause == MissCause::Late;

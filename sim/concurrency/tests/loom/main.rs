@@ -5,7 +5,7 @@
 
 mod flusher;
 mod gate;
-mod kept;
+mod pin_table;
 mod segment;
 mod staging;
 mod store;

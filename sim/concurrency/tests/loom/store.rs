@@ -93,7 +93,7 @@ fn ends_clean(store: &Store) {
 }
 
 /// Runs `one` on a thread and `other` on this one.
-fn beside(store: &Arc<Store>, one: impl FnOnce(&Store) + Send + 'static, other: impl FnOnce(&Store)) {
+fn run_both(store: &Arc<Store>, one: impl FnOnce(&Store) + Send + 'static, other: impl FnOnce(&Store)) {
     let theirs = store.clone();
     let thread = thread::spawn(move || one(&theirs));
     other(store);
@@ -111,7 +111,7 @@ fn evicted_while_got() {
             let busy = outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy);
             assert!(busy || outcome == Ok(PutOutcome::Stored), "{outcome:?}");
         };
-        beside(&store, other, |store| {
+        run_both(&store, other, |store| {
             let found = get(store, key(1, "k"), LARGE);
             assert!(found.is_none_or(|value| value == 1), "{found:?}");
         });
@@ -127,7 +127,7 @@ fn two_first_writers() {
         let (mine, theirs) = (Arc::new(std::sync::Mutex::new(None)), Arc::new(std::sync::Mutex::new(None)));
         let them = theirs.clone();
         let me = mine.clone();
-        beside(
+        run_both(
             &store,
             move |store| *them.lock().unwrap() = Some(put(store, key(1, "k"), 1, SMALL)),
             move |store| *me.lock().unwrap() = Some(put(store, key(1, "k"), 2, SMALL)),
@@ -150,7 +150,7 @@ fn cleared_while_put() {
         let before = stored.clone();
         let hidden = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let must_be_gone = hidden.clone();
-        beside(
+        run_both(
             &store,
             move |store| {
                 let outcome = put(store, key(1, "k"), 1, SMALL);
@@ -185,7 +185,7 @@ fn two_commit() {
                 let _ = group.commit(NOW);
             }
         };
-        beside(&store, one(0), one(1));
+        run_both(&store, one(0), one(1));
         let here = store.exists_batch(&required, NOW);
         assert_eq!(here[0], here[1], "half of a group is here");
         if !here[0] {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use pagelith::{Error, ErrorKind, Options, PutOutcome, PutSlice, Result, Size};
 use pagelith_layouts::key::ObjectKey;
 
+use super::env::{World, memory, tiers};
 use super::explore::explore;
-use super::kit::{Play, bytes_of, get_pair, is_fair, part, put_pair, thread, together};
-use super::world::{World, memory, tiers};
+use super::helpers::{Scenario, bytes_of, get_pair, is_allowed, part, put_pair, run_all, thread};
 
 const LEN: usize = 8 << 10;
 
@@ -16,8 +16,8 @@ const LEN: usize = 8 << 10;
 const SOON: Options =
     Options { request: None, depth: 0, timeout: Some(std::time::Duration::from_millis(40)), wait: None };
 
-fn play() -> Arc<Play> {
-    Play::new(&World::new(), &memory(Size::kib(128)), LEN)
+fn scenario() -> Arc<Scenario> {
+    Scenario::new(&World::new(), &memory(Size::kib(128)), LEN)
 }
 
 fn required() -> [ObjectKey; 2] {
@@ -25,7 +25,7 @@ fn required() -> [ObjectKey; 2] {
 }
 
 /// Begins or joins the group of page 1, puts one component with `value`, and tries to commit.
-fn contribute(p: &Play, component: u64, value: u64) -> Result<PutOutcome> {
+fn contribute(p: &Scenario, component: u64, value: u64) -> Result<PutOutcome> {
     let group = p.store.begin_group(&required(), Options::default())?;
     let begun = p.history.begin_put(1, value);
     let bytes = bytes_of(value, p.len);
@@ -35,14 +35,14 @@ fn contribute(p: &Play, component: u64, value: u64) -> Result<PutOutcome> {
     let fair = match &outcome {
         Ok(PutOutcome::Waiting | PutOutcome::AlreadyPresent) => true,
         Ok(PutOutcome::Stored | PutOutcome::Refused) => false,
-        Err(error) => is_over(error),
+        Err(error) => is_expected_error(error),
     };
     assert!(fair, "{outcome:?}");
     let outcome = group.commit(SOON);
     let fair = match &outcome {
         Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent | PutOutcome::Waiting) => true,
         Ok(PutOutcome::Refused) => false,
-        Err(error) => is_over(error),
+        Err(error) => is_expected_error(error),
     };
     assert!(fair, "{outcome:?}");
     outcome
@@ -50,11 +50,11 @@ fn contribute(p: &Play, component: u64, value: u64) -> Result<PutOutcome> {
 
 /// The group was committed, cleared or aborted by another thread, or another thread is committing
 /// it.
-fn is_over(error: &Error) -> bool {
+fn is_expected_error(error: &Error) -> bool {
     [ErrorKind::Unavailable, ErrorKind::Busy].contains(&error.kind)
 }
 
-fn whole_or_not(p: &Play) -> bool {
+fn assert_whole_or_absent(p: &Scenario) -> bool {
     let here = p.store.exists_batch(&required(), Options::default());
     assert_eq!(here[0], here[1], "half of a group is here");
     let found = get_pair(p, 1);
@@ -66,23 +66,23 @@ fn whole_or_not(p: &Play) -> bool {
 #[test]
 fn both_commit() {
     explore("both_commit", 3000, || {
-        let play = play();
-        together(vec![
-            thread(&play, |p| drop(contribute(p, 0, 10))),
-            thread(&play, |p| drop(contribute(p, 1, 11))),
-            thread(&play, |p| {
-                whole_or_not(p);
-                whole_or_not(p);
+        let scenario = scenario();
+        run_all(vec![
+            thread(&scenario, |p| drop(contribute(p, 0, 10))),
+            thread(&scenario, |p| drop(contribute(p, 1, 11))),
+            thread(&scenario, |p| {
+                assert_whole_or_absent(p);
+                assert_whole_or_absent(p);
             }),
         ]);
         // The later thread saw the other's member, unless each found the group busy.
-        if !whole_or_not(&play) {
-            let group = play.store.begin_group(&required(), Options::default()).expect("joined");
+        if !assert_whole_or_absent(&scenario) {
+            let group = scenario.store.begin_group(&required(), Options::default()).expect("joined");
             assert_eq!(group.missing(), [], "a member was lost");
             assert_eq!(group.commit(Options::default()), Ok(PutOutcome::Stored));
         }
-        assert_eq!(get_pair(&play, 1), [Some(10), Some(11)]);
-        play.ends_clean();
+        assert_eq!(get_pair(&scenario, 1), [Some(10), Some(11)]);
+        scenario.ends_clean();
     });
 }
 
@@ -90,24 +90,24 @@ fn both_commit() {
 #[test]
 fn cleared_while_committed() {
     explore("cleared_while_committed", 3000, || {
-        let play = play();
-        together(vec![
-            thread(&play, |p| drop(contribute(p, 0, 10))),
-            thread(&play, |p| drop(contribute(p, 1, 11))),
-            thread(&play, |p| {
+        let scenario = scenario();
+        run_all(vec![
+            thread(&scenario, |p| drop(contribute(p, 0, 10))),
+            thread(&scenario, |p| drop(contribute(p, 1, 11))),
+            thread(&scenario, |p| {
                 p.clear(&[1]);
-                whole_or_not(p);
+                assert_whole_or_absent(p);
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 let begun = p.history.begin_remove(1);
                 p.store.remove(&[part(1, 1)], Options::default()).expect("removed");
                 // Removing a member removes the group; but an open group only loses the member.
                 p.history.end(begun, false);
-                whole_or_not(p);
+                assert_whole_or_absent(p);
             }),
         ]);
-        whole_or_not(&play);
-        play.ends_clean();
+        assert_whole_or_absent(&scenario);
+        scenario.ends_clean();
     });
 }
 
@@ -116,25 +116,25 @@ fn cleared_while_committed() {
 #[test]
 fn removed_while_committed() {
     explore("removed_while_committed", 2000, || {
-        let play = play();
-        let group = play.store.begin_group(&required(), Options::default()).expect("begun");
+        let scenario = scenario();
+        let group = scenario.store.begin_group(&required(), Options::default()).expect("begun");
         for key in required() {
             let put = PutSlice { key, pieces: &[&bytes_of(10, LEN)] };
             assert_eq!(group.put(&[put], Options::default()), [Ok(PutOutcome::Waiting)]);
         }
         drop(group);
-        together(vec![
-            thread(&play, |p| {
+        run_all(vec![
+            thread(&scenario, |p| {
                 let group = p.store.begin_group(&required(), Options::default()).expect("joined");
                 let outcome = group.commit(SOON);
                 let fair = match &outcome {
                     Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent | PutOutcome::Waiting) => true,
                     Ok(PutOutcome::Refused) => false,
-                    Err(error) => is_over(error),
+                    Err(error) => is_expected_error(error),
                 };
                 assert!(fair, "{outcome:?}");
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 p.store.remove(&[part(1, 1)], Options::default()).expect("removed");
                 assert_eq!(
                     p.store.exists_batch(&required(), Options::default()),
@@ -142,14 +142,14 @@ fn removed_while_committed() {
                     "removed and here"
                 );
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 if let Ok(group) = p.store.begin_group(&required(), Options::default()) {
                     group.abort();
                 }
             }),
         ]);
-        assert!(!whole_or_not(&play), "removed and here");
-        play.ends_clean();
+        assert!(!assert_whole_or_absent(&scenario), "removed and here");
+        scenario.ends_clean();
     });
 }
 
@@ -157,23 +157,23 @@ fn removed_while_committed() {
 #[test]
 fn aborted_while_filled() {
     explore("aborted_while_filled", 2000, || {
-        let play = play();
-        together(vec![
-            thread(&play, |p| drop(contribute(p, 0, 10))),
-            thread(&play, |p| {
+        let scenario = scenario();
+        run_all(vec![
+            thread(&scenario, |p| drop(contribute(p, 0, 10))),
+            thread(&scenario, |p| {
                 if let Ok(group) = p.store.begin_group(&required(), Options::default()) {
                     group.abort();
                 }
-                whole_or_not(p);
+                assert_whole_or_absent(p);
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 let outcome = put_pair(p, 1, 20);
-                assert!(is_fair(&outcome), "{outcome:?}");
-                whole_or_not(p);
+                assert!(is_allowed(&outcome), "{outcome:?}");
+                assert_whole_or_absent(p);
             }),
         ]);
-        assert!(whole_or_not(&play), "a group that was put in one call is not there");
-        play.ends_clean();
+        assert!(assert_whole_or_absent(&scenario), "a group that was put in one call is not there");
+        scenario.ends_clean();
     });
 }
 
@@ -185,20 +185,20 @@ fn expires_while_committed() {
         config.groups.deadline_ms = 1;
         let world = World::new();
         let clock = world.sim.clock.clone();
-        let play = Play::new(&world, &config, LEN);
-        together(vec![
-            thread(&play, |p| drop(contribute(p, 0, 10))),
-            thread(&play, |p| drop(contribute(p, 1, 11))),
-            thread(&play, move |p| {
+        let scenario = Scenario::new(&world, &config, LEN);
+        run_all(vec![
+            thread(&scenario, |p| drop(contribute(p, 0, 10))),
+            thread(&scenario, |p| drop(contribute(p, 1, 11))),
+            thread(&scenario, move |p| {
                 clock.advance(std::time::Duration::from_millis(2));
                 // Any put drops expired groups.
                 let outcome = p.put(2, 20);
-                assert!(is_fair(&outcome), "{outcome:?}");
-                whole_or_not(p);
+                assert!(is_allowed(&outcome), "{outcome:?}");
+                assert_whole_or_absent(p);
             }),
         ]);
-        whole_or_not(&play);
-        play.ends_clean();
+        assert_whole_or_absent(&scenario);
+        scenario.ends_clean();
     });
 }
 
@@ -206,24 +206,24 @@ fn expires_while_committed() {
 #[test]
 fn attached_while_its_base_comes_and_goes() {
     explore("attached_while_its_base_comes_and_goes", 1000, || {
-        let play = Play::new(&World::new(), &tiers(Size::mib(1)), LEN);
-        together(vec![
-            thread(&play, |p| {
+        let scenario = Scenario::new(&World::new(), &tiers(Size::mib(1)), LEN);
+        run_all(vec![
+            thread(&scenario, |p| {
                 let outcome = put_pair(p, 1, 10);
-                assert!(is_fair(&outcome), "{outcome:?}");
+                assert!(is_allowed(&outcome), "{outcome:?}");
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 let bytes = bytes_of(30, p.len);
                 let put = [PutSlice { key: part(1, 5), pieces: &[&bytes] }];
                 let outcome = p.store.put_attached(&[(part(1, 0), &put)], Options::default()).remove(0);
-                assert!(is_fair(&outcome) || outcome == Ok(PutOutcome::Waiting), "{outcome:?}");
+                assert!(is_allowed(&outcome) || outcome == Ok(PutOutcome::Waiting), "{outcome:?}");
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 let begun = p.history.begin_remove(1);
                 p.store.remove(&[part(1, 0)], Options::default()).expect("removed");
                 p.history.end(begun, true);
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 let keys = [part(1, 0), part(1, 1), part(1, 5)];
                 let here = p.store.exists_batch(&keys, Options::default());
                 assert_eq!(here[0], here[1], "half of a group is here");
@@ -231,7 +231,7 @@ fn attached_while_its_base_comes_and_goes() {
                 get_pair(p, 1);
             }),
         ]);
-        whole_or_not(&play);
-        play.ends_clean();
+        assert_whole_or_absent(&scenario);
+        scenario.ends_clean();
     });
 }

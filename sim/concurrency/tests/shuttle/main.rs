@@ -8,14 +8,14 @@
 )]
 #![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
 
+mod env;
 mod explore;
+mod helpers;
 mod history;
-mod kit;
-mod world;
 
 mod eviction;
 mod groups;
-mod leaving;
 mod reclaim;
 mod removal;
+mod shutdown;
 mod staging;

@@ -23,7 +23,7 @@ pub struct Image {
     unsynced: BTreeMap<usize, Vec<u8>>,
     /// Blocks that were unsynced when a sync failed: no later sync covers them, as on Linux's file
     /// systems.
-    given_up: BTreeMap<usize, Vec<u8>>,
+    lost_by_failed_sync: BTreeMap<usize, Vec<u8>>,
 }
 
 impl Image {
@@ -50,7 +50,7 @@ impl Image {
             self.set_len(end);
         }
         for block in at / BLOCK..end.div_ceil(BLOCK) {
-            let old = self.given_up.remove(&block);
+            let old = self.lost_by_failed_sync.remove(&block);
             let now = || self.live[block * BLOCK..self.live.len().min((block + 1) * BLOCK)].to_vec();
             self.unsynced.entry(block).or_insert_with(|| old.unwrap_or_else(now));
         }
@@ -71,17 +71,17 @@ impl Image {
     /// still see them.
     pub fn fail_sync(&mut self) {
         for (block, old) in std::mem::take(&mut self.unsynced) {
-            self.given_up.entry(block).or_insert(old);
+            self.lost_by_failed_sync.entry(block).or_insert(old);
         }
     }
 
     /// Power cut. Returns the number of blocks that were unsynced.
     pub fn cut(&mut self, cut: Cut, rng: &mut Rng) -> u64 {
-        let at_stake: Vec<_> = std::mem::take(&mut self.unsynced)
+        let unsynced_blocks: Vec<_> = std::mem::take(&mut self.unsynced)
             .into_iter()
-            .chain(std::mem::take(&mut self.given_up))
+            .chain(std::mem::take(&mut self.lost_by_failed_sync))
             .collect();
-        for (block, old) in &at_stake {
+        for (block, old) in &unsynced_blocks {
             let fate = if cut == Cut::DropAll { 0 } else { rng.below(4) };
             for (i, sector) in old.chunks(SECTOR).enumerate() {
                 let at = block * BLOCK + i * SECTOR;
@@ -97,7 +97,7 @@ impl Image {
                 }
             }
         }
-        at_stake.len() as u64
+        unsynced_blocks.len() as u64
     }
 }
 

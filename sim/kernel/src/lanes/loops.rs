@@ -141,7 +141,7 @@ pub fn stale_records(_: &Path, seed: u64) -> Result<Seen, Skip> {
         injected += 1;
     }
     life.device = Device::Sick;
-    everything(&mut life, &store);
+    get_all(&mut life, &store);
     end(&mut life, store);
     let store = life.open();
     life.check(&store);
@@ -150,7 +150,7 @@ pub fn stale_records(_: &Path, seed: u64) -> Result<Seen, Skip> {
 }
 
 /// Gets every page.
-fn everything(life: &mut Life, store: &Store) {
+fn get_all(life: &mut Life, store: &Store) {
     for number in 0..life.plan.pages {
         for namespace in 0..NAMESPACES {
             life.get(store, Page { namespace, number });
@@ -204,7 +204,7 @@ pub fn eio(_: &Path, seed: u64) -> Result<Seen, Skip> {
     read(&image, end_of_device, &mut rest)?;
     image.set_len(end_of_device).map_err(|e| e.to_string())?;
     // Only gets: a write beyond the end would extend the file again.
-    everything(&mut life, &store);
+    get_all(&mut life, &store);
     life.take_counters(&store);
     let injected = store.stats().read_errors;
     store.abandon();
@@ -231,7 +231,7 @@ pub fn short(_: &Path, seed: u64) -> Result<Seen, Skip> {
     life.device = Device::Sick;
     let cut = WRITTEN / 4 + Rng(seed).below(WRITTEN / 2);
     file.set_len(cut).map_err(|e| e.to_string())?;
-    everything(&mut life, &store);
+    get_all(&mut life, &store);
     let injected = store.stats().read_errors;
     life.take_counters(&store);
     store.abandon();

@@ -198,7 +198,7 @@ fn removed_object_returns_only_after_lie() {
         let start = c.oracle.tick();
         let seen = c.hit_since(start, put);
         assert_eq!(seen.is_ok_and(|seen| seen.returned), comes_back, "{what:?}");
-        assert!(!c.hit(put + 1), "but never bytes that nobody put");
+        assert!(!c.hit(put + 1), "but never bytes of no put");
     }
 }
 

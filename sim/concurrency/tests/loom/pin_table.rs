@@ -82,15 +82,15 @@ impl Store {
         if page == 0 {
             return None;
         }
-        let inside = self.kept.enter(FRAME)?;
+        let reader = self.kept.enter(FRAME)?;
         // The page is compared before the look-up is validated.
-        let entered = inside.get();
+        let entered = reader.get();
         let holds = self.versions.hold(&[mark]);
         if holds {
             assert_eq!(entered, page, "another page's frame was entered");
             assert_eq!(self.memory.get(), page, "bytes of another page were read");
         }
-        if inside.leave() {
+        if reader.leave() {
             self.free(&mut self.core.lock().unwrap());
         }
         holds.then_some(page)
@@ -128,7 +128,7 @@ impl Store {
 }
 
 /// Gets of two threads, `gets[i]` each, while another thread puts `puts` one after the other.
-fn got_while_dropped(gets: [usize; 2], puts: &[u64]) {
+fn get_during_drops(gets: [usize; 2], puts: &[u64]) {
     let store = Store::new();
     let (theirs, puts) = (store.clone(), puts.to_vec());
     let writer = thread::spawn(move || {
@@ -148,16 +148,16 @@ fn got_while_dropped(gets: [usize; 2], puts: &[u64]) {
 
 #[test]
 fn dropped_while_got() {
-    every_order("kept_dropped_while_got", None, || got_while_dropped([1, 0], &[2]));
+    every_order("kept_dropped_while_got", None, || get_during_drops([1, 0], &[2]));
 }
 
 #[test]
 fn dropped_while_two_get() {
-    every_order("kept_dropped_while_two_get", Some(2), || got_while_dropped([1, 1], &[2]));
+    every_order("kept_dropped_while_two_get", Some(2), || get_during_drops([1, 1], &[2]));
 }
 
 /// The page found by the look-up, or the one entered, has been replaced.
 #[test]
 fn dropped_twice_while_got() {
-    every_order("kept_dropped_twice_while_got", Some(3), || got_while_dropped([2, 0], &[2, 3]));
+    every_order("kept_dropped_twice_while_got", Some(3), || get_during_drops([2, 0], &[2, 3]));
 }

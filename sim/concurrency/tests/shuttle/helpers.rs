@@ -14,11 +14,11 @@ use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::clock::Clock;
 use pagelith_sim::clock::SimClock;
 
+use super::env::World;
 use super::history::History;
-use super::world::World;
 
 /// One store, and the history of its threads' calls.
-pub struct Play {
+pub struct Scenario {
     pub store: Arc<Store>,
     pub history: History,
     /// Length of every object in bytes.
@@ -27,18 +27,23 @@ pub struct Play {
     slow_reads: bool,
 }
 
-impl Play {
-    pub fn new(world: &World, config: &Config, len: usize) -> Arc<Play> {
+impl Scenario {
+    pub fn new(world: &World, config: &Config, len: usize) -> Arc<Scenario> {
         let (store, clock) = (world.open(config), world.sim.clock.clone());
-        Arc::new(Play { store, history: History::default(), len, clock, slow_reads: world.slow_reads })
+        Arc::new(Scenario { store, history: History::default(), len, clock, slow_reads: world.slow_reads })
     }
 
     /// The store of the next process, with the same history; `end` ends this process.
-    pub fn reopened(self: Arc<Play>, world: &World, config: &Config, end: impl FnOnce(Store)) -> Arc<Play> {
-        let Ok(play) = Arc::try_unwrap(self) else { panic!("a thread is left") };
-        let Ok(store) = Arc::try_unwrap(play.store) else { panic!("a thread is left") };
+    pub fn reopened(
+        self: Arc<Scenario>,
+        world: &World,
+        config: &Config,
+        end: impl FnOnce(Store),
+    ) -> Arc<Scenario> {
+        let Ok(scenario) = Arc::try_unwrap(self) else { panic!("a thread is left") };
+        let Ok(store) = Arc::try_unwrap(scenario.store) else { panic!("a thread is left") };
         end(store);
-        Arc::new(Play { store: world.open(config), ..play })
+        Arc::new(Scenario { store: world.open(config), ..scenario })
     }
 
     /// Puts an object by itself.
@@ -57,8 +62,8 @@ impl Play {
         self.get_into(key, &mut to)
     }
 
-    /// Like [`Play::get`], into memory that cannot be read into directly.
-    pub fn get_crooked(&self, key: u64) -> Option<u64> {
+    /// Like [`Scenario::get`], into memory that cannot be read into directly.
+    pub fn get_unaligned(&self, key: u64) -> Option<u64> {
         let mut to = AlignedBuf::new(self.len + 1).expect("memory");
         self.get_into(key, &mut to[1..])
     }
@@ -67,7 +72,7 @@ impl Play {
         let from = self.history.now();
         let get = GetSlice { key: part(key, 0), range: None, pieces: &mut [to] };
         let outcome = self.store.get_batch(&mut [get], Options::default()).remove(0);
-        let found = judged(outcome, to)?;
+        let found = hit_value(outcome, to)?;
         self.history.judge(key, from, found);
         Some(found)
     }
@@ -79,19 +84,19 @@ impl Play {
 
     pub fn remove_part(&self, key: u64, component: u64) {
         let begun = self.history.begin_remove(key);
-        let removed = self.in_time(|| self.store.remove(&[part(key, component)], Options::default()));
+        let removed = self.assert_in_time(|| self.store.remove(&[part(key, component)], Options::default()));
         assert!(removed.is_ok(), "{removed:?}");
         self.history.end(begun, true);
     }
 
     pub fn flush(&self) {
-        let flushed = self.in_time(|| self.store.flush(Options::default()));
+        let flushed = self.assert_in_time(|| self.store.flush(Options::default()));
         assert!(flushed.is_ok(), "{flushed:?}");
     }
 
     /// Makes a call that waits for the flusher. A caller that misses its wake-up returns at the
     /// deadline of ten simulated seconds; nothing else takes half as long.
-    fn in_time<T>(&self, what: impl FnOnce() -> T) -> T {
+    fn assert_in_time<T>(&self, what: impl FnOnce() -> T) -> T {
         let from = self.clock.now();
         let result = what();
         let took = self.clock.now().since(from);
@@ -120,7 +125,7 @@ impl Play {
 }
 
 /// The value of a hit.
-pub fn judged(outcome: Result<GetOutcome>, to: &[u8]) -> Option<u64> {
+pub fn hit_value(outcome: Result<GetOutcome>, to: &[u8]) -> Option<u64> {
     match outcome {
         Ok(GetOutcome::Hit { bytes, .. }) => {
             assert_eq!(bytes, to.len() as u64);
@@ -132,7 +137,7 @@ pub fn judged(outcome: Result<GetOutcome>, to: &[u8]) -> Option<u64> {
 }
 
 /// Whether the outcome is allowed for a put that runs concurrently with others.
-pub fn is_fair(outcome: &Result<PutOutcome>) -> bool {
+pub fn is_allowed(outcome: &Result<PutOutcome>) -> bool {
     match outcome {
         Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent) => true,
         Ok(PutOutcome::Waiting | PutOutcome::Refused) => false,
@@ -173,19 +178,22 @@ pub fn value_of(bytes: &[u8]) -> u64 {
 }
 
 /// Runs each on its own thread, and joins all.
-pub fn together(threads: Vec<Box<dyn FnOnce() + Send>>) {
+pub fn run_all(threads: Vec<Box<dyn FnOnce() + Send>>) {
     let running: Vec<_> = threads.into_iter().map(shuttle::thread::spawn).collect();
     running.into_iter().for_each(|t| t.join().expect("no panic"));
 }
 
-/// A thread for [`together`] with a reference to the play.
-pub fn thread(play: &Arc<Play>, body: impl FnOnce(&Play) + Send + 'static) -> Box<dyn FnOnce() + Send> {
-    let play = play.clone();
-    Box::new(move || body(&play))
+/// A thread for [`run_all`] with a reference to the scenario.
+pub fn thread(
+    scenario: &Arc<Scenario>,
+    body: impl FnOnce(&Scenario) + Send + 'static,
+) -> Box<dyn FnOnce() + Send> {
+    let scenario = scenario.clone();
+    Box::new(move || body(&scenario))
 }
 
 /// Puts both components of a page as a group.
-pub fn put_pair(p: &Play, page: u64, value: u64) -> Result<PutOutcome> {
+pub fn put_pair(p: &Scenario, page: u64, value: u64) -> Result<PutOutcome> {
     let begun = p.history.begin_put(page, value);
     let bytes = bytes_of(value, p.len);
     let pieces = [&bytes[..]];
@@ -197,7 +205,7 @@ pub fn put_pair(p: &Play, page: u64, value: u64) -> Result<PutOutcome> {
 
 /// Gets both components of a page in one batch, which is one index look-up; returns the values
 /// found.
-pub fn get_pair(p: &Play, page: u64) -> [Option<u64>; 2] {
+pub fn get_pair(p: &Scenario, page: u64) -> [Option<u64>; 2] {
     let (mut a, mut b) = (vec![0; p.len], vec![0; p.len]);
     let from = p.history.now();
     let mut gets = [(0, &mut a), (1, &mut b)].map(|(c, to)| (part(page, c), [&mut to[..]]));
@@ -205,7 +213,7 @@ pub fn get_pair(p: &Play, page: u64) -> [Option<u64>; 2] {
         gets.iter_mut().map(|(key, pieces)| GetSlice { key: *key, range: None, pieces }).collect();
     let outcomes = p.store.get_batch(&mut gets, Options::default());
     drop(gets);
-    let mut outcomes = outcomes.into_iter().zip([&a, &b]).map(|(outcome, to)| judged(outcome, to));
+    let mut outcomes = outcomes.into_iter().zip([&a, &b]).map(|(outcome, to)| hit_value(outcome, to));
     let found = [(); 2].map(|()| outcomes.next().expect("two outcomes"));
     found.into_iter().flatten().for_each(|value| p.history.judge(page, from, value));
     found

@@ -6,9 +6,9 @@ use std::time::Duration;
 use pagelith::{AlignedBuf, Destination, Done, ErrorKind, Get, Options, PutOutcome, PutSlice, Size};
 use pagelith_sim::disk::CrashMode;
 
+use super::env::{World, tiers};
 use super::explore::explore;
-use super::kit::{Play, bytes_of, get_pair, is_fair, part, put_pair, thread, together};
-use super::world::{World, tiers};
+use super::helpers::{Scenario, bytes_of, get_pair, is_allowed, part, put_pair, run_all, thread};
 
 const LEN: usize = 8 << 10;
 
@@ -19,28 +19,28 @@ fn flushed_by_several() {
     explore("flushed_by_several", 1200, || {
         let world = World::new();
         let config = tiers(Size::mib(1));
-        let play = Play::new(&world, &config, LEN);
-        assert_eq!(play.put(3, 30), Ok(PutOutcome::Stored));
-        together(vec![
-            thread(&play, |p| {
+        let scenario = Scenario::new(&world, &config, LEN);
+        assert_eq!(scenario.put(3, 30), Ok(PutOutcome::Stored));
+        run_all(vec![
+            thread(&scenario, |p| {
                 assert_eq!(p.put(1, 10), Ok(PutOutcome::Stored));
                 p.flush();
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 assert_eq!(put_pair(p, 2, 20), Ok(PutOutcome::Stored));
                 p.flush();
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 p.get(1);
                 p.remove(3);
             }),
         ]);
         world.sim.crash_seeded(CrashMode::DropAll, 1);
-        let play = play.reopened(&world, &config, drop);
-        assert_eq!(play.get(1), Some(10), "flushed and gone");
-        assert_eq!(get_pair(&play, 2), [Some(20); 2], "flushed and gone");
-        assert_eq!(play.get(3), None, "removed and back");
-        play.ends_clean();
+        let scenario = scenario.reopened(&world, &config, drop);
+        assert_eq!(scenario.get(1), Some(10), "flushed and gone");
+        assert_eq!(get_pair(&scenario, 2), [Some(20); 2], "flushed and gone");
+        assert_eq!(scenario.get(3), None, "removed and back");
+        scenario.ends_clean();
     });
 }
 
@@ -51,9 +51,9 @@ fn present_and_flushed() {
     explore("present_and_flushed", 1000, || {
         let world = World::new();
         let config = tiers(Size::mib(1));
-        let play = Play::new(&world, &config, LEN);
-        together(vec![
-            thread(&play, |p| {
+        let scenario = Scenario::new(&world, &config, LEN);
+        run_all(vec![
+            thread(&scenario, |p| {
                 let bytes = bytes_of(10, LEN);
                 let pieces = [&bytes[..]];
                 let puts = [1, 2].map(|page| PutSlice { key: part(page, 0), pieces: &pieces });
@@ -61,15 +61,15 @@ fn present_and_flushed() {
                 let outcomes = p.store.put_batch(&puts, Options::default());
                 p.history.end(begun, outcomes[0] == Ok(PutOutcome::Stored));
             }),
-            thread(&play, |p| {
-                assert!(is_fair(&p.put(1, 10)));
+            thread(&scenario, |p| {
+                assert!(is_allowed(&p.put(1, 10)));
                 p.flush();
             }),
         ]);
         world.sim.crash_seeded(CrashMode::DropAll, 1);
-        let play = play.reopened(&world, &config, drop);
-        assert_eq!(play.get(1), Some(10), "flushed and gone");
-        play.ends_clean();
+        let scenario = scenario.reopened(&world, &config, drop);
+        assert_eq!(scenario.get(1), Some(10), "flushed and gone");
+        scenario.ends_clean();
     });
 }
 
@@ -80,19 +80,19 @@ fn closed_while_used() {
     explore("closed_while_used", 1200, || {
         let world = World::new();
         let config = tiers(Size::mib(1));
-        let play = Play::new(&world, &config, LEN);
-        assert_eq!(play.put(1, 10), Ok(PutOutcome::Stored));
-        together(vec![
-            thread(&play, |p| {
+        let scenario = Scenario::new(&world, &config, LEN);
+        assert_eq!(scenario.put(1, 10), Ok(PutOutcome::Stored));
+        run_all(vec![
+            thread(&scenario, |p| {
                 let outcome = p.put(2, 20);
-                assert!(is_fair(&outcome), "{outcome:?}");
+                assert!(is_allowed(&outcome), "{outcome:?}");
                 p.get(1);
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 p.flush();
             }),
         ]);
-        let mut session = play.store.session().expect("a session");
+        let mut session = scenario.store.session().expect("a session");
         let late = shuttle::thread::spawn(move || {
             let memory = AlignedBuf::new(LEN).expect("memory");
             let get = Get { key: part(1, 0), range: None, destination: Destination::owned(memory) };
@@ -105,12 +105,12 @@ fn closed_while_used() {
                 Err(error) => assert_eq!(error.kind, ErrorKind::Closed, "{error}"),
             }
         });
-        let play = play.reopened(&world, &config, |store| {
+        let scenario = scenario.reopened(&world, &config, |store| {
             store.close().expect("closed");
             late.join().expect("no panic");
         });
-        assert_eq!(play.get(1), Some(10), "closed and gone");
-        assert_eq!(play.get(2), Some(20), "closed and gone");
-        play.ends_clean();
+        assert_eq!(scenario.get(1), Some(10), "closed and gone");
+        assert_eq!(scenario.get(2), Some(20), "closed and gone");
+        scenario.ends_clean();
     });
 }

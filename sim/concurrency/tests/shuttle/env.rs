@@ -21,18 +21,18 @@ const TURN: Duration = Duration::from_millis(2);
 /// Tasks on shuttle's threads. Waiting threads advance the time: a thread that waits for a lost
 /// raise reaches its deadline and reports it.
 #[derive(Clone)]
-pub struct Turns(pub SimClock);
+pub struct ShuttleRuntime(pub SimClock);
 
-struct Running(Turns, Signal);
+struct TaskJoin(ShuttleRuntime, Signal);
 
-impl Join for Running {
+impl Join for TaskJoin {
     fn join(&self, timeout: Duration) -> bool {
         self.0.pause(&self.1, 0, timeout);
         self.1.value() != 0
     }
 }
 
-impl Runtime for Turns {
+impl Runtime for ShuttleRuntime {
     fn spawn(&self, _: &str, mut task: Box<dyn Task>, wake: Signal) -> Result<Box<dyn Join>, IoFault> {
         let (finished, turns) = (Signal::default(), self.clone());
         let end = finished.clone();
@@ -49,7 +49,7 @@ impl Runtime for Turns {
             drop(task);
             end.raise();
         });
-        Ok(Box::new(Running(self.clone(), finished)))
+        Ok(Box::new(TaskJoin(self.clone(), finished)))
     }
 
     fn pause(&self, signal: &Signal, seen: u64, timeout: Duration) {
@@ -63,11 +63,11 @@ impl Runtime for Turns {
 
 /// The simulated disk with scheduling points at its operations: between the index look-up and the
 /// read, and while a read is in flight.
-struct Stepping(Arc<dyn Disk>, bool);
+struct SchedulingDisk(Arc<dyn Disk>, bool);
 
-struct SteppingQueue(Box<dyn Queue>, bool);
+struct SchedulingQueue(Box<dyn Queue>, bool);
 
-impl Disk for Stepping {
+impl Disk for SchedulingDisk {
     fn facts(&self) -> DiskFacts {
         self.0.facts()
     }
@@ -101,11 +101,11 @@ impl Disk for Stepping {
     }
 
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
-        Ok(Box::new(SteppingQueue(self.0.queue(depth)?, self.1)))
+        Ok(Box::new(SchedulingQueue(self.0.queue(depth)?, self.1)))
     }
 }
 
-impl Queue for SteppingQueue {
+impl Queue for SchedulingQueue {
     fn room(&self) -> usize {
         self.0.room()
     }
@@ -151,8 +151,9 @@ impl World {
 
     fn env(&self) -> Env {
         let env = self.sim.env();
-        let disk = env.disk.clone().map(|disk| Arc::new(Stepping(disk, self.slow_reads)) as Arc<dyn Disk>);
-        Env { disk, runtime: Arc::new(Turns(self.sim.clock.clone())), ..env }
+        let disk =
+            env.disk.clone().map(|disk| Arc::new(SchedulingDisk(disk, self.slow_reads)) as Arc<dyn Disk>);
+        Env { disk, runtime: Arc::new(ShuttleRuntime(self.sim.clock.clone())), ..env }
     }
 
     pub fn open(&self, config: &Config) -> Arc<Store> {
