@@ -9,7 +9,7 @@ blocks() { # FILE FIRST COUNT: so many 4096-byte blocks of a file
 }
 
 mkdir -p corpus/{key_text,client_names,record_decode,segment_scan,footer_decode,manifest_decode,checkpoint_decode} \
-    corpus/{wire_decode,store_open,ops_model,server,catalog,config,trace}
+    corpus/{wire_decode,store_open,ops_model,server,config,trace}
 n=0
 while read -r line; do
     printf '%s' "$line" >"corpus/key_text/key$n"
@@ -62,14 +62,6 @@ edit record_header '01 00 01 00c8 e2 00'
 edit record_forged '01 00 01 0048 08 01 05 00 00 00 00 00 00 00'
 edit record_misdirected '01 00 0c 0001 d0 00'
 edit footer '01 00 ff 0fe0 e3 00'
-
-# Edits of a catalog: a word of it (two bytes, the lowest first), and what is written there (eight).
-catalog() { hex "catalog/$1" "$2"; } # NAME BYTES
-catalog rows '0100 ffff000000000000'
-catalog version '2002 0200000000000000'
-catalog length '2102 ffffffffffffffff'
-catalog place '3a02 00f0ffffffffffff'
-catalog cell '0002 ffffffff00000000 0002 0100000000000000'
 
 # The first byte's lowest bit is the format, the others the machine's memory; variables come behind the text.
 { printf '\x80[dram]\nbytes = "1GiB"\npolicy = "s3fifo"\n[ssd]\nbytes = "8GiB"\ndirs = ["/a", "/b"]\n'

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A storm (python/tests/storm) over the Python module and a store process that are built with AddressSanitizer: 100,000 operations, with
-# memory dropped, tasks cancelled and signals raised under them. Ends with an error if anything was found.
+# A randomized stress run (python/tests/storm) of the Python module and a store process that are built with AddressSanitizer:
+# 100,000 operations, while memory is dropped, tasks are cancelled and signals are raised. Fails if anything is found.
 #
 #   python/sanitize.sh [OPERATIONS [SEED]]
 #
-# Needs a nightly toolchain, a C compiler with `ar`, and a Python from 3.10 on; no package index. The Python is the one that is there and knows
-# nothing of AddressSanitizer: it is started with the toolchain's own runtime before all other libraries, so that all memory of the
-# process, Python's included, is the sanitizer's. Rust's std is not built with it, and what the kernel writes is not seen: for that the storm
-# looks at memory itself. Builds into target/address.
+# Needs a nightly toolchain, a C compiler with `ar`, and Python 3.10 or later; no package index. The installed Python is not
+# instrumented: the toolchain's runtime is preloaded before all other libraries, so that the sanitizer manages all memory of the process,
+# Python's included. Rust's std is not instrumented, and writes by the kernel are not seen: the stress run checks memory for those
+# itself. Builds into target/address.
 set -uo pipefail
 cd "$(dirname "$0")"
 operations=${1:-100000}
@@ -18,7 +18,7 @@ skip() {
 }
 cargo +nightly --version >/dev/null 2>&1 || skip "no nightly toolchain"
 for tool in cc ar; do command -v $tool >/dev/null 2>&1 || skip "there is no $tool"; done
-# The interpreter itself: what starts it may be a script.
+# The interpreter itself: the command may be a script.
 python=$(python3 -c 'import sys; assert sys.version_info >= (3, 10); print(sys.executable)' 2>/dev/null) || skip "there is no python3 from 3.10 on"
 host=$(rustc +nightly -vV | sed -n 's/^host: //p')
 runtime=$(rustc +nightly --print sysroot)/lib/rustlib/$host/lib/librustc-nightly_rt.asan.a
@@ -27,7 +27,7 @@ runtime=$(rustc +nightly --print sysroot)/lib/rustlib/$host/lib/librustc-nightly
 out=$PWD/../target/address
 mkdir -p "$out/python"
 build() {
-    # With a target named, build scripts and macros are built without the sanitizer. What is asserted in tests is asserted here.
+    # With an explicit target, build scripts and macros are built without the sanitizer. Debug assertions are on, as in tests.
     RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" CARGO_BUILD_TARGET=$host CARGO_TARGET_DIR=$out \
         CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true cargo +nightly build --quiet --release --locked "$@"
 }
@@ -37,7 +37,8 @@ rm -rf "$out/python/pagelith"
 cp -r pagelith "$out/python/pagelith"
 cp "$out/$host/release/lib_native.so" "$out/python/pagelith/_native.abi3.so"
 
-# The runtime, which comes for programs, as a library. Its one part that a library cannot have starts it, as `start` does.
+# The runtime is shipped as an archive for executables; link it as a library. The one object that a library cannot contain starts the
+# runtime, which `start` does instead.
 (
     cd "$out/python"
     cp "$runtime" runtime.a && chmod u+w runtime.a && ar d runtime.a asan_preinit.cpp.o
@@ -49,7 +50,7 @@ C
 ) || exit 1
 echo "== address sanitizer: python built in $((SECONDS - began)) s"
 
-# Leaks are not looked for, as in sim/sanitize.sh. Python's own allocator would keep what is freed to itself.
+# Leak detection is off, as in sim/sanitize.sh. Python's own allocator would not return freed memory to the sanitizer.
 sanitized() {
     (
         export PYTHONPATH=$out/python:$PWD/tests PYTHONMALLOC=malloc STORE_PROGRAM=$out/$host/release/pagelith
@@ -57,7 +58,7 @@ sanitized() {
         cd "$out" && LD_PRELOAD=$out/python/runtime.so "$python" -W error "$@"
     )
 }
-# It has to find what is planted: a store that writes into memory that was freed.
+# The sanitizer must find a planted bug: a store that writes into freed memory.
 planted=$(sanitized -m storm.planted 2>&1)
 status=$?
 if [ $status -ne 66 ] || [[ $planted != *heap-use-after-free* ]]; then

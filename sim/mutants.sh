@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 planted() { # CARGO'S ARGUMENTS
-    RUSTC_WORKSPACE_WRAPPER=$PWD/sim/mutants-rustc.sh cargo "$@"
+    cargo "$@" --features pagelith-mutants/planted
 }
 # Dependencies are built once for this build and the other, so both leave their program in one place: this one is copied, and the other
 # linked there again, whatever comes of this.

@@ -52,7 +52,7 @@ wanted layouts "$@" && tests layouts -p pagelith-layouts --lib
 wanted io "$@" && tests io -p pagelith-io --lib --test queue_behaviour --test disk_behaviour
 wanted tiers "$@" && tests tiers -p pagelith-tiers --lib
 # Each behaviour over every side, one fingerprint for all keys left out: it finds the same races, slowly.
-wanted engine "$@" && tests engine -p pagelith --lib --test behaviour -- --skip sim --skip constant --skip an_object_of_75_mb
+wanted engine "$@" && tests engine -p pagelith --lib --test behaviour -- --skip sim --skip constant --skip object_of_75_mb_round_trips
 echo "== $sanitizer sanitizer: skipped: tests that kill processes or end them on purpose (kill_*, reopen_after_kill," \
     "seccomp), configuration, resharding, cli, and what runs on one thread over the simulated disk (sim)"
 if [ ${#failed[@]} -gt 0 ]; then

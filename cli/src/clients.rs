@@ -1,4 +1,5 @@
-//! How many clients `pagelith serve` takes, and how much of their memory it maps: bounds that no client moves, said at the start.
+//! Bounds of `pagelith serve` on the number of clients and on their mapped memory. No client can
+//! change them. They are logged at start.
 
 use std::fmt;
 
@@ -9,35 +10,40 @@ use pagelith::io::facts::MemoryFacts;
 use pagelith::io::limits::{Descriptors, open_descriptors, raise_descriptors};
 use pagelith::io::shm::PAIR_MEMORY_BYTES;
 use pagelith::layouts::align::align_down;
-use pagelith::serve::load;
+use pagelith::server::load;
 use pagelith::transport::address::Address;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::shown::REGIONS_MAX;
 
 use crate::output::log;
 
-/// Most clients by default: each has a thread.
+/// Default maximum of clients: each has a thread.
 const LINKS_DEFAULT_MAX: u64 = 4096;
-/// Descriptors of a client: its socket, and of a session two rings and an event.
+/// Descriptors of a client: its socket, and two io_urings and an eventfd of its session.
 const DESCRIPTORS: u64 = 4;
-/// Of one on this host besides: its process, the memory of its link, and the regions that it shares.
-const DESCRIPTORS_SHARED: u64 = 2 + REGIONS_MAX as u64;
-/// Of a connection in its greeting: as many as its client may hand over, in the worst case, so each of those counts as a client.
+/// Further descriptors of a local client: its link's memory, its shared
+/// regions.
+const DESCRIPTORS_SHARED: u64 = 1 + REGIONS_MAX as u64;
+/// Descriptors of a connection in its handshake, apart from those that its client may pass. In the
+/// worst case a client passes as many as a link has, so each such connection also counts as a
+/// client.
 const GREETING: u64 = 2;
-/// For everything else: files that are opened meanwhile, HTTP, links to peers.
-const SPARE: u64 = 128;
-/// Bytes of a mapping that a page of its table is for, as a share.
-const TABLE_SHARE: u64 = 512;
+/// Descriptors for everything else: files opened later, HTTP, links to peers.
+const OTHER_DESCRIPTORS: u64 = 128;
+/// Bytes of mapped memory per byte of its page table.
+const BYTES_PER_TABLE_BYTE: u64 = 512;
 const CLIENT_MEMORY_MAX: Size = Size::gib(64 << 10);
 
-/// The bounds that an operator may choose.
+/// The bounds that an operator can set.
 #[derive(Args, Debug)]
 pub(crate) struct ClientFlags {
-    /// Most clients at a time, one more is refused; by default as many as there are descriptors for, and at most 4096
+    /// Maximum number of clients, more are refused; by default as many as the descriptor limit
+    /// allows, at most 4096
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     links: Option<u32>,
-    /// Bytes of clients' own memory that is mapped, of all clients together, half of it of one client's process; what is
-    /// beyond is read by calls, slower. By default twice the memory of the machine
+    /// Maximum mapped bytes of memory that clients share, of all clients together, half of it for
+    /// one client process; memory beyond that is read by system calls, which is slower. By default
+    /// twice the memory of the machine
     #[arg(long, value_name = "SIZE", value_parser = client_memory)]
     client_memory: Option<Size>,
 }
@@ -52,43 +58,44 @@ fn client_memory(text: &str) -> Result<Size, String> {
 }
 
 impl ClientFlags {
-    /// Raise the number of descriptors as far as the system lets it, and say so. Before anything is opened.
+    /// Raise the descriptor limit to the hard limit, and log it. Called before anything is opened.
     pub(crate) fn descriptors() -> Descriptors {
         let descriptors = raise_descriptors();
         if descriptors.before != descriptors.now {
-            log!("raised the limit of descriptors from={} to={}", descriptors.before, descriptors.now);
+            log!("raised the descriptor limit from={} to={}", descriptors.before, descriptors.now);
         }
         descriptors
     }
 
-    /// The bounds. Taken once the store is open: clients share the descriptors that are left.
+    /// The bounds. Called after the store is open, since clients share the remaining descriptors.
     pub(crate) fn limits(&self, listen: &Address, descriptors: Descriptors) -> anyhow::Result<Limits> {
-        let open = open_descriptors().unwrap_or(SPARE);
+        let open = open_descriptors().unwrap_or(OTHER_DESCRIPTORS);
         let is_local = matches!(listen, Address::Unix(_));
         let defaults = Limits::default();
         let links_max = links_max(self.links, is_local, descriptors.now, open, defaults.unknown_max)?;
         let machine = || MemoryFacts::read().map(|facts| 2 * facts.total);
         let mapped_max = match self.client_memory {
             Some(size) => size.bytes(),
-            None => machine().context("the memory of this machine is not known")?,
+            None => machine().context("cannot read the memory size of this machine, set --client-memory")?,
         };
         let limits = Limits { links_max, mapped_max, mapped_of_peer_max: mapped_max / 2, ..defaults };
         Ok(limits)
     }
 }
 
-/// Memory that all clients together make the process hold beside the store's own plan, in bytes; printed at open. It is exceeded by no more than
-/// [`links_bytes_max`], which grows with the number of clients and is printed too.
+/// Memory of the process for all clients together, in addition to the store's memory plan. Printed
+/// at open. Links may exceed it by at most [`links_bytes_max`], which grows with the number of
+/// clients and is printed too.
 pub(crate) struct ClientMemory {
     transfer: u64,
 }
 
 impl ClientMemory {
-    /// Beside the plan of a store.
+    /// The memory for clients of a store with this configuration.
     ///
     /// # Errors
-    /// The machine or its control group has no room for both.
-    pub(crate) fn beside(config: &ValidConfig, transfer: Size) -> anyhow::Result<ClientMemory> {
+    /// If the store's plan and this memory exceed the machine's memory or its cgroup limit.
+    pub(crate) fn for_store(config: &ValidConfig, transfer: Size) -> anyhow::Result<ClientMemory> {
         let clients = ClientMemory { transfer: align_down(transfer.bytes()) };
         let facts = Facts::of_this_machine()?;
         let plan = config.memory_plan();
@@ -97,7 +104,7 @@ impl ClientMemory {
             let (total, memory) = (Size::from_bytes(total), Size::from_bytes(facts.memory_bytes));
             let source = facts.memory_source;
             bail!(
-                "the store and its clients must have at most {memory}: lower dram.bytes or --transfer got={total} {plan} {clients} source={source}"
+                "the store and its clients must use at most {memory}: lower dram.bytes or --transfer got={total} {plan} {clients} source={source}"
             );
         }
         Ok(clients)
@@ -117,14 +124,14 @@ impl fmt::Display for ClientMemory {
     }
 }
 
-/// Most memory of links that counts neither for the transfer nor for the operations, in bytes: reached if each of so many clients sends as much as it
-/// can and reads nothing.
+/// Maximum memory of `links_max` links that counts neither as transfer memory nor as memory of
+/// operations, in bytes. Reached if each client sends as much as possible and reads nothing.
 fn links_bytes_max(links_max: usize) -> u64 {
     (links_max as u64).saturating_mul(load::OUTSIDE_BYTES_MAX)
 }
 
-/// Say what bounds the clients.
-pub(crate) fn said(limits: &Limits, listen: &Address, descriptors: Descriptors, memory: &ClientMemory) {
+/// Log the bounds of clients.
+pub(crate) fn log_bounds(limits: &Limits, listen: &Address, descriptors: Descriptors, memory: &ClientMemory) {
     let Limits { links_max, mapped_max, mapped_of_peer_max, .. } = limits;
     let (descriptors, links_bytes) = (descriptors.now, Size::from_bytes(links_bytes_max(*links_max)));
     if matches!(listen, Address::Tcp(_)) {
@@ -136,33 +143,37 @@ pub(crate) fn said(limits: &Limits, listen: &Address, descriptors: Descriptors, 
         "clients {memory} links_max={links_max} links_bytes_max={links_bytes} descriptors={descriptors} link_memory_bytes_max={} client_memory_bytes_max={mapped_max} \
          client_memory_of_one_bytes_max={mapped_of_peer_max} client_page_table_bytes_max={}",
         *links_max as u64 * PAIR_MEMORY_BYTES as u64,
-        mapped_max.div_ceil(TABLE_SHARE),
+        mapped_max.div_ceil(BYTES_PER_TABLE_BYTE),
     );
 }
 
-/// How many clients there are descriptors for: of so many that the process may have, and has open; as many as `asked` if that is not more.
+/// The maximum of clients with `most` descriptors allowed and `open` in use: `requested`, if the
+/// remaining descriptors suffice for that. `unknown` is the maximum of unauthenticated connections.
 fn links_max(
-    asked: Option<u32>,
+    requested: Option<u32>,
     is_local: bool,
     most: u64,
     open: u64,
     unknown: usize,
 ) -> anyhow::Result<usize> {
     let of_link = DESCRIPTORS + if is_local { DESCRIPTORS_SHARED } else { 0 };
-    let fixed = open + SPARE + GREETING * unknown as u64;
+    let fixed = open + OTHER_DESCRIPTORS + GREETING * unknown as u64;
     let fits = most.saturating_sub(fixed) / of_link;
     let remedy = "raise the hard limit (ulimit -Hn, LimitNOFILE=, --ulimit nofile=)";
     if fits == 0 {
-        bail!("no descriptors are left for clients: {remedy} descriptors={most} needed={}", fixed + of_link);
+        bail!(
+            "the descriptor limit leaves none for clients: {remedy} descriptors={most} needed={}",
+            fixed + of_link
+        );
     }
-    match asked.map(u64::from) {
-        Some(asked) if asked > fits => {
-            let needed = fixed + asked * of_link;
+    match requested.map(u64::from) {
+        Some(links) if links > fits => {
+            let needed = fixed + links * of_link;
             bail!(
-                "there are not descriptors for so many clients: {remedy}, or lower --links links={asked} descriptors={most} needed={needed}"
+                "too few descriptors for that many clients: {remedy}, or lower --links links={links} descriptors={most} needed={needed}"
             )
         }
-        asked => Ok(usize::try_from(asked.unwrap_or(fits.min(LINKS_DEFAULT_MAX)))?),
+        links => Ok(usize::try_from(links.unwrap_or(fits.min(LINKS_DEFAULT_MAX)))?),
     }
 }
 
@@ -171,27 +182,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_are_as_many_as_there_are_descriptors_for() {
-        let of = |asked, is_local, most| links_max(asked, is_local, most, 72, 64).ok();
-        // 72 open, 128 to spare, 128 in greetings.
+    fn number_of_clients_follows_the_descriptor_limit() {
+        let of = |links, is_local, most| links_max(links, is_local, most, 72, 64).ok();
+        // 72 open, 128 for other uses, 128 in handshakes.
         assert_eq!(of(None, false, 328 + 400), Some(100));
-        assert_eq!(of(None, true, 328 + 38 * 7), Some(7));
+        assert_eq!(of(None, true, 328 + 37 * 7), Some(7));
         assert_eq!(of(None, false, u64::MAX), Some(4096));
         assert_eq!((of(Some(100), false, 728), of(Some(101), false, 728)), (Some(100), None));
         assert_eq!((of(None, false, 331), of(None, false, 0)), (None, None));
     }
 
     #[test]
-    fn memory_of_links_outside_of_the_plan_grows_with_their_number() {
-        // 2 MiB and 64 KiB that arrive, 4 MiB and 64 KiB that are written, 256 KiB that may always be begun.
+    fn memory_of_links_outside_of_the_plan_is_proportional_to_their_number() {
+        // 2 MiB and 64 KiB of input, 4 MiB and 64 KiB of output, 256 KiB of operations that may
+        // always start.
         assert_eq!(links_bytes_max(1), 6_684_672);
         assert_eq!(links_bytes_max(4096), 4096 * 6_684_672);
     }
 
     #[test]
-    fn limits_are_refused_by_name() {
+    fn invalid_bounds_are_refused_with_their_names() {
         let why = links_max(Some(9), true, 400, 10, 64).expect_err("too many").to_string();
-        assert!(why.contains("links=9") && why.contains("needed=608") && why.contains("--links"), "{why}");
+        assert!(why.contains("links=9") && why.contains("needed=599") && why.contains("--links"), "{why}");
         assert!(
             client_memory("65TiB").is_err() && client_memory("0B").is_ok() && client_memory("x").is_err()
         );

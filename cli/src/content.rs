@@ -1,14 +1,14 @@
-//! What the objects of a replay hold: a stream that follows from the whole key and the seed, so that every
-//! byte read back can be checked without keeping what was put.
+//! Content of replayed objects: a pseudorandom stream derived from the key and the seed. So every
+//! byte that is read back can be checked without a copy of the bytes that were put.
 //!
-//! Any two keys differ in almost every word, and a stream equals no shifted copy of itself or of another:
-//! bytes of another object, of another place in the object, or of another run do not pass.
+//! The streams of two keys differ in almost every word, and no stream equals a shifted copy of
+//! itself or of another one. So bytes of another object, offset or run are detected.
 
 use pagelith_layouts::key::ObjectKey;
 
 use crate::rng::mix;
 
-/// Makes and checks the bytes of objects.
+/// Generates and checks the bytes of objects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Content {
     seed: u64,
@@ -24,7 +24,7 @@ struct Stream {
 impl Stream {
     fn word(self, i: usize) -> u64 {
         let x = self.base.wrapping_add(self.step.wrapping_mul(i as u64));
-        // One multiplication a word: the check has to be much faster than what it checks.
+        // One multiplication per word: the check must be much faster than the store.
         let x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
         x ^ (x >> 29)
     }
@@ -60,7 +60,7 @@ impl Content {
         rest.copy_from_slice(&last[..rest.len()]);
     }
 
-    /// How many of `bytes` are not the object's.
+    /// Number of `bytes` that differ from the object's.
     pub(crate) fn wrong_bytes(&self, key: &ObjectKey, bytes: &[u8]) -> u64 {
         let stream = self.stream(key);
         let words = bytes.chunks_exact(8);
@@ -70,7 +70,8 @@ impl Content {
             let mut found = [0; 8];
             found.copy_from_slice(word);
             let difference = u64::from_le_bytes(found) ^ stream.word(i);
-            // The usual answer costs one comparison a word, or the check would cost more than the store.
+            // The common case costs one comparison per word; otherwise the check would dominate the
+            // run.
             if difference != 0 {
                 wrong += difference.to_le_bytes().iter().filter(|b| **b != 0).count() as u64;
             }
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn its_own_bytes_are_right_and_each_flipped_bit_is_one_wrong_byte() {
+    fn each_flipped_bit_is_one_wrong_byte() {
         let (content, key) = (Content::new(5), key(1, "k"));
         for len in [1, 7, 8, 9, 61] {
             let good = bytes(content, &key, len);
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn other_keys_seeds_and_places_are_wrong_nearly_everywhere() {
+    fn streams_of_other_keys_seeds_and_offsets_differ_almost_everywhere() {
         let content = Content::new(5);
         let (own, len) = (key(1, "k"), 4096);
         let good = bytes(content, &own, 2 * len);

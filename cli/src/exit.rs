@@ -1,24 +1,24 @@
-//! Exit statuses, the same for every command: 0 all is well; 1 the command ran and found something wrong
-//! (damage, wrong bytes); 2 it could not run (bad flags, no store, a device that failed).
+//! Exit statuses, the same for every command: 0 without problems; 1 if the command ran and found a
+//! problem (damage, wrong bytes); 2 if it could not run (bad flags, no store, a device error).
 
 use std::process::ExitCode;
 
 use crate::output::log;
 
-/// How a command that ran ended.
+/// The result of a command that ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// All is well.
-    Fine,
-    /// Something is wrong, and has been named.
-    Wrong,
+pub(crate) enum RunStatus {
+    /// No problem was found.
+    Clean,
+    /// A problem was found and printed.
+    Problems,
 }
 
-/// The exit status of a command; an error is said on stderr.
-pub(crate) fn code(result: anyhow::Result<Verdict>) -> ExitCode {
+/// The exit status of a command. Prints an error on stderr.
+pub(crate) fn code(result: anyhow::Result<RunStatus>) -> ExitCode {
     match result {
-        Ok(Verdict::Fine) => ExitCode::SUCCESS,
-        Ok(Verdict::Wrong) => ExitCode::from(1),
+        Ok(RunStatus::Clean) => ExitCode::SUCCESS,
+        Ok(RunStatus::Problems) => ExitCode::from(1),
         Err(error) => {
             log!("error: {error:#}");
             ExitCode::from(2)

@@ -1,8 +1,9 @@
-//! What a store process says of itself over HTTP, on loopback: `/metrics`, as Prometheus reads them, and `/healthz`.
+//! HTTP server of a store process, on loopback: `/metrics` in the OpenMetrics format, and
+//! `/healthz`.
 
-mod answer;
 mod connection;
 mod request;
+mod response;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -26,12 +27,12 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 
-use self::answer::Answer;
 use self::request::Request;
+use self::response::Response;
 use self::server::Server;
 
-/// What [`Stats`] says of this moment; all else only grows.
-const NOW: [&str; 14] = [
+/// The fields of [`Stats`] that are gauges; all others are counters.
+const GAUGES: [&str; 14] = [
     "objects",
     "dram_objects",
     "dram_bytes",
@@ -49,8 +50,8 @@ const NOW: [&str; 14] = [
 ];
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Clients are accepted no more if the accept loop made no turn for so long.
-const STALE: Duration = Duration::from_secs(10);
+/// Time without a pass of the accept loop after which `/healthz` fails.
+const ACCEPT_STALL: Duration = Duration::from_secs(10);
 /// Between two looks at whether clients are still served, at the end of the process.
 const LINKS_STEP: Duration = Duration::from_millis(10);
 
@@ -61,12 +62,12 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// Whether the address can be listened on.
+    /// Check that the address can be bound.
     pub(crate) fn check(endpoint: &Endpoint) -> anyhow::Result<()> {
         Http::bind(endpoint).map(drop)
     }
 
-    /// Listen on loopback: at the first address of `endpoint` that this host has.
+    /// Listen on loopback, at the first address of `endpoint` that can be bound.
     pub(crate) fn listen(endpoint: &Endpoint) -> anyhow::Result<Http> {
         let server = Server::new(Http::bind(endpoint)?);
         let listening = server.and_then(|server| Ok(Http { address: server.address()?, server }));
@@ -78,44 +79,44 @@ impl Http {
             .addresses(endpoint, Limits::default().handshake)
             .with_context(|| format!("--metrics={endpoint}"))?;
         if !addresses.iter().all(|address| address.ip().is_loopback()) {
-            bail!("it would be answered to other hosts --metrics={endpoint}");
+            bail!("the address is not loopback, other hosts could read the metrics --metrics={endpoint}");
         }
         TcpListener::bind(addresses.as_slice()).with_context(|| format!("cannot listen --metrics={endpoint}"))
     }
 
-    /// Where it listens: the port that was found, if none was said.
+    /// The address of the listener, with the port in use if none was given.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answer until told to stop; that is looked at each `wait`, whatever clients do.
-    pub(crate) fn answer(&mut self, store: &Store, serving: &Serving, stop: &AtomicBool, wait: Duration) {
+    /// Serve requests until `stop` is set, which is checked at least every `wait`.
+    pub(crate) fn run(&mut self, store: &Store, serving: &ServeState, stop: &AtomicBool, wait: Duration) {
         let clock = SystemClock::new();
         while !stop.load(Ordering::Relaxed) {
-            self.server.turn(&clock, wait, &mut |request| answer_of(request, store, serving));
+            self.server.poll(&clock, wait, &mut |request| respond(request, store, serving));
         }
     }
 }
 
-fn answer_of(request: Request<'_>, store: &Store, serving: &Serving) -> Answer {
+fn respond(request: Request<'_>, store: &Store, serving: &ServeState) -> Response {
     match (request.method, request.path) {
         ("GET" | "HEAD", "/metrics") => {
-            let body = metrics(&store.stats(), &serving.now());
-            Answer { status: "200 OK", kind: OPEN_METRICS, body }
+            let body = metrics(&store.stats(), &serving.gauges());
+            Response { status: "200 OK", kind: OPEN_METRICS, body }
         }
-        ("GET" | "HEAD", "/healthz") => health(serving.since_turn(), &store.stats().ssd_state),
-        ("GET" | "HEAD", _) => Answer::text("404 Not Found", "there are /metrics and /healthz\n"),
-        _ => Answer::text("405 Method Not Allowed", "only GET and HEAD\n"),
+        ("GET" | "HEAD", "/healthz") => health(serving.since_accept_poll(), &store.stats().ssd_state),
+        ("GET" | "HEAD", _) => Response::text("404 Not Found", "try /metrics or /healthz\n"),
+        _ => Response::text("405 Method Not Allowed", "only GET and HEAD\n"),
     }
 }
 
-/// The answer about health. A tier that is off is no reason to be ended, DRAM serves on.
-fn health(since_turn: Duration, ssd_state: &str) -> Answer {
-    if since_turn < STALE {
-        return Answer::text("200 OK", format!("ok ssd_state={ssd_state}\n"));
+/// The response to `/healthz`. An SSD tier that is off is no failure: DRAM still serves.
+fn health(since_accept_poll: Duration, ssd_state: &str) -> Response {
+    if since_accept_poll < ACCEPT_STALL {
+        return Response::text("200 OK", format!("ok ssd_state={ssd_state}\n"));
     }
-    let text = format!("no client is accepted accept_loop_idle_s={}\n", since_turn.as_secs());
-    Answer::text("503 Service Unavailable", text)
+    let text = format!("the accept loop is stalled accept_loop_idle_s={}\n", since_accept_poll.as_secs());
+    Response::text("503 Service Unavailable", text)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -123,16 +124,16 @@ struct Named {
     name: String,
 }
 
-/// What a process does for its clients now.
-pub(crate) struct Serving {
+/// State of a process that serves clients, for metrics and health.
+pub(crate) struct ServeState {
     links: AtomicU64,
     pub(crate) staging: StagingPool,
-    began: Instant,
-    /// When the accept loop made its last turn, in milliseconds since then.
-    turn_ms: AtomicU64,
+    started: Instant,
+    /// Time of the accept loop's last pass, in milliseconds since `started`.
+    accept_poll_ms: AtomicU64,
 }
 
-/// A client that is counted as long as this lives.
+/// Counts a client until it is dropped.
 pub(crate) struct LinkCount<'a>(&'a AtomicU64);
 
 impl Drop for LinkCount<'_> {
@@ -141,9 +142,10 @@ impl Drop for LinkCount<'_> {
     }
 }
 
-impl Serving {
-    pub(crate) fn new(staging: StagingPool) -> Serving {
-        Serving { links: AtomicU64::new(0), staging, began: Instant::now(), turn_ms: AtomicU64::new(0) }
+impl ServeState {
+    pub(crate) fn new(staging: StagingPool) -> ServeState {
+        let (links, accept_poll_ms) = (AtomicU64::new(0), AtomicU64::new(0));
+        ServeState { links, staging, started: Instant::now(), accept_poll_ms }
     }
 
     /// Count a client.
@@ -169,19 +171,19 @@ impl Serving {
         true
     }
 
-    /// The accept loop makes a turn.
-    pub(crate) fn note_turn(&self) {
-        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.turn_ms.store(now, Ordering::Relaxed);
+    /// Record a pass of the accept loop.
+    pub(crate) fn note_accept_poll(&self) {
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.accept_poll_ms.store(now, Ordering::Relaxed);
     }
 
-    /// How long ago it made the last one.
-    fn since_turn(&self) -> Duration {
-        let turn = Duration::from_millis(self.turn_ms.load(Ordering::Relaxed));
-        self.began.elapsed().saturating_sub(turn)
+    /// Time since the last pass of the accept loop.
+    fn since_accept_poll(&self) -> Duration {
+        let last = Duration::from_millis(self.accept_poll_ms.load(Ordering::Relaxed));
+        self.started.elapsed().saturating_sub(last)
     }
 
-    fn now(&self) -> [(&'static str, &'static str, u64); 2] {
+    fn gauges(&self) -> [(&'static str, &'static str, u64); 2] {
         [
             ("links", "clients", self.links()),
             ("transfer_bytes", "bytes of transfer memory in use", self.staging.in_use() as u64),
@@ -200,7 +202,7 @@ fn metrics(stats: &Stats, serving: &[(&'static str, &'static str, u64)]) -> Stri
     for (name, value) in fields.as_object().into_iter().flatten() {
         let help = name.replace('_', " ");
         match value {
-            Value::Number(number) if NOW.contains(&&**name) => {
+            Value::Number(number) if GAUGES.contains(&&**name) => {
                 let gauge = Gauge::<i64>::default();
                 gauge.set(number.as_i64().unwrap_or(i64::MAX));
                 registry.register(name, help, gauge);
@@ -228,25 +230,25 @@ fn metrics(stats: &Stats, serving: &[(&'static str, &'static str, u64)]) -> Stri
         }
     }
     let mut text = String::new();
-    // Writing into a string does not fail.
+    // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);
     text
 }
 
 #[cfg(test)]
-mod told {
+mod response_tests {
     use super::*;
 
     #[test]
-    fn health_fails_once_the_accept_loop_stands_still() {
+    fn health_fails_when_the_accept_loop_stalls() {
         let after = |seconds| health(Duration::from_secs(seconds), "on");
-        assert_eq!(after(9), Answer::text("200 OK", "ok ssd_state=on\n"));
-        let text = "no client is accepted accept_loop_idle_s=10\n";
-        assert_eq!(after(10), Answer::text("503 Service Unavailable", text));
+        assert_eq!(after(9), Response::text("200 OK", "ok ssd_state=on\n"));
+        let text = "the accept loop is stalled accept_loop_idle_s=10\n";
+        assert_eq!(after(10), Response::text("503 Service Unavailable", text));
     }
 
     #[test]
-    fn every_figure_is_told_and_those_of_this_moment_are_gauges() {
+    fn every_field_of_stats_is_a_gauge_or_a_counter() {
         let mut stats =
             Stats { objects: 3, puts_stored: 7, ssd_state: "read-only".into(), ..Stats::default() };
         stats.misses.insert("absent".into(), 5);
@@ -266,6 +268,6 @@ mod told {
         for name in fields.as_object().expect("an object").keys() {
             assert!(text.contains(&format!("# TYPE pagelith_{name} ")), "{name}");
         }
-        assert!(NOW.iter().all(|name| fields[*name].is_u64()), "a gauge that is no figure");
+        assert!(GAUGES.iter().all(|name| fields[*name].is_u64()), "a gauge without a number");
     }
 }

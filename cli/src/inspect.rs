@@ -1,5 +1,5 @@
-//! `pagelith inspect`: what a store is and what lies in it, never any payload. Uses `layouts` alone; a store
-//! in use can be looked at too, as it is at that moment.
+//! `pagelith inspect`: the geometry and the content of a store, without payloads. Uses `layouts`
+//! only. A store in use can be inspected too, in its state at that moment.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,17 +14,17 @@ use pagelith_layouts::manifest::Manifest;
 use pagelith_layouts::scan::Found;
 use serde::Serialize;
 
-use crate::exit::Verdict;
+use crate::exit::RunStatus;
 use crate::on_disk::segment::{Footer, Head, Segment};
-use crate::on_disk::{Hold, OnDisk, shown};
+use crate::on_disk::{LockMode, OnDisk, display_dirs};
 use crate::output::{log, out};
 use crate::verify::finding::Severity;
 use crate::verify::{manifest_findings, newer_format};
 
-/// Show what a store is: geometry, segments, namespaces, checkpoints.
+/// Show the metadata of a store: geometry, segments, namespaces, checkpoints.
 ///
-/// Exit status: 0; 1 if something was damaged that had to be read for it (`verify` reads everything); 2 if
-/// there is no store.
+/// Exit status: 0; 1 if a part that it read was damaged (`verify` reads everything); 2 if there is
+/// no store.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
     /// Directories of the store, in the order of its configuration
@@ -72,8 +72,9 @@ struct SegmentRow {
 struct NamespaceRow {
     namespace: String,
     generation: u64,
-    /// Objects on disk of this generation and of older ones; dead copies count too.
+    /// Objects on disk of the current generation, dead copies included.
     objects: u64,
+    /// Objects on disk of older generations.
     objects_cleared: u64,
 }
 
@@ -87,8 +88,8 @@ struct CheckpointRow {
     clean: Option<bool>,
 }
 
-pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Verdict> {
-    let disk = OnDisk::open(&args.dirs, Hold::Peek)?;
+pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<RunStatus> {
+    let disk = OnDisk::open(&args.dirs, LockMode::Probe)?;
     if let Some(path) = &disk.locked {
         log!("the store is in use, and may change while it is read file={}", path.display());
     }
@@ -100,8 +101,8 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Verdict> {
             for finding in manifest_findings(&disk, &damage) {
                 log!("{finding}");
             }
-            log!("no copy of the manifest can be used dir={}", shown(&args.dirs));
-            return Ok(Verdict::Wrong);
+            log!("no copy of the manifest can be used dir={}", display_dirs(&args.dirs));
+            return Ok(RunStatus::Problems);
         }
     };
     let (has, given) = (manifest.superblock().dir_count, disk.dir_count());
@@ -112,17 +113,17 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Verdict> {
     let findings = manifest_findings(&disk, &damage);
     let wrong = findings.iter().filter(|f| f.severity == Severity::Wrong);
     inspection.damage.extend(wrong.map(ToString::to_string));
-    inspection.look(&disk, &manifest);
+    inspection.read(&disk, &manifest);
     if args.json {
         out!("{}", serde_json::to_string(&inspection)?)?;
     } else {
         out!("{}", inspection.text().trim_end())?;
     }
-    Ok(if inspection.damage.is_empty() { Verdict::Fine } else { Verdict::Wrong })
+    Ok(if inspection.damage.is_empty() { RunStatus::Clean } else { RunStatus::Problems })
 }
 
-/// Objects seen in each namespace, by generation.
-type Seen = BTreeMap<NamespaceId, BTreeMap<u64, u64>>;
+/// Number of objects of each namespace, by generation.
+type ObjectCounts = BTreeMap<NamespaceId, BTreeMap<u64, u64>>;
 
 impl Inspection {
     fn new(disk: &OnDisk, manifest: &Manifest) -> Inspection {
@@ -146,19 +147,19 @@ impl Inspection {
         }
     }
 
-    fn look(&mut self, disk: &OnDisk, manifest: &Manifest) {
-        let mut seen = Seen::new();
+    fn read(&mut self, disk: &OnDisk, manifest: &Manifest) {
+        let mut counts = ObjectCounts::new();
         for (namespace, _) in manifest.generations() {
-            seen.entry(namespace).or_default();
+            counts.entry(namespace).or_default();
         }
         for id in (0..self.segment_count).map(SegmentId) {
-            let row = self.segment_row(disk, manifest, id, &mut seen).unwrap_or_else(|error| {
+            let row = self.segment_row(disk, manifest, id, &mut counts).unwrap_or_else(|error| {
                 self.damage.push(format!("{error:#}"));
                 SegmentRow { segment: id.0, state: "unreadable", ..SegmentRow::default() }
             });
             self.segments.push(row);
         }
-        for (namespace, generations) in seen {
+        for (namespace, generations) in counts {
             let current = manifest.generation(namespace).0;
             let objects = generations.get(&current).copied().unwrap_or(0);
             let all: u64 = generations.values().sum();
@@ -177,7 +178,7 @@ impl Inspection {
         disk: &OnDisk,
         manifest: &Manifest,
         id: SegmentId,
-        seen: &mut Seen,
+        counts: &mut ObjectCounts,
     ) -> anyhow::Result<SegmentRow> {
         let mut row = SegmentRow { segment: id.0, state: "free", ..SegmentRow::default() };
         let Some(segment) = Segment::load(disk, manifest, id)? else { return Ok(row) };
@@ -186,7 +187,7 @@ impl Inspection {
             self.damage.push(format!("{error} {id} offset=0"));
         }
         let mut count = |namespace, generation: u64, sequence: u64| {
-            *seen.entry(namespace).or_default().entry(generation).or_default() += 1;
+            *counts.entry(namespace).or_default().entry(generation).or_default() += 1;
             row.objects += 1;
             row.min_sequence = Some(row.min_sequence.map_or(sequence, |least| least.min(sequence)));
             row.max_sequence = row.max_sequence.max(Some(sequence));
@@ -208,7 +209,7 @@ impl Inspection {
             row.records += 1;
             row.bytes += align_up(record.record_bytes());
         })?;
-        // A segment whose next life has been announced, with nothing of it written yet, is ready to be
+        // The next incarnation is in the manifest but has no record yet: the segment is ready to be
         // opened.
         row.state = if row.records > 0 { "open" } else { "ready" };
         Ok(row)

@@ -6,23 +6,23 @@ use pagelith::io::system::SystemEntropy;
 use pagelith::key_file::SECRET_BYTES;
 use pagelith::transport::auth::Key;
 
-use crate::exit::Verdict;
+use crate::exit::RunStatus;
 use crate::output::out;
 
-/// Make a key for links to `pagelith serve`: an entry of a key file, on stdout.
+/// Generate a key for links to `pagelith serve`: an entry of a key file, on stdout.
 ///
-/// The server's file has an entry for each client, a client's file its own.
+/// The server's file has an entry for each client, a client's file only its own.
 #[derive(Args, Debug)]
 pub(crate) struct KeyArgs {
-    /// What the key is called: 1 to 31 of A-Z a-z 0-9 _ - .
+    /// Name of the key: 1 to 31 characters of A-Z a-z 0-9 _ - .
     name: String,
 }
 
-pub(crate) fn run(args: &KeyArgs) -> anyhow::Result<Verdict> {
+pub(crate) fn run(args: &KeyArgs) -> anyhow::Result<RunStatus> {
     let mut secret = [0; SECRET_BYTES];
     SystemEntropy.fill(&mut secret);
     Key::new(&args.name, &secret)?;
     let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
     out!("[[key]]\nname = \"{}\"\nsecret = \"{hex}\"", args.name)?;
-    Ok(Verdict::Fine)
+    Ok(RunStatus::Clean)
 }

@@ -1,5 +1,5 @@
-//! Latencies in constant memory: counts in buckets that are 1/64 of their power of two wide, so that a
-//! percentile is at most 1.6 % above the true one. The largest is exact.
+//! A latency histogram in constant memory. Each bucket is 1/64 of its power of two wide, so a
+//! percentile is at most 1.6 % above the true one. The maximum is exact.
 
 use std::time::Duration;
 
@@ -26,14 +26,14 @@ impl Latencies {
         self.max = self.max.max(took);
     }
 
-    /// Those of `other` too.
+    /// Add all durations of `other`.
     pub(crate) fn join(&mut self, other: &Latencies) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(all, more)| *all += more);
         self.total += other.total;
         self.max = self.max.max(other.max);
     }
 
-    /// The duration that `share` of all are at most as long as; zero if there are none.
+    /// The smallest duration that at least `share` of all do not exceed; zero if there are none.
     pub(crate) fn percentile(&self, share: f64) -> Duration {
         let wanted = ((self.total as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_value_is_in_a_bucket_that_ends_close_above_it() {
+    fn bucket_of_each_value_ends_within_a_64th_above_it() {
         let powers = (0..64).map(|p| 1_u64 << p).flat_map(|v| [v - 1, v, v + 1, v | (v / 3)]);
         for value in powers.chain([u64::MAX]) {
             let end = upper_end(bucket(value));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_of_a_known_set() {
+    fn percentiles_of_a_known_set_are_within_the_error() {
         let mut latencies = Latencies::new();
         assert_eq!(latencies.percentile(0.5), Duration::ZERO);
         for micros in 1..=1000 {

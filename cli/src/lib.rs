@@ -1,33 +1,33 @@
-//! The program `pagelith`, as a library so that its tests can use its parts. One file a command; `inspect`
-//! and `verify` read a store with `layouts` alone.
+//! The program `pagelith`, as a library so that tests can use its parts. One file per command.
+//! `inspect` and `verify` read a store with `layouts` only, without the engine.
 #![forbid(unsafe_code)]
-// They panic if their output cannot be written: see `output`.
+// `print!` and its kin panic if the output cannot be written: see `output`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![allow(
     clippy::disallowed_methods,
-    reason = "the program is an edge: it has the real clock and the real files"
+    reason = "the program is the outermost layer: it uses the real clock and the real files"
 )]
 
 mod bench;
 mod clients;
 mod content;
 mod exit;
-mod fresh;
 mod http;
 mod inspect;
 mod keys;
 mod latency;
+mod log_limit;
 mod machine;
 mod meter;
 mod on_disk;
+mod open_report;
 mod output;
 mod peers;
-mod refusals;
 mod replay;
 mod rng;
-mod said;
 mod serve;
 mod settings;
+mod temp_dir;
 pub mod trace;
 mod verify;
 pub mod workload;
@@ -61,22 +61,23 @@ enum Command {
 
 /// The program's command line. Each command's help states the defaults of that command.
 fn program() -> Program {
-    let of_the_store = |command| Defaults::of_the_store().in_help(command);
+    let store_defaults = |command| Defaults::of_the_store().in_help(command);
     Cli::command()
         .mut_subcommand("replay", |command| replay::DEFAULTS.in_help(command))
         .mut_subcommand("serve", |command| serve::defaults(None).in_help(command))
         .mut_subcommand("config", |command| {
-            command.mut_subcommand("check", of_the_store).mut_subcommand("show", of_the_store)
+            command.mut_subcommand("check", store_defaults).mut_subcommand("show", store_defaults)
         })
 }
 
 /// Run the program with the process's arguments.
 pub fn main() -> ExitCode {
-    // A write beyond RLIMIT_FSIZE, such as one to the log, fails instead of ending the process.
+    // With a handler, a write beyond RLIMIT_FSIZE fails instead of ending the process.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
-    // Log events go to stderr, warnings and worse unless RUST_LOG says otherwise: stdout is for results.
+    // Log events go to stderr, by default only warnings and errors (RUST_LOG); stdout is for
+    // results.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| output::Events).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| output::EventWriter).init();
     let matches = program().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     exit::code(match cli.command {

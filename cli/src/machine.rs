@@ -1,4 +1,5 @@
-//! The system calls of `inspect` and `verify`: who has a store open, and how its files are opened and written.
+//! The functions of `pagelith::io` that `inspect` and `verify` use: liveness of a store's owner,
+//! and opening and writing of its files.
 
 pub(crate) use pagelith::io::cow::write_in_place;
 pub(crate) use pagelith::io::fault::FaultKind;

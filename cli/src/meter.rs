@@ -1,7 +1,8 @@
-//! What store calls cost, apart from what the harness around them costs.
+//! Cost of store calls, without that of the harness.
 //!
-//! Wall time is summed over the calls. CPU time is the process's (so that the store's own threads count) less
-//! what the harness's thread used outside of calls: making and checking contents, reading the trace, drawing.
+//! Wall time is the sum over the calls. CPU time is that of the process, which includes the store's
+//! threads, minus the time of the harness's thread outside of calls: generating and checking
+//! content, reading the trace, drawing.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Start; every call is made on this thread.
+    /// Start. Every call must be made on this thread.
     pub(crate) fn start() -> Meter {
         Meter {
             process_start: cpu(ClockId::ProcessCPUTime),
@@ -25,17 +26,17 @@ impl Meter {
         }
     }
 
-    /// Make a store call; returns its answer and how long it took.
+    /// Run a store call; returns its result and its duration.
     pub(crate) fn call<T>(&mut self, call: impl FnOnce() -> T) -> (T, Duration) {
         let cpu_before = cpu(ClockId::ThreadCPUTime);
         let before = Instant::now();
-        let answer = call();
+        let result = call();
         let took = before.elapsed();
         self.thread_in_calls += cpu(ClockId::ThreadCPUTime).saturating_sub(cpu_before);
-        (answer, took)
+        (result, took)
     }
 
-    /// CPU time of the store so far: its calls and its threads.
+    /// CPU time of the store so far: that of its calls and of its threads.
     pub(crate) fn store_cpu(&self) -> Duration {
         let process = cpu(ClockId::ProcessCPUTime).saturating_sub(self.process_start);
         let thread = cpu(ClockId::ThreadCPUTime).saturating_sub(self.thread_start);
@@ -59,7 +60,7 @@ fn cpu(clock: ClockId) -> Duration {
     Duration::new(seconds, u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// The most memory this process ever had resident, in bytes, as the kernel counts it (VmHWM).
+/// Peak resident memory of this process in bytes, as the kernel counts it (VmHWM).
 pub(crate) fn rss_peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn work_outside_of_calls_does_not_count() {
+    fn cpu_time_outside_of_calls_is_not_counted() {
         let mut meter = Meter::start();
         let before = cpu(ClockId::ThreadCPUTime);
         work(20_000_000);
@@ -85,14 +86,15 @@ mod tests {
         let (sum, took) = meter.call(|| work(20_000));
         assert_ne!(sum, 0);
         assert!(took > Duration::ZERO);
-        // Other tests run in this process and their CPU counts as the store's; this thread's own must not.
+        // CPU time of other tests in this process counts as the store's; that of this thread must
+        // not.
         let thread = cpu(ClockId::ThreadCPUTime) - meter.thread_start;
         assert!(meter.thread_in_calls < outside, "{meter:?} outside={outside:?}");
         assert!(thread - meter.thread_in_calls >= outside, "{meter:?} outside={outside:?}");
     }
 
     #[test]
-    fn the_peak_is_read() {
+    fn peak_memory_is_read() {
         assert!(rss_peak_bytes() > 1 << 20);
     }
 }

@@ -1,5 +1,7 @@
-//! All that the program prints: results on stdout, everything else on stderr. Output that cannot be written never panics:
-//! a closed stdout drops the results that are left, and a log that cannot be written drops its lines.
+//! The output of the program: results on stdout, everything else on stderr.
+//!
+//! A failed write never panics. A closed stdout drops the remaining results; a log that cannot be
+//! written drops its lines.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write, stderr, stdout};
@@ -8,13 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Bytes that a pipe which is ready takes without making the writer wait (PIPE_BUF).
+/// Bytes that a writable pipe takes without blocking (PIPE_BUF).
 const READY_BYTES: usize = 4096;
 
-static WAITS: AtomicBool = AtomicBool::new(true);
+static BLOCKS: AtomicBool = AtomicBool::new(true);
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Print a line of results on stdout. An error if it cannot be written, unless the reader has gone.
+/// Print a line of results on stdout. An error if it cannot be written, except to a closed pipe.
 macro_rules! out {
     ($($text:tt)*) => { $crate::output::result(format_args!($($text)*)) };
 }
@@ -28,11 +30,11 @@ pub(crate) use {log, out};
 
 /// See [`out`].
 pub(crate) fn result(text: Arguments<'_>) -> anyhow::Result<()> {
-    written_to(&mut stdout().lock(), text).context("cannot write the result to stdout")
+    write_line(&mut stdout().lock(), text).context("cannot write the result to stdout")
 }
 
 /// Write a line to `results`. A closed pipe is no error.
-fn written_to(results: &mut dyn Write, text: Arguments<'_>) -> std::io::Result<()> {
+fn write_line(results: &mut dyn Write, text: Arguments<'_>) -> std::io::Result<()> {
     match writeln!(results, "{text}").and_then(|()| results.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written,
@@ -41,21 +43,22 @@ fn written_to(results: &mut dyn Write, text: Arguments<'_>) -> std::io::Result<(
 
 /// See [`log`].
 pub(crate) fn line(text: Arguments<'_>) {
-    logged(format!("{text}\n").as_bytes());
+    write_log(format!("{text}\n").as_bytes());
 }
 
-/// From now on, drop lines of the log that its reader has no room for: a service does not wait for the reader of its log.
-pub(crate) fn never_wait_for_the_log() {
-    WAITS.store(false, Ordering::Relaxed);
+/// From now on, drop log lines for which the pipe has no room, so that a service never blocks on
+/// the reader of its log.
+pub(crate) fn never_block_on_the_log() {
+    BLOCKS.store(false, Ordering::Relaxed);
 }
 
-fn logged(line: &[u8]) {
+fn write_log(line: &[u8]) {
     // The lock keeps lines whole. Stderr has no buffer.
     let mut log = stderr().lock();
     let dropped = DROPPED.load(Ordering::Relaxed);
     if dropped > 0 && is_ready(&log) {
         DROPPED.fetch_sub(dropped, Ordering::Relaxed);
-        let _ = writeln!(log, "the log was not read in time, lines were dropped lines={dropped}");
+        let _ = writeln!(log, "the log's reader was too slow, lines were dropped lines={dropped}");
     }
     for part in line.chunks(READY_BYTES) {
         if !is_ready(&log) || log.write_all(part).is_err() {
@@ -65,18 +68,18 @@ fn logged(line: &[u8]) {
     }
 }
 
-/// Whether a write to the log would not wait, or may.
+/// Whether a write to the log does not block, or is allowed to.
 fn is_ready(log: &impl std::os::fd::AsFd) -> bool {
     let mut log = [PollFd::new(log, PollFlags::OUT)];
-    WAITS.load(Ordering::Relaxed) || poll(&mut log, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    BLOCKS.load(Ordering::Relaxed) || poll(&mut log, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// Where events of `tracing` are written: to the log.
-pub(crate) struct Events;
+/// The writer of `tracing` events: the log.
+pub(crate) struct EventWriter;
 
-impl Write for Events {
+impl Write for EventWriter {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
-        logged(event);
+        write_log(event);
         Ok(event.len())
     }
 
@@ -102,8 +105,8 @@ mod tests {
     }
 
     #[test]
-    fn a_result_for_a_reader_that_has_gone_is_dropped_and_another_failure_is_an_error() {
-        let of = |kind| written_to(&mut Fails(kind), format_args!("x")).map_err(|error| error.kind());
+    fn result_for_a_closed_pipe_is_dropped_and_another_failure_is_an_error() {
+        let of = |kind| write_line(&mut Fails(kind), format_args!("x")).map_err(|error| error.kind());
         assert_eq!(of(ErrorKind::BrokenPipe), Ok(()));
         assert_eq!(of(ErrorKind::StorageFull), Err(ErrorKind::StorageFull));
     }

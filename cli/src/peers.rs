@@ -1,10 +1,10 @@
-//! Where other stores are, and how they are reached.
+//! Addresses and keys of other store processes.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::config::{Config, PeerConfig, ValidConfig};
 use pagelith::io::entropy::Entropy;
 use pagelith::io::system::SystemEntropy;
@@ -12,25 +12,28 @@ use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::transport::capability::Offer;
 
-/// What this process says of itself on every link.
+/// The capabilities that this process offers on every link.
 pub(crate) fn offer() -> Offer {
     Offer::of_this_build(SystemEntropy.bytes16())
 }
 
-/// Longest that a call to another process's store may take: as a store's own default.
+/// Maximum duration of a call to another process's store: the default of a store.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Which store processes are behind this store: flags over `remote.peers` and `remote.key` of the configuration.
+/// Peers of this store: flags that override `remote.peers` and `remote.key` of the configuration.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct PeerFlags {
-    /// A store process whose store is a tier behind this one's, as `pagelith serve` printed it; again for each further. What is put here goes
-    /// to the one that owns its page. Instead of those of the configuration, which may have names and weights (remote.peers)
+    /// Address of a peer store process, as `pagelith serve` printed it; repeat for each further.
+    /// Its store is a tier below this one, and puts go to the peer that owns the page. Replaces
+    /// remote.peers of the configuration, which may have names and weights
     #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
     pub(crate) remote: Vec<Address>,
-    /// One of them that everything goes to instead, as long as it can be reached, and that is asked before whoever owns a page
+    /// One of these peers: all puts go to it while it can be reached, and gets ask it before the
+    /// owner of the page
     #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
     prefer: Option<Address>,
-    /// This process's key, where a store process demands one: a file with one entry, as `pagelith key` prints it
+    /// Key file of this process, for peers that require a key: one entry, as `pagelith key` prints
+    /// it
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
 }
@@ -49,7 +52,7 @@ impl PeerFlags {
         }
     }
 
-    /// What is wrong with them beside `config`, which they were applied to.
+    /// Check the flags against `config`, to which they were applied.
     pub(crate) fn check(&self, config: &ValidConfig) -> anyhow::Result<()> {
         match &self.prefer {
             Some(prefer) if !config.peers().iter().any(|peer| peer.preferred) => {
@@ -60,7 +63,7 @@ impl PeerFlags {
     }
 }
 
-/// The store of the process at `address`, which knows this one by `key`.
+/// Attach to the store process at `address`, authenticated by `key`.
 pub(crate) fn attach(address: &Address, key: Option<&Key>) -> anyhow::Result<Attached> {
     Ok(Attached::to(address, key, TIMEOUT)?)
 }

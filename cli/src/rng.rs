@@ -28,14 +28,14 @@ impl SplitMix64 {
         from + ((u128::from(self.next_u64()) * width) >> 64) as u64
     }
 
-    /// Fill memory with what nothing can guess, or take for zeros.
+    /// Fill memory with pseudorandom bytes.
     pub(crate) fn fill<'a>(&mut self, memory: impl IntoIterator<Item = &'a mut AlignedBuf>) {
         for word in memory.into_iter().flat_map(|buffer| buffer.chunks_mut(8)) {
             word.copy_from_slice(&self.next_u64().to_le_bytes()[..word.len()]);
         }
     }
 
-    /// A number from 0 up to 1, 1 excluded.
+    /// A number in [0, 1).
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stream_is_the_published_one() {
+    fn stream_matches_the_reference_implementation() {
         // The reference implementation's first outputs for seed 1234567
         // (https://prng.di.unimi.it/splitmix64.c).
         let mut r = SplitMix64::new(1_234_567);
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_reaches_both_ends_and_no_further() {
+    fn range_includes_both_ends_and_nothing_beyond() {
         let mut r = SplitMix64::new(7);
         let drawn: Vec<u64> = (0..200).map(|_| r.within(3, 6)).collect();
         assert_eq!((drawn.iter().min(), drawn.iter().max()), (Some(&3), Some(&6)));

@@ -1,4 +1,4 @@
-//! `pagelith serve`: a store that other processes ask over sockets.
+//! `pagelith serve`: a store that serves other processes over sockets.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::io::threads::no_thread;
 use pagelith::key_file;
 use pagelith::layouts::align::align_down;
-use pagelith::serve::Server;
+use pagelith::server::Server;
 use pagelith::transport::address::{Address, Endpoint};
 use pagelith::transport::auth::KeyRing;
 use pagelith::transport::closed::Closed;
@@ -31,59 +31,65 @@ use pagelith::{FlushReport, Options, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::clients::{self, ClientFlags, ClientMemory};
-use crate::exit::Verdict;
-use crate::http::{Http, Serving};
-use crate::output::{log, never_wait_for_the_log, out};
+use crate::exit::RunStatus;
+use crate::http::{Http, ServeState};
+use crate::log_limit::RefusalLimit;
+use crate::output::{log, never_block_on_the_log, out};
 use crate::peers::{PeerFlags, offer};
-use crate::refusals::Sparing;
 use crate::settings::{Defaults, StoreFlags};
 
-/// How long the listener and idle links wait at a time; a signal is noticed within it.
+/// Maximum single wait of the listener and of idle links; the delay after which a signal takes
+/// effect.
 const WAIT: Duration = Duration::from_millis(100);
 const TRANSFER_DEFAULT: Size = Size::mib(64);
 const TRANSFER_RANGE: (Size, Size) = (Size::kib(64), Size::gib(1024));
 
 /// Serve a store to other processes of this host.
 ///
-/// Prints `listening tcp:HOST:PORT` (or `unix:PATH`) once it takes connections. Without keys whoever can connect may read,
-/// write and remove everything, so the address must be loopback or a Unix socket. SIGTERM, SIGINT and SIGHUP (unless it was ignored
-/// when this began, as under nohup) close the store, within close_timeout_ms, and end the process; SIGQUIT ends it at once.
+/// Prints `listening tcp:HOST:PORT` (or `unix:PATH`) once it accepts connections. Without keys
+/// every client that can connect may read, write and remove everything, so the address must be
+/// loopback or a Unix socket. SIGTERM, SIGINT and SIGHUP (unless it was ignored at start, as under
+/// nohup) close the store, within close_timeout_ms, and end the process; SIGQUIT ends it at once.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     store: StoreFlags,
-    /// Where to listen, at all addresses of a host name; port 0 for any that is free. A Unix socket takes this user's processes, and root's
+    /// Address to listen at, with a host name all of its addresses; port 0 for any free port. A
+    /// Unix socket admits processes of this user and of root
     #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH", default_value = "tcp:127.0.0.1:7411")]
     listen: Address,
-    /// Keys of the clients and what each may do, a file of entries as `pagelith key` prints them; without it whoever can
-    /// connect may do everything
+    /// File with the keys of the clients and the rights of each, as entries that `pagelith key`
+    /// prints; without it every client that can connect has all rights
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
     #[command(flatten)]
     peers: PeerFlags,
-    /// Listen also where other hosts can connect; nothing is encrypted
+    /// Allow an address that other hosts can reach; the connection is not encrypted
     #[arg(long, requires = "keys")]
     beyond_this_host: bool,
-    /// Where `/metrics` and `/healthz` are answered over HTTP, on loopback; port 0 for any that is free
+    /// Address of the HTTP server for `/metrics` and `/healthz`, on loopback; port 0 for any free
+    /// port
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<Endpoint>,
-    /// Bytes of memory for hits from SSD on their way out, of all connections together; whole pages of 4096 bytes are used
+    /// Bytes of memory for staging hits from SSD for all connections together, rounded down to
+    /// pages of 4096 bytes
     #[arg(long, value_name = "SIZE", default_value_t = TRANSFER_DEFAULT, value_parser = transfer_size)]
     transfer: Size,
     #[command(flatten)]
     clients: ClientFlags,
 }
 
-/// Those of the store; `shared` with clients that may look at everything, beside memory of this length.
+/// The defaults of the store. With `shared`, its memory is shared with clients that may read all of
+/// it, and so is transfer memory of that length.
 pub(crate) fn defaults(shared: Option<Size>) -> Defaults {
     Defaults { shared, ..Defaults::of_the_store() }
 }
 
-pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
-    never_wait_for_the_log();
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
+    never_block_on_the_log();
     let stop = Arc::new(AtomicBool::new(false));
     let descriptors = ClientFlags::descriptors();
-    // Of clients' memory that becomes shorter while it is looked at.
+    // A client may truncate its memory while the server reads it.
     pagelith::io::shm::survive_shrinking().context("cannot take SIGBUS")?;
     for signal in signals() {
         signal_hook::flag::register(signal, stop.clone()).context("cannot take signals")?;
@@ -92,38 +98,38 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
         Some(path) => Admission::Keys(Arc::new(KeyRing::new(key_file::ring(path)?, &SystemEntropy)?)),
         None => Admission::Connection(Rights::all()),
     };
-    // Who may do everything may look at everything. Where clients have keys, they see what their keys are for.
+    // Memory is shared only if every client has all rights. With keys, clients read only their
+    // namespaces.
     let shared = matches!(args.listen, Address::Unix(_)) && args.keys.is_none();
     let with_peers = |config: &mut Config| args.peers.apply(config);
     let config = args.store.resolve(defaults(shared.then_some(args.transfer)), None, &with_peers)?;
     args.peers.check(&config)?;
-    let memory = ClientMemory::beside(&config, args.transfer)?;
-    let (staging, transfer) = transfer_memory(&config, args.transfer).context("no memory --transfer")?;
+    let memory = ClientMemory::for_store(&config, args.transfer)?;
+    let (staging, transfer) =
+        transfer_memory(&config, args.transfer).context("cannot allocate the memory of --transfer")?;
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
-    // An address that cannot be bound is found before a store is made. Clients are refused until the store is open.
+    // Finds an address that cannot be bound before a store is created. Until the store is open,
+    // clients are refused.
     drop(listener(&listen, args.clients.limits(&args.listen, descriptors)?)?);
     args.metrics.as_ref().map(Http::check).transpose()?;
     let deadline = config.deadline();
     let opened = Store::open_until(config, &stop);
     if opened.is_err() && stop.load(Ordering::Relaxed) {
-        log!("told to end before the store was open");
-        return Ok(Verdict::Fine);
+        log!("received a signal to end before the store was open");
+        return Ok(RunStatus::Clean);
     }
     let store = opened.context("cannot open the store")?;
-    crate::said::opened(store.opened());
+    crate::open_report::log_opened(store.opened());
     let regions = store.shared_memory().into_iter().chain(transfer).collect();
-    let serving = Serving::new(staging);
+    let serving = ServeState::new(staging);
     let limits = args.clients.limits(&args.listen, descriptors)?;
-    clients::said(&limits, &args.listen, descriptors, &memory);
-    let mut listener = listener(&listen, limits)?
-        .showing(regions)
-        .telling(store.shared_catalog())
-        .lending(store.shared_files());
+    clients::log_bounds(&limits, &args.listen, descriptors, &memory);
+    let mut listener = listener(&listen, limits)?.showing(regions);
     let mut http = args.metrics.as_ref().map(Http::listen).transpose()?;
     let mut lines =
         http.iter().map(|http| format!("metrics http://{}/metrics", http.address())).collect::<Vec<_>>();
     lines.push(format!("listening {}", listener.address()));
-    // Stdout may be closed: serve all the same.
+    // A closed stdout does not prevent serving.
     out!("{}", lines.join("\n")).unwrap_or_else(|error| log!("{error:#}"));
     let served = serve(&store, &mut listener, http.as_mut(), &serving, &stop, deadline);
     drop(http);
@@ -144,16 +150,17 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     match closed.error {
         Some(error) if !is_whole => Err(error).context("not everything is durable"),
         None if !is_whole => bail!("not everything is durable"),
-        // Such as of a file system that was full from the start.
+        // For example a file system that was full from the start.
         Some(error) => {
-            log!("the ssd tier took nothing at the end, and nothing was to be written: {error}");
-            Ok(Verdict::Fine)
+            log!("the ssd tier failed at close, no object was lost: {error}");
+            Ok(RunStatus::Clean)
         }
-        None => Ok(Verdict::Fine),
+        None => Ok(RunStatus::Clean),
     }
 }
 
-/// Those that end the process: the store is closed, whatever comes meanwhile. SIGHUP only if it is not ignored, as `nohup` has it.
+/// The signals that close the store and end the process. SIGHUP only if it is not ignored, as under
+/// `nohup`.
 fn signals() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mut signals = vec![SIGTERM, SIGINT];
@@ -168,31 +175,31 @@ fn is_ignored(signal: i32, status: &str) -> bool {
     ignored >> (signal - 1) & 1 == 1
 }
 
-/// Serve clients until the process is told to end. It returns even if one of their threads panics. Calls under
+/// Serve clients until `stop` is set. Returns even if one of their threads panics. Calls under
 /// way end first, within `deadline`.
 fn serve(
     store: &Store,
     listener: &mut Listener,
     http: Option<&mut Http>,
-    serving: &Serving,
+    serving: &ServeState,
     stop: &AtomicBool,
     deadline: Duration,
 ) -> anyhow::Result<()> {
     std::thread::scope(|scope| {
         let accepting = || {
             if let Some(http) = http {
-                start(scope, "metrics", move || http.answer(store, serving, stop, WAIT))?;
+                spawn(scope, "metrics", move || http.run(store, serving, stop, WAIT))?;
             }
-            let (mut arrivals, mut sparing) = (Vec::new(), Sparing::default());
+            let (mut arrivals, mut limit) = (Vec::new(), RefusalLimit::default());
             let clock = SystemClock::new();
             while !stop.load(Ordering::Relaxed) {
-                serving.note_turn();
+                serving.note_accept_poll();
                 listener.wait(&mut arrivals, WAIT);
-                say_left_out(sparing.passed(clock.now()).left_out);
+                log_suppressed(limit.roll_over(clock.now()).suppressed);
                 for arrival in arrivals.drain(..) {
                     match arrival {
-                        Arrival::Link(link) => welcome(link, scope, store, serving, stop),
-                        Arrival::Refused { peer, why } => refused(&mut sparing, clock.now(), &peer, &why),
+                        Arrival::Link(link) => start_client(link, scope, store, serving, stop),
+                        Arrival::Refused { peer, why } => log_refusal(&mut limit, clock.now(), &peer, &why),
                     }
                 }
             }
@@ -209,7 +216,7 @@ fn serve(
 
 /// End the process though threads of clients do not end: the kernel keeps a thread that closes a descriptor
 /// of a dead file system, or a socket that lingers. Everything is made durable first.
-fn end_without_clients(store: &Store, serving: &Serving) -> ! {
+fn end_without_clients(store: &Store, serving: &ServeState) -> ! {
     let options = Options { timeout: Some(store.close_timeout()), ..Options::default() };
     let flushed = store.flush(options);
     let links = serving.links();
@@ -227,51 +234,51 @@ fn end_without_clients(store: &Store, serving: &Serving) -> ! {
     std::process::exit(code)
 }
 
-/// Tell the log that a client was not let in, or that none could be accepted.
-fn refused(sparing: &mut Sparing, now: Mono, peer: &str, why: &Closed) {
-    let due = sparing.refused(now, peer.is_empty());
-    say_left_out(due.left_out);
-    match (due.line, peer) {
+/// Log that a client was refused, or that accept failed.
+fn log_refusal(limit: &mut RefusalLimit, now: Mono, peer: &str, why: &Closed) {
+    let decision = limit.refused(now, peer.is_empty());
+    log_suppressed(decision.suppressed);
+    match (decision.line, peer) {
         (false, _) => {}
-        (true, "") => log!("no connection is accepted for a moment: {why}"),
+        (true, "") => log!("accept failed, it is paused for a moment: {why}"),
         (true, peer) => log!("refused peer={peer}: {why}"),
     }
 }
 
-fn say_left_out(lines: u64) {
+fn log_suppressed(lines: u64) {
     if lines > 0 {
-        log!("refused more connections than are named refused={lines}");
+        log!("refused further connections without a log line each refused={lines}");
     }
 }
 
-/// Give a client a thread, or tell the log why it has none.
-fn welcome<'scope>(
+/// Start the thread of a client, or log why that failed.
+fn start_client<'scope>(
     link: Box<SocketLink>,
     scope: &'scope Scope<'scope, '_>,
     store: &'scope Store,
-    serving: &'scope Serving,
+    serving: &'scope ServeState,
     stop: &'scope AtomicBool,
 ) {
     let peer = link.facts().peer.clone();
     let unmapped_bytes = link.stream().map_or(0, Socket::unmapped_bytes);
     if unmapped_bytes > 0 {
         log!(
-            "memory that a client shares is not mapped and is read by calls: free it there, or raise --client-memory \
+            "shared memory of a client is not mapped, so reads of it are slow: let the client share less, or raise --client-memory \
              peer={peer} bytes={unmapped_bytes}"
         );
     }
     let counted = serving.count_link();
-    let attended = move || {
+    let body = move || {
         let _counted = counted;
-        attend(store, link, serving.staging.clone(), stop);
+        serve_client(store, link, serving.staging.clone(), stop);
     };
-    if let Err(error) = start(scope, "client", attended) {
+    if let Err(error) = spawn(scope, "client", body) {
         log!("refused peer={peer}: {error}");
     }
 }
 
-/// Start a thread, whose panic ends nothing but itself.
-fn start<'scope>(
+/// Start a thread whose panic ends only that thread.
+fn spawn<'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &'static str,
     body: impl FnOnce() + Send + 'scope,
@@ -290,17 +297,19 @@ fn listener(listen: &Listen, limits: Limits) -> anyhow::Result<Listener> {
     Listener::new(listen, offer(), entropy, clock, limits).context("cannot listen")
 }
 
-/// Memory for objects on their way, and what clients are shown of it, where `dram.shared` is set.
+/// Transfer memory, and its region to share with clients if `dram.shared` is set.
 fn transfer_memory(config: &ValidConfig, bytes: Size) -> std::io::Result<(StagingPool, Option<Arc<Region>>)> {
     let bytes = align_down(bytes.bytes()) as usize;
     if config.dram_shared() {
         let (staging, memory) = StagingPool::shared(bytes)?;
+        // The drive fills huge pages in fewer requests. What the system declines comes as it is used.
+        let _ = memory.prefault();
         return Ok((staging, Some(memory)));
     }
     Ok((StagingPool::new(bytes)?, None))
 }
 
-/// The value of `--transfer`: as `staging.bytes` has it.
+/// The value of `--transfer`, with the range of `staging.bytes`.
 fn transfer_size(text: &str) -> Result<Size, String> {
     let size: Size = text.parse().map_err(|error: SizeError| error.to_string())?;
     let (least, most) = TRANSFER_RANGE;
@@ -310,8 +319,8 @@ fn transfer_size(text: &str) -> Result<Size, String> {
     }
 }
 
-/// Serve one client until it leaves or the process is told to end.
-fn attend(store: &Store, link: Box<dyn Link>, staging: StagingPool, stop: &AtomicBool) {
+/// Serve one client until its link closes or `stop` is set.
+fn serve_client(store: &Store, link: Box<dyn Link>, staging: StagingPool, stop: &AtomicBool) {
     let peer = link.facts().peer.clone();
     log!("serving peer={peer}");
     let mut server = match Server::new(store, link, staging) {
@@ -329,19 +338,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signal_that_the_status_masks_is_ignored() {
+    fn signal_in_the_ignore_mask_is_ignored() {
         let status = |mask: &str| format!("Name:\tx\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
         assert!(is_ignored(SIGHUP, &status("0000000000001001")));
         assert!(!is_ignored(SIGHUP, &status("0000000000001002")) && !is_ignored(SIGHUP, ""));
     }
 
     #[test]
-    fn thread_that_panics_ends_alone() {
-        let (said, heard) = std::sync::mpsc::channel();
+    fn panic_of_a_thread_ends_only_that_thread() {
+        let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
-            start(scope, "first", || panic!("planted")).expect("a thread");
-            start(scope, "second", move || said.send(7).expect("heard")).expect("a thread");
+            spawn(scope, "first", || panic!("planted")).expect("a thread");
+            spawn(scope, "second", move || sender.send(7).expect("a receiver")).expect("a thread");
         });
-        assert_eq!(heard.recv(), Ok(7));
+        assert_eq!(receiver.recv(), Ok(7));
     }
 }

@@ -11,35 +11,35 @@ use pagelith::config::{
 use pagelith::io::regular_file::read_text;
 use pagelith::io::shm::Region;
 
-use crate::exit::Verdict;
+use crate::exit::RunStatus;
 use crate::output::{log, out};
 
-/// Longest configuration file, which the configuration itself bounds as well.
+/// Maximum length of a configuration file; the configuration checks a bound too.
 const CONFIG_BYTES_MAX: u64 = 2 << 20;
 
-/// Flags that set the store up. Whatever is not given comes from the environment
+/// Flags that configure the store. A setting without a flag comes from the environment
 /// (`PAGELITH_DRAM__BYTES=...`), the file, or the command's defaults.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct StoreFlags {
-    /// Directory of the store, kept afterwards; again for each further drive
+    /// Directory of the store, kept afterwards; repeat for each further drive
     #[arg(long = "dir", value_name = "DIR")]
     dirs: Vec<PathBuf>,
-    /// Bytes of the DRAM tier, such as 256MiB; 0 leaves it out
+    /// Bytes of the DRAM tier, such as 256MiB; 0 disables it
     #[arg(long, value_name = "SIZE")]
     dram: Option<Size>,
-    /// Bytes that all files of the store may have together; 0 leaves the SSD tier out
+    /// Maximum bytes of all files of the store together; 0 disables the SSD tier
     #[arg(long, value_name = "SIZE")]
     ssd: Option<Size>,
-    /// Which object leaves DRAM first
+    /// Eviction policy of the DRAM tier
     #[arg(long, value_name = "NAME", value_parser = choice(DramPolicy::NAMES, DramPolicy::of_name))]
     policy: Option<DramPolicy>,
-    /// Which segment of the SSD log is reclaimed first
+    /// Reclaim policy for segments of the SSD log
     #[arg(long, value_name = "NAME", value_parser = choice(SsdPolicy::NAMES, SsdPolicy::of_name))]
     ssd_policy: Option<SsdPolicy>,
-    /// What moves the bytes to and from the SSD
-    #[arg(long, value_name = "SIDE", value_parser = io_side())]
+    /// I/O backend of the SSD tier
+    #[arg(long, value_name = "BACKEND", value_parser = io_backend())]
     io: Option<SsdIo>,
-    /// Bytes of aligned memory for reads that cannot go straight into their destination
+    /// Bytes of aligned staging memory, for reads that cannot go directly into their destination
     #[arg(long, value_name = "SIZE")]
     staging: Option<Size>,
     /// Configuration file, `.toml` or `.json`
@@ -47,7 +47,8 @@ pub(crate) struct StoreFlags {
     config: Option<PathBuf>,
 }
 
-/// Look at a configuration: file, environment (`PAGELITH_DRAM__BYTES=...`) and flags, the later before the earlier
+/// Check or show a configuration: file, environment (`PAGELITH_DRAM__BYTES=...`) and flags; later
+/// ones win
 #[derive(Args, Debug)]
 pub(crate) struct ConfigArgs {
     #[command(subcommand)]
@@ -56,18 +57,18 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Subcommand, Debug)]
 enum ConfigAction {
-    /// Name everything that is wrong with it, for this machine, and open nothing
+    /// Report all problems of the configuration on this machine, and open nothing
     Check(StoreFlags),
-    /// Print every setting with its value, as JSON that `--config` reads
+    /// Print every setting with its value, as JSON for `--config`
     Show(StoreFlags),
 }
 
-pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<Verdict> {
+pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<RunStatus> {
     let (ConfigAction::Check(flags) | ConfigAction::Show(flags)) = &args.action;
     match flags.validate(Defaults::of_the_store(), None, &|_| {})? {
         Ok(valid) if matches!(args.action, ConfigAction::Show(_)) => {
             out!("{}", valid.config().to_json_string())?;
-            Ok(Verdict::Fine)
+            Ok(RunStatus::Clean)
         }
         Ok(valid) => {
             for dir in valid.dirs_in_memory() {
@@ -76,34 +77,35 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<Verdict> {
                     dir.display()
                 )?;
             }
-            out!("nothing is wrong with it memory={}", valid.memory_plan())?;
-            Ok(Verdict::Fine)
+            out!("the configuration is valid memory={}", valid.memory_plan())?;
+            Ok(RunStatus::Clean)
         }
         Err(problems) => {
             out!("{problems}")?;
-            Ok(Verdict::Wrong)
+            Ok(RunStatus::Problems)
         }
     }
 }
 
-/// What a command takes where neither file nor environment nor flag says anything.
+/// A command's defaults for settings without file, environment and flag.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Defaults {
     pub(crate) dram: Size,
     pub(crate) ssd: Size,
-    /// Whether the arena is memory that other processes can be shown, and segment files are handed over to them, where the system lets
-    /// this process share memory of its length, and of this one.
+    /// If set, the arena is memory that other processes can map. That needs a system that lets this
+    /// process share memory of the arena's length and of this
+    /// length.
     pub(crate) shared: Option<Size>,
 }
 
 impl Defaults {
-    /// Those of [`Config`] itself, which a process that embeds the store has as well.
+    /// The defaults of [`Config`] itself, which also apply to embedded stores.
     pub(crate) fn of_the_store() -> Defaults {
         let config = Config::default();
         Defaults { dram: config.dram.bytes, ssd: config.ssd.bytes, shared: None }
     }
 
-    /// State them in the help of a command that has [`StoreFlags`].
+    /// Add the defaults to the help of a command with [`StoreFlags`].
     pub(crate) fn in_help(self, command: Command) -> Command {
         let with = |default: String| {
             move |arg: Arg| {
@@ -112,8 +114,8 @@ impl Defaults {
             }
         };
         let dirs = match self.ssd {
-            Size::ZERO => "none; one needs --ssd as well".to_owned(),
-            _ => "a fresh one under the system's temporary directory, removed at the end".to_owned(),
+            Size::ZERO => "none; --ssd is needed too".to_owned(),
+            _ => "a new one under the system's temporary directory, removed at the end".to_owned(),
         };
         let config = Config::default();
         command
@@ -135,7 +137,7 @@ fn choice<T: Clone + Send + Sync + 'static>(
 }
 
 /// The parser of `--io`.
-pub(crate) fn io_side() -> impl TypedValueParser<Value = SsdIo> {
+pub(crate) fn io_backend() -> impl TypedValueParser<Value = SsdIo> {
     choice(SsdIo::NAMES, SsdIo::of_name)
 }
 
@@ -143,24 +145,24 @@ pub(crate) fn io_side() -> impl TypedValueParser<Value = SsdIo> {
 pub(crate) type Tune<'a> = &'a dyn Fn(&mut Config);
 
 impl StoreFlags {
-    /// No flags but these.
+    /// Only these flags.
     pub(crate) fn of(dirs: Vec<PathBuf>, io: Option<SsdIo>) -> StoreFlags {
         StoreFlags { dirs, io, ..StoreFlags::default() }
     }
 
-    /// The configuration, or an error with all that is wrong with it.
+    /// The configuration, or an error with all of its problems.
     pub(crate) fn resolve(
         &self,
         defaults: Defaults,
         fresh_dir: Option<&Path>,
         tune: Tune<'_>,
     ) -> anyhow::Result<ValidConfig> {
-        self.validate(defaults, fresh_dir, tune)?.context("the configuration is refused")
+        self.validate(defaults, fresh_dir, tune)?.context("the configuration is invalid")
     }
 
-    /// The configuration, checked against this machine; the same for every command. `fresh_dir` is where an SSD tier goes
-    /// that only the command's defaults or `--ssd` ask for, without a directory; it is not made here. `tune` sets what the
-    /// command itself has to insist on.
+    /// The configuration, checked against this machine; the same for every command. `fresh_dir` is
+    /// the directory for an SSD tier that only the command's defaults or `--ssd` request; it is not
+    /// created here. `tune` sets the settings that the command itself requires.
     fn validate(
         &self,
         defaults: Defaults,
@@ -177,7 +179,7 @@ impl StoreFlags {
             builder = builder.file(*format, text);
         }
         let builder = builder.set(|config| {
-            // A file that has half of an SSD tier is refused, not completed.
+            // A file with only one of the two SSD settings is refused, not completed.
             let ssd_given = given("ssd", "bytes") || given("ssd", "dirs");
             if !given("dram", "bytes") {
                 config.dram.bytes = defaults.dram;
@@ -186,15 +188,9 @@ impl StoreFlags {
                 config.ssd.bytes = defaults.ssd;
             }
             self.apply(config);
-            let shares = match defaults.shared {
-                Some(beside) if !given("dram", "shared") => can_share(config.dram.bytes.max(beside)),
-                beside => beside.is_some(),
-            };
             if !given("dram", "shared") {
-                config.dram.shared = shares;
-            }
-            if !given("ssd", "shared") {
-                config.ssd.shared = shares;
+                let can = |beside: Size| can_share(config.dram.bytes.max(beside));
+                config.dram.shared = defaults.shared.is_some_and(can);
             }
             if config.ssd.bytes > Size::ZERO && config.ssd.dirs.is_empty() && !ssd_given {
                 config.ssd.dirs.extend(fresh_dir.map(Path::to_owned));
@@ -218,7 +214,7 @@ impl StoreFlags {
         if !self.dirs.is_empty() {
             config.ssd.dirs.clone_from(&self.dirs);
         } else if self.ssd == Some(Size::ZERO) {
-            // `--ssd 0` leaves out the whole tier of a file or the environment.
+            // `--ssd 0` disables the whole tier of a file or the environment.
             config.ssd.dirs.clear();
         }
     }
@@ -226,20 +222,20 @@ impl StoreFlags {
 
 fn read_file(path: &Path) -> anyhow::Result<(ConfigFormat, String)> {
     let Some(format) = ConfigFormat::of_path(path) else {
-        bail!("a configuration file is .toml or .json file={}", path.display());
+        bail!("a configuration file must end in .toml or .json file={}", path.display());
     };
     let text = read_text(path, CONFIG_BYTES_MAX);
     Ok((format, text.with_context(|| format!("cannot read the configuration file={}", path.display()))?))
 }
 
-/// Whether this process may share memory of this length with others; if not, the log says why.
+/// Whether this process can share memory of this length with others; logs the reason if not.
 fn can_share(length: Size) -> bool {
     let bytes = usize::try_from(length.bytes()).unwrap_or(usize::MAX);
     let made = Region::new(bytes.max(1));
     if let Err(error) = &made {
         log!(
-            "memory cannot be shared with clients of this host, so they are sent every hit; dram.shared = false says that this \
-             is meant, and true that it is an error: {error} bytes={length}"
+            "memory cannot be shared with clients of this host, so every hit is sent to them; set dram.shared = false to accept \
+             this, or true to make it an error: {error} bytes={length}"
         );
     }
     made.is_ok()
@@ -249,7 +245,8 @@ fn env_name(section: &str, name: &str) -> String {
     format!("{ENV_PREFIX}{section}__{name}").to_ascii_uppercase()
 }
 
-/// Whether a file sets this setting. One that cannot be parsed sets none: its error is the configuration's.
+/// Whether a file sets this setting. A file that cannot be parsed sets none; the configuration
+/// reports it.
 fn names_setting(format: ConfigFormat, text: &str, section: &str, name: &str) -> bool {
     let tree: Option<serde_json::Value> = match format {
         ConfigFormat::Toml => toml::from_str(text).ok(),
@@ -263,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_names_what_it_sets() {
+    fn setting_in_a_file_is_found_in_both_formats() {
         for (format, text) in
             [(ConfigFormat::Toml, "[ssd]\nbytes = 0"), (ConfigFormat::Json, r#"{"ssd": {"bytes": 0}}"#)]
         {

@@ -1,6 +1,6 @@
-//! Prefix traces: JSON lines with `timestamp`, `input_length`, `output_length` and `hash_ids` (one id per
-//! 512-token block; equal ids mean equal block and equal prefix), plain or gzipped. Read as a stream: a trace
-//! may be longer than memory.
+//! Prefix traces: JSON lines with `timestamp`, `input_length`, `output_length` and `hash_ids` (one
+//! id per 512-token block; equal ids mean equal block and equal prefix), plain or gzipped. Read as
+//! a stream, since a trace may exceed memory.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -14,9 +14,10 @@ use serde::Deserialize;
 
 /// First bytes of a gzip member (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// Tokens a block.
+/// Tokens per block.
 const BLOCK_TOKENS: u64 = 512;
-/// Longest line in bytes; a request of a million blocks is shorter. Bounds memory when the file is no trace.
+/// Maximum line in bytes; a request of a million blocks is shorter. Bounds memory for files that
+/// are not traces.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
 /// One request of a trace.
@@ -24,11 +25,11 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 pub struct TraceRequest {
     /// The blocks of the prompt, in order.
     pub hash_ids: Vec<u64>,
-    /// How many of them, from the first, the prompt fills: the last may be one that it only begins.
+    /// Number of leading blocks that the prompt fills completely; it may fill the last one partly.
     pub whole_blocks: usize,
 }
 
-/// A line as it is written. All four fields must be there; others are passed over.
+/// A line of the file. All four fields are required; others are ignored.
 #[derive(Deserialize)]
 struct Line {
     #[serde(rename = "timestamp")]
@@ -49,13 +50,13 @@ pub struct Trace {
     text: Vec<u8>,
 }
 
-/// Counts what is read of the file itself, compressed or not: the progress through it.
-struct Counting<R> {
+/// Counts the bytes read of the file itself, compressed or not, for the progress.
+struct CountingReader<R> {
     file: R,
     bytes: Arc<AtomicU64>,
 }
 
-impl<R: Read> Read for Counting<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.file.read(buf)?;
         self.bytes.fetch_add(n as u64, Ordering::Relaxed);
@@ -64,7 +65,7 @@ impl<R: Read> Read for Counting<R> {
 }
 
 impl Trace {
-    /// Open a trace. Whether it is gzipped is told by its first bytes, not by its name.
+    /// Open a trace. Its first bytes tell whether it is gzipped, not its name.
     pub fn open(path: &Path) -> anyhow::Result<Trace> {
         let context = || format!("cannot read the trace file={}", path.display());
         let file = File::open(path).with_context(context)?;
@@ -72,11 +73,11 @@ impl Trace {
         Trace::read(file, file_bytes, path)
     }
 
-    /// Read a trace of `file_bytes` from anywhere; `path` is what errors name.
+    /// Read a trace of `file_bytes` from any reader; errors name `path`.
     pub fn read(file: impl Read + 'static, file_bytes: u64, path: &Path) -> anyhow::Result<Trace> {
         let context = || format!("cannot read the trace file={}", path.display());
         let bytes_read = Arc::new(AtomicU64::new(0));
-        let mut raw = BufReader::new(Counting { file, bytes: Arc::clone(&bytes_read) });
+        let mut raw = BufReader::new(CountingReader { file, bytes: Arc::clone(&bytes_read) });
         let gzipped = raw.fill_buf().with_context(context)?.starts_with(&GZIP_MAGIC);
         let reader: Box<dyn BufRead> =
             if gzipped { Box::new(BufReader::new(MultiGzDecoder::new(raw))) } else { Box::new(raw) };
@@ -88,7 +89,7 @@ impl Trace {
         (self.bytes_read.load(Ordering::Relaxed), self.file_bytes)
     }
 
-    fn place(&self) -> String {
+    fn location(&self) -> String {
         format!("file={} line={}", self.path.display(), self.line)
     }
 
@@ -98,12 +99,12 @@ impl Trace {
             self.line += 1;
             self.text.clear();
             let read = self.reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut self.text);
-            let read = read.with_context(|| format!("cannot read the trace {}", self.place()))?;
+            let read = read.with_context(|| format!("cannot read the trace {}", self.location()))?;
             if read == 0 {
                 return Ok(None);
             }
             if read as u64 == LINE_BYTES_MAX {
-                bail!("trace line is longer than {LINE_BYTES_MAX} bytes {}", self.place());
+                bail!("trace line is longer than {LINE_BYTES_MAX} bytes {}", self.location());
             }
             if !self.text.trim_ascii().is_empty() {
                 return self.parse().map(Some);
@@ -115,11 +116,11 @@ impl Trace {
         let line: Line = match serde_json::from_slice(&self.text) {
             Ok(line) => line,
             Err(e) => {
-                // serde_json counts lines within the text it was given, which is always line 1.
-                let said = e.to_string();
-                let cause = said.split(" at line ").next().unwrap_or(&said);
+                // serde_json counts lines within its input, which is always line 1.
+                let error = e.to_string();
+                let cause = error.split(" at line ").next().unwrap_or(&error);
                 let what = if e.is_data() { "does not fit" } else { "is not JSON" };
-                bail!("trace line {what}: {cause} {} column={}", self.place(), e.column());
+                bail!("trace line {what}: {cause} {} column={}", self.location(), e.column());
             }
         };
         let whole = usize::try_from(line.input_length / BLOCK_TOKENS).unwrap_or(usize::MAX);
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_plain_and_gzipped_lines() {
+    fn plain_and_gzipped_lines_are_read() {
         let text = format!("{GOOD}\n\n{GOOD}");
         assert_eq!(read(text.as_bytes()), Ok(vec![vec![0, 7], vec![0, 7]]));
         assert_eq!(read(&gzip(text.as_bytes())), Ok(vec![vec![0, 7], vec![0, 7]]));
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_named() {
+    fn bad_line_is_named_with_file_and_column() {
         let cases = [
             ("not json", "trace line is not JSON: expected ident FILE column=2"),
             ("{\"timestamp\": 0", "trace line is not JSON: EOF while parsing an object FILE column=15"),
@@ -199,15 +200,15 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_archive_is_named() {
+    fn truncated_archive_is_named() {
         let whole = gzip(format!("{GOOD}\n").repeat(3).as_bytes());
-        let said = read(&whole[..whole.len() - 4]).unwrap_err();
-        assert!(said.starts_with("cannot read the trace file=FILE line="), "{said}");
+        let error = read(&whole[..whole.len() - 4]).unwrap_err();
+        assert!(error.starts_with("cannot read the trace file=FILE line="), "{error}");
     }
 
     #[test]
-    fn a_file_without_line_ends_takes_bounded_memory() {
-        let said = read(&vec![b' '; LINE_BYTES_MAX as usize + 5]).unwrap_err();
-        assert_eq!(said, "trace line is longer than 16777216 bytes file=FILE line=1");
+    fn file_without_line_ends_uses_bounded_memory() {
+        let error = read(&vec![b' '; LINE_BYTES_MAX as usize + 5]).unwrap_err();
+        assert_eq!(error, "trace line is longer than 16777216 bytes file=FILE line=1");
     }
 }

@@ -1,18 +1,19 @@
-//! The built-in workload: a chat service, from a seed. Users share a few system prompts; a session grows by a
-//! question and an answer each turn and is asked again as a whole; some sessions are far busier than others;
-//! a session that has become long ends and a new one takes its place.
+//! The built-in workload: a simulated chat service with a seed. Users share a few system prompts. A
+//! session grows by a question and an answer per turn, and each request contains its whole history.
+//! The activity of sessions follows a Zipf distribution. A session that reaches its maximum length
+//! is replaced by a new one.
 
 use crate::rng::SplitMix64;
 use crate::trace::TraceRequest;
 
-/// System prompts, and their lengths in pages.
+/// Number of system prompts, and their lengths in pages.
 const PROMPTS: u64 = 8;
 const PROMPT_PAGES: (u64, u64) = (2, 8);
-/// Sessions that are open at a time, and how steeply their activity falls with rank (a Zipf exponent; chat
-/// users' activity is reported between 0.8 and 1).
+/// Number of open sessions, and the Zipf exponent of their activity (reported between 0.8 and 1 for
+/// chat users).
 const SESSIONS: usize = 400;
 const ZIPF: f64 = 0.9;
-/// Pages of a question and of an answer.
+/// Pages of a question, and of an answer.
 const QUESTION_PAGES: (u64, u64) = (1, 4);
 const ANSWER_PAGES: (u64, u64) = (0, 2);
 /// Pages at which a session ends: 32k tokens in pages of 512.
@@ -21,16 +22,16 @@ const SESSION_PAGES_MAX: usize = 64;
 /// Requests of the default run.
 pub const REQUESTS_DEFAULT: u64 = 4_000;
 
-/// A seeded stream of requests without an end.
+/// An endless, seeded stream of requests.
 pub struct Chat {
     rng: SplitMix64,
-    /// Each system prompt's pages.
+    /// The pages of each system prompt.
     prompts: Vec<Vec<u64>>,
-    /// Each open session's pages so far, the busiest first.
+    /// The pages so far of each open session, the busiest first.
     sessions: Vec<Vec<u64>>,
-    /// Upper ends of the sessions' shares of activity; the last is 1.
+    /// Cumulative shares of activity of the sessions; the last is 1.
     shares: Vec<f64>,
-    /// The next page that nobody has.
+    /// The next unused page.
     next_id: u64,
 }
 
@@ -68,7 +69,8 @@ impl Chat {
         self.shares.partition_point(|end| *end <= at).min(SESSIONS - 1)
     }
 
-    /// The next request: a session's history with a new question. Its answer is part of the next one's.
+    /// The next request: a session's history and a new question. The answer is part of the
+    /// session's next request.
     pub fn next_request(&mut self) -> TraceRequest {
         let at = self.draw_session();
         let mut history = std::mem::take(&mut self.sessions[at]);
@@ -96,13 +98,13 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_names_the_workload() {
+    fn same_seed_gives_the_same_workload() {
         assert_eq!(requests(1, 500), requests(1, 500));
         assert_ne!(requests(1, 500), requests(2, 500));
     }
 
     #[test]
-    fn an_id_always_follows_the_same_prefix() {
+    fn each_id_always_follows_the_same_prefix() {
         let mut before: HashMap<u64, Option<u64>> = HashMap::new();
         for ids in requests(3, 3000) {
             let mut last = None;
@@ -114,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_something_to_hit_and_something_to_miss() {
+    fn hit_ratio_is_between_half_and_95_percent() {
         let mut seen = std::collections::HashSet::new();
         let (mut pages, mut hits) = (0, 0);
         for ids in requests(4, REQUESTS_DEFAULT as usize) {

@@ -22,7 +22,7 @@ fn found(report: &Value) -> u64 {
 }
 
 #[test]
-fn what_one_client_put_the_next_finds_over_tcp_and_over_a_unix_socket() {
+fn client_finds_objects_of_the_previous_client_over_tcp_and_unix_socket() {
     let dir = tempfile::tempdir().expect("a directory");
     for listen in ["tcp:127.0.0.1:0".to_owned(), format!("unix:{}", dir.path().join("socket").display())] {
         let store = tempfile::tempdir().expect("a directory");
@@ -42,7 +42,7 @@ fn what_one_client_put_the_next_finds_over_tcp_and_over_a_unix_socket() {
             (&serde_json::json!({}), &0.into()),
             "{second}"
         );
-        // What was flushed is there for the next process of the store.
+        // The next process of the store finds the flushed objects.
         drop(server);
         let server = Serving::with(&[&["--listen", &listen][..], &ssd].concat());
         let third = json(&replay(&server.address, "150").output().expect("run"));
@@ -51,7 +51,7 @@ fn what_one_client_put_the_next_finds_over_tcp_and_over_a_unix_socket() {
 }
 
 #[test]
-fn pages_of_several_pools_are_found_whole() {
+fn pages_of_several_pools_hit_as_whole_groups() {
     let server = Serving::at("tcp:127.0.0.1:0");
     for model in ["deepseek-v3.2+deepseek-v3.2-mtp", "qwen3-next"] {
         let run = || {
@@ -65,35 +65,35 @@ fn pages_of_several_pools_are_found_whole() {
 }
 
 #[test]
-fn a_store_process_that_is_killed_and_started_again_costs_misses() {
+fn restart_of_a_killed_store_process_costs_only_misses() {
     let mut server = Serving::at("tcp:127.0.0.1:0");
     let mut client = replay(&server.address, "5000");
     client.env("RUST_LOG", "warn").stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = client.spawn().expect("spawned");
     server.says("serving peer=");
     server.kill();
-    // It is up again only after it was missed: a call asks twice, and the third link in a row that cannot be made ends its
-    // asking. A client that is through before that has missed it too.
-    let mut said = BufReader::new(running.stderr.take().expect("stderr"));
+    // Restart it only after the client has noticed its absence: a call tries twice, and it stops
+    // after the third failed link in a row. A client that has finished before has noticed it too.
+    let mut stderr = BufReader::new(running.stderr.take().expect("stderr"));
     let mut rest = String::new();
-    while rest.matches("peer cannot be reached").count() < 3 && said.read_line(&mut rest).expect("a line") > 0
-    {
-    }
+    while rest.matches("peer cannot be reached").count() < 3
+        && stderr.read_line(&mut rest).expect("a line") > 0
+    {}
     let again = Serving::at(&server.address.clone());
-    said.read_to_string(&mut rest).expect("text");
+    stderr.read_to_string(&mut rest).expect("text");
     let report = json(&running.wait_with_output().expect("ended"));
     assert!(is_right(&report) && report["requests"] == 5000, "{report}");
-    assert!(rest.contains("the store process was out of reach times="), "{rest}");
+    assert!(rest.contains("the store process was unreachable times="), "{rest}");
     let warm = json(&replay(&again.address, "150").output().expect("run"));
     assert!(is_right(&warm) && hits(&warm, "dram") > 0, "{warm}");
 }
 
 #[test]
-fn an_attached_process_has_no_store_of_its_own_and_shows_its_key() {
+fn attached_replay_refuses_store_flags_and_needs_a_valid_key() {
     let refused = |mut command: Command, why: &str| {
         let output = command.output().expect("run");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains(why), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && message.contains(why), "{message}");
     };
     for flag in [["--dram", "1MiB"], ["--ssd", "0"], ["--dir", "/tmp"], ["--remote", "tcp:127.0.0.1:1"]] {
         let mut own = replay("tcp:127.0.0.1:1", "1");
@@ -116,18 +116,18 @@ fn an_attached_process_has_no_store_of_its_own_and_shows_its_key() {
 }
 
 #[test]
-fn a_host_is_listened_at_and_reached_by_its_name() {
+fn host_name_works_for_listening_attaching_and_peers() {
     let server = Serving::with(&["--listen", "tcp:localhost:0", "--metrics", "localhost:0"]);
     assert!(server.address.starts_with("tcp:localhost:"), "{}", server.address);
     assert_eq!(server.get("/healthz").0, 200);
     let attached = json(&replay(&server.address, "20").output().expect("run"));
     assert!(is_right(&attached) && attached["bytes_put"] != 0, "{attached}");
     let peer = ["replay", "--json", "--requests", "20", "--remote", &server.address];
-    let behind = json(&command(&peer).output().expect("run"));
-    assert!(is_right(&behind) && hits(&behind, "remote") > 0, "{behind}");
+    let remote = json(&command(&peer).output().expect("run"));
+    assert!(is_right(&remote) && hits(&remote, "remote") > 0, "{remote}");
     let unknown = replay("tcp:no-such-host.invalid:7411", "1").output().expect("run");
-    let said = String::from_utf8_lossy(&unknown.stderr);
-    let names =
-        said.contains("host=no-such-host.invalid") && said.contains("address=tcp:no-such-host.invalid:7411");
-    assert!(unknown.status.code() == Some(2) && names, "{said}");
+    let message = String::from_utf8_lossy(&unknown.stderr);
+    let names = message.contains("host=no-such-host.invalid")
+        && message.contains("address=tcp:no-such-host.invalid:7411");
+    assert!(unknown.status.code() == Some(2) && names, "{message}");
 }

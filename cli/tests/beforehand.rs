@@ -1,4 +1,4 @@
-//! What a command would fail of later is found before it makes anything, and what it made is taken back.
+//! Errors are found before a command creates files, and temporary files are removed.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files and processes")]
 
 mod common;
@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use common::serving::{Serving, command};
 use common::{pagelith, without_settings};
 
-/// What `serve` says that cannot listen there; nothing was made.
-fn refused_before_anything_is_made(listening: &[&str]) -> String {
+/// The error of `serve` with these flags; asserts that it created nothing.
+fn refused_without_files(listening: &[&str]) -> String {
     let home = tempfile::tempdir().expect("a directory");
     let dir = home.path().join("store");
     let store = ["serve", "--dram", "8MiB", "--ssd", "64MiB", "--dir", dir.to_str().expect("text")];
@@ -23,43 +23,43 @@ fn refused_before_anything_is_made(listening: &[&str]) -> String {
 }
 
 #[test]
-fn port_in_use_is_found_before_a_store_is_made() {
+fn port_in_use_is_found_before_a_store_is_created() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("bound");
     let at = taken.local_addr().expect("an address").to_string();
-    let said = refused_before_anything_is_made(&["--listen", &format!("tcp:{at}")]);
-    assert!(said.contains(&at) && said.contains("in use"), "{said}");
-    let said = refused_before_anything_is_made(&["--listen", "tcp:127.0.0.1:0", "--metrics", &at]);
-    assert!(said.contains(&format!("--metrics={at}")) && said.contains("in use"), "{said}");
+    let message = refused_without_files(&["--listen", &format!("tcp:{at}")]);
+    assert!(message.contains(&at) && message.contains("in use"), "{message}");
+    let message = refused_without_files(&["--listen", "tcp:127.0.0.1:0", "--metrics", &at]);
+    assert!(message.contains(&format!("--metrics={at}")) && message.contains("in use"), "{message}");
 }
 
 #[test]
-fn socket_path_that_is_too_long_or_in_use_is_found_before_a_store_is_made() {
+fn unusable_socket_path_is_found_before_a_store_is_created() {
     let long = format!("unix:/tmp/{}", "p".repeat(103));
-    let said = refused_before_anything_is_made(&["--listen", &long]);
-    assert!(said.contains("at most 107 bytes, this one has 108"), "{said}");
+    let message = refused_without_files(&["--listen", &long]);
+    assert!(message.contains("at most 107 bytes, this one has 108"), "{message}");
     let home = tempfile::tempdir().expect("a directory");
     let address = format!("unix:{}", home.path().join("socket").display());
     let server = Serving::at(&address);
-    let said = refused_before_anything_is_made(&["--listen", &address]);
-    assert!(said.contains("in use"), "{said}");
-    // The one that has it is still there.
+    let message = refused_without_files(&["--listen", &address]);
+    assert!(message.contains("in use"), "{message}");
+    // The first server still works.
     let replay = command(&["replay", "--attach", &address, "--requests", "1"]).output().expect("run");
     assert!(replay.status.success(), "{replay:?}");
     drop(server);
 }
 
 #[test]
-fn transfer_memory_is_of_any_size_in_its_range() {
+fn transfer_memory_outside_its_range_is_refused() {
     for size in ["64KiB", "65537", "1MB"] {
         drop(Serving::with(&["--listen", "tcp:127.0.0.1:0", "--transfer", size]));
     }
     for size in ["0", "65535", "2TiB"] {
-        let said = refused_before_anything_is_made(&["--transfer", size]);
-        assert!(said.contains("--transfer") && said.contains("between 64KiB and 1TiB"), "{said}");
+        let message = refused_without_files(&["--transfer", size]);
+        assert!(message.contains("--transfer") && message.contains("between 64KiB and 1TiB"), "{message}");
     }
 }
 
-/// Run under a limit of 20 MiB a file.
+/// Run with a file size limit of 20 MiB.
 fn limited(args: &[&str]) -> (Option<i32>, String) {
     limited_with(&[], args)
 }
@@ -73,44 +73,44 @@ fn limited_with(env: &[(&str, &str)], args: &[&str]) -> (Option<i32>, String) {
         .envs(env.iter().copied())
         .output()
         .expect("run");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8(said).expect("text"))
+    let message = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(message).expect("text"))
 }
 
 #[test]
-fn limit_of_a_files_length_is_named_beforehand_and_ends_nobody() {
+fn file_size_limit_is_reported_before_a_store_is_created() {
     let home = tempfile::tempdir().expect("a directory");
     let dir = home.path().join("store");
     let store = ["--ssd", "64MiB", "--dir", dir.to_str().expect("text")];
     let replay = ["replay", "--dram", "8MiB", "--requests", "10"];
     for (code, command) in [(1, &["config", "check"][..]), (2, &["serve", "--dram", "8MiB"]), (2, &replay)] {
-        let (ended, said) = limited(&[command, &store].concat());
+        let (ended, message) = limited(&[command, &store].concat());
         assert!(
-            ended == Some(code) && said.contains("ssd.bytes: needs a file of"),
-            "{command:?} {ended:?} {said}"
+            ended == Some(code) && message.contains("ssd.bytes: needs a file of"),
+            "{command:?} {ended:?} {message}"
         );
-        assert!(said.contains("ulimit -f"), "{said}");
+        assert!(message.contains("ulimit -f"), "{message}");
     }
     assert!(!dir.exists());
-    // So does one that is there already.
+    // The same for an existing store.
     let made = pagelith(&[&replay[..], &store].concat());
     assert_eq!(made.code, Some(0), "{made:?}");
-    let (ended, said) = limited(&[&replay[..], &store].concat());
-    assert!(ended == Some(2) && said.contains("ulimit -f"), "{ended:?} {said}");
-    // Memory that is shared is a file as well, and so is that of `--transfer`, where sharing was asked for by name.
+    let (ended, message) = limited(&[&replay[..], &store].concat());
+    assert!(ended == Some(2) && message.contains("ulimit -f"), "{ended:?} {message}");
+    // Shared memory is a file too, and with dram.shared = true so is the memory of `--transfer`.
     let shared = [("PAGELITH_DRAM__SHARED", "true")];
     let socket = format!("unix:{}", home.path().join("socket").display());
-    let (ended, said) = limited_with(&shared, &["serve", "--listen", &socket]);
-    assert!(ended == Some(2) && said.contains("dram.bytes: is a file of memory"), "{ended:?} {said}");
-    let (ended, said) = limited_with(&shared, &["serve", "--listen", &socket, "--dram", "1MiB"]);
+    let (ended, message) = limited_with(&shared, &["serve", "--listen", &socket]);
+    assert!(ended == Some(2) && message.contains("dram.bytes: is a file of memory"), "{ended:?} {message}");
+    let (ended, message) = limited_with(&shared, &["serve", "--listen", &socket, "--dram", "1MiB"]);
     assert!(
-        ended == Some(2) && said.contains("--transfer") && said.contains("ulimit -f"),
-        "{ended:?} {said}"
+        ended == Some(2) && message.contains("--transfer") && message.contains("ulimit -f"),
+        "{ended:?} {message}"
     );
 }
 
 #[test]
-fn output_beyond_the_limit_of_a_files_length_is_no_signal() {
+fn output_beyond_the_file_size_limit_is_an_error_not_a_signal() {
     let home = tempfile::tempdir().expect("a directory");
     let output = std::fs::File::create(home.path().join("output")).expect("made");
     let mut shell = without_settings(Command::new("bash"));
@@ -120,7 +120,7 @@ fn output_beyond_the_limit_of_a_files_length_is_no_signal() {
 }
 
 #[test]
-fn directory_whose_files_are_memory_is_told_of_beforehand() {
+fn directory_in_a_memory_file_system_is_reported_before_a_store_is_created() {
     let shm = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let dir = shm.path().join("store");
     let dir = dir.to_str().expect("text");
@@ -140,19 +140,19 @@ fn directory_whose_files_are_memory_is_told_of_beforehand() {
     assert_eq!(std::fs::read_dir(shm.path()).expect("listed").count(), 0);
 }
 
-/// A replay whose store is in a directory of its own under `home`, once that is there.
+/// A running replay whose store is in a temporary directory under `home`.
 fn replaying(home: &Path) -> Child {
     let mut replay = command(&["replay", "--requests", "1000000"]);
     replay.env("TMPDIR", home).env("RUST_LOG", "info").stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = replay.spawn().expect("spawned");
-    let mut said = BufReader::new(child.stderr.take().expect("stderr"));
+    let mut stderr = BufReader::new(child.stderr.take().expect("stderr"));
     let mut line = String::new();
     while !line.contains("store is open") {
         line.clear();
-        assert!(said.read_line(&mut line).expect("a line") > 0, "it ended");
+        assert!(stderr.read_line(&mut line).expect("a line") > 0, "it ended");
     }
-    // It may go on saying things.
-    std::thread::spawn(move || said.read_to_end(&mut Vec::new()));
+    // Keep reading its log.
+    std::thread::spawn(move || stderr.read_to_end(&mut Vec::new()));
     assert_eq!(std::fs::read_dir(home).expect("listed").count(), 1);
     child
 }
@@ -164,7 +164,7 @@ fn kill(child: &mut Child, signal: &str) {
 }
 
 #[test]
-fn temporary_files_go_with_the_process_or_at_the_next_start() {
+fn temporary_files_are_removed_by_signals_or_at_the_next_start() {
     let home = tempfile::tempdir().expect("a directory");
     let left = || std::fs::read_dir(home.path()).expect("listed").count();
     for signal in ["-TERM", "-INT", "-HUP"] {

@@ -1,4 +1,4 @@
-//! `bench`, end to end, with sizes that take a moment. What it measures is not judged here.
+//! `bench`, end to end, with small sizes. The measured values are not checked.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn bench(args: &[&str]) -> serde_json::Value {
 }
 
 #[test]
-fn every_tier_and_operation_is_measured_beside_its_limit() {
+fn every_tier_and_operation_is_measured_with_its_limit() {
     for (tier, op, what) in [
         ("dram", "get", "copy and checksum"),
         ("dram", "put", "memcpy"),
@@ -38,8 +38,8 @@ fn every_tier_and_operation_is_measured_beside_its_limit() {
         let rate = if moves { "gb_per_s" } else { "ops_per_s" };
         let (store, limit) = (json[rate].as_f64().unwrap(), json["limit"][rate].as_f64().unwrap());
         assert!(store > 0.0 && limit > 0.0, "{json}");
-        // All three were rounded to four decimals: a bound in parts alone fails for a ratio near nothing, as an
-        // unoptimized build of the store has beside an optimized `memcpy`.
+        // All three are rounded to four decimals, so a relative bound alone fails for a ratio near
+        // 0, as of an unoptimized build of the store to an optimized `memcpy`.
         let ratio = store / limit;
         assert!((json["ratio"].as_f64().unwrap() - ratio).abs() < 0.0001 + 0.01 * ratio, "{json}");
         let times = ["p50_us", "p99_us", "p999_us"].map(|key| json[key].as_f64().unwrap());
@@ -53,7 +53,7 @@ fn every_tier_and_operation_is_measured_beside_its_limit() {
 }
 
 #[test]
-fn a_named_directory_is_filled_once() {
+fn given_directory_is_filled_once() {
     let dir = tempfile::tempdir().unwrap();
     let flag = format!("--dir={}", dir.path().display());
     let args = ["--tier=ssd", "--op=get", &flag, "--depth=2"];
@@ -62,17 +62,17 @@ fn a_named_directory_is_filled_once() {
 }
 
 #[test]
-fn a_writer_beside_writes_at_its_rate() {
+fn concurrent_writer_keeps_its_rate() {
     let args = ["--tier=ssd", "--op=mixed", "--depth=1"];
     let json = bench(&[&args[..], &["--write-rate=20MiB"]].concat());
     let written = json["written_gb_per_s"].as_f64().unwrap();
-    // At most what was asked for; how much less is the machine's affair.
+    // At most the requested rate; a slow machine may reach less.
     assert!(written > 0.0 && written <= 0.021, "{json}");
     assert!(bench(&args)["written_gb_per_s"].is_null());
 }
 
 #[test]
-fn what_is_asked_for_takes_turns_beside_the_limit() {
+fn requested_baselines_are_measured_too() {
     for (op, beside, whats) in [
         (
             "--op=put",
@@ -115,7 +115,7 @@ fn what_is_asked_for_takes_turns_beside_the_limit() {
 }
 
 #[test]
-fn bad_sizes_are_named() {
+fn invalid_sizes_are_refused_with_their_flags() {
     let ran = pagelith(&["bench", "--tier=ssd", "--op=get", "--object-bytes=1MiB", "--data=4MiB"]);
     assert_eq!(ran.code, Some(2), "{ran:?}");
     assert!(ran.stderr.contains("--data must hold at least one batch"), "{ran:?}");

@@ -1,8 +1,9 @@
-//! Clients of a store process that die at any moment, beside one that lives: nothing of theirs is left, and no byte of the
-//! other is wrong.
+//! Clients of a store process that are killed at any moment, while another one runs: their
+//! resources are released, and the other one reads no wrong byte.
 //!
-//! `TEST_PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills -- --nocapture` makes a campaign of it.
-#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
+//! `TEST_PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills -- --nocapture`
+//! runs a campaign.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and polls at real processes")]
 
 mod common;
 
@@ -12,10 +13,11 @@ use std::process::{Child, Command, Stdio};
 use common::serving::{Serving, command, hits, json};
 
 const KILLS: u64 = 12;
-/// Clients that live at a time, beside the one that nobody kills.
+/// Concurrent clients that are killed.
 const DOOMED: usize = 2;
-/// How often the metrics are read until what is left of dead clients is gone: some seconds of a busy machine.
-const LOOKS: u64 = 20_000;
+/// Maximum reads of the metrics until the resources of dead clients are released: some seconds on a
+/// busy machine.
+const POLLS_MAX: u64 = 20_000;
 
 fn replay(address: &str, seed: u64, requests: &str) -> Command {
     let seed = seed.to_string();
@@ -32,15 +34,16 @@ fn metric(server: &Serving, name: &str) -> u64 {
     line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} is not in\n{text}"))
 }
 
-/// Objects that the store has stored or handed out: what dies, dies when this has gone up by so many.
+/// Number of objects that the store has stored or returned. A client is killed after a given
+/// increase.
 fn moved(server: &Serving) -> u64 {
     ["puts_stored_total", "hits_memory_total", "hits_ssd_total"].iter().map(|name| metric(server, name)).sum()
 }
 
-/// Kill clients over one address, each after the store has moved some objects more.
+/// Kill clients at one address, each after the store has moved some more objects.
 fn campaign(listen: &str, kills: u64) {
     let dir = tempfile::tempdir().expect("a directory");
-    // Less memory than the clients put, so that gets read from the disk too.
+    // Less memory than the clients put, so that some gets read from the disk.
     let flags = ["--listen", listen, "--metrics", "127.0.0.1:0", "--ssd", "256MiB", "--dir"];
     let server = Serving::with(&[&flags[..], &[dir.path().join("store").to_str().expect("text")]].concat());
     let mut survivor = replay(&server.address, 1, "400").spawn().expect("spawned");
@@ -48,7 +51,7 @@ fn campaign(listen: &str, kills: u64) {
     let spawn = |seed| replay(&server.address, 1 + seed % 5, "400").spawn().expect("spawned");
     let mut doomed: Vec<Child> = (0..DOOMED as u64).map(spawn).collect();
     for kill in 0..kills {
-        // A few objects, or some hundred: in the greeting, in a look-up, in the middle of bytes either way.
+        // After few or some hundred objects: in the handshake, in a lookup, or in a transfer.
         let until = moved(&server) + [0, 3, 50, 400][(kill % 4) as usize];
         let at = kill as usize % DOOMED;
         while moved(&server) < until && doomed[at].try_wait().expect("a state").is_none() {}
@@ -67,22 +70,22 @@ fn campaign(listen: &str, kills: u64) {
     }
     check(survivor);
     let left = || ["links", "transfer_bytes", "readers"].map(|name| metric(&server, name));
-    let mut looks = 0;
+    let mut polls = 0;
     while left() != [0; 3] {
-        looks += 1;
-        assert!(looks < LOOKS, "links, transfer_bytes, readers: {:?}", left());
+        polls += 1;
+        assert!(polls < POLLS_MAX, "links, transfer_bytes, readers: {:?}", left());
     }
     let last = json(&replay(&server.address, 1, "400").output().expect("run"));
     assert!(hits(&last, "dram") + hits(&last, "ssd") > 0 && last["wrong_bytes"] == 0, "{last}");
     let over = listen.split(':').next().unwrap_or_default();
     let survivors = ended + 1;
-    let mut said = std::io::stderr();
+    let mut stderr = std::io::stderr();
     let left = "links=0 transfer_bytes=0 readers=0";
-    writeln!(said, "{over}: clients killed={kills} survivors={survivors} wrong_bytes=0 left: {left}")
-        .expect("told");
+    writeln!(stderr, "{over}: clients killed={kills} survivors={survivors} wrong_bytes=0 left: {left}")
+        .expect("written");
 }
 
-/// A client that nobody killed ends well, with no wrong byte and no part of a group.
+/// Check that a client that was not killed succeeded, without wrong bytes and partial groups.
 fn check(client: Child) {
     let report = json(&client.wait_with_output().expect("ended"));
     assert_eq!((&report["wrong_bytes"], &report["partial_groups"]), (&0.into(), &0.into()), "{report}");
@@ -93,12 +96,12 @@ fn kills() -> u64 {
 }
 
 #[test]
-fn nothing_is_left_of_clients_that_die_over_shared_memory() {
+fn resources_of_killed_clients_are_released_over_shared_memory() {
     let dir = tempfile::tempdir().expect("a directory");
     campaign(&format!("unix:{}", dir.path().join("socket").display()), kills());
 }
 
 #[test]
-fn nothing_is_left_of_clients_that_die_over_tcp() {
+fn resources_of_killed_clients_are_released_over_tcp() {
     campaign("tcp:127.0.0.1:0", kills());
 }

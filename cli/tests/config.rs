@@ -1,4 +1,4 @@
-//! `config`: what is wrong with a configuration, all of it at once, and what it comes to.
+//! `config`: reports all problems of a configuration at once, and shows the resulting settings.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -14,7 +14,7 @@ fn file(text: &str) -> (tempfile::TempDir, String) {
 }
 
 #[test]
-fn every_problem_is_named_and_nothing_is_made() {
+fn every_problem_is_reported_and_nothing_is_created() {
     let (dir, path) = file("[ssd]\nbytes = \"1GiB\"\nwrite_depth = 0\n[dram]\npolcy = \"lru\"\n");
     let ran = pagelith_with(&["config", "check", "--config", &path], &[("PAGELITH_STAGING__RATIO", "7")]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
@@ -25,7 +25,7 @@ fn every_problem_is_named_and_nothing_is_made() {
 }
 
 #[test]
-fn every_wrong_peer_is_named_and_flags_that_name_none_are_refused() {
+fn every_invalid_peer_is_reported_and_an_unknown_preferred_peer_is_refused() {
     let (_dir, path) =
         file("remote.peers = [\"here\", {address = \"unix:/a\", weight = \"1\"}, {name = \"b\"}]");
     let ran = pagelith(&["config", "check", "--config", &path]);
@@ -39,7 +39,7 @@ fn every_wrong_peer_is_named_and_flags_that_name_none_are_refused() {
 }
 
 #[test]
-fn peers_that_are_shown_are_a_configuration_again() {
+fn shown_peers_are_a_valid_configuration() {
     let (_dir, path) = file(
         "[remote]\nkey = \"/key\"\npeers = [\"tcp:[::1]:7411\", {address = \"unix:/b\", name = \"b\", weight = 2.5, preferred = true}]",
     );
@@ -54,7 +54,7 @@ fn peers_that_are_shown_are_a_configuration_again() {
     std::fs::write(&json, shown.to_string()).unwrap();
     let json = json.to_str().unwrap();
     assert_eq!(pagelith(&["config", "show", "--config", json]).json(), shown);
-    // The environment goes before the file.
+    // The environment overrides the file.
     let env = [("PAGELITH_REMOTE__PEERS", "unix:/c")];
     let shown = pagelith_with(&["config", "show", "--config", json], &env).json();
     assert_eq!(shown["remote"]["peers"][0]["address"], "unix:/c");
@@ -62,7 +62,7 @@ fn peers_that_are_shown_are_a_configuration_again() {
 }
 
 #[test]
-fn flags_come_before_the_environment_and_that_before_the_file() {
+fn flags_override_the_environment_and_that_overrides_the_file() {
     let (_dir, path) = file("[dram]\nbytes = \"64MiB\"\npolicy = \"fifo\"\n[staging]\nbytes = \"5MiB\"\n");
     let env = [("PAGELITH_DRAM__BYTES", "96MiB"), ("PAGELITH_STAGING__BYTES", "6MiB")];
     let args = ["config", "show", "--config", &path, "--staging", "7MiB"];
@@ -70,7 +70,7 @@ fn flags_come_before_the_environment_and_that_before_the_file() {
     assert_eq!(shown["dram"]["policy"], "fifo");
     assert_eq!(shown["dram"]["bytes"], "96MiB");
     assert_eq!(shown["staging"]["bytes"], "7MiB");
-    // What is shown is a configuration again.
+    // The output is a valid configuration.
     let again = tempfile::tempdir().unwrap();
     let json = again.path().join("pagelith.json");
     std::fs::write(&json, shown.to_string()).unwrap();
@@ -78,9 +78,9 @@ fn flags_come_before_the_environment_and_that_before_the_file() {
     assert_eq!(pagelith(&args).code, Some(0));
 }
 
-/// What each command says of these flags and variables; all of them end with an error, of whatever comes first.
+/// The error of each command with these flags and variables.
 fn refusals(flags: &[&str], env: &[(&str, &str)]) -> Vec<String> {
-    // A store that is opened all the same does not stay: it would answer other hosts.
+    // If the store is opened nevertheless, `serve` ends with an error for the metrics address.
     let serve = ["serve", "--listen", "tcp:127.0.0.1:0", "--metrics", "0.0.0.0:0"];
     let commands = [&["config", "check"][..], &["config", "show"], &serve, &["replay", "--requests", "1"]];
     let ran = commands.map(|command| pagelith_with(&[command, flags].concat(), env));
@@ -93,7 +93,7 @@ fn refusals(flags: &[&str], env: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn half_an_ssd_tier_is_refused_by_every_command_and_nothing_is_made() {
+fn incomplete_ssd_tier_is_refused_by_every_command() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("store");
     let dir = dir.to_str().unwrap();
@@ -108,15 +108,15 @@ fn half_an_ssd_tier_is_refused_by_every_command_and_nothing_is_made() {
         (&["--dir", dir, "--ssd", "0"], &[], "ssd.bytes: must be above 0"),
     ];
     for (flags, env, why) in cases {
-        for said in refusals(flags, env) {
-            assert!(said.contains(why), "{flags:?} {env:?}: {said}");
+        for message in refusals(flags, env) {
+            assert!(message.contains(why), "{flags:?} {env:?}: {message}");
         }
     }
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
 }
 
 #[test]
-fn a_directory_without_a_size_is_refused_where_the_command_has_no_size_of_its_own() {
+fn directory_without_a_size_is_refused_by_commands_without_a_default_size() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("store");
     let flags = ["--dir", dir.to_str().unwrap()];
@@ -128,35 +128,34 @@ fn a_directory_without_a_size_is_refused_where_the_command_has_no_size_of_its_ow
 }
 
 #[test]
-fn a_size_of_zero_leaves_out_the_whole_ssd_tier_of_a_file() {
+fn size_zero_disables_the_ssd_tier_of_a_file() {
     let (_dir, path) = file("ssd.bytes = \"64MiB\"\nssd.dirs = [\"/nowhere\"]");
     let shown = pagelith(&["config", "show", "--config", &path, "--ssd", "0"]).json();
     assert_eq!((&shown["ssd"]["bytes"], &shown["ssd"]["dirs"]), (&"0B".into(), &serde_json::json!([])));
 }
 
 #[test]
-fn help_states_the_defaults_of_its_own_command() {
+fn help_states_the_defaults_of_its_command() {
     let help = |command: &[&str]| pagelith(&[command, &["--help"]].concat()).stdout;
     for command in [&["serve"][..], &["config", "check"], &["config", "show"]] {
-        let said = help(command);
-        for default in ["[default: 256MiB]", "[default: 0B]", "[default: none; one needs --ssd as well]"] {
-            assert!(said.contains(default), "{default} {said}");
+        let message = help(command);
+        for default in ["[default: 256MiB]", "[default: 0B]", "[default: none; --ssd is needed too]"] {
+            assert!(message.contains(default), "{default} {message}");
         }
         assert!(
-            !said.contains("128MiB") && !said.contains("512MiB") && !said.contains("temporary"),
-            "{said}"
+            !message.contains("128MiB") && !message.contains("512MiB") && !message.contains("temporary"),
+            "{message}"
         );
     }
-    let said = help(&["replay"]);
-    for default in
-        ["[default: 128MiB]", "[default: 512MiB]", "[default: a fresh one under", "[default: 64MiB]"]
+    let message = help(&["replay"]);
+    for default in ["[default: 128MiB]", "[default: 512MiB]", "[default: a new one under", "[default: 64MiB]"]
     {
-        assert!(said.contains(default), "{default} {said}");
+        assert!(message.contains(default), "{default} {message}");
     }
 }
 
 #[test]
-fn variables_of_a_kubernetes_service_stop_nothing_and_are_told_of_at_debug() {
+fn kubernetes_service_variables_are_ignored_with_a_debug_event() {
     let env = [
         ("PAGELITH_SERVICE_HOST", "10.96.7.9"),
         ("PAGELITH_PORT", "tcp://10.96.7.9:7411"),

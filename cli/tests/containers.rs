@@ -1,5 +1,5 @@
-//! A store process and its client in two containers, as far as a namespace of processes makes one: neither has a number in the other's. As
-//! root; else it says that it was skipped.
+//! A store process and its client in different PID namespaces, as in two containers: neither has a
+//! process id in the other's namespace. Needs root; skipped otherwise.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
 
 mod common;
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use common::serving::{command, hits, json};
 
-/// Killed when dropped, and what runs in it with it.
+/// Killed on drop, with all of its processes.
 struct Container(Child);
 
 impl Drop for Container {
@@ -20,11 +20,11 @@ impl Drop for Container {
 }
 
 #[test]
-fn a_client_of_another_container_is_served() {
+fn client_in_another_pid_namespace_is_served() {
     let unshare = ["--pid", "--fork", "--kill-child"];
     let tried = Command::new("unshare").args(unshare).arg("true").output();
     if !tried.as_ref().is_ok_and(|output| output.status.success()) {
-        // Past the test harness's capture: what was not tested is said aloud.
+        // Not captured by the test harness: a skip must be visible.
         let _ = writeln!(std::io::stderr(), "skipped: containers: {tried:?}");
         return;
     }
@@ -35,8 +35,8 @@ fn a_client_of_another_container_is_served() {
     serve.args(["serve", "--dram", "64MiB", "--listen", &address]);
     let mut server = Container(serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned"));
     let mut line = String::new();
-    let said = server.0.stdout.take().expect("stdout");
-    BufReader::new(said).read_line(&mut line).expect("a line");
+    let stdout = server.0.stdout.take().expect("stdout");
+    BufReader::new(stdout).read_line(&mut line).expect("a line");
     if line.is_empty() {
         let mut why = String::new();
         server.0.stderr.take().expect("stderr").read_to_string(&mut why).expect("text");

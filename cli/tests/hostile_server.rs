@@ -1,4 +1,4 @@
-//! A server that a program attaches to and that is not the one it says: its words cannot change what a terminal or a log shows.
+//! A hostile server: its texts cannot manipulate a terminal or a log.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
 
 mod common;
@@ -15,7 +15,7 @@ use pagelith::layouts::wire::{Kind, VERSION_GREETING};
 const TEXT: &str = "gone\nclosed durable_objects=7\r\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}31m\u{202e}end";
 
 #[test]
-fn text_of_a_server_that_has_proved_nothing_is_shown_on_one_line() {
+fn text_of_an_unauthenticated_server_is_escaped_on_one_line() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = format!("tcp:{}", listener.local_addr().expect("an address"));
     let server = std::thread::spawn(move || {
@@ -28,8 +28,8 @@ fn text_of_a_server_that_has_proved_nothing_is_shown_on_one_line() {
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let output = command(&["replay", "--requests", "5", "--attach", &address]).output().expect("run");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("gone\\nclosed durable_objects=7"), "{said:?}");
-    assert!(!said.replace('\n', "").contains(|c: char| c.is_control() || c == '\u{202e}'), "{said:?}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("gone\\nclosed durable_objects=7"), "{message:?}");
+    assert!(!message.replace('\n', "").contains(|c: char| c.is_control() || c == '\u{202e}'), "{message:?}");
     server.join().expect("ended");
 }

@@ -1,4 +1,5 @@
-//! Files that settings name must be regular and have the right owner. No message repeats the contents of a key file.
+//! Files named by settings must be regular and have the right owner. No message contains parts of a
+//! key file.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -11,10 +12,10 @@ use std::process::Command;
 
 use common::serving::keys;
 
-/// Long enough for any machine; a program that waits for the other end of a pipe is ended by it.
+/// Time limit that ends a program which blocks on a pipe.
 const SECONDS: &str = "60";
 
-/// What the program says when it refuses these arguments.
+/// The error of the program with these arguments.
 #[track_caller]
 fn refused(args: &[&str]) -> String {
     let mut command = common::without_settings(Command::new("timeout"));
@@ -23,9 +24,9 @@ fn refused(args: &[&str]) -> String {
         .args(args)
         .output()
         .expect("run");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{args:?} {said}");
-    said
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{args:?} {message}");
+    message
 }
 
 #[track_caller]
@@ -33,7 +34,7 @@ fn serve(keys: &str) -> String {
     refused(&["serve", "--dram", "1MiB", "--listen", "tcp:127.0.0.1:0", "--keys", keys])
 }
 
-/// As the key of a process that has other stores behind it.
+/// The error for this key file of a process with peers.
 #[track_caller]
 fn client(key: &str) -> String {
     refused(&["replay", "--ssd", "0", "--requests", "1", "--remote", "tcp:127.0.0.1:1", "--key", key])
@@ -43,7 +44,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("text")
 }
 
-/// Whether this process may give files to another user; if not, that is said past the test harness's capture.
+/// Whether this process can change the owner of files; if not, prints a visible skip.
 fn is_root(what: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -53,24 +54,24 @@ fn is_root(what: &str) -> bool {
 }
 
 #[test]
-fn key_file_that_others_can_read_or_change_is_refused() {
+fn key_file_accessible_to_others_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let one = keys(dir.path(), &["a"]);
     for mode in [0o640, 0o604, 0o620] {
         std::fs::set_permissions(&one, PermissionsExt::from_mode(mode)).expect("shared");
         assert!(serve(&one).contains("other users can read the keys") && client(&one).contains("chmod 600"));
     }
-    std::fs::set_permissions(&one, PermissionsExt::from_mode(0o600)).expect("kept to oneself");
-    if is_root("key_file_that_others_can_read_or_change_is_refused") {
+    std::fs::set_permissions(&one, PermissionsExt::from_mode(0o600)).expect("made private");
+    if is_root("key_file_accessible_to_others_is_refused") {
         chown(&one, Some(12345), None).expect("given away");
-        for said in [serve(&one), client(&one)] {
-            assert!(said.contains("another user's") && said.contains("owner=12345"), "{said}");
+        for message in [serve(&one), client(&one)] {
+            assert!(message.contains("another user's") && message.contains("owner=12345"), "{message}");
         }
     }
 }
 
 #[test]
-fn file_of_a_setting_that_is_not_regular_is_refused_and_not_waited_for() {
+fn special_file_in_a_setting_is_refused_without_blocking() {
     let dir = tempfile::tempdir().expect("a directory");
     let at = |name: &str| dir.path().join(name);
     for name in ["pipe", "pipe.toml"] {
@@ -85,32 +86,32 @@ fn file_of_a_setting_that_is_not_regular_is_refused_and_not_waited_for() {
         std::fs::write(&config, format!("[remote]\nkey = {path:?}\npeers = [\"tcp:127.0.0.1:1\"]\n"))
             .expect("written");
         let listen = ["serve", "--dram", "1MiB", "--listen", "tcp:127.0.0.1:0", "--config", text(&config)];
-        for said in [serve(text(path)), client(text(path)), refused(&listen)] {
-            assert!(said.contains("not a regular file") && said.contains(text(path)), "{said}");
+        for message in [serve(text(path)), client(text(path)), refused(&listen)] {
+            assert!(message.contains("not a regular file") && message.contains(text(path)), "{message}");
         }
     }
     for name in ["pipe.toml", "socket.json", "directory.toml"] {
         for command in [&["config", "check"][..], &["serve"], &["replay"]] {
-            let said = refused(&[command, &["--config", text(&at(name))]].concat());
-            assert!(said.contains("not a regular file") && said.contains(name), "{said}");
+            let message = refused(&[command, &["--config", text(&at(name))]].concat());
+            assert!(message.contains("not a regular file") && message.contains(name), "{message}");
         }
     }
 }
 
-/// No part of a secret either: eight digits of it would be a part.
+/// Check that a message contains no six digits of a secret.
 #[track_caller]
-fn repeats_nothing(said: &str, secret: &str) {
+fn assert_no_secret(message: &str, secret: &str) {
     let parts = secret.as_bytes().windows(6).map(|part| std::str::from_utf8(part).expect("digits"));
     for part in parts {
-        assert!(!said.contains(part), "{part} of a secret is said: {said}");
+        assert!(!message.contains(part), "the message has a part of a secret {part}: {message}");
     }
 }
 
 #[test]
-fn nothing_that_stands_in_a_key_file_is_repeated() {
+fn message_about_a_key_file_has_no_part_of_its_content() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("ring");
-    // No part of it stands in the path, or in a word of a message.
+    // No part of it occurs in the path or in the words of a message.
     let secret = "9f3ae07c51d842b6".repeat(4);
     let (short, half) = (&secret[..60], &secret[..31]);
     let spaced = format!("{} {}", &secret[..32], &secret[32..]);
@@ -168,20 +169,20 @@ fn nothing_that_stands_in_a_key_file_is_repeated() {
     ];
     for (content, why) in wrong {
         std::fs::write(&path, content).expect("written");
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("kept to oneself");
-        let said = serve(text(&path));
-        assert!(said.contains(why) && said.contains(text(&path)), "{why}: {said}");
-        repeats_nothing(&said, &secret);
-        repeats_nothing(&client(text(&path)), &secret);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("made private");
+        let message = serve(text(&path));
+        assert!(message.contains(why) && message.contains(text(&path)), "{why}: {message}");
+        assert_no_secret(&message, &secret);
+        assert_no_secret(&client(text(&path)), &secret);
     }
-    // Bytes that are no text, and the secret in place of the file.
+    // Bytes that are not UTF-8, and the secret as the path.
     std::fs::write(&path, [&b"\xff"[..], secret.as_bytes()].concat()).expect("written");
-    for said in
+    for message in
         [serve(text(&path)), client(text(&path)), serve(&secret), client(&secret), serve(short), client(half)]
     {
-        repeats_nothing(&said, &secret);
+        assert_no_secret(&message, &secret);
     }
-    // A client's has one.
+    // A client's key file has one entry.
     std::fs::write(&path, entry("a", &secret, "\n") + &entry("b", &secret, "")).expect("written");
     assert!(client(text(&path)).contains("a client's file has one key keys=2"));
     assert!(refused(&["serve", "--beyond-this-host"]).contains("--keys <FILE>"));

@@ -1,5 +1,6 @@
-//! The hit ratio of the store against an independent simulation: an LRU list of pages, one page an id. Both
-//! see the same requests; a store of one tier that holds so many pages must hit within a point of the list.
+//! The hit ratio of the store against an independent simulation: an LRU list of pages, one page per
+//! id. Both get the same requests. The hit ratio of a store of one tier with the same capacity must
+//! be within a percentage point of the list's.
 #![allow(clippy::print_stdout, reason = "a skip is printed")]
 
 mod common;
@@ -13,17 +14,18 @@ use pagelith_cli::workload::Chat;
 
 /// Two objects of 4 KiB.
 const PAGE_BYTES: u64 = 8192;
-/// How far the store may be from the list: its arena is not one list of equal slots.
+/// Permitted difference of the hit ratios: the store's arena is not a list of equal slots.
 const TOLERANCE: f64 = 0.01;
 
-/// Share of pages asked for that lie in the longest stored prefix of their request, with room for `capacity`
-/// pages. Of a request's pages the first was used last, so that the ends of chains leave first.
+/// Share of the requested pages in the longest stored prefix of their request, with a capacity of
+/// `capacity` pages. The first page of a request is the most recent one, so that the ends of chains
+/// are evicted first.
 fn reference(requests: impl Iterator<Item = Vec<u64>>, capacity: usize) -> f64 {
     let mut used: HashMap<u64, u64> = HashMap::new();
     let mut by_use: BTreeMap<u64, u64> = BTreeMap::new();
-    let (mut now, mut hits, mut asked) = (0, 0, 0);
+    let (mut now, mut hits, mut requested) = (0, 0, 0);
     for ids in requests {
-        asked += ids.len();
+        requested += ids.len();
         hits += ids.iter().take_while(|id| used.contains_key(*id)).count();
         for id in ids.iter().rev() {
             now += 1;
@@ -38,7 +40,7 @@ fn reference(requests: impl Iterator<Item = Vec<u64>>, capacity: usize) -> f64 {
             }
         }
     }
-    hits as f64 / asked as f64
+    hits as f64 / requested as f64
 }
 
 fn store(pages: usize, more: &[&str]) -> f64 {
@@ -61,7 +63,7 @@ fn trace(path: &Path) -> impl Iterator<Item = Vec<u64>> {
 }
 
 #[test]
-fn the_built_in_workload_hits_as_often_as_an_lru_list() {
+fn built_in_workload_hits_as_often_as_an_lru_list() {
     for pages in [500, 2000] {
         let expected = reference(chat(1500), pages);
         let found = store(pages, &["--requests=1500", "--seed=1"]);
@@ -73,7 +75,7 @@ fn the_built_in_workload_hits_as_often_as_an_lru_list() {
 
 /// Needs the trace `mooncake_conversation.jsonl.gz`, which is not part of this repository.
 #[test]
-fn the_real_trace_hits_as_often_as_an_lru_list() {
+fn real_trace_hits_as_often_as_an_lru_list() {
     let Some(path) = std::env::var_os("TEST_PAGELITH_TRACE").map(PathBuf::from) else {
         println!("skipped: TEST_PAGELITH_TRACE does not name mooncake_conversation.jsonl.gz");
         return;

@@ -1,5 +1,5 @@
-//! A store some of whose drives are not mounted: every command names the directory, and nothing is written or made before
-//! somebody says that the drive is lost for good.
+//! A store with drives that are not mounted: every command reports the directory, and nothing is
+//! written or created without `--drop-missing-dirs`.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -21,7 +21,7 @@ fn run(f: &Filled, command: &[&str]) -> Ran {
     pagelith(&args)
 }
 
-/// Every file below these directories, with its bytes.
+/// All files in the directories, with their content.
 fn contents(f: &Filled) -> Vec<(PathBuf, Vec<u8>)> {
     let there = f.dirs.iter().filter(|d| d.exists());
     let entries = there.flat_map(|d| fs::read_dir(d).unwrap()).map(|e| e.unwrap().path());
@@ -31,12 +31,12 @@ fn contents(f: &Filled) -> Vec<(PathBuf, Vec<u8>)> {
     files
 }
 
-/// Take the drives away: their directories are empty, or not there.
+/// Remove the drives: their directories become empty (`remains`) or missing.
 fn unmount(f: &Filled, which: &[usize], remains: bool) {
     for i in which {
         fs::rename(&f.dirs[*i], away(&f.dirs[*i])).unwrap();
         if remains {
-            // As of a file system that was just made.
+            // As in a new file system.
             fs::create_dir_all(f.dirs[*i].join("lost+found")).unwrap();
         }
     }
@@ -56,7 +56,7 @@ fn away(dir: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_store_without_some_of_its_drives_is_refused_by_every_command_and_is_whole_once_they_are_back() {
+fn store_with_missing_drives_is_refused_until_they_are_mounted() {
     let f = Filled::new(3, true);
     let whole = contents(&f);
     for missing in [&[0][..], &[1], &[2], &[0, 1], &[1, 2], &[0, 2]] {
@@ -85,17 +85,17 @@ fn a_store_without_some_of_its_drives_is_refused_by_every_command_and_is_whole_o
 }
 
 #[test]
-fn a_repair_says_beforehand_what_it_would_drop() {
+fn repair_reports_what_it_would_drop_before_it_drops() {
     let f = Filled::new(2, true);
     unmount(&f, &[1], true);
-    let said = |flag: &str| run(&f, &["verify", flag]).stderr;
+    let message = |flag: &str| run(&f, &["verify", flag]).stderr;
     let number = |text: &str, name: &str| -> u64 {
         let at = text.find(name).unwrap_or_else(|| panic!("{name} {text}")) + name.len();
         text[at..].split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
     };
-    let (drop, keep) = (said("--repair"), said("--repair=keep"));
+    let (drop, keep) = (message("--repair"), message("--repair=keep"));
     assert!(number(&drop, "segments=") > number(&keep, "segments="), "{drop} {keep}");
-    assert_eq!(number(&keep, "objects="), 0, "what is kept is not dropped: {keep}");
+    assert_eq!(number(&keep, "objects="), 0, "kept objects are not dropped: {keep}");
     let promised = number(&drop, "objects=");
     let ran = run(&f, &["verify", "--json", "--repair", "--drop-missing-dirs"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -104,14 +104,14 @@ fn a_repair_says_beforehand_what_it_would_drop() {
 }
 
 #[test]
-fn a_drive_that_is_lost_for_good_is_done_without() {
+fn repair_with_drop_missing_dirs_makes_the_store_usable() {
     for lost in 0..3 {
         for how in ["--repair", "--repair=keep"] {
             let f = Filled::new(3, true);
             unmount(&f, &[lost], false);
             let ran = run(&f, &["verify", how, "--drop-missing-dirs"]);
             assert_eq!(ran.code, Some(2), "{ran:?}");
-            assert!(ran.stderr.contains("the directory is to be made first"), "{ran:?}");
+            assert!(ran.stderr.contains("the directory does not exist, create it first"), "{ran:?}");
             fs::create_dir(&f.dirs[lost]).unwrap();
             let ran = run(&f, &["verify", how, "--drop-missing-dirs"]);
             assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -123,7 +123,7 @@ fn a_drive_that_is_lost_for_good_is_done_without() {
 }
 
 #[test]
-fn all_drives_missing_is_no_store() {
+fn store_with_all_drives_missing_is_not_found() {
     let f = Filled::new(2, true);
     unmount(&f, &[0, 1], true);
     for command in COMMANDS {
@@ -134,16 +134,16 @@ fn all_drives_missing_is_no_store() {
 }
 
 #[test]
-fn a_segments_file_that_is_elsewhere_is_dropped_only_on_demand() {
+fn missing_segments_file_is_dropped_only_on_request() {
     for how in ["--repair", "--repair=keep"] {
         let f = Filled::new(2, true);
         let (file, elsewhere) = (f.dirs[1].join("segments"), f.dirs[1].with_extension("elsewhere"));
         fs::rename(&file, &elsewhere).unwrap();
         let before = contents(&f);
-        let refused = |said: &str| {
+        let refused = |message: &str| {
             let ran = run(&f, &["verify", how]);
             assert_eq!(ran.code, Some(2), "{ran:?}");
-            assert!(ran.stderr.contains(said), "{ran:?}");
+            assert!(ran.stderr.contains(message), "{ran:?}");
         };
         refused("directory 2 of 2 has no file segments, is it on a drive that is not mounted?");
         std::os::unix::fs::symlink(f.dirs[1].join("nowhere"), &file).unwrap();

@@ -1,4 +1,4 @@
-//! Output that cannot be written: a reader that has gone, one that does not read, and a full disk.
+//! Output that cannot be written: a closed pipe, a pipe that is not read, and a full_disk disk.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -11,23 +11,23 @@ use std::process::{Child, Command, Output, Stdio};
 
 use common::serving::{Serving, command, json};
 
-/// Run with a stdout that `stdout` is.
+/// Run with this stdout.
 fn run(args: &[&str], stdout: impl Into<Stdio>) -> Output {
     command(args).stdout(stdout).stderr(Stdio::piped()).output().expect("run")
 }
 
-fn gone() -> Stdio {
+fn closed_pipe() -> Stdio {
     let (reader, writer) = pipe().expect("a pipe");
     drop(reader);
     writer.into()
 }
 
-fn full() -> Stdio {
+fn full_disk() -> Stdio {
     OpenOptions::new().write(true).open("/dev/full").expect("/dev/full").into()
 }
 
 #[test]
-fn stdout_that_nobody_reads_ends_every_command_quietly() {
+fn closed_stdout_ends_every_command_without_an_error() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = dir.path().to_str().expect("text");
     let replay = ["replay", "--requests", "20", "--dram", "4MiB"];
@@ -52,20 +52,20 @@ fn stdout_that_nobody_reads_ends_every_command_quietly() {
         &[&replay[..], &["--json"]].concat(),
     ] {
         let read = run(args, Stdio::piped());
-        let said = String::from_utf8_lossy(&read.stderr).lines().count();
-        let ended = run(args, gone());
+        let lines = String::from_utf8_lossy(&read.stderr).lines().count();
+        let ended = run(args, closed_pipe());
         let text = String::from_utf8_lossy(&ended.stderr);
         assert_eq!(ended.status.code(), read.status.code(), "{args:?} {text}");
-        assert!(text.lines().count() == said && !text.contains("panicked"), "{args:?} {text}");
+        assert!(text.lines().count() == lines && !text.contains("panicked"), "{args:?} {text}");
     }
 }
 
 #[test]
-fn stdout_on_a_full_disk_is_an_error_with_a_name() {
+fn stdout_on_a_full_disk_is_reported_as_an_error() {
     for args in
         [&["key", "a"][..], &["config", "show"], &["replay", "--json", "--requests", "5", "--ssd", "0"]]
     {
-        let ended = run(args, full());
+        let ended = run(args, full_disk());
         let text = String::from_utf8_lossy(&ended.stderr);
         assert_eq!(ended.status.code(), Some(2), "{args:?} {text}");
         assert!(text.contains("cannot write the result to stdout: No space left"), "{args:?} {text}");
@@ -73,10 +73,10 @@ fn stdout_on_a_full_disk_is_an_error_with_a_name() {
 }
 
 #[test]
-fn stderr_that_nobody_takes_ends_no_command() {
-    for stderr in [gone, full] {
+fn unwritable_stderr_ends_no_command() {
+    for stderr in [closed_pipe, full_disk] {
         let mut replay = command(&["replay", "--json", "--requests", "5", "--ssd", "0"]);
-        // Events of the library are written there too.
+        // Events of the library go to stderr too.
         replay.env("RUST_LOG", "trace").stderr(stderr());
         json(&replay.output().expect("run"));
         let missing = command(&["inspect", "/nowhere"]).stderr(stderr()).output().expect("run");
@@ -84,7 +84,7 @@ fn stderr_that_nobody_takes_ends_no_command() {
     }
 }
 
-/// A log whose reader is there and does not read; it is returned, to be kept.
+/// A log whose reader does not read, and that reader, which must be kept.
 fn unread() -> (Stdio, UnixStream) {
     let (reader, mut writer) = UnixStream::pair().expect("a pair");
     writer.set_nonblocking(true).expect("set");
@@ -101,16 +101,16 @@ fn end(child: &mut Child) {
 }
 
 #[test]
-fn serve_whose_log_nobody_takes_serves_and_keeps_what_was_put() {
-    for log in ["gone", "full", "unread"] {
+fn serve_with_an_unwritable_log_serves_and_keeps_objects() {
+    for log in ["closed pipe", "full disk", "unread"] {
         let dir = tempfile::tempdir().expect("a directory");
         let store = dir.path().join("store");
         let flags = ["--ssd", "256MiB", "--dir", store.to_str().expect("text"), "--metrics", "127.0.0.1:0"];
         let flags = [&flags[..], &["--listen", "tcp:127.0.0.1:0"]].concat();
         let (unread, _reader) = unread();
         let stderr = match log {
-            "gone" => gone(),
-            "full" => full(),
+            "closed pipe" => closed_pipe(),
+            "full disk" => full_disk(),
             _ => unread,
         };
         let mut server = Serving::logging_to(stderr, &flags);
@@ -123,6 +123,6 @@ fn serve_whose_log_nobody_takes_serves_and_keeps_what_was_put() {
         assert_eq!(server.get("/healthz").0, 200);
         end(&mut server.child);
         let again = attach(&Serving::with(&flags));
-        assert_eq!(again["prefix_hit_ratio"], 1.0, "what was put is lost log={log} {again}");
+        assert_eq!(again["prefix_hit_ratio"], 1.0, "objects are lost log={log} {again}");
     }
 }

@@ -1,4 +1,4 @@
-//! `replay`, end to end: what it prints, what it checks, what it refuses.
+//! `replay`, end to end: its output, its checks and its errors.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::{Ran, pagelith, pagelith_with};
 
-/// A small store that both tiers of are used by the small workload.
+/// A small store; the small workload uses both of its tiers.
 const SMALL: [&str; 10] = [
     "replay",
     "--json",
@@ -21,14 +21,14 @@ const SMALL: [&str; 10] = [
     "--ssd-policy=fifo",
 ];
 
-/// Run the small workload; flags given here take the place of its own.
+/// Run the small workload; these flags replace its own.
 fn replay(more: &[&str]) -> Ran {
     let name = |flag: &str| flag.split('=').next().map(str::to_owned);
     let own = SMALL.into_iter().filter(|own| !more.iter().any(|flag| name(flag) == name(own)));
     pagelith(&own.chain(more.iter().copied()).collect::<Vec<_>>())
 }
 
-/// The error on stderr of a run that could not be done.
+/// The error of a run that was refused.
 fn refused(args: &[&str]) -> String {
     let ran = pagelith(args);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
@@ -36,7 +36,7 @@ fn refused(args: &[&str]) -> String {
 }
 
 fn keys(json: &str) -> Vec<String> {
-    // serde_json's map is sorted; the order on the line is what is promised.
+    // The order of keys in the text is documented, and the map of serde_json is sorted.
     let mut depth = 0;
     let mut found = Vec::new();
     for part in json.split_inclusive(['{', '}', ',']) {
@@ -52,7 +52,7 @@ fn keys(json: &str) -> Vec<String> {
 }
 
 #[test]
-fn one_json_object_with_the_agreed_keys_and_nothing_wrong() {
+fn json_has_the_documented_keys_and_no_problems() {
     let ran = replay(&[]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let expected = "requests pages_requested prefix_hits prefix_hit_ratio misses bytes_put bytes_to_device \
@@ -78,7 +78,7 @@ fn one_json_object_with_the_agreed_keys_and_nothing_wrong() {
     assert!(ran.stderr.contains("store made io="), "{ran:?}");
 }
 
-/// A page asked for is a prefix hit, or a miss of one cause.
+/// Each requested page is a prefix hit, or a miss of exactly one cause.
 fn assert_every_page_is_accounted_for(json: &serde_json::Value) {
     let hits = ["dram", "ssd"].map(|tier| json["prefix_hits"][tier].as_u64().unwrap());
     let missed: u64 = json["misses"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
@@ -86,8 +86,8 @@ fn assert_every_page_is_accounted_for(json: &serde_json::Value) {
 }
 
 #[test]
-fn pages_behind_a_hole_are_misses_of_their_own_kind() {
-    // In order of arrival the heads of chains leave first.
+fn pages_after_a_missing_page_are_stranded_misses() {
+    // FIFO evicts the heads of chains first.
     let json = replay(&["--policy=fifo", "--ssd=0", "--dram=4MiB"]).json();
     assert!(json["misses"]["stranded"].as_u64().unwrap() > 0, "{json}");
     assert_every_page_is_accounted_for(&json);
@@ -95,7 +95,7 @@ fn pages_behind_a_hole_are_misses_of_their_own_kind() {
 }
 
 #[test]
-fn a_table_and_a_plot_without_json() {
+fn output_without_json_is_a_table_and_a_plot() {
     let args: Vec<&str> = SMALL.into_iter().filter(|a| *a != "--json").collect();
     let ran = pagelith(&args);
     assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -105,7 +105,7 @@ fn a_table_and_a_plot_without_json() {
 }
 
 #[test]
-fn the_same_seed_makes_the_same_requests_and_another_does_not() {
+fn seed_determines_the_requests() {
     let pages = |seed: &str| {
         let ran = pagelith(&[
             "replay",
@@ -123,7 +123,7 @@ fn the_same_seed_makes_the_same_requests_and_another_does_not() {
 }
 
 #[test]
-fn either_tier_can_be_left_out() {
+fn either_tier_can_be_disabled() {
     let dram_only = replay(&["--ssd=0"]);
     assert_eq!(dram_only.code, Some(0), "{dram_only:?}");
     let json = dram_only.json();
@@ -141,7 +141,7 @@ fn either_tier_can_be_left_out() {
 }
 
 #[test]
-fn a_named_directory_is_kept_whole_and_warm() {
+fn given_directory_is_kept_intact_with_its_objects() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     let flag = format!("--dir={}", store.display());
@@ -164,7 +164,7 @@ fn a_named_directory_is_kept_whole_and_warm() {
 }
 
 #[test]
-fn opening_and_closing_often_loses_nothing() {
+fn repeated_open_and_close_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let flag = format!("--dir={}", dir.path().join("store").display());
     let first = replay(&[&flag, "--requests=200"]).json();
@@ -177,14 +177,14 @@ fn opening_and_closing_often_loses_nothing() {
 }
 
 #[test]
-fn damage_on_disk_is_named_by_verify_and_is_a_miss_and_never_a_wrong_byte() {
+fn damage_on_disk_is_found_by_verify_and_causes_misses_only() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     let flag = format!("--dir={}", store.display());
     assert_eq!(replay(&[&flag, "--dram=0"]).code, Some(0));
     let segments = store.join("segments");
     let bytes = std::fs::metadata(&segments).unwrap().len();
-    // Some of headers, payloads, padding and footers.
+    // Bits in headers, payloads, padding and footers.
     for at in (8192 + 77..bytes).step_by(50_021) {
         common::fixture::flip(&segments, at);
     }
@@ -199,7 +199,7 @@ fn damage_on_disk_is_named_by_verify_and_is_a_miss_and_never_a_wrong_byte() {
 }
 
 #[test]
-fn reopening_without_closing_goes_on() {
+fn replay_continues_after_a_reopen_without_close() {
     let ran = replay(&["--reopen-at=150"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let json = ran.json();
@@ -211,7 +211,7 @@ fn reopening_without_closing_goes_on() {
 }
 
 #[test]
-fn nothing_is_left_in_the_temporary_directory() {
+fn temporary_directory_is_empty_afterwards() {
     let dir = tempfile::tempdir().unwrap();
     let tmp = dir.path().to_string_lossy().into_owned();
     let bad = dir.path().join("bad.jsonl");
@@ -227,7 +227,7 @@ fn nothing_is_left_in_the_temporary_directory() {
 }
 
 #[test]
-fn a_trace_is_replayed_and_its_bad_lines_are_named() {
+fn trace_is_replayed_and_invalid_lines_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let line = |ids: &str| {
         format!("{{\"timestamp\": 1, \"input_length\": 1024, \"output_length\": 3, \"hash_ids\": [{ids}]}}\n")
@@ -246,14 +246,14 @@ fn a_trace_is_replayed_and_its_bad_lines_are_named() {
     assert_eq!(two["requests"], 2, "{two}");
 
     let bad = write("bad.jsonl", [line("1"), line("2"), "oops\n".to_owned()].concat());
-    let said = refused(&["replay", "--ssd=0", "--trace", &bad]);
+    let message = refused(&["replay", "--ssd=0", "--trace", &bad]);
     assert!(
-        said.contains(&format!("trace line is not JSON: expected value file={bad} line=3 column=1")),
-        "{said}"
+        message.contains(&format!("trace line is not JSON: expected value file={bad} line=3 column=1")),
+        "{message}"
     );
     let missing = write("missing.jsonl", line("1") + "{\"timestamp\": 0}\n");
-    let said = refused(&["replay", "--ssd=0", "--trace", &missing]);
-    assert!(said.contains("missing field `input_length`") && said.contains("line=2"), "{said}");
+    let message = refused(&["replay", "--ssd=0", "--trace", &missing]);
+    assert!(message.contains("missing field `input_length`") && message.contains("line=2"), "{message}");
     let empty = write("empty.jsonl", String::new());
     assert!(refused(&["replay", "--ssd=0", "--trace", &empty]).contains("there is no request to replay"));
     let absent = dir.path().join("absent").to_string_lossy().into_owned();
@@ -261,19 +261,19 @@ fn a_trace_is_replayed_and_its_bad_lines_are_named() {
 }
 
 #[test]
-fn bad_flags_settings_and_files_are_named() {
-    let said = refused(&["replay", "--dram=64M"]);
-    assert!(said.contains("--dram") && said.contains("\"M\" is no unit"), "{said}");
-    let said = refused(&["replay", "--policy=clock"]);
-    assert!(said.contains("--policy") && said.contains("s3fifo"), "{said}");
-    let said = refused(&["replay", "--object-bytes=0"]);
-    assert!(said.contains("--object-bytes=0"), "{said}");
-    let said = refused(&["replay", "--dram=0", "--ssd=0"]);
-    assert!(said.contains("dram.bytes") && said.contains("no capacity"), "{said}");
-    let said = refused(&["replay", "--dram=100TiB"]);
-    assert!(said.contains("dram.bytes"), "{said}");
-    let said = refused(&["replay", "--object-bytes=64MiB", "--requests=5"]);
-    assert!(said.contains("too large") || said.contains("larger than a segment"), "{said}");
+fn invalid_flags_settings_and_files_are_reported() {
+    let message = refused(&["replay", "--dram=64M"]);
+    assert!(message.contains("--dram") && message.contains("\"M\" is no unit"), "{message}");
+    let message = refused(&["replay", "--policy=clock"]);
+    assert!(message.contains("--policy") && message.contains("s3fifo"), "{message}");
+    let message = refused(&["replay", "--object-bytes=0"]);
+    assert!(message.contains("--object-bytes=0"), "{message}");
+    let message = refused(&["replay", "--dram=0", "--ssd=0"]);
+    assert!(message.contains("dram.bytes") && message.contains("no capacity"), "{message}");
+    let message = refused(&["replay", "--dram=100TiB"]);
+    assert!(message.contains("dram.bytes"), "{message}");
+    let message = refused(&["replay", "--object-bytes=64MiB", "--requests=5"]);
+    assert!(message.contains("too large") || message.contains("larger than a segment"), "{message}");
 
     let ran = pagelith_with(&["replay"], &[("PAGELITH_DRAM__BITES", "1GiB")]);
     assert_eq!(ran.code, Some(2), "{ran:?}");
@@ -284,12 +284,12 @@ fn bad_flags_settings_and_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("c.toml");
     std::fs::write(&file, "[dram]\nbites = 1\n").unwrap();
-    let said = refused(&["replay", "--config", &file.to_string_lossy()]);
-    assert!(said.contains("dram.bites: is not a setting; did you mean dram.bytes?"), "{said}");
+    let message = refused(&["replay", "--config", &file.to_string_lossy()]);
+    assert!(message.contains("dram.bites: is not a setting; did you mean dram.bytes?"), "{message}");
 }
 
 #[test]
-fn flags_go_before_the_environment_and_that_before_the_file() {
+fn flags_override_the_environment_and_that_overrides_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("c.json");
     std::fs::write(&file, r#"{"dram": {"bytes": "10MiB"}, "ssd": {"bytes": 0}}"#).unwrap();
@@ -307,29 +307,29 @@ fn flags_go_before_the_environment_and_that_before_the_file() {
 }
 
 #[test]
-fn a_store_in_use_or_of_another_shape_is_refused() {
+fn store_in_use_or_of_another_size_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     let flag = format!("--dir={}", store.display());
     assert_eq!(replay(&[&flag]).code, Some(0));
     let held = std::fs::File::open(store.join("segments")).unwrap();
     held.lock().unwrap();
-    let said = replay(&[&flag]);
-    assert_eq!(said.code, Some(2), "{said:?}");
+    let ran = replay(&[&flag]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
     assert!(
-        said.stderr.contains("open elsewhere") && said.stderr.contains(&*store.to_string_lossy()),
-        "{said:?}"
+        ran.stderr.contains("open elsewhere") && ran.stderr.contains(&*store.to_string_lossy()),
+        "{ran:?}"
     );
     drop(held);
-    let said = replay(&[&flag, "--ssd=48MiB"]);
-    assert_eq!(said.code, Some(2), "{said:?}");
-    assert!(said.stderr.contains("ssd.bytes"), "{said:?}");
+    let ran = replay(&[&flag, "--ssd=48MiB"]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("ssd.bytes"), "{ran:?}");
     let stranger = dir.path().join("stranger");
     std::fs::create_dir(&stranger).unwrap();
     std::fs::write(stranger.join("letter.txt"), "dear").unwrap();
-    let said = replay(&[&format!("--dir={}", stranger.display())]);
-    assert_eq!(said.code, Some(2), "{said:?}");
-    assert!(said.stderr.contains("letter.txt"), "{said:?}");
+    let ran = replay(&[&format!("--dir={}", stranger.display())]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("letter.txt"), "{ran:?}");
     assert!(Path::new(&stranger.join("letter.txt")).exists());
 }
 

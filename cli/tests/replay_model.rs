@@ -1,4 +1,4 @@
-//! `replay --model`: a model's pools as groups, what it prints, what it checks, what it refuses.
+//! `replay --model`: pools as groups, its output, its checks and its errors.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -10,22 +10,22 @@ use serde_json::{Value, json};
 
 const DEEPSEEK: &str = "--model=deepseek-v3.2+deepseek-v3.2-mtp";
 const QWEN: &str = "--model=qwen3-next";
-/// An attached pool of two pages a request, of a target whose base group is one pool.
+/// A trailing pool of two pages per request, and a base group of one pool.
 const WINDOW: &str = "--model=gpt-oss-20b";
 
-/// A small store that both tiers of are used by the small workload, whatever the model.
+/// A small store; with each model the small workload uses both of its tiers.
 const SMALL: [&str; 7] =
     ["replay", "--json", "--requests=300", "--seed=3", "--dram=8MiB", "--ssd=64MiB", "--staging=2MiB"];
 
-/// Run the small workload; flags given here take the place of its own.
+/// Run the small workload; these flags replace its own.
 fn replay(more: &[&str]) -> Ran {
     let name = |flag: &str| flag.split('=').next().map(str::to_owned);
     let own = SMALL.into_iter().filter(|own| !more.iter().any(|flag| name(flag) == name(own)));
     pagelith(&own.chain(more.iter().copied()).collect::<Vec<_>>())
 }
 
-/// The report of a run in which nothing was wrong.
-fn fine(more: &[&str]) -> Value {
+/// The report of a run without problems.
+fn clean_report(more: &[&str]) -> Value {
     let ran = replay(more);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let json = ran.json();
@@ -51,13 +51,13 @@ fn refused(args: &[&str]) -> String {
 }
 
 #[test]
-fn every_pool_of_a_page_comes_back_from_both_tiers_and_across_a_reopen() {
+fn all_pools_hit_in_both_tiers_and_after_a_reopen() {
     for (model, scale, pools) in [
         (DEEPSEEK, "--scale=64", &["draft", "draft_indexer", "indexer", "kv"][..]),
         (QWEN, "--scale=512", &["kv", "mamba"]),
         (WINDOW, "--scale=64", &["kv", "swa"]),
     ] {
-        let json = fine(&[model, scale, "--reopen-at=150"]);
+        let json = clean_report(&[model, scale, "--reopen-at=150"]);
         assert!(json["reopen_ms"].as_f64().unwrap() > 0.0, "{json}");
         assert_eq!(json["model"], model.trim_start_matches("--model="), "{json}");
         let found: Vec<&String> = json["pools"].as_object().unwrap().keys().collect();
@@ -74,21 +74,22 @@ fn every_pool_of_a_page_comes_back_from_both_tiers_and_across_a_reopen() {
 }
 
 #[test]
-fn what_only_the_last_pages_have_waits_for_them_and_says_where_to_stop() {
-    let json = fine(&[QWEN, "--scale=512"]);
+fn trailing_objects_wait_for_their_pages_and_limit_the_prefix() {
+    let json = clean_report(&[QWEN, "--scale=512"]);
     let groups = &json["groups"];
     assert!(number(&groups["attached_waiting"]) > 0, "checkpoints come before their page: {json}");
     assert_eq!((&groups["waiting_dropped"], &groups["refused"]), (&0.into(), &0.into()), "{json}");
-    // Answers are pages without a checkpoint: where a session forks from a shared prompt, there is none.
+    // Pages of answers have no checkpoint, nor has the page where a session forks from a shared
+    // prompt.
     assert!(number(&json["stops"]["cut_short"]) > 0 && number(&json["misses"]["no_stop"]) > 0, "{json}");
-    let every_page = fine(&[QWEN, "--scale=512", "--pools=kv"]);
+    let every_page = clean_report(&[QWEN, "--scale=512", "--pools=kv"]);
     let ratio = |json: &Value| json["prefix_hit_ratio"].as_f64().unwrap();
     assert!(ratio(&json) > 0.3 && ratio(&every_page) > ratio(&json), "{json} {every_page}");
     assert!(every_page["misses"]["no_stop"].is_null(), "{every_page}");
 }
 
 #[test]
-fn the_agreed_keys_come_first_and_the_models_after_them() {
+fn json_keys_of_the_model_follow_the_common_keys() {
     let ran = replay(&[QWEN, "--scale=512", "--requests=20"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let (plain, of_model) = ran.stdout.split_once(r#","model":"qwen3-next","page_bytes":"#).expect("model");
@@ -105,7 +106,7 @@ fn the_agreed_keys_come_first_and_the_models_after_them() {
 }
 
 #[test]
-fn a_table_names_the_pools() {
+fn table_has_a_row_for_each_pool() {
     let ran = pagelith(&["replay", "--requests=50", "--dram=8MiB", "--ssd=0", DEEPSEEK, "--scale=64"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     for text in ["deepseek-v3.2+deepseek-v3.2-mtp", "pool draft_indexer", "committed", "groups dropped"] {
@@ -114,10 +115,10 @@ fn a_table_names_the_pools() {
 }
 
 #[test]
-fn ranks_scale_and_layout_decide_the_bytes_of_a_page() {
+fn ranks_scale_and_layout_determine_page_bytes() {
     let bytes = |flags: &[&str]| {
         let common = ["--requests=3", "--ssd=0", "--dram=1GiB"];
-        let json = fine(&[&common, flags].concat());
+        let json = clean_report(&[&common, flags].concat());
         number(&json["page_bytes"])
     };
     let llama = bytes(&["--model=llama-3-8b"]);
@@ -129,7 +130,7 @@ fn ranks_scale_and_layout_decide_the_bytes_of_a_page() {
 }
 
 #[test]
-fn a_block_that_the_prompt_only_begins_is_no_page_of_a_model() {
+fn incomplete_block_is_not_a_page_of_a_model() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace.jsonl");
     let line = |tokens: u32, ids: &str| {
@@ -137,11 +138,11 @@ fn a_block_that_the_prompt_only_begins_is_no_page_of_a_model() {
             "{{\"timestamp\": 1, \"input_length\": {tokens}, \"output_length\": 3, \"hash_ids\": [{ids}]}}\n"
         )
     };
-    // The second turn goes on where the first was cut; the third is shorter than a block.
+    // The second turn continues where the first was cut; the third is shorter than a block.
     let text = [line(1100, "1, 2, 3"), line(1600, "1, 2, 4, 5"), line(40, "6"), line(1024, "1, 2")].concat();
     std::fs::write(&path, text).unwrap();
     let trace = format!("--trace={}", path.display());
-    let json = fine(&[QWEN, "--scale=512", &trace]);
+    let json = clean_report(&[QWEN, "--scale=512", &trace]);
     assert_eq!((&json["requests"], &json["pages_requested"]), (&4.into(), &7.into()), "{json}");
     assert_eq!(json["prefix_hits"]["dram"], 4, "the checkpoint of the first turn serves two others: {json}");
     let plain = replay(&[&trace]).json();
@@ -149,17 +150,18 @@ fn a_block_that_the_prompt_only_begins_is_no_page_of_a_model() {
 }
 
 #[test]
-fn a_store_filled_by_one_model_is_warm_for_it_alone() {
+fn store_filled_by_one_model_has_no_hits_for_another() {
     let dir = tempfile::tempdir().unwrap();
     let flag = format!("--dir={}", dir.path().join("store").display());
     let ratio = |flags: &[&str]| {
-        let json = fine(&[&["--requests=100", &flag], flags].concat());
+        let json = clean_report(&[&["--requests=100", &flag], flags].concat());
         json["prefix_hit_ratio"].as_f64().unwrap()
     };
     let first = ratio(&[QWEN, "--scale=512"]);
-    assert_eq!(ratio(&[QWEN, "--scale=512"]), 1.0, "all of it is there, with its checkpoints");
+    assert_eq!(ratio(&[QWEN, "--scale=512"]), 1.0, "all pages are present, with their checkpoints");
     assert!(first < 1.0);
-    // Without the checkpoints the groups have as many objects, and are other pages all the same.
+    // Without the checkpoints the groups have the same number of objects, but the pages are
+    // different.
     assert!(ratio(&[QWEN, "--scale=512", "--pools=kv"]) < 1.0);
     assert!(ratio(&[DEEPSEEK, "--scale=512"]) < 1.0);
     let verified = pagelith(&["verify".as_ref(), dir.path().join("store").as_os_str()]);
@@ -167,19 +169,19 @@ fn a_store_filled_by_one_model_is_warm_for_it_alone() {
 }
 
 #[test]
-fn damage_to_any_member_is_a_miss_and_never_a_part_of_a_group() {
+fn damaged_member_is_a_miss_and_never_a_partial_group() {
     for (model, scale) in [(DEEPSEEK, "--scale=64"), (QWEN, "--scale=512")] {
         let dir = tempfile::tempdir().unwrap();
         let store = dir.path().join("store");
         let flag = format!("--dir={}", store.display());
-        fine(&[model, scale, &flag, "--dram=0", "--requests=150"]);
+        clean_report(&[model, scale, &flag, "--dram=0", "--requests=150"]);
         damage(&store);
-        let json = fine(&[model, scale, &flag, "--dram=0", "--requests=150"]);
+        let json = clean_report(&[model, scale, &flag, "--dram=0", "--requests=150"]);
         assert!(number(&json["misses"]["damaged"]) > 0, "{json}");
     }
 }
 
-/// Flip some of headers, payloads, padding and footers.
+/// Flip bits in headers, payloads, padding and footers.
 fn damage(store: &Path) {
     let segments = store.join("segments");
     let bytes = std::fs::metadata(&segments).unwrap().len();
@@ -189,16 +191,16 @@ fn damage(store: &Path) {
 }
 
 #[test]
-fn small_and_missing_tiers_do() {
-    // The checkpoint is most of the arena: it cannot wait for its page, and comes after it.
-    let json = fine(&[QWEN, "--scale=64", "--dram=4MiB", "--ssd=64MiB", "--requests=40"]);
+fn small_and_missing_tiers_work() {
+    // The checkpoint takes most of the arena, so it cannot wait for its page and is put after it.
+    let json = clean_report(&[QWEN, "--scale=64", "--dram=4MiB", "--ssd=64MiB", "--requests=40"]);
     assert!(number(&json["groups"]["attached"]) > 0, "{json}");
-    fine(&[QWEN, "--scale=512", "--ssd=0", "--requests=100", "--dram=4MiB"]);
-    fine(&[DEEPSEEK, "--scale=64", "--dram=0", "--requests=100", "--reopen-at=50"]);
+    clean_report(&[QWEN, "--scale=512", "--ssd=0", "--requests=100", "--dram=4MiB"]);
+    clean_report(&[DEEPSEEK, "--scale=64", "--dram=0", "--requests=100", "--reopen-at=50"]);
 }
 
 #[test]
-fn flags_that_do_not_go_together_are_named() {
+fn conflicting_flags_are_refused_with_their_names() {
     let cases: [(&[&str], &[&str]); 14] = [
         (&["--model=qwen4"], &["--model", "qwen4", "known are llama-3-8b", "qwen3-next"]),
         (&["--model=qwen3-next+draft"], &["--model", "deepseek-v3.2-mtp"]),
@@ -213,21 +215,21 @@ fn flags_that_do_not_go_together_are_named() {
         (&[QWEN, "--scale=0"], &["--scale"]),
         (&["--tp=2"], &["--model"]),
         (&["--scale=2", "--pools=kv"], &["--model"]),
-        // One checkpoint is larger than the store's segments.
+        // A checkpoint is larger than the segments of the store.
         (&[QWEN, "--requests=1"], &["too large", "mamba/temporal", "length=75497472", "max="]),
     ];
     for (flags, expected) in cases {
-        let said = refused(flags);
+        let message = refused(flags);
         for text in expected {
-            assert!(said.contains(text), "{flags:?} wants {text:?}: {said}");
+            assert!(message.contains(text), "{flags:?} wants {text:?}: {message}");
         }
     }
 }
 
 #[test]
-fn a_run_without_a_model_is_unchanged() {
-    let json = fine(&["--object-bytes=8KiB", "--ssd=0", "--dram=4MiB", "--policy=fifo"]);
-    // As they were before there were models; without an SSD tier nothing depends on time.
+fn run_without_a_model_has_the_recorded_counts() {
+    let json = clean_report(&["--object-bytes=8KiB", "--ssd=0", "--dram=4MiB", "--policy=fifo"]);
+    // The counts from before models existed; without an SSD tier they do not depend on time.
     assert_eq!(json["prefix_hits"], json!({"dram": 2169, "ssd": 0, "remote": 0}), "{json}");
     assert_eq!(json["misses"], json!({"absent": 1915, "stranded": 483}), "{json}");
     assert_eq!(json["bytes_put"], 31_375_360, "{json}");

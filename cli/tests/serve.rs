@@ -1,4 +1,4 @@
-//! A store process, and replays whose store has it as a tier.
+//! A store process, and replays with that process as a peer.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -8,25 +8,25 @@ use std::process::{Command, Stdio};
 
 use common::serving::{Serving, command, hits, json, keys};
 
-/// A replay with little memory of its own.
+/// A replay with little local memory.
 fn replay(remote: &str, requests: &str) -> Command {
     let own = ["replay", "--json", "--dram", "2MiB", "--ssd", "0", "--object-bytes", "8KiB"];
     command(&[&own[..], &["--remote", remote, "--requests", requests]].concat())
 }
 
 #[test]
-fn a_replay_finds_at_a_peer_what_its_own_memory_has_no_room_for() {
+fn replay_beyond_local_memory_hits_at_a_peer() {
     let server = Serving::at("tcp:127.0.0.1:0");
     let report = json(&replay(&server.address, "150").output().expect("run"));
     assert!(hits(&report, "remote") > 0 && hits(&report, "dram") > 0, "{report}");
     assert_eq!((&report["wrong_bytes"], &report["partial_groups"]), (&0.into(), &0.into()), "{report}");
-    // What the first left there is there for the next.
+    // The next replay finds the objects of the first.
     let again = json(&replay(&server.address, "150").output().expect("run"));
     assert!(hits(&again, "remote") > hits(&report, "remote"), "{report} {again}");
     assert_eq!(again["wrong_bytes"], 0, "{again}");
 }
 
-/// Have it end as it should: it closes its store, and its peers are offered what is left.
+/// End it by SIGTERM: it closes its store, and offers the remaining objects to its peers.
 fn end(server: &mut Serving) {
     let killed = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status();
     assert!(killed.expect("run").success());
@@ -34,7 +34,7 @@ fn end(server: &mut Serving) {
     assert!(server.child.wait().expect("reaped").success());
 }
 
-/// Objects that were put with it.
+/// Number of objects put into its store.
 fn stored(server: &Serving) -> u64 {
     let (_, text) = server.get("/metrics");
     let line = text.lines().find_map(|line| line.strip_prefix("pagelith_puts_stored_total "));
@@ -42,7 +42,7 @@ fn stored(server: &Serving) -> u64 {
 }
 
 #[test]
-fn a_replay_leaves_all_with_the_peer_that_it_prefers() {
+fn replay_puts_everything_at_the_preferred_peer() {
     let serving = || Serving::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
     let (near, far) = (serving(), serving());
     let both = |prefer: &str| {
@@ -53,12 +53,15 @@ fn a_replay_leaves_all_with_the_peer_that_it_prefers() {
     assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
     assert!(stored(&far) > 0 && stored(&near) == 0, "{} {}", stored(&far), stored(&near));
     let refused = both("tcp:127.0.0.1:1");
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("is not one of --remote or remote.peers"), "{said}");
+    let message = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && message.contains("is not one of --remote or remote.peers"),
+        "{message}"
+    );
 }
 
 #[test]
-fn a_file_names_peers_with_their_weights_and_flags_go_before_it() {
+fn peers_of_a_file_have_weights_and_flags_override_them() {
     let dir = tempfile::tempdir().expect("a directory");
     let serving = || Serving::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
     let (one, two) = (serving(), serving());
@@ -66,7 +69,7 @@ fn a_file_names_peers_with_their_weights_and_flags_go_before_it() {
     let peer = |server: &Serving, name: &str, rest: &str| {
         format!("[[remote.peers]]\naddress = \"{}\"\nname = \"{name}\"\n{rest}\n", server.address)
     };
-    // So light that it owns no page of some hundred.
+    // With such a low weight it owns none of some hundred pages.
     let text = peer(&one, "a", "weight = 1e-9") + &peer(&two, "b", "");
     std::fs::write(&file, text).expect("written");
     let file = file.to_str().expect("text");
@@ -76,15 +79,16 @@ fn a_file_names_peers_with_their_weights_and_flags_go_before_it() {
     assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
     assert!(stored(&two) > 0 && stored(&one) == 0, "{} {}", stored(&one), stored(&two));
     run(&["--prefer", &one.address]);
-    assert!(stored(&one) > 0, "what is preferred has all");
-    // A store process takes them from there as well: what a client puts with it is offered on.
+    assert!(stored(&one) > 0, "the preferred peer gets all pages");
+    // A store process uses the peers of its file too, and offers the pages of its clients to them.
     let (three, before) = (serving(), stored(&two));
     let front = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--config", file, "--remote", &three.address]);
     client_of(front, "1");
-    assert!(stored(&three) > 0 && stored(&two) == before, "flags go before the file");
+    assert!(stored(&three) > 0 && stored(&two) == before, "flags override the file");
 }
 
-/// Pages of the front's client, which asks for those of this seed, that came from the front's peers; the front has offered what it was left, and ended.
+/// Remote hits in pages of a client of `front` with this seed. Then `front` offers its remaining
+/// pages to its peers, and ends.
 fn client_of(mut front: Serving, seed: &str) -> u64 {
     let flags =
         ["replay", "--json", "--object-bytes", "8KiB", "--requests", "150", "--seed", seed, "--attach"];
@@ -95,7 +99,7 @@ fn client_of(mut front: Serving, seed: &str) -> u64 {
 }
 
 #[test]
-fn a_store_process_has_the_peers_and_the_key_of_its_file() {
+fn store_process_uses_the_peers_and_the_key_of_its_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let (known, stranger) = (keys(dir.path(), &["rank-0"]), keys(dir.path(), &["rank-1"]));
     let serving = ["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0", "--keys", &known];
@@ -113,26 +117,26 @@ fn a_store_process_has_the_peers_and_the_key_of_its_file() {
         let file = file.to_str().expect("text");
         Serving::with(&[&["--listen", "tcp:127.0.0.1:0", "--config", file], flags].concat())
     };
-    // What is put with it is offered to the one that owns nearly all; another one that is started finds it there.
+    // Pages are offered to the peer that owns nearly all; another store process finds them there.
     written(false);
     client_of(front(&[]), "1");
     assert!(stored(&owner) > 0 && stored(&light) == 0, "{} {}", stored(&owner), stored(&light));
     assert!(client_of(front(&[]), "1") > 0);
-    // By another key it is not known there.
+    // With another key it is refused there.
     assert_eq!(client_of(front(&["--key", &stranger]), "1"), 0);
     let before = stored(&owner);
     written(true);
     client_of(front(&[]), "2");
     let now = (stored(&owner), stored(&light));
-    assert!(now.0 == before && now.1 > 0, "what is preferred has all: {before} {now:?}");
-    // A flag goes before what the file prefers.
+    assert!(now.0 == before && now.1 > 0, "the preferred peer gets all pages: {before} {now:?}");
+    // A flag overrides the preference of the file.
     client_of(front(&["--prefer", &owner.address]), "3");
     let then = (stored(&owner), stored(&light));
-    assert!(then.0 > now.0 && then.1 == now.1, "another one is preferred: {now:?} {then:?}");
+    assert!(then.0 > now.0 && then.1 == now.1, "the flag prefers another peer: {now:?} {then:?}");
 }
 
 #[test]
-fn a_peer_that_is_killed_in_the_middle_and_started_again_costs_misses() {
+fn restart_of_a_killed_peer_costs_only_misses() {
     let mut server = Serving::at("tcp:127.0.0.1:0");
     let running = replay(&server.address, "1000")
         .stdout(Stdio::piped())
@@ -152,19 +156,19 @@ fn a_peer_that_is_killed_in_the_middle_and_started_again_costs_misses() {
 }
 
 #[test]
-fn a_terminated_server_closes_its_store_and_ends_well() {
+fn sigterm_closes_the_store_with_exit_status_0() {
     end(&mut Serving::at("tcp:127.0.0.1:0"));
 }
 
 #[test]
-fn an_address_that_others_can_reach_is_refused() {
+fn non_loopback_address_without_the_option_is_refused() {
     let output = command(&["serve", "--dram", "1MiB", "--listen", "tcp:0.0.0.0:0"]).output().expect("run");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("the address is not loopback"), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("the address is not loopback"), "{message}");
 }
 
 #[test]
-fn who_has_a_key_is_served_and_who_has_none_or_another_is_not() {
+fn client_without_a_valid_key_is_not_served() {
     let dir = tempfile::tempdir().expect("a directory");
     let (known, stranger) = (keys(dir.path(), &["rank-0"]), keys(dir.path(), &["rank-1"]));
     let server = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--keys", &known]);
@@ -178,13 +182,13 @@ fn who_has_a_key_is_served_and_who_has_none_or_another_is_not() {
 }
 
 #[test]
-fn a_key_that_may_not_write_finds_and_leaves_nothing() {
+fn read_only_key_puts_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let key = keys(dir.path(), &["reader"]);
     let rights = std::fs::read_to_string(&key).expect("read") + "rights = [\"read\"]\n";
     let ring = dir.path().join("ring");
     std::fs::write(&ring, rights).expect("written");
-    std::fs::set_permissions(&ring, PermissionsExt::from_mode(0o600)).expect("kept to oneself");
+    std::fs::set_permissions(&ring, PermissionsExt::from_mode(0o600)).expect("made private");
     let flags =
         ["--listen", "tcp:127.0.0.1:0", "--keys", ring.to_str().expect("text"), "--metrics", "127.0.0.1:0"];
     let server = Serving::with(&flags);
@@ -194,30 +198,33 @@ fn a_key_that_may_not_write_finds_and_leaves_nothing() {
 }
 
 #[test]
-fn it_tells_over_http_what_it_did() {
+fn metrics_count_served_objects() {
     let server = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
     let report = json(&replay(&server.address, "150").output().expect("run"));
     let (status, metrics) = server.get("/metrics");
     assert_eq!(status, 200);
     let served = hits(&report, "remote");
     let line = metrics.lines().find_map(|line| line.strip_prefix("pagelith_hits_memory_total "));
-    let told: u64 = line.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{metrics}"));
+    let counted: u64 = line.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{metrics}"));
     // A page is two objects.
-    assert!(served > 0 && told >= 2 * served, "served={served} told={told}");
+    assert!(served > 0 && counted >= 2 * served, "served={served} counted={counted}");
     assert_eq!(server.get("/healthz"), (200, "ok ssd_state=off\n".to_owned()));
     assert_eq!(server.get("/").0, 404);
     let refused = command(&["serve", "--dram", "1MiB", "--metrics", "0.0.0.0:0"]).output().expect("run");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("it would be answered to other hosts"));
+    assert!(
+        String::from_utf8_lossy(&refused.stderr)
+            .contains("the address is not loopback, other hosts could read the metrics")
+    );
 }
 
 #[test]
-fn a_unix_socket_serves_like_any_other_address() {
+fn unix_socket_serves_and_a_stale_file_is_replaced() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
     let mut server = Serving::at(&format!("unix:{}", path.display()));
     let report = json(&replay(&server.address, "150").output().expect("run"));
     assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
-    // What a killed one leaves behind does not keep the next one out.
+    // The stale file of a killed process does not block the next one.
     server.kill();
     assert!(path.exists());
     let server = Serving::at(&server.address.clone());
@@ -226,7 +233,7 @@ fn a_unix_socket_serves_like_any_other_address() {
 }
 
 #[test]
-fn a_server_with_a_peer_answers_its_clients_with_what_that_has() {
+fn server_serves_hits_of_its_peer_to_clients() {
     let owner = Serving::at("tcp:127.0.0.1:0");
     let on = |address: &str| {
         let flags = ["replay", "--json", "--object-bytes", "8KiB", "--attach", address, "--requests", "150"];
@@ -234,7 +241,7 @@ fn a_server_with_a_peer_answers_its_clients_with_what_that_has() {
     };
     let first = on(&owner.address);
     assert_eq!((hits(&first, "remote"), &first["wrong_bytes"]), (0, &0.into()), "{first}");
-    // It has nothing of its own yet.
+    // Its own store is still empty.
     let middle = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--remote", &owner.address]);
     let second = on(&middle.address);
     assert!(hits(&second, "remote") > 0, "{second}");

@@ -1,4 +1,4 @@
-//! How store processes end, and what they go on without.
+//! Ends of store processes, and missing resources that they survive.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -17,7 +17,7 @@ use common::serving::{Serving, command, json};
 use pagelith::config::Config;
 use rustix::net::sockopt::set_socket_linger;
 
-/// More than there are addresses: with it no thread can be started.
+/// A stack size beyond the address space: no thread can be started with it.
 const NO_STACK: (&str, &str) = ("RUST_MIN_STACK", "1125899906842624");
 
 fn attach(address: &str) -> Output {
@@ -31,11 +31,11 @@ fn signal(server: &mut Serving, name: &str) {
 }
 
 #[test]
-fn serve_that_is_hung_up_on_keeps_what_was_put() {
+fn serve_ended_by_a_signal_keeps_all_objects() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = dir.path().join("store");
     let program = env!("CARGO_BIN_EXE_pagelith");
-    // Tests that run under nohup would hand on that SIGHUP is ignored.
+    // A test under nohup would inherit an ignored SIGHUP.
     let serve = ["--default-signal=HUP", program, "serve", "--dram", "64MiB", "--listen", "tcp:127.0.0.1:0"];
     let files = ["--ssd", "256MiB", "--dir", store.to_str().expect("text")];
     for name in ["-HUP", "-INT", "-TERM"] {
@@ -50,7 +50,7 @@ fn serve_that_is_hung_up_on_keeps_what_was_put() {
 }
 
 #[test]
-fn serve_under_nohup_goes_on_when_hung_up_on() {
+fn serve_under_nohup_ignores_sighup() {
     let program = env!("CARGO_BIN_EXE_pagelith");
     let mut nohup = common::without_settings(Command::new("nohup"));
     nohup.args([program, "serve", "--dram", "8MiB", "--listen", "tcp:127.0.0.1:0"]).stderr(Stdio::piped());
@@ -73,7 +73,7 @@ fn soft_limit_of_descriptors_is_raised_to_the_hard_one() {
 }
 
 #[test]
-fn client_that_no_thread_can_be_started_for_is_refused_and_accepting_goes_on() {
+fn client_without_a_thread_is_refused_and_accepting_continues() {
     let mut serve = command(&["serve", "--dram", "8MiB", "--listen", "tcp:127.0.0.1:0"]);
     let mut server = Serving::of(serve.env(NO_STACK.0, NO_STACK.1).stderr(Stdio::piped()));
     for _ in 0..2 {
@@ -122,7 +122,7 @@ fn store_is_flushed_at_the_end_though_a_clients_descriptor_does_not_close() {
 }
 
 #[test]
-fn store_without_the_threads_it_needs_does_not_open() {
+fn store_without_threads_does_not_open() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = dir.path().join("store");
     let flags = ["--dram", "8MiB", "--ssd", "64MiB", "--dir", store.to_str().expect("text")];
@@ -130,22 +130,22 @@ fn store_without_the_threads_it_needs_does_not_open() {
     for args in [&serve[..], &["replay", "--requests", "5"]] {
         let mut command = command(&[args, &flags].concat());
         let refused = command.env(NO_STACK.0, NO_STACK.1).output().expect("run");
-        let said = String::from_utf8_lossy(&refused.stderr);
-        assert_eq!(refused.status.code(), Some(2), "{said}");
-        assert!(said.contains("no thread can be started") && !said.contains("panicked"), "{said}");
+        let message = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{message}");
+        assert!(message.contains("no thread can be started") && !message.contains("panicked"), "{message}");
     }
-    // Nothing of it is left behind that keeps the next one out.
+    // The failed open left nothing that blocks the next one.
     json(&command(&[&["replay", "--json", "--requests", "5"][..], &flags].concat()).output().expect("run"));
 }
 
 #[test]
-fn unit_file_allows_what_closing_may_take() {
+fn unit_file_allows_the_maximum_close_time() {
     let unit =
         fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/pagelith.service")).expect("read");
     let allowed = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).expect("a line");
     let allowed = Duration::from_secs(allowed.parse().expect("seconds"));
     let config = Config::default();
-    // Calls under way end first.
+    // Calls in flight end first.
     let needed = Duration::from_millis(config.deadline_ms + config.close_timeout_ms);
     assert!(allowed > needed, "allowed={allowed:?} needed={needed:?}");
 }

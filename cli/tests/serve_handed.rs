@@ -1,4 +1,5 @@
-//! Memory that clients hand a store process: what is not there costs it nothing, and the more there is said to be, the less of it is mapped.
+//! Memory that clients share with a store process: holes cost the process no memory, and the mapped
+//! bytes are bounded.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
 
 mod common;
@@ -7,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::io::shm::Region;
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
@@ -34,14 +35,14 @@ fn attached(server: &Serving) -> Attached {
     Attached::to(&address, None, Duration::from_secs(30)).expect("attached")
 }
 
-/// A file in memory of so many bytes, none of which has memory.
+/// A memfd of `bytes` bytes without any allocated page.
 fn sparse(bytes: u64) -> OwnedFd {
     let fd = memfd_create("sparse", MemfdFlags::CLOEXEC).expect("memory");
     ftruncate(&fd, bytes).expect("memory");
     fd
 }
 
-/// Share so many bytes of a file as if they were at these addresses.
+/// Share `bytes` bytes of a file as if they were mapped at the addresses of `own`.
 fn share(client: &Attached, file: &OwnedFd, own: &[u8], bytes: usize) {
     let fd = file.try_clone().expect("a descriptor");
     let region = Region::mapped(fd, own.as_ptr().addr(), bytes).expect("a region");
@@ -54,7 +55,7 @@ fn put(client: &Attached, page: u8, bytes: &[u8]) {
     assert_eq!(put, Ok(PutOutcome::Stored), "page={page}");
 }
 
-/// What the process's status says of this, in bytes.
+/// A field of the process's status, in bytes.
 fn status(server: &Serving, field: &str) -> u64 {
     let path = format!("/proc/{}/status", server.child.id());
     let status = std::fs::read_to_string(path).expect("a status");
@@ -63,7 +64,7 @@ fn status(server: &Serving, field: &str) -> u64 {
 }
 
 #[test]
-fn holes_of_a_clients_memory_get_none_by_a_put() {
+fn put_from_a_hole_of_client_memory_allocates_no_page() {
     let dir = tempfile::tempdir().expect("a directory");
     let server = serving(&dir, &[]);
     let client = attached(&server);
@@ -72,11 +73,11 @@ fn holes_of_a_clients_memory_get_none_by_a_put() {
     for (page, bytes) in (0..).zip(own.chunks(LEN)) {
         put(&client, page, bytes);
     }
-    assert_eq!(fstat(&file).expect("known").st_blocks, 0, "the store process paid for it");
+    assert_eq!(fstat(&file).expect("known").st_blocks, 0, "the store process allocated pages");
 }
 
 #[test]
-fn memory_beyond_the_bound_is_not_mapped_and_is_put_all_the_same() {
+fn put_from_memory_beyond_the_bound_works_without_a_mapping() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut server = serving(&dir, &["--client-memory", "2GiB"]);
     server.says("client_memory_bytes_max=2147483648 client_memory_of_one_bytes_max=1073741824");
@@ -90,8 +91,8 @@ fn memory_beyond_the_bound_is_not_mapped_and_is_put_all_the_same() {
             (client, file)
         })
         .collect();
-    server.says("is not mapped and is read by calls");
-    // Threads and their arenas are not what this is about.
+    server.says("shared memory of a client is not mapped");
+    // With an allowance for threads and their malloc arenas.
     let more = status(&server, "VmSize") - before;
     assert!(more < 8 << 30, "bytes={more}");
     drop(clients);

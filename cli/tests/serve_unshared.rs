@@ -1,4 +1,4 @@
-//! A store process on a Unix socket where the system lets it share no memory: it says so once, and serves.
+//! A store process on a Unix socket that cannot share memory: it logs a warning, and serves.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
 
 mod common;
@@ -13,7 +13,8 @@ const MEMFD_CREATE: i64 = 319;
 #[cfg(not(target_arch = "x86_64"))]
 const MEMFD_CREATE: i64 = 279;
 
-/// What `start` starts, where `memfd_create` fails with EPERM, as a container's filter has it.
+/// Run `start` with a seccomp filter under which `memfd_create` fails with EPERM, as in some
+/// containers.
 fn without_memfd<T: Send>(start: impl FnOnce() -> T + Send) -> T {
     const EPERM: u32 = 1;
     let arch = std::env::consts::ARCH.try_into().expect("an architecture with seccomp");
@@ -24,10 +25,10 @@ fn without_memfd<T: Send>(start: impl FnOnce() -> T + Send) -> T {
         arch,
     );
     let program: seccompiler::BpfProgram = filter.expect("a filter").try_into().expect("a program");
-    // A thread cannot take it off again, so it is one of its own.
+    // A filter cannot be removed, so it is applied in a separate thread.
     std::thread::scope(|scope| {
         let started = scope.spawn(move || {
-            seccompiler::apply_filter(&program).expect("put on");
+            seccompiler::apply_filter(&program).expect("applied");
             start()
         });
         started.join().expect("started")
@@ -36,7 +37,7 @@ fn without_memfd<T: Send>(start: impl FnOnce() -> T + Send) -> T {
 
 const WARNING: &str = "memory cannot be shared with clients of this host";
 
-/// It serves, and has said why nothing is shared.
+/// Check that the server has logged the warning, and serves.
 fn serves(mut server: Serving, cause: &str) {
     server.says(WARNING);
     let args =
@@ -48,7 +49,7 @@ fn serves(mut server: Serving, cause: &str) {
 }
 
 #[test]
-fn unix_socket_is_served_where_no_memory_can_be_shared() {
+fn server_without_shared_memory_warns_and_serves() {
     let dir = tempfile::tempdir().expect("a directory");
     let (store, socket) = (dir.path().join("store"), dir.path().join("socket"));
     let address = format!("unix:{}", socket.display());
@@ -64,7 +65,7 @@ fn unix_socket_is_served_where_no_memory_can_be_shared() {
         &address,
     ];
     serves(without_memfd(|| Serving::of(command(&flags).stderr(Stdio::piped()))), "memfd_create");
-    // Files, and so shared memory, of 16 MiB at most: less than `--transfer`.
+    // A limit of 16 MiB for files, and so for shared memory: less than `--transfer`.
     let program = env!("CARGO_BIN_EXE_pagelith");
     let mut shell = common::without_settings(Command::new("sh"));
     let limited = format!("ulimit -f 32768 && exec {program} serve --dram 8MiB --listen {address}");
@@ -72,19 +73,19 @@ fn unix_socket_is_served_where_no_memory_can_be_shared() {
 }
 
 #[test]
-fn sharing_that_is_asked_for_by_name_is_not_done_without() {
+fn explicitly_requested_sharing_that_fails_is_an_error() {
     let dir = tempfile::tempdir().expect("a directory");
     let address = format!("unix:{}", dir.path().join("socket").display());
     let mut asked = command(&["serve", "--dram", "8MiB", "--listen", &address]);
     asked.env("PAGELITH_DRAM__SHARED", "true");
     let output = without_memfd(|| asked.output().expect("run"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && !said.contains(WARNING), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && !message.contains(WARNING), "{message}");
     let mut declined = command(&["serve", "--dram", "8MiB", "--listen", &address]);
     declined.env("PAGELITH_DRAM__SHARED", "false").stderr(Stdio::piped());
     let mut server = without_memfd(|| Serving::of(&mut declined));
     assert!(Command::new("kill").arg(server.child.id().to_string()).status().expect("run").success());
-    let mut said = String::new();
-    std::io::Read::read_to_string(&mut server.log(), &mut said).expect("its log");
-    assert!(!said.contains(WARNING) && said.contains("closed durable_objects=0"), "{said}");
+    let mut message = String::new();
+    std::io::Read::read_to_string(&mut server.log(), &mut message).expect("its log");
+    assert!(!message.contains(WARNING) && message.contains("closed durable_objects=0"), "{message}");
 }

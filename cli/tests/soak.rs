@@ -1,12 +1,15 @@
-//! A store process of three tenants for a while: one behaves, clients of the second are killed, the third is hostile. It never reads
-//! its answers, and hands over memory that no client would; somebody without a key opens connections and says nothing.
-//! The first has its hits, with the right bytes; the process keeps to its memory plan; nothing is left of the others.
+//! A store process with three tenants. One is well-behaved, clients of the second are killed, and
+//! the third is hostile: it never reads its responses, and passes invalid descriptors as memory. In
+//! addition, unauthenticated connections send nothing. The first tenant must have its hits with
+//! correct bytes, the process must keep its memory plan, and all resources of the others must be
+//! released.
 //!
-//! `TEST_PAGELITH_SOAK_S=1800 cargo test --release -p pagelith-cli --test soak -- --nocapture` makes a campaign of it, which
-//! compares latencies too. The other tenants take processor time, as any program would: on two cores each wake-up of the first
-//! tenant then waits for a time slice of the scheduler. So it is compared with itself while threads that never touch the store
-//! take that time. `benches/results/soak.md` has the figures.
-#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes, threads and time")]
+//! `TEST_PAGELITH_SOAK_S=1800 cargo test --release -p pagelith-cli --test soak -- --nocapture` runs
+//! a campaign, which compares latencies too. The other tenants take processor time, as any program
+//! does: on two cores each wake-up of the first tenant then waits for a time slice of the
+//! scheduler. So the baseline is the first tenant while threads that never touch the store take
+//! that time. `benches/results/soak.md` has the figures.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and polls at real processes, threads and time")]
 
 #[path = "soak/behaved.rs"]
 mod behaved;
@@ -33,48 +36,52 @@ use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use serde_json::Value;
 
-/// Seconds where nobody says otherwise: every tenant has had its turns.
+/// Default duration in seconds: long enough that every tenant is active several times.
 const SECONDS: u64 = 4;
-/// Part of the time that the behaved tenant is alone for; and again beside threads that take the processors.
+/// Divisor of the duration for the phase of the well-behaved tenant alone, and for the phase with
+/// busy threads.
 const ALONE: u32 = 10;
-/// Number of those threads, and how long each works and pauses in turn. Together they take one core, as the other tenants do.
+/// Number of the busy threads, and the duration of their bursts and pauses. Together they take one
+/// core, like the other tenants.
 const BURNERS: usize = 2;
 const BURST: Duration = Duration::from_millis(5);
-/// From so many seconds on latencies are compared.
+/// Minimum duration in seconds for a comparison of latencies.
 const CAMPAIGN_SECONDS: u64 = 300;
-/// Largest ratio of the 99th percentile with the other tenants to that with the threads alone.
+/// Maximum ratio of the 99th percentile with the other tenants to that with the busy threads.
 const SLOWER_MAX: f64 = 3.0;
-/// Memory outside the plan: `docs/operations.md` names it; sessions, tables, the program itself.
+/// Memory outside of the plan, see `docs/operations.md`: sessions, tables, the program itself.
 const BEYOND_PLAN_BYTES: u64 = 128 << 20;
-/// How often the metrics are read until what is left of clients is gone: some seconds of a busy machine.
-const LOOKS: u64 = 20_000;
-/// Large enough that nothing is evicted: a miss then shows harm, and not that other tenants needed the room.
+/// Maximum reads of the metrics until the resources of clients are released: some seconds on a busy
+/// machine.
+const POLLS_MAX: u64 = 20_000;
+/// Large enough that nothing is evicted, so that a miss is a failure and not an effect of the other
+/// tenants' puts.
 const SSD: &str = "4GiB";
-/// Gauges of what the store is and has; all others are of what somebody does with it, and go back to zero.
-const LASTING: [&str; 6] =
+/// Gauges of the store's content; all others are gauges of activity, and return to zero.
+const CONTENT_GAUGES: [&str; 6] =
     ["objects", "index_bytes", "dram_objects", "dram_bytes", "dram_peak_bytes", "ssd_state"];
 
-/// The end of a phase, which everybody who waits hears of.
+/// Signals the end of a phase to all waiting threads.
 #[derive(Default)]
 struct Stop {
     stopped: Mutex<bool>,
-    told: Condvar,
+    changed: Condvar,
 }
 
 impl Stop {
-    /// Wait so long, or until the end; whether that has come.
+    /// Wait for `pause` or until the end of the phase; true at the end.
     fn within(&self, pause: Duration) -> bool {
         let stopped = self.stopped.lock().expect("a lock");
-        *self.told.wait_timeout_while(stopped, pause, |stopped| !*stopped).expect("a lock").0
+        *self.changed.wait_timeout_while(stopped, pause, |stopped| !*stopped).expect("a lock").0
     }
 
     fn now(&self) {
         *self.stopped.lock().expect("a lock") = true;
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 }
 
-/// Where a tenant attaches, and as whom.
+/// Address, key and namespace of a tenant.
 struct Tenant {
     address: Address,
     key: Key,
@@ -82,7 +89,7 @@ struct Tenant {
 }
 
 impl Tenant {
-    /// A new key of this name, for a namespace of the same name; its entry is added to the server's file.
+    /// A tenant with a new key and a namespace of this name; adds the key to the server's file.
     fn new(name: &str, rights: &str, home: &Path, address: &Address) -> Tenant {
         let namespace = Namespace { model: name.into(), ..Namespace::default() }.id();
         let own = PathBuf::from(common::serving::keys(home, &[name]));
@@ -102,7 +109,7 @@ fn seconds() -> u64 {
     std::env::var("TEST_PAGELITH_SOAK_S").map_or(SECONDS, |text| text.parse().expect("a number of seconds"))
 }
 
-/// Gauges that should be zero once nobody does anything, and are not.
+/// Gauges of activity that are not zero.
 fn gauges_left(server: &Serving) -> Vec<String> {
     let (status, text) = server.get("/metrics");
     assert_eq!(status, 200);
@@ -112,23 +119,23 @@ fn gauges_left(server: &Serving) -> Vec<String> {
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("pagelith_{name} ")));
         line.and_then(|value| value.parse::<i64>().ok()).unwrap_or_else(|| panic!("{name} is not in\n{text}"))
     };
-    let left = gauges.filter(|name| !LASTING.contains(name)).map(|name| (name, value(name)));
+    let left = gauges.filter(|name| !CONTENT_GAUGES.contains(name)).map(|name| (name, value(name)));
     left.filter(|(_, value)| *value != 0).map(|(name, value)| format!("{name}={value}")).collect()
 }
 
-/// The most memory that the process had, and what it printed as its own plan and its clients', in bytes.
+/// Peak memory of the process, and the memory plan of store and clients that it logged, in bytes.
 fn memory(server: &Serving, log: &Path) -> (u64, u64) {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).expect("a status");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
     let peak_kib: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
-    let said = std::fs::read_to_string(log).expect("a log");
-    let size = |name| said.split_whitespace().find_map(|word| word.strip_prefix(name)).expect("a plan");
+    let log_text = std::fs::read_to_string(log).expect("a log");
+    let size = |name| log_text.split_whitespace().find_map(|word| word.strip_prefix(name)).expect("a plan");
     let bytes = |name| size(name).parse::<Size>().expect("a size").bytes();
     (peak_kib << 10, bytes("total=") + bytes("clients_total="))
 }
 
-/// Clients that attach, put and get, and are killed in the middle of it.
-fn killed(address: &str, key: &str, stop: &Stop) -> u64 {
+/// Start clients that attach, put and get, and kill them.
+fn kill_clients(address: &str, key: &str, stop: &Stop) -> u64 {
     let mut kills = 0;
     let mut pause = Duration::from_millis(30);
     loop {
@@ -141,7 +148,7 @@ fn killed(address: &str, key: &str, stop: &Stop) -> u64 {
         let _ = child.kill();
         child.wait().expect("reaped");
         kills += 1;
-        // In the greeting, in a look-up, in the middle of bytes either way.
+        // In the handshake, in a lookup, or in a transfer.
         pause = Duration::from_millis([30, 80, 200, 500][(kills % 4) as usize]);
         if over || stop.within(pause) {
             return kills;
@@ -149,7 +156,7 @@ fn killed(address: &str, key: &str, stop: &Stop) -> u64 {
     }
 }
 
-/// Take processor time, and nothing else.
+/// Take only processor time.
 fn burn(stop: &Stop) {
     std::thread::scope(|scope| {
         for _ in 0..BURNERS {
@@ -165,22 +172,22 @@ fn burn(stop: &Stop) {
     });
 }
 
-/// One more than was counted, as long as it is there.
+/// Increment a counter.
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
 #[test]
-fn well_behaved_tenant_is_unharmed_beside_kills_and_a_hostile_tenant() {
+fn well_behaved_tenant_is_unharmed_by_kills_and_a_hostile_tenant() {
     let home = tempfile::tempdir().expect("a directory");
     let (home, log) = (home.path(), home.path().join("log"));
     let address: Address = format!("unix:{}", home.join("socket").display()).parse().expect("an address");
     std::fs::write(ring(home), "").expect("written");
     let own = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
-    std::fs::set_permissions(ring(home), own).expect("kept to oneself");
+    std::fs::set_permissions(ring(home), own).expect("made private");
     let behaved = Tenant::new("behaved", "\"read\", \"write\", \"remove\"", home, &address);
     let hostile = Tenant::new("hostile", "\"read\", \"write\"", home, &address);
-    // What a replay's namespaces are is its own affair.
+    // Without namespaces, since a replay chooses its own.
     let dying = common::serving::keys(home, &["dying"]);
     let entry = std::fs::read_to_string(&dying).expect("an entry");
     let mut file = File::options().append(true).open(ring(home)).expect("the server's file");
@@ -198,52 +205,55 @@ fn well_behaved_tenant_is_unharmed_beside_kills_and_a_hostile_tenant() {
     let busy = client.work(total / ALONE, burn);
     let counters = hostile::Counters::default();
     let mut kills = 0;
-    let beside = client.work(total - 2 * (total / ALONE), |stop| {
+    let with_others = client.work(total - 2 * (total / ALONE), |stop| {
         std::thread::scope(|scope| {
-            let killing = scope.spawn(|| killed(&listen, &dying, stop));
+            let killing = scope.spawn(|| kill_clients(&listen, &dying, stop));
             scope.spawn(|| hostile::never_read(&hostile, &counters, stop));
-            scope.spawn(|| hostile::hand_over(&hostile, &counters, stop));
-            scope.spawn(|| stranger::say_nothing(&address, &counters, stop));
+            scope.spawn(|| hostile::pass_descriptors(&hostile, &counters, stop));
+            scope.spawn(|| stranger::connect_silently(&address, &counters, stop));
             kills = killing.join().expect("no panic");
         });
     });
     client.end();
 
-    let mut looks = 0;
+    let mut polls = 0;
     let mut left = gauges_left(&server);
     while !left.is_empty() {
-        looks += 1;
-        assert!(looks < LOOKS, "left: {left:?}");
+        polls += 1;
+        assert!(polls < POLLS_MAX, "left: {left:?}");
         left = gauges_left(&server);
     }
     let (peak_bytes, plan_bytes) = memory(&server, &log);
-    let slower = beside.p99_us() / busy.p99_us();
+    let slower = with_others.p99_us() / busy.p99_us();
     let report = serde_json::json!({
-        "seconds": total.as_secs(), "kills": kills, "alone": alone.json(), "busy": busy.json(), "beside": beside.json(),
-        "p99_ratio": rounded(slower), "p99_ratio_idle": rounded(beside.p99_us() / alone.p99_us()),
+        "seconds": total.as_secs(), "kills": kills, "alone": alone.json(), "busy": busy.json(), "beside": with_others.json(),
+        "p99_ratio": rounded(slower), "p99_ratio_idle": rounded(with_others.p99_us() / alone.p99_us()),
         "unread_requests": counters.unread.load(Ordering::Relaxed),
         "descriptors_handed_over": counters.handed.load(Ordering::Relaxed),
         "silent_connections": counters.silent.load(Ordering::Relaxed),
         "peak_bytes": peak_bytes, "plan_bytes": plan_bytes, "gauges_left": left,
     });
-    writeln!(std::io::stderr(), "{report}").expect("told");
+    writeln!(std::io::stderr(), "{report}").expect("written");
     assert!(peak_bytes <= plan_bytes + BEYOND_PLAN_BYTES, "{report}");
-    assert_eq!((alone.missed, busy.missed, beside.missed), (0, 0, 0), "{report}");
+    assert_eq!((alone.missed, busy.missed, with_others.missed), (0, 0, 0), "{report}");
     assert!(total.as_secs() < CAMPAIGN_SECONDS || slower <= SLOWER_MAX, "{report}");
-    ends_well(&mut server, &log);
+    assert_clean_end(&mut server, &log);
 }
 
-/// SIGTERM ends it, with everything durable, whatever the tenants did.
-fn ends_well(server: &mut Serving, log: &Path) {
+/// SIGTERM ends the server with all objects durable.
+fn assert_clean_end(server: &mut Serving, log: &Path) {
     let pid = rustix::process::Pid::from_child(&server.child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("told");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signalled");
     let status = server.child.wait().expect("ended");
-    let said = std::fs::read_to_string(log).expect("a log");
-    assert!(status.success() && said.contains("lost_objects=0 unsaved_objects=0"), "{status}\n{said}");
-    assert!(!said.contains("panicked"), "{said}");
+    let log_text = std::fs::read_to_string(log).expect("a log");
+    assert!(
+        status.success() && log_text.contains("lost_objects=0 unsaved_objects=0"),
+        "{status}\n{log_text}"
+    );
+    assert!(!log_text.contains("panicked"), "{log_text}");
 }
 
-/// A figure of a phase.
+/// Rounded to two decimals.
 fn rounded(value: f64) -> Value {
     ((value * 100.0).round() / 100.0).into()
 }

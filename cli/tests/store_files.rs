@@ -1,4 +1,4 @@
-//! Files of a store in whose place somebody has put something else: nothing is read or written through it.
+//! Store files that were replaced by links or pipes: nothing is read or written through them.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -10,10 +10,10 @@ use std::process::Command;
 
 use common::filled::Filled;
 
-/// What is in place of a file of the store, and what the refusal says.
+/// The kind of a replacement, a part of the error message, and its constructor.
 type Planted = (&'static str, &'static str, fn(&Path, &Path));
 
-/// `away` is the file itself under another name.
+/// `away` is the original file under another name.
 const PLANTED: [Planted; 3] = [
     ("a symbolic link", "symbolic link", |path, away| symlink(away, path).expect("a link")),
     ("a hard link", "links=2", |path, away| std::fs::hard_link(away, path).expect("a link")),
@@ -22,7 +22,7 @@ const PLANTED: [Planted; 3] = [
     }),
 ];
 
-/// Every file of a store of two directories.
+/// All files of a store with two directories.
 fn files(filled: &Filled) -> Vec<PathBuf> {
     let listed = filled.dirs.iter().flat_map(|dir| std::fs::read_dir(dir).expect("a directory"));
     let files: Vec<_> = listed.map(|entry| entry.expect("an entry").path()).collect();
@@ -32,7 +32,7 @@ fn files(filled: &Filled) -> Vec<PathBuf> {
 }
 
 #[test]
-fn store_with_something_else_in_place_of_a_file_is_not_opened() {
+fn store_with_a_replaced_file_is_not_opened() {
     let filled = Filled::new(2, true);
     let elsewhere = tempfile::tempdir_in(filled.dirs[0].parent().expect("a parent")).expect("a directory");
     let away = elsewhere.path().join("away");
@@ -52,7 +52,7 @@ fn store_with_something_else_in_place_of_a_file_is_not_opened() {
 }
 
 #[test]
-fn verify_and_inspect_follow_no_link_and_wait_for_no_pipe() {
+fn verify_and_inspect_do_not_follow_links_or_block_on_pipes() {
     let filled = Filled::new(1, true);
     let away = filled.dirs[0].parent().expect("a parent").join("away");
     for path in files_of_one(&filled) {
@@ -67,7 +67,7 @@ fn verify_and_inspect_follow_no_link_and_wait_for_no_pipe() {
                     .args(command)
                     .arg(&filled.dirs[0]);
                 let output = program.output().expect("run");
-                // None if it was killed; 101 is a panic's.
+                // `None` after SIGKILL, 137 from `timeout`, 101 after a panic.
                 let ended = output.status.code();
                 assert!(
                     ended.is_some_and(|code| code != 137 && code != 101),
@@ -81,9 +81,10 @@ fn verify_and_inspect_follow_no_link_and_wait_for_no_pipe() {
     }
 }
 
-/// A backup of hard links, say: the file cannot be locked, so nobody knows whether an engine has the store open.
+/// For example after a backup by hard links: the file cannot be locked, so an engine may have the
+/// store open.
 #[test]
-fn repair_of_a_store_with_a_file_of_two_names_changes_nothing() {
+fn repair_with_a_hard_linked_file_changes_nothing() {
     let filled = Filled::new(1, false);
     let segment = filled.segments()[0];
     let place = filled.records(segment).swap_remove(0);
@@ -111,11 +112,11 @@ fn files_of_one(filled: &Filled) -> Vec<PathBuf> {
         .collect()
 }
 
-/// As root; else it says that it was skipped.
+/// Needs root; skipped otherwise.
 #[test]
-fn store_with_a_file_of_another_user_is_not_opened() {
+fn store_with_a_file_of_another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
-        // Past the test harness's capture: what was not tested is said aloud.
+        // Not captured by the test harness: a skip must be visible.
         let _ = writeln!(std::io::stderr(), "skipped: store_files: only root gives files away");
         return;
     }

@@ -1,4 +1,4 @@
-//! A killed replay leaves a store that `verify` finds nothing wrong with, and that opens again.
+//! A killed replay leaves a store that `verify` finds intact, and that opens again.
 #![allow(clippy::disallowed_methods, reason = "a test looks at real files")]
 
 mod common;
@@ -10,12 +10,12 @@ use std::process::{Child, Command, Stdio};
 
 use common::pagelith;
 
-/// Of the default segment of so small a store.
+/// Default segment size of such a small store.
 const SEGMENT_BYTES: u64 = 4 << 20;
 const ARGS: [&str; 6] =
     ["replay", "--requests=1000000", "--dram=8MiB", "--ssd=40MiB", "--object-bytes=8KiB", "--json"];
 
-/// A replay under way, killed when it goes out of scope.
+/// A running replay, killed on drop.
 struct Replay(Child);
 
 impl Replay {
@@ -28,13 +28,13 @@ impl Replay {
 
 impl Drop for Replay {
     fn drop(&mut self) {
-        // SIGKILL; that it ended by itself is asserted where it matters.
+        // SIGKILL; the test asserts separately that it did not end by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The incarnation that the head of segment `id` names; 0 if there is none yet.
+/// The incarnation in the head of segment `id`; 0 if there is none yet.
 fn incarnation(store: &Path, id: u64) -> u64 {
     let mut bytes = [0; 8];
     let read = |file: File| file.read_exact_at(&mut bytes, id * SEGMENT_BYTES + 48);
@@ -43,20 +43,20 @@ fn incarnation(store: &Path, id: u64) -> u64 {
 }
 
 #[test]
-fn nothing_is_wrong_after_kill_and_it_opens_again() {
+fn store_verifies_and_opens_after_kill() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
-    // Each time a little further: in the middle of the log, at its end, in its second and third lap.
-    for (segment, lap) in [(0, 1), (3, 1), (7, 1), (2, 2), (5, 2), (1, 3)] {
+    // Each time a little later: in the middle of the log, at its end, in its second and third pass.
+    for (segment, pass) in [(0, 1), (3, 1), (7, 1), (2, 2), (5, 2), (1, 3)] {
         let mut replay = Replay::start(&store);
         let before = incarnation(&store, segment);
-        while incarnation(&store, segment) < before.max(lap) {
+        while incarnation(&store, segment) < before.max(pass) {
             assert!(replay.0.try_wait().unwrap().is_none(), "the replay ended by itself");
             std::thread::yield_now();
         }
         drop(replay);
         let ran = pagelith(&["verify".as_ref(), store.as_os_str()]);
-        assert_eq!(ran.code, Some(0), "segment={segment} lap={lap} {ran:?}");
+        assert_eq!(ran.code, Some(0), "segment={segment} pass={pass} {ran:?}");
     }
     let store = store.to_string_lossy();
     let ran = pagelith(&[&ARGS[..1], &["--requests=50"], &ARGS[2..], &["--dir", &store]].concat());

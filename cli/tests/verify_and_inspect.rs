@@ -1,4 +1,4 @@
-//! `verify` and `inspect` on stores in every state, whole and damaged, written without the engine.
+//! `verify` and `inspect` on intact and damaged stores, written without the engine.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -10,8 +10,8 @@ use common::fixture::{Fixture, LENGTHS, SEGMENT_BYTES, flip};
 use common::{Ran, pagelith};
 use serde_json::Value;
 
-/// Two sealed segments (one in its second incarnation, with remains of the first behind its end), one open,
-/// one announced.
+/// Two sealed segments (one in its second incarnation, with remains of the first after its end),
+/// one open, and one ready.
 fn store(dir: &Path) -> (Fixture, [Vec<u64>; 3]) {
     let mut f = Fixture::new(&[dir]);
     let first = f.segment(0, 1, 1, 3, true);
@@ -29,13 +29,13 @@ fn verify(f: &Fixture) -> Ran {
     pagelith(&args)
 }
 
-/// The findings that are not `wrong` are left out.
+/// The findings of severity `wrong`.
 fn wrong(ran: &Ran) -> Vec<Value> {
     let all = ran.json()["findings"].as_array().unwrap().clone();
     all.into_iter().filter(|f| f["severity"] == "wrong").collect()
 }
 
-/// The one thing that is wrong: (segment, offset, cause).
+/// The only finding of severity `wrong`: (segment, offset, cause).
 fn only_wrong(ran: &Ran) -> (Option<u64>, Option<u64>, String) {
     assert_eq!(ran.code, Some(1), "{ran:?}");
     let wrong = wrong(ran);
@@ -45,7 +45,7 @@ fn only_wrong(ran: &Ran) -> (Option<u64>, Option<u64>, String) {
 }
 
 #[test]
-fn a_whole_store_is_fine_and_older_incarnations_are_no_damage() {
+fn intact_store_with_older_incarnations_has_no_findings() {
     let dir = tempfile::tempdir().unwrap();
     let (f, _) = store(dir.path());
     let ran = verify(&f);
@@ -62,9 +62,9 @@ fn a_whole_store_is_fine_and_older_incarnations_are_no_damage() {
     assert!(text.stdout.starts_with("nothing is wrong segments=4 sealed=2 records=8 "), "{text:?}");
 }
 
-/// Tombstones do not count for the smallest sequence that a footer names.
+/// The minimum sequence of a footer excludes tombstones.
 #[test]
-fn a_segment_of_removals_is_fine() {
+fn segment_with_only_removals_has_no_findings() {
     let dir = tempfile::tempdir().unwrap();
     let mut f = Fixture::new(&[dir.path()]);
     f.segment(0, 1, 1, 1, true);
@@ -74,7 +74,7 @@ fn a_segment_of_removals_is_fine() {
 }
 
 #[test]
-fn every_bit_of_a_sealed_header_and_footer_is_covered() {
+fn flipped_bit_in_a_sealed_header_or_footer_is_found() {
     let dir = tempfile::tempdir().unwrap();
     let (f, [first, ..]) = store(dir.path());
     // A byte of each field: magic, checksum, version, kind, lengths, store, namespace, generation, segment,
@@ -93,19 +93,19 @@ fn every_bit_of_a_sealed_header_and_footer_is_covered() {
         assert_eq!(ran.code, Some(1), "byte={byte} {ran:?}");
         let (segment, offset, cause) = only_wrong(&ran);
         assert_eq!((segment, offset), (Some(0), Some(footer)), "byte={byte} {cause}");
-        // With its incarnation flipped it looks like an older one, and there is none of this incarnation.
+        // With a flipped incarnation it looks like an older footer, and the current one is missing.
         let expected = if byte == 4032 { "segment has records and no footer" } else { "footer" };
         assert!(cause.contains(expected), "byte={byte} {cause}");
         assert_eq!(cause.contains("no footer"), byte == 4032, "byte={byte} {cause}");
         f.flip(0, footer + byte);
     }
     f.flip(0, 17);
-    let said = only_wrong(&verify(&f));
-    assert_eq!(said, (Some(0), Some(0), "checksum of segment header does not match".to_owned()));
+    let found = only_wrong(&verify(&f));
+    assert_eq!(found, (Some(0), Some(0), "checksum of segment header does not match".to_owned()));
 }
 
 #[test]
-fn a_flipped_payload_bit_names_segment_record_block_and_key() {
+fn flipped_payload_bit_is_reported_with_segment_record_block_and_key() {
     let dir = tempfile::tempdir().unwrap();
     let (f, [_, second, _]) = store(dir.path());
     let header = 4096;
@@ -130,7 +130,7 @@ fn a_flipped_payload_bit_names_segment_record_block_and_key() {
 }
 
 #[test]
-fn padding_behind_a_payload_is_nobodys() {
+fn padding_after_a_payload_is_not_verified() {
     let dir = tempfile::tempdir().unwrap();
     let (f, [first, ..]) = store(dir.path());
     f.flip(0, first[1] - 1);
@@ -139,10 +139,10 @@ fn padding_behind_a_payload_is_nobodys() {
 }
 
 #[test]
-fn a_torn_tail_is_reported_and_not_wrong() {
+fn torn_tail_is_reported_and_not_wrong() {
     let dir = tempfile::tempdir().unwrap();
     let (f, [.., open]) = store(dir.path());
-    // The last record's payload did not arrive.
+    // The payload of the last record was not written.
     f.write(2, open[2] + 8192, &vec![0; 4096]);
     let ran = verify(&f);
     let json = ran.json();
@@ -150,11 +150,11 @@ fn a_torn_tail_is_reported_and_not_wrong() {
     let found = &json["findings"][0];
     assert_eq!((&found["severity"], &found["segment"]), (&"torn_tail".into(), &2.into()), "{json}");
     assert_eq!(found["offset"], open[2], "{json}");
-    // Its header did not arrive whole either.
+    // Its header was not written completely either.
     f.flip(2, open[2] + 200);
     let json = verify(&f).json();
     assert_eq!((&json["torn_tails"], &json["wrong"]), (&1.into(), &0.into()), "{json}");
-    // A record that never arrived, before one that did.
+    // A record that was not written, before one that was.
     f.write(2, open[1], &vec![0; (open[2] - open[1]) as usize]);
     f.flip(2, open[2] + 200);
     f.write(2, open[2] + 8192, &vec![0; 4096]);
@@ -166,7 +166,7 @@ fn a_torn_tail_is_reported_and_not_wrong() {
 }
 
 #[test]
-fn damage_in_an_open_segment_is_wrong_once_a_checkpoint_has_passed_it() {
+fn damage_in_an_open_segment_before_the_replay_point_is_wrong() {
     let dir = tempfile::tempdir().unwrap();
     let (f, [.., open]) = store(dir.path());
     f.flip(2, open[0] + 4096);
@@ -179,7 +179,7 @@ fn damage_in_an_open_segment_is_wrong_once_a_checkpoint_has_passed_it() {
 }
 
 #[test]
-fn a_flipped_manifest_bit_names_copy_block_and_offset() {
+fn flipped_manifest_bit_is_reported_with_copy_block_and_offset() {
     let dir = tempfile::tempdir().unwrap();
     let (f, _) = store(dir.path());
     for (copy, block) in [(0, 0), (0, 1), (1, 1), (1, 2)] {
@@ -192,7 +192,7 @@ fn a_flipped_manifest_bit_names_copy_block_and_offset() {
 }
 
 #[test]
-fn a_crash_between_the_copies_of_the_manifest_is_no_damage() {
+fn crash_between_the_manifest_copies_is_a_note() {
     let dir = tempfile::tempdir().unwrap();
     let (mut f, _) = store(dir.path());
     let before = std::fs::read(f.manifest_path(1)).unwrap();
@@ -204,7 +204,7 @@ fn a_crash_between_the_copies_of_the_manifest_is_no_damage() {
 }
 
 #[test]
-fn both_copies_damaged_are_both_named() {
+fn damage_in_both_manifest_copies_is_reported_for_both() {
     let dir = tempfile::tempdir().unwrap();
     let (f, _) = store(dir.path());
     for copy in 0..2 {
@@ -223,7 +223,7 @@ fn both_copies_damaged_are_both_named() {
 }
 
 #[test]
-fn missing_and_cut_files_are_named() {
+fn missing_and_truncated_files_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let (f, _) = store(dir.path());
     std::fs::remove_file(f.manifest_path(1)).unwrap();
@@ -240,7 +240,7 @@ fn missing_and_cut_files_are_named() {
 }
 
 #[test]
-fn checkpoints_are_verified_and_the_older_may_be_half_overwritten() {
+fn damaged_checkpoint_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let (f, _) = store(dir.path());
     let path = dir.path().join("checkpoint.0");
@@ -252,10 +252,10 @@ fn checkpoints_are_verified_and_the_older_may_be_half_overwritten() {
 }
 
 #[test]
-fn what_is_no_store_is_refused() {
+fn directory_without_a_store_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing");
-    let said = |command: &str, path: &Path| {
+    let message = |command: &str, path: &Path| {
         let ran = pagelith(&[command.as_ref(), path.as_os_str()]);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
         ran.stderr
@@ -265,17 +265,17 @@ fn what_is_no_store_is_refused() {
             "error: not a store: no file of a store is there, is the drive mounted? dir={}\n",
             dir.path().display()
         );
-        assert_eq!(said(command, dir.path()), expected);
-        let text = said(command, &missing);
+        assert_eq!(message(command, dir.path()), expected);
+        let text = message(command, &missing);
         assert!(text.contains("not a store: the directory cannot be read dir="), "{text}");
     }
     std::fs::write(dir.path().join("CREATING"), "").unwrap();
-    let text = said("verify", dir.path());
-    assert!(text.contains("its creation was never finished"), "{text}");
+    let text = message("verify", dir.path());
+    assert!(text.contains("its creation was not finished"), "{text}");
 }
 
 #[test]
-fn a_newer_format_is_named_and_not_judged() {
+fn newer_format_is_refused_with_its_version() {
     let dir = tempfile::tempdir().unwrap();
     let (f, _) = store(dir.path());
     for copy in 0..2 {
@@ -293,7 +293,7 @@ fn a_newer_format_is_named_and_not_judged() {
 }
 
 #[test]
-fn two_directories_are_striped_and_must_both_be_given() {
+fn store_of_two_directories_needs_both() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (dir.path().join("a"), dir.path().join("b"));
     let mut f = Fixture::new(&[&a, &b]);
@@ -311,7 +311,7 @@ fn two_directories_are_striped_and_must_both_be_given() {
 }
 
 #[test]
-fn a_store_in_use_is_inspected_and_not_verified() {
+fn store_in_use_is_inspected_and_not_verified() {
     let dir = tempfile::tempdir().unwrap();
     let (f, _) = store(dir.path());
     let held = File::open(dir.path().join("segments")).unwrap();

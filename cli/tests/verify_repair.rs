@@ -1,5 +1,6 @@
-//! `verify --repair`: a store that the engine filled is damaged in one structure after the other, repaired, verified,
-//! opened and read. What was not damaged is there, and nothing comes back that was removed, cleared or replaced.
+//! `verify --repair`: a store is damaged in one structure after the other, repaired, verified,
+//! opened and read. All undamaged objects are present, and no removed, cleared or replaced object
+//! returns.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -7,8 +8,8 @@ mod common;
 use std::fs::File;
 
 use common::filled::{
-    CAPACITY_BYTES, Filled, NAMESPACES_MAX, PAGES, Place, SEGMENT_BYTES, bytes, is_here, key, pages, put,
-    zero,
+    CAPACITY_BYTES, Filled, NAMESPACES_MAX, PAGES, RecordLocation, SEGMENT_BYTES, bytes, is_present, key,
+    pages, put, zero,
 };
 use common::fixture::flip;
 use common::{Ran, pagelith};
@@ -23,12 +24,12 @@ fn run(f: &Filled, flags: &[&str]) -> Ran {
     pagelith(&args)
 }
 
-/// Repair with these flags; the store verifies, a second repair does nothing, and it says so in JSON. Returns the
-/// first repair's report.
+/// Repair with these flags. Asserts that the store then verifies, and that a second repair writes
+/// nothing. Returns the report of the first repair.
 #[track_caller]
 fn repaired(f: &Filled, flags: &[&str]) -> serde_json::Value {
     let before = run(f, &[]);
-    assert_eq!(before.code, Some(1), "the damage is seen {before:?}");
+    assert_eq!(before.code, Some(1), "the damage is found {before:?}");
     let ran = run(f, flags);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let report = ran.json();
@@ -39,7 +40,7 @@ fn repaired(f: &Filled, flags: &[&str]) -> serde_json::Value {
     let files = contents(f);
     let again = run(f, &["--repair"]);
     assert_eq!((again.code, &again.json()["repairs"]), (Some(0), &serde_json::json!([])), "{again:?}");
-    assert!(files == contents(f), "a repair of what is whole wrote something");
+    assert!(files == contents(f), "a repair of an intact store wrote something");
     report
 }
 
@@ -51,21 +52,21 @@ fn contents(f: &Filled) -> Vec<(std::ffi::OsString, Vec<u8>)> {
     files
 }
 
-/// The log's third segment: sealed, and neither first nor last.
+/// The third segment of the log: sealed, and neither first nor last.
 fn middle(f: &Filled) -> SegmentId {
     f.segments()[2]
 }
 
-fn record_of(f: &Filled, kind: RecordKind, but: &[SegmentId]) -> Place {
+fn record_of(f: &Filled, kind: RecordKind, but: &[SegmentId]) -> RecordLocation {
     let ids = f.segments();
     let last = ids[ids.len() - 1];
     let all = ids.iter().filter(|id| **id != last && !but.contains(id)).flat_map(|id| f.records(*id));
     all.filter(|r| r.kind == kind).nth(3.min(if kind == RecordKind::Data { 3 } else { 0 })).unwrap()
 }
 
-/// Damage that costs nothing: what is lost stands elsewhere too.
+/// Damage without loss: the damaged structure is redundant.
 #[test]
-fn what_stands_twice_is_written_again() {
+fn redundant_structure_is_rewritten_without_loss() {
     type Damage = fn(&Filled);
     let damages: [(&str, Damage); 9] = [
         ("manifest block", |f| flip(&f.manifest_path(0), 4096 + 100)),
@@ -96,7 +97,7 @@ fn what_stands_twice_is_written_again() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_dropped() {
+fn damaged_checkpoint_is_dropped() {
     for at in [60, 4096 + 100, 4096 + 65536 + 100] {
         let f = Filled::new(1, true);
         flip(&f.checkpoint_path(1), at);
@@ -106,9 +107,9 @@ fn a_damaged_checkpoint_is_dropped() {
     }
 }
 
-/// Without its head an opened store passes a segment over, unless the checkpoint speaks for it.
+/// An open skips a segment without a head, unless the checkpoint has entries of it.
 #[test]
-fn a_head_that_is_gone_is_written_again_if_the_checkpoint_speaks_for_its_segment() {
+fn missing_head_of_a_segment_in_the_checkpoint_is_rewritten() {
     let f = Filled::new(1, true);
     f.write(middle(&f), 0, &[0; 4096]);
     repaired(&f, &["--repair"]);
@@ -116,7 +117,7 @@ fn a_head_that_is_gone_is_written_again_if_the_checkpoint_speaks_for_its_segment
 }
 
 #[test]
-fn a_damaged_record_costs_its_objects_and_no_others() {
+fn damaged_record_loses_only_its_objects() {
     for close in [true, false] {
         for (at, what) in
             [(20, "checksum"), (40, "store"), (200, "key"), (8192, "payload"), (4096, "first byte")]
@@ -126,10 +127,10 @@ fn a_damaged_record_costs_its_objects_and_no_others() {
             f.flip(record.segment, record.offset + at);
             let report = repaired(&f, &["--repair"]);
             assert_eq!(report["dropped_objects"], record.keys.len(), "{what} {report}");
-            let said: Vec<_> = record.keys.iter().map(ToString::to_string).collect();
+            let keys: Vec<_> = record.keys.iter().map(ToString::to_string).collect();
             assert_eq!(
                 report["repairs"].as_array().unwrap().last().unwrap()["keys"],
-                serde_json::json!(said)
+                serde_json::json!(keys)
             );
             let mut lost = pages(&record.keys);
             lost.retain(|page| !f.removed.contains(page));
@@ -139,11 +140,11 @@ fn a_damaged_record_costs_its_objects_and_no_others() {
 }
 
 #[test]
-fn several_damaged_records_and_a_footer() {
+fn damaged_records_and_footer_lose_only_the_records() {
     let f = Filled::new(1, false);
     let id = middle(&f);
     let records = f.records(id);
-    // Payloads only: what a header held is known without the footer.
+    // Only payloads: the intact headers have the keys.
     for r in records.iter().filter(|r| r.kind == RecordKind::Data).take(2) {
         f.flip(id, r.offset + 4096 + 5);
     }
@@ -154,7 +155,7 @@ fn several_damaged_records_and_a_footer() {
 }
 
 #[test]
-fn damaged_removals_are_written_again() {
+fn damaged_removals_are_rewritten() {
     for close in [true, false] {
         for at in [20, 200] {
             let f = Filled::new(1, close);
@@ -168,17 +169,17 @@ fn damaged_removals_are_written_again() {
     }
 }
 
-/// A header is ruined and the footer that knew it is too: it may have been a removal.
+/// Both a header and the footer are damaged: the record may have been a removal.
 #[test]
-fn where_removals_may_be_lost_what_is_older_goes_too() {
-    let harm = |close| {
+fn older_objects_are_dropped_if_removals_may_be_lost() {
+    let damage = |close| {
         let f = Filled::new(1, close);
         let record = record_of(&f, RecordKind::Tombstones, &f.segments()[..2]);
         f.flip(record.segment, record.offset + 200);
         f.flip(record.segment, SEGMENT_BYTES - 60);
         (f, record.segment)
     };
-    let (f, id) = harm(false);
+    let (f, id) = damage(false);
     let ids = f.segments();
     let doubtful: Vec<_> =
         ids.iter().take_while(|other| **other != id).chain([&id]).flat_map(|id| f.records(*id)).collect();
@@ -196,22 +197,22 @@ fn where_removals_may_be_lost_what_is_older_goes_too() {
     lost.retain(|page| !f.removed.contains(page));
     assert_eq!(f.missing(), lost);
 
-    let (f, _) = harm(false);
+    let (f, _) = damage(false);
     let report = repaired(&f, &["--repair=keep"]);
     assert!(report["warnings"].to_string().contains("may return"), "{report}");
     assert_eq!(report["repairs"].as_array().unwrap().len(), 1, "{report}");
 }
 
 #[test]
-fn a_cut_segments_file_gets_its_length_again() {
+fn truncated_segments_file_is_extended_again() {
     for (flags, keeps) in [("--repair", false), ("--repair=keep", true)] {
         let f = Filled::new(2, true);
         let (path, _) = f.place(SegmentId(0));
-        // Segments 0 and 2 are left of this directory.
+        // Segments 0 and 2 of this directory remain.
         File::options().write(true).open(&path).unwrap().set_len(2 * SEGMENT_BYTES).unwrap();
         let report = repaired(&f, &[flags]);
         assert!(report.to_string().contains("file has its length again"), "{report}");
-        // What is newest may have held removals of all that is older.
+        // The newest segment may have contained removals of all older objects.
         if keeps {
             assert!(report["warnings"].to_string().contains("may return"), "{report}");
         } else {
@@ -221,16 +222,16 @@ fn a_cut_segments_file_gets_its_length_again() {
 }
 
 #[test]
-fn a_missing_segments_file_is_made_again() {
+fn missing_segments_file_is_created_again() {
     let f = Filled::new(2, true);
     std::fs::remove_file(f.place(SegmentId(1)).0).unwrap();
     repaired(&f, &["--repair", "--drop-missing-dirs"]);
     f.missing();
 }
 
-/// One block of the manifest is lost in both copies.
+/// One block of the manifest is damaged in both copies.
 #[test]
-fn without_a_valid_manifest_the_store_is_made_empty() {
+fn store_without_a_valid_manifest_becomes_empty() {
     let f = Filled::new(1, true);
     (0..2).for_each(|copy| flip(&f.manifest_path(copy), 4096 + 100));
     let report = repaired(&f, &["--repair"]);
@@ -238,18 +239,18 @@ fn without_a_valid_manifest_the_store_is_made_empty() {
     assert_eq!(f.missing().len() + f.removed.len(), PAGES as usize);
 }
 
-/// Whether everything is here that was neither removed nor cleared. What was cleared may be here again, if it was written
-/// before: only the manifest knew.
-fn stayed(f: &Filled) -> bool {
+/// Whether all objects are present that were neither removed nor cleared. Cleared objects may
+/// return if they had been written, since only the manifest records clears.
+fn is_complete(f: &Filled) -> bool {
     let store = f.open();
     let mut kept = (0..PAGES).filter(|page| !f.removed.contains(page));
-    let here = kept.all(|page| is_here(&store, &key("m", page, 0), &bytes(page, 0, 0)));
+    let present = kept.all(|page| is_present(&store, &key("m", page, 0), &bytes(page, 0, 0)));
     store.close().unwrap();
-    here
+    present
 }
 
 #[test]
-fn keep_rebuilds_a_lost_manifest_from_the_segments() {
+fn repair_keep_rebuilds_a_lost_manifest_from_the_segments() {
     for (name, block) in [("segment facts", 1), ("namespace facts", 2)] {
         for close in [true, false] {
             let f = Filled::new(2, close);
@@ -257,13 +258,13 @@ fn keep_rebuilds_a_lost_manifest_from_the_segments() {
             let report = repaired(&f, &["--repair=keep"]);
             assert!(report["warnings"].to_string().contains("may return"), "{report}");
             assert!(report.to_string().contains("rebuilt from the segments"), "{name} {report}");
-            assert!(stayed(&f), "{name} close={close} {report}");
+            assert!(is_complete(&f), "{name} close={close} {report}");
         }
     }
 }
 
 #[test]
-fn without_a_superblock_the_store_is_removed_or_kept_with_its_sizes() {
+fn store_without_a_superblock_is_removed_or_rebuilt_with_given_sizes() {
     let lose = || {
         let f = Filled::new(1, false);
         (0..2).for_each(|copy| std::fs::remove_file(f.manifest_path(copy)).unwrap());
@@ -285,20 +286,20 @@ fn without_a_superblock_the_store_is_removed_or_kept_with_its_sizes() {
     assert_eq!(f.missing().len() + f.removed.len(), PAGES as usize);
 }
 
-/// An object was damaged, forgotten and put again, with other bytes. When those are damaged too, the first ones, which
-/// can be read again, stay away.
+/// An object was damaged, dropped and put again with other bytes. If these are damaged too, the
+/// first bytes, which are readable again, must not return.
 #[test]
-fn what_a_damaged_record_had_replaced_does_not_come_back() {
+fn object_replaced_by_a_damaged_record_does_not_return() {
     let f = Filled::new(1, false);
-    let stays = |r: &Place| r.kind == RecordKind::Data && !f.removed.contains(&pages(&r.keys)[0]);
+    let stays = |r: &RecordLocation| r.kind == RecordKind::Data && !f.removed.contains(&pages(&r.keys)[0]);
     let old = f.records(middle(&f)).into_iter().find(stays).unwrap();
     let page = pages(&old.keys)[0];
     f.flip(old.segment, old.offset + 4096);
     let store = f.open();
     let first = bytes(page, 0, 0);
-    assert!(!is_here(&store, &key("m", page, 0), &first), "it is damaged");
+    assert!(!is_present(&store, &key("m", page, 0), &first), "it is damaged");
     put(&store, "m", page, 1);
-    assert!(is_here(&store, &key("m", page, 0), &bytes(page, 0, 1)));
+    assert!(is_present(&store, &key("m", page, 0), &bytes(page, 0, 1)));
     store.flush(Options::default()).unwrap();
     (0..20).for_each(|page| put(&store, "more", page, 0));
     store.flush(Options::default()).unwrap();
@@ -309,19 +310,19 @@ fn what_a_damaged_record_had_replaced_does_not_come_back() {
     f.flip(young.segment, young.offset + 4096);
     repaired(&f, &["--repair"]);
     let store = f.open();
-    assert!(!is_here(&store, &key("m", page, 0), &first), "it came back");
+    assert!(!is_present(&store, &key("m", page, 0), &first), "the replaced object returned");
     store.close().unwrap();
 }
 
 #[test]
-fn what_is_no_closed_store_in_order_is_left_alone() {
+fn store_in_use_or_with_wrong_directories_is_not_repaired() {
     let f = Filled::new(2, true);
     flip(&f.manifest_path(0), 4096 + 100);
     let files = contents(&f);
-    let refused = |f: &Filled, said: &str| {
+    let refused = |f: &Filled, text: &str| {
         let ran = run(f, &["--repair"]);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
-        assert!(ran.stderr.contains(said), "{ran:?}");
+        assert!(ran.stderr.contains(text), "{ran:?}");
     };
     let held = File::open(f.place(SegmentId(0)).0).unwrap();
     held.lock_shared().unwrap();
@@ -337,7 +338,7 @@ fn what_is_no_closed_store_in_order_is_left_alone() {
     refused(&swapped, "directory holds other things than a store");
     std::fs::remove_file(note).unwrap();
     let dirs = swapped.dirs.clone();
-    // One of the two, with the manifest that would say so damaged.
+    // Only one of two directories, while the manifest copy in it is damaged.
     flip(&swapped.manifest_path(0), 70);
     swapped.dirs.truncate(1);
     refused(&swapped, "directory 0 is not the one it was");

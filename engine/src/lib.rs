@@ -21,109 +21,49 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The write path is `put.rs`, the read path `get.rs`. What is promised is in `docs/promises.md`.
+//! The write path is `write/put.rs`, the read path `read/get.rs`. What is promised is in `docs/promises.md`.
 
-pub mod attach;
-mod batch;
-mod busy;
-mod checkpoint;
-mod close;
+mod api;
+mod background;
+pub mod client;
 pub mod config;
-mod core;
-mod damage;
-mod error;
-mod events;
-mod exists;
-mod fetch;
-mod flush;
-mod flush_counts;
-mod flushed;
-mod flusher;
-mod frame_io;
-mod frames;
-mod get;
-mod groups;
-mod headers;
-mod health;
-mod hits;
-mod index;
-pub mod key_file;
-mod lanes;
-mod leaving;
-mod locate;
-mod open;
-mod outcome;
-mod pin;
-mod pins;
-mod plan;
-mod pooled;
-mod prefetch;
-mod probe;
-mod promote;
-mod published;
-mod put;
-mod put_batch;
-mod quarantine;
-mod ragged;
-mod readback;
-mod reclaim;
-mod recovery;
-mod registered;
-pub mod remote;
-mod removals;
-mod remove;
-mod sampler;
-mod scatter;
-mod scratch;
-mod scrub;
-pub mod serve;
-mod session;
-mod shared;
-mod slot;
-mod slow;
-mod stats;
-#[cfg(test)]
-mod stepped;
-mod steps;
+mod memory;
+mod read;
+pub mod rpc;
+pub mod server;
+mod state;
 mod store;
-mod stuck;
-mod summary;
-mod tally;
-mod together;
-mod touched;
-mod unsaved;
-mod view;
-mod visibility;
-mod written_namespaces;
+mod write;
 
 /// Parts of the store that benches measure by themselves. No promise holds here.
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::index::{Entry, Index, IndexError, SsdPlace};
+    pub use crate::memory::index::{Entry, Index, IndexError, SsdPlace};
 }
 
-pub use batch::{Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source};
-pub use config::{Config, ConfigError, Facts, Size, ValidConfig};
-pub use error::{Error, ErrorKind, Result};
-pub use events::{Event, Events};
-pub use groups::{Group, GroupId};
-pub use hits::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
-pub use open::OpenReport;
-pub use outcome::{
+pub use api::error::{Error, ErrorKind, Result};
+pub use api::events::{Event, Events};
+pub use api::hits::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
+pub use api::outcome::{
     CloseReport, Done, FlushReport, GetDone, GetOutcome, MissCause, PutDone, PutOutcome, Ticket, Tier,
 };
+pub use api::request::{Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source};
+pub use api::stats::Stats;
+pub use background::scrub::{ScrubOptions, ScrubReport};
+pub use config::{Config, ConfigError, Facts, Size, ValidConfig};
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;
 pub use pagelith_io::registered::Registration;
 pub use pagelith_layouts as layouts;
 pub use pagelith_transport as transport;
-pub use pin::Pin;
-pub use scrub::{ScrubOptions, ScrubReport};
-pub use session::Session;
-pub use stats::Stats;
-pub use store::Store;
-pub use view::View;
+pub use read::pin::Pin;
+pub use read::view::View;
+pub use store::key_file;
+pub use store::open::OpenReport;
+pub use store::session::Session;
+pub use store::store::Store;
+pub use write::groups::{Group, GroupId};
 
 /// The example of the README is run as a test too.
 #[cfg(doctest)]

@@ -1,4 +1,4 @@
-//! A client whose store process ends, is started again, or says nothing any more.
+//! A client whose store process ends, is restarted, or stops answering.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
 #[path = "attached_client/idle.rs"]
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::io::clock::Clock;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
@@ -17,7 +17,7 @@ use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::greeting::Feature;
-use pagelith::serve::Server;
+use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::SocketDial;
@@ -35,11 +35,12 @@ use pagelith::{
 const LEN: usize = 100_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A store process; it ends without a word when dropped.
+/// A store process; dropping it ends it abruptly, as a crash would.
 struct Process {
     address: Address,
     stop: Arc<AtomicBool>,
-    /// It takes connections, and is to answer nothing; whether it does so by now.
+    /// Whether it must stop answering while it still accepts connections, and whether it has
+    /// stopped.
     deaf: Arc<AtomicBool>,
     is_deaf: Arc<AtomicBool>,
     store: Arc<Store>,
@@ -55,7 +56,7 @@ impl Process {
         Process::of(address, offer, Rights::all(), 1000)
     }
 
-    /// Which keeps so many events, and whose clients may do so much.
+    /// A process that keeps `events` events, and whose clients have these rights.
     fn of(address: &Address, offer: Offer, rights: Rights, events: u32) -> Process {
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
@@ -151,7 +152,7 @@ fn get(client: &Attached, page: u8) -> pagelith::Result<GetOutcome> {
 }
 
 #[test]
-fn what_a_process_took_with_it_is_said_by_the_next_flush_once() {
+fn objects_lost_with_a_server_are_reported_by_the_next_flush_once() {
     let first = Process::at(&anywhere(), 1);
     let client = first.client(Duration::from_secs(30));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
@@ -160,7 +161,7 @@ fn what_a_process_took_with_it_is_said_by_the_next_flush_once() {
     let address = first.address.clone();
     drop(first);
     let second = Process::at(&address, 2);
-    // Asked again over a new link, without a word to the caller.
+    // The request is repeated over a new connection, unnoticed by the caller.
     assert_eq!(get(&client, 2), Ok(GetOutcome::Miss(MissCause::Absent)));
     assert_eq!(put(&client, 3), Ok(PutOutcome::Stored));
     let error = client.flush(Options::default()).expect_err("page 2 is gone");
@@ -172,12 +173,13 @@ fn what_a_process_took_with_it_is_said_by_the_next_flush_once() {
 }
 
 #[test]
-fn a_process_that_is_gone_is_an_error_and_one_that_is_deaf_is_late() {
+fn dead_server_is_an_error_and_unresponsive_server_times_out() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_millis(100));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
     process.hear(false);
-    // The memory is the caller's again each time; five in a row open no breaker, since the link stands.
+    // The caller gets its memory back each time; five timeouts in a row open no breaker, since the
+    // connection stays.
     for _ in 0..5 {
         assert_eq!(get(&client, 1), Ok(GetOutcome::Miss(MissCause::Late)));
     }
@@ -188,16 +190,16 @@ fn a_process_that_is_gone_is_an_error_and_one_that_is_deaf_is_late() {
     unavailable(client.remove(&[key(1)], Options::default()).expect_err("no answer"));
     process.hear(true);
     let long = Options { timeout: Some(Duration::from_secs(30)), ..Options::default() };
-    client.ping(long).expect("it hears again");
-    assert!(client.stats(long).expect("told").contains("\"puts_stored\":"));
+    client.ping(long).expect("it answers again");
+    assert!(client.stats(long).expect("answered").contains("\"puts_stored\":"));
     drop(process);
-    unavailable(get(&client, 1).expect_err("nobody is there"));
-    unavailable(put(&client, 2).expect_err("nobody is there"));
-    unavailable(client.flush(Options::default()).expect_err("nobody is there"));
+    unavailable(get(&client, 1).expect_err("no server"));
+    unavailable(put(&client, 2).expect_err("no server"));
+    unavailable(client.flush(Options::default()).expect_err("no server"));
 }
 
 #[test]
-fn what_no_store_takes_is_refused_here_and_the_link_goes_on() {
+fn invalid_put_is_refused_locally_and_connection_survives() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_secs(30));
     let empty = client.put_batch(&[PutSlice { key: key(1), pieces: &[] }], Options::default()).remove(0);
@@ -235,7 +237,7 @@ fn put_part(client: &Attached, object: &str) -> pagelith::Result<PutOutcome> {
 }
 
 #[test]
-fn a_part_that_a_process_took_with_it_is_put_again() {
+fn part_lost_with_a_server_is_put_again() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_secs(60));
     assert_eq!(put_part(&client, "v"), Ok(PutOutcome::Waiting));
@@ -248,7 +250,7 @@ fn a_part_that_a_process_took_with_it_is_put_again() {
 }
 
 #[test]
-fn a_store_of_a_time_before_parts_is_named_and_the_link_goes_on() {
+fn server_without_parts_is_named_and_connection_survives() {
     let old = Offer::of_this_build([1; 16]).without(Feature::Parts);
     let process = Process::offering(&anywhere(), old);
     let client = process.client(Duration::from_secs(60));
@@ -258,15 +260,15 @@ fn a_store_of_a_time_before_parts_is_named_and_the_link_goes_on() {
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
 }
 
-/// What a store says of a counter.
+/// A counter of a store.
 fn counter(client: &Attached, name: &str) -> u64 {
-    let text = client.stats(Options::default()).expect("told");
+    let text = client.stats(Options::default()).expect("answered");
     let value: serde_json::Value = serde_json::from_str(&text).expect("an object");
     value[name].as_u64().expect("a number")
 }
 
 #[test]
-fn a_pin_says_when_it_is_lost_and_is_let_go_over_no_other_link() {
+fn lost_pin_is_reported_and_not_released_over_a_new_connection() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_secs(60));
     for page in 0..3 {
@@ -284,7 +286,7 @@ fn a_pin_says_when_it_is_lost_and_is_let_go_over_no_other_link() {
     assert_eq!(put(&client, 0), Ok(PutOutcome::Stored));
     assert!(!lost.is_held(), "the store was started again");
     assert_eq!(counter(&client, "objects_pinned"), 0);
-    // What is pinned over the new link is nothing to the old pin.
+    // The old pin is not affected by pins over the new connection.
     let pin = client.pin(&keys, Options::default()).expect("pinned");
     assert_eq!((pin.pinned(), pin.is_held(), lost.is_held()), (1, true, false));
     drop(lost);
@@ -296,7 +298,7 @@ fn a_pin_says_when_it_is_lost_and_is_let_go_over_no_other_link() {
 }
 
 #[test]
-fn a_store_of_a_time_before_pins_is_named_and_the_link_goes_on() {
+fn server_without_pins_is_named_and_connection_survives() {
     let old = Offer::of_this_build([1; 16]).without(Feature::Pins).without(Feature::Begun);
     let process = Process::offering(&anywhere(), old);
     let client = process.client(Duration::from_secs(60));
@@ -313,7 +315,7 @@ fn a_store_of_a_time_before_pins_is_named_and_the_link_goes_on() {
 }
 
 #[test]
-fn a_group_goes_with_its_process_and_says_so() {
+fn group_lost_with_its_server_is_reported() {
     let process = Process::at(&anywhere(), 1);
     let client = process.client(Duration::from_secs(60));
     let bytes = vec![7; LEN];
@@ -330,18 +332,14 @@ fn a_group_goes_with_its_process_and_says_so() {
     unavailable(group.missing(Options::default()).expect_err("it is gone"));
     drop(group);
     let again = client.begin_group(&[key(7)], Options::default()).expect("begun");
-    assert_eq!(
-        again.missing(Options::default()),
-        Ok(vec![key(7)]),
-        "what was put before is lost, and said to be"
-    );
+    assert_eq!(again.missing(Options::default()), Ok(vec![key(7)]), "earlier puts are lost, and reported");
     assert_eq!(again.put(&object, Options::default()), [Ok(PutOutcome::Waiting)]);
     assert_eq!(again.commit(Options::default()), Ok(PutOutcome::Stored));
     assert!(get(&client, 7).is_ok_and(|outcome| outcome.is_hit()));
 }
 
 #[test]
-fn a_client_is_told_what_came_and_went_since_it_first_asked() {
+fn client_receives_events_since_its_first_read() {
     let process = Process::at(&anywhere(), 1);
     let (client, other) = (process.client(PATIENCE), process.client(PATIENCE));
     let stores = |client: &Attached, page| assert_eq!(put(client, page), Ok(PutOutcome::Stored));
@@ -352,12 +350,12 @@ fn a_client_is_told_what_came_and_went_since_it_first_asked() {
     assert_eq!(other.remove(&[key(2)], Options::default()), Ok(1));
     let stored = |n| Event::Stored { tier: Tier::Memory, key: key(n), new: true };
     let removed = Event::Removed { tier: Tier::Memory, key: key(2), gone: true };
-    let told = |most| client.take_events(most, Options::default()).expect("told");
+    let told = |most| client.take_events(most, Options::default()).expect("answered");
     assert_eq!(told(2), Events { events: vec![stored(2), stored(3)], lost: 0 });
     stores(&other, 4);
     assert_eq!(told(100), Events { events: vec![removed, stored(4)], lost: 0 });
     assert_eq!(told(100), Events::default());
-    // Another process at the same place: what happened there is not what was asked for.
+    // Another process at the same address: its earlier events are not reported.
     let address = process.address.clone();
     drop(process);
     let again = Process::at(&address, 2);
@@ -369,7 +367,7 @@ fn a_client_is_told_what_came_and_went_since_it_first_asked() {
 }
 
 #[test]
-fn events_of_namespaces_that_a_client_may_not_read_are_passed_over() {
+fn events_of_unreadable_namespaces_are_skipped() {
     let own = NamespaceId([5; 16]);
     let offer = Offer::of_this_build([1; 16]);
     let process = Process::of(&anywhere(), offer, Rights::of(Namespaces::These([own].into())), 3000);
@@ -381,7 +379,7 @@ fn events_of_namespaces_that_a_client_may_not_read_are_passed_over() {
         ObjectKey::new(NamespaceId([6; 16]), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
             .expect("names")
     };
-    // More than one answer holds.
+    // More events than one response holds.
     for n in 0..800 {
         let put = PutSlice { key: foreign(n), pieces: &[&[1; 100]] };
         assert_eq!(process.store.put_batch(&[put], Options::default()), [Ok(PutOutcome::Stored)]);
@@ -393,7 +391,7 @@ fn events_of_namespaces_that_a_client_may_not_read_are_passed_over() {
 }
 
 #[test]
-fn a_store_that_keeps_no_events_or_tells_none_says_so() {
+fn store_without_events_says_so() {
     let none = Process::of(&anywhere(), Offer::of_this_build([1; 16]), Rights::all(), 0);
     let refused = none.client(PATIENCE).take_events(1, Options::default()).expect_err("none are kept");
     assert_eq!(
@@ -401,7 +399,7 @@ fn a_store_that_keeps_no_events_or_tells_none_says_so() {
         (ErrorKind::Incompatible, "the store keeps no events: its se")
     );
     let old = Process::offering(&anywhere(), Offer::of_this_build([1; 16]).without(Feature::Events));
-    let refused = old.client(PATIENCE).take_events(1, Options::default()).expect_err("none are told");
+    let refused = old.client(PATIENCE).take_events(1, Options::default()).expect_err("no events");
     assert_eq!(refused.kind, ErrorKind::Incompatible);
     assert_eq!(refused.message, "the store tells nobody what comes and goes");
 }

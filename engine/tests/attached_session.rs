@@ -1,5 +1,5 @@
-//! A client with several batches in flight over one link, and what becomes of them when the store says nothing, ends, or is
-//! started again.
+//! A client with several batches in flight over one connection, while the store stops answering,
+//! ends, or is restarted.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::io::buffer::AlignedBuf;
 use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
@@ -18,7 +18,7 @@ use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::greeting::Feature;
-use pagelith::serve::Server;
+use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::handshake::Admission;
@@ -43,27 +43,19 @@ enum Way {
     Socket,
     /// The rings, and all memory.
     Shown,
-    /// The same, and what lies where in the store's: hits are copied without asking.
-    Told,
 }
 
-const WAYS: [Way; 4] = [Way::Tcp, Way::Socket, Way::Shown, Way::Told];
+const WAYS: [Way; 3] = [Way::Tcp, Way::Socket, Way::Shown];
 
-impl Way {
-    fn shows(self) -> bool {
-        matches!(self, Way::Shown | Way::Told)
-    }
-}
-
-/// A store process; it ends without a word when dropped.
+/// A store process; dropping it ends it abruptly, as a crash would.
 struct Process {
     way: Way,
     address: Address,
     stop: Arc<AtomicBool>,
-    /// It is to answer nothing; whether it does so by now.
+    /// Whether it must stop answering, and whether it has stopped.
     deaf: Arc<AtomicBool>,
     is_deaf: Arc<AtomicBool>,
-    /// Links that clients made so far.
+    /// Connections that clients made so far.
     links: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
@@ -82,11 +74,8 @@ impl Process {
         let (staging, memory) = StagingPool::shared(16 << 20).expect("memory");
         let mut listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
             .expect("listens");
-        if way.shows() {
+        if way == Way::Shown {
             listener = listener.showing(store.shared_memory().into_iter().chain([memory]).collect());
-        }
-        if way == Way::Told {
-            listener = listener.telling(store.shared_catalog());
         }
         let address = listener.address().clone();
         let flag = || Arc::new(AtomicBool::new(false));
@@ -118,17 +107,17 @@ impl Process {
         }
     }
 
-    /// A client, and buffers that the store is shown where that is the way.
+    /// A client, and buffers that the store maps if the transport allows.
     fn client(&self, buffers: usize) -> (Attached, Vec<AlignedBuf>) {
         let client = Attached::to(&self.address, None, PATIENCE).expect("attached");
         let (buffers, region) = AlignedBuf::shown(buffers, LEN).expect("memory");
-        if self.way.shows() {
+        if self.way == Way::Shown {
             client.share(region).expect("shared");
         }
         (client, buffers)
     }
 
-    /// Have it end without a word.
+    /// End it abruptly.
     fn end(mut self) -> (Way, Address) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().map(JoinHandle::join).expect("once").expect("no panic");
@@ -146,17 +135,17 @@ impl Drop for Process {
 
 fn offer(way: Way, instance: u8) -> Offer {
     match Offer::of_this_build([instance; 16]) {
-        offer if way.shows() => offer,
+        offer if way == Way::Shown => offer,
         offer => offer.without(Feature::SharedMemory),
     }
 }
 
-/// A place of its own for a store process, and what keeps it.
+/// A directory for a store process's socket.
 fn place(way: Way) -> (Address, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     match way {
         Way::Tcp => ("tcp:127.0.0.1:0".parse().expect("an address"), dir),
-        Way::Socket | Way::Shown | Way::Told => (Address::Unix(dir.path().join("socket")), dir),
+        Way::Socket | Way::Shown => (Address::Unix(dir.path().join("socket")), dir),
     }
 }
 
@@ -176,7 +165,7 @@ fn pages(n: u64) -> std::ops::Range<u64> {
     n * OBJECTS..(n + 1) * OBJECTS
 }
 
-/// The last so many buffers.
+/// The last `count` buffers.
 fn taken(buffers: &mut Vec<AlignedBuf>) -> Vec<AlignedBuf> {
     buffers.split_off(buffers.len() - OBJECTS as usize)
 }
@@ -203,7 +192,7 @@ fn was_put(done: Option<Done>) -> (Vec<pagelith::Result<PutOutcome>>, Vec<Aligne
     done.into_iter().map(|done| (done.outcome, done.source.into_buffer().expect("its buffer"))).unzip()
 }
 
-/// The same of a get; hits are right.
+/// The same for a get; the bytes of hits are correct.
 fn was_got(n: u64, done: Option<Done>) -> (Vec<pagelith::Result<GetOutcome>>, Vec<AlignedBuf>) {
     let Some(Done::Get(done)) = done else { panic!("not a get: {done:?}") };
     assert_eq!(done.len() as u64, OBJECTS);
@@ -228,7 +217,7 @@ fn addresses(buffers: &[AlignedBuf]) -> Vec<*const u8> {
 }
 
 #[test]
-fn each_batch_comes_back_once_with_its_own_bytes() {
+fn each_batch_completes_once_with_its_own_bytes() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -250,7 +239,8 @@ fn each_batch_comes_back_once_with_its_own_bytes() {
             buffers.extend(back);
         }
         assert!(under_way.is_empty(), "{way:?}: {under_way:?}");
-        // Gets and puts at once: what is here, what is not, and what is here already. The last is waited for first.
+        // Gets and puts together: present, absent, and already present objects. The last batch is
+        // waited for first.
         let mut submit = |n| session.submit_get(gets(n, taken(&mut buffers)), Options::default());
         let got: Vec<Ticket> = [4, 0, 99, 2].map(&mut submit).into();
         let again = session.submit_put(puts(1, taken(&mut buffers)), Options::default());
@@ -281,9 +271,9 @@ fn each_batch_comes_back_once_with_its_own_bytes() {
     }
 }
 
-/// Batches that one link took with it are asked once more over the next, all of them.
+/// Batches lost with a connection are all repeated once over the next one.
 #[test]
-fn what_a_link_took_with_it_is_asked_of_the_next_process() {
+fn requests_lost_with_a_connection_go_to_the_next_server() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -297,8 +287,7 @@ fn what_a_link_took_with_it_is_asked_of_the_next_process() {
         let mut get = |n| session.submit_get(gets(n, taken(&mut buffers)), Options::default());
         let lost: Vec<Ticket> = (0..5).map(&mut get).collect();
         let put = session.submit_put(puts(6, taken(&mut buffers)), Options::default());
-        // What is copied without asking is left for when the process is gone.
-        assert!(way == Way::Told || session.poll().is_none(), "nobody answers");
+        assert!(session.poll().is_none(), "the server does not answer");
         let (way, address) = process.end();
         let _process = Process::at(way, &address, 2);
         for (n, ticket) in (0..).zip(lost) {
@@ -314,7 +303,7 @@ fn what_a_link_took_with_it_is_asked_of_the_next_process() {
 }
 
 #[test]
-fn a_process_that_is_gone_is_an_error_for_each_batch_and_the_memory_comes_back() {
+fn dead_server_fails_each_batch_and_returns_its_memory() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -369,15 +358,15 @@ fn what_came_into_memory_behind_a_put_is_never_what_was_put() {
     }
 }
 
-/// Each batch has its own time, however many are under way.
+/// Each batch has its own deadline, independent of the number in flight.
 #[test]
-fn a_batch_whose_time_is_up_is_late_and_the_others_go_on() {
+fn batch_past_its_deadline_is_late_and_others_continue() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
         let (client, mut buffers) = process.client(7 * OBJECTS as usize);
         let mut session = client.session();
-        // A link takes its time too.
+        // A connection takes time too.
         let first = session.submit_get(gets(0, taken(&mut buffers)), Options::default());
         buffers.extend(was_got(0, session.wait(first, PATIENCE)).1);
         process.hear(false);
@@ -387,7 +376,7 @@ fn a_batch_whose_time_is_up_is_late_and_the_others_go_on() {
             (0..5).map(|n| session.submit_get(gets(n, taken(&mut buffers)), soon)).collect();
         let put = session.submit_put(puts(5, taken(&mut buffers)), soon);
         let patient = session.submit_get(gets(6, taken(&mut buffers)), Options::default());
-        assert!(session.wait(patient, Duration::ZERO).is_none(), "nobody answers");
+        assert!(session.wait(patient, Duration::ZERO).is_none(), "the server does not answer");
         for (n, ticket) in (0..).zip(late) {
             let (outcomes, back) = was_got(n, session.wait(ticket, PATIENCE));
             assert_eq!(outcomes, all(Ok(GetOutcome::Miss(MissCause::Late))), "{way:?} n={n}");
@@ -396,7 +385,8 @@ fn a_batch_whose_time_is_up_is_late_and_the_others_go_on() {
         let (outcomes, back) = was_put(session.wait(put, PATIENCE));
         assert!(outcomes.iter().all(Result::is_err), "{way:?} {outcomes:?}");
         buffers.extend(back);
-        // What was given up is the caller's again, whatever the store does with it from now on.
+        // The memory of an expired batch belongs to the caller again, whatever the store does with
+        // the request.
         buffers.iter_mut().for_each(|buffer| buffer.fill(0xcc));
         process.hear(true);
         let absent = Ok(GetOutcome::Miss(MissCause::Absent));
@@ -407,16 +397,17 @@ fn a_batch_whose_time_is_up_is_late_and_the_others_go_on() {
     }
 }
 
-/// A store that is too slow for whom it serves is asked on, however much of what it was asked before nobody waited for: a link takes so
-/// much at once (256), and what is beyond that waits for its time as well.
+/// A store that is too slow for its clients keeps being used, however many earlier requests
+/// expired: a connection carries at most 256 requests, and requests beyond that wait until their
+/// deadline as well.
 #[test]
-fn a_link_that_was_full_of_what_was_late_is_as_good_as_before() {
+fn connection_full_of_late_batches_recovers() {
     for way in WAYS {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
         let (client, mut buffers) = process.client(OBJECTS as usize);
         let mut session = client.session();
-        let mut put = |session: &mut pagelith::attach::Session<'_>, n, options| {
+        let mut put = |session: &mut pagelith::client::Session<'_>, n, options| {
             let ticket = session.submit_put(puts(n, taken(&mut buffers)), options);
             let (outcomes, back) = was_put(session.wait(ticket, PATIENCE));
             buffers.extend(back);
@@ -426,16 +417,20 @@ fn a_link_that_was_full_of_what_was_late_is_as_good_as_before() {
         process.hear(false);
         let soon = Options { timeout: Some(Duration::from_micros(100)), ..Options::default() };
         for _ in 0..300 {
-            assert!(put(&mut session, 1, soon).iter().all(Result::is_err), "{way:?}: nobody answers");
+            assert!(
+                put(&mut session, 1, soon).iter().all(Result::is_err),
+                "{way:?}: the server does not answer"
+            );
         }
         process.hear(true);
         assert_eq!(put(&mut session, 2, Options::default()), all(Ok(PutOutcome::Stored)), "{way:?}");
     }
 }
 
-/// What is lent is nobody else's once a session is gone, whether the store answers or not, and the link is as good as before.
+/// After a session is dropped, no other party uses its memory, whether the store answers or not,
+/// and the connection works as before.
 #[test]
-fn a_session_that_is_dropped_has_nothing_of_the_callers_any_more() {
+fn dropped_session_releases_caller_memory() {
     for (way, hears) in WAYS.iter().flat_map(|way| [(*way, false), (*way, true)]) {
         let (address, _dir) = place(way);
         let process = Process::at(way, &address, 1);
@@ -449,7 +444,8 @@ fn a_session_that_is_dropped_has_nothing_of_the_callers_any_more() {
         for targets in targets.chunks_mut(OBJECTS as usize) {
             let get = |(page, target): (u64, &mut Vec<u8>)| {
                 let pieces = [(NonNull::from(&mut target[..]).cast(), LEN)];
-                // SAFETY: they live longer than the session, and nothing looks at them before it is dropped.
+                // SAFETY: they live longer than the session, and nothing looks at them before it is
+                // dropped.
                 let destination = unsafe { Destination::borrowed(&pieces, Some(guard.clone())) };
                 Get { key: key(page), range: None, destination }
             };
@@ -474,14 +470,15 @@ fn a_session_that_is_dropped_has_nothing_of_the_callers_any_more() {
     }
 }
 
-/// A link has what was shared when it was made: one of before is not there for calls of after.
+/// A connection exports the memory that was shared when it was made: later memory is exported over
+/// later connections only.
 #[test]
-fn what_is_shared_while_a_session_lives_is_shown_over_links_of_later() {
+fn memory_shared_during_a_session_is_exported_over_later_connections() {
     let (address, _dir) = place(Way::Shown);
     let process = Process::at(Way::Shown, &address, 1);
     let (client, _) = process.client(1);
     let mut session = client.session();
-    let put = |session: &mut pagelith::attach::Session<'_>, n, buffers| {
+    let put = |session: &mut pagelith::client::Session<'_>, n, buffers| {
         let ticket = session.submit_put(puts(n, buffers), Options::default());
         was_put(session.wait(ticket, PATIENCE))
     };

@@ -1,4 +1,4 @@
-//! Gets into a caller's memory, aligned or not, registered or not: the same bytes, or a miss.
+//! Gets into caller memory, aligned or not, registered or not: correct bytes or a miss.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
 use std::os::unix::fs::FileExt;
@@ -9,7 +9,8 @@ use pagelith::{
 };
 
 const SLOT: usize = 320 << 10;
-/// Of all kinds: less than a block, ragged, and long enough to be read apart from its header.
+/// Lengths of all kinds: less than a block, not a multiple of a block, and long enough to be read
+/// separately from the header.
 const LENGTHS: [usize; 6] = [700, 4096, 65_536, 100_000, 262_144, 300_001];
 
 fn key(n: usize) -> ObjectKey {
@@ -32,7 +33,8 @@ fn open(home: &tempfile::TempDir) -> Store {
     Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap()).unwrap()
 }
 
-/// Get `objects` into the front of their slots, shifted by some bytes; which were hits. What is a hit is compared.
+/// Get `objects` into the front of their slots, shifted by some bytes; returns which were hits,
+/// after comparing their bytes.
 fn get(store: &Store, pool: &mut [u8], objects: std::ops::Range<usize>, shift: usize) -> Vec<bool> {
     pool.fill(0xee);
     let slots = pool.chunks_mut(SLOT).zip(objects.clone());
@@ -48,14 +50,17 @@ fn get(store: &Store, pool: &mut [u8], objects: std::ops::Range<usize>, shift: u
     let here: Vec<bool> = outcomes.iter().map(here).collect();
     for ((slot, n), here) in pool.chunks(SLOT).zip(objects).zip(&here) {
         let (front, end) = (&slot[..shift], &slot[shift + LENGTHS[n % LENGTHS.len()]..]);
-        assert!(front.iter().chain(end).all(|b| *b == 0xee), "bytes beside the destination of n={n}");
+        assert!(
+            front.iter().chain(end).all(|b| *b == 0xee),
+            "bytes around the destination of n={n} were written"
+        );
         assert!(!here || slot[shift..].starts_with(&object(n)), "other bytes of n={n} shift={shift}");
     }
     here
 }
 
 #[test]
-fn what_comes_is_what_was_put_whatever_is_registered() {
+fn hits_are_correct_with_any_registration() {
     let home = tempfile::tempdir().unwrap();
     let store = open(&home);
     for n in 0..60 {
@@ -69,7 +74,7 @@ fn what_comes_is_what_was_put_whatever_is_registered() {
     let mut pool = AlignedBuf::sparse(1, 30 * SLOT).unwrap().pop().unwrap();
     let half = store.register_memory(pool.as_ptr(), 15 * SLOT + 4096).unwrap();
     for round in 0..3 {
-        // First of headers that are not known, then of those that are.
+        // First with headers that are not cached, then with cached ones.
         for shift in [0, 4096, 1] {
             assert!(
                 get(&store, &mut pool, 0..30, shift).iter().all(|here| *here),
@@ -89,7 +94,8 @@ fn what_comes_is_what_was_put_whatever_is_registered() {
     assert_eq!(store.stats().damaged, 0);
     store.close().unwrap();
 
-    // A byte in each MiB of the segments is another: some objects are misses, and none has other bytes.
+    // Change a byte in each MiB of the segments: some objects become misses, and none returns other
+    // bytes.
     let segments =
         std::fs::File::options().read(true).write(true).open(home.path().join("store/segments")).unwrap();
     for at in (0..segments.metadata().unwrap().len()).step_by(1 << 20) {
@@ -104,7 +110,7 @@ fn what_comes_is_what_was_put_whatever_is_registered() {
 }
 
 #[test]
-fn what_cannot_be_registered_is_said() {
+fn registration_failure_is_reported() {
     let home = tempfile::tempdir().unwrap();
     let store = open(&home);
     let memory = AlignedBuf::new(4096).unwrap();
@@ -124,10 +130,11 @@ fn what_cannot_be_registered_is_said() {
     drop(outlives);
 }
 
-/// An object shorter than an alignment unit, got from SSD straight into memory that happens to be aligned,
-/// was called damaged and dropped: the caller's only part was lost on the way back from the read.
+/// Regression: an object shorter than the alignment unit, read from SSD into memory that happens to
+/// be aligned, was dropped as damaged, because the caller's only part was lost on completion of the
+/// read.
 #[test]
-fn a_short_object_comes_whole_into_aligned_memory() {
+fn short_object_is_read_whole_into_aligned_memory() {
     let home = tempfile::tempdir().unwrap();
     let lengths = [1usize, 9, 511, 512, 4095, 4096, 4097];
     let store = open(&home);
@@ -138,7 +145,7 @@ fn a_short_object_comes_whole_into_aligned_memory() {
     }
     store.close().unwrap();
 
-    // Opened again, nothing is in memory.
+    // After a reopen nothing is in memory.
     let store = open(&home);
     for (n, length) in (0..).zip(lengths) {
         let mut buffer = AlignedBuf::new(8192).unwrap();
@@ -147,7 +154,7 @@ fn a_short_object_comes_whole_into_aligned_memory() {
         let outcomes = store.get_batch(&mut get, Options::default());
         assert_eq!(outcomes, [Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: length as u64 })]);
         assert!(buffer[..length].iter().all(|b| *b == n as u8 + 1), "length={length}");
-        assert!(buffer[length..].iter().all(|b| *b == 0), "bytes behind the destination were touched");
+        assert!(buffer[length..].iter().all(|b| *b == 0), "bytes after the destination were written");
     }
     assert_eq!(store.stats().damaged, 0);
 }

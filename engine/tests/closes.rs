@@ -1,4 +1,4 @@
-//! What closing takes, and what it says is not durable.
+//! Duration of a close, and the objects that it reports as not durable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
-use pagelith::remote::Peer;
+use pagelith::rpc::Peer;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::SocketDial;
 use pagelith::{Config, ErrorKind, Facts, Options, PutOutcome, PutSlice, Size, Store};
@@ -58,7 +58,7 @@ fn found(store: &Store) -> u64 {
 }
 
 #[test]
-fn close_of_a_slow_drive_outlasts_the_deadline_of_calls_and_loses_nothing() {
+fn close_of_slow_drive_exceeds_call_deadline_and_loses_nothing() {
     let world = SimWorld::new(1);
     let store = open(&world);
     world.disk.set_latency(Duration::from_millis(60));
@@ -72,7 +72,7 @@ fn close_of_a_slow_drive_outlasts_the_deadline_of_calls_and_loses_nothing() {
     assert_eq!(found(&open(&world)), PAGES);
 }
 
-/// What reclaim has evicted from SSD is a cache in DRAM, which ends with the process.
+/// Objects that reclaim has evicted from SSD are only cached in DRAM, and are not counted.
 #[test]
 fn close_after_the_log_has_wrapped_reports_no_loss() {
     let world = SimWorld::new(5);
@@ -104,7 +104,7 @@ fn close_after_the_log_has_wrapped_reports_no_loss() {
 }
 
 #[test]
-fn close_whose_time_is_up_counts_what_is_not_durable() {
+fn timed_out_close_counts_unsaved_objects() {
     let world = SimWorld::new(2);
     let store = open(&world);
     world.disk.set_latency(Duration::from_millis(60));
@@ -118,7 +118,7 @@ fn close_whose_time_is_up_counts_what_is_not_durable() {
 }
 
 #[test]
-fn close_of_a_tier_that_takes_nothing_gives_up_at_once_and_counts() {
+fn close_of_failed_tier_ends_at_once_and_counts_unsaved_objects() {
     let world = SimWorld::new(3);
     let store = open(&world);
     (1..4).for_each(|nth| {
@@ -138,7 +138,7 @@ fn close_of_a_tier_that_takes_nothing_gives_up_at_once_and_counts() {
 }
 
 #[test]
-fn close_of_a_drive_that_hangs_gives_up_once_that_is_known() {
+fn close_of_hung_drive_ends_once_the_stall_is_detected() {
     let world = SimWorld::new(4);
     let store = open(&world);
     world.disk.hold(FaultOp::Write, None);
@@ -152,7 +152,7 @@ fn close_of_a_drive_that_hangs_gives_up_once_that_is_known() {
     world.disk.release();
 }
 
-/// A system that has threads for all but the writer to peers.
+/// A runtime that can start every thread except the peer writer's.
 struct NoWriter(Arc<dyn Runtime>);
 
 impl Runtime for NoWriter {
@@ -169,7 +169,7 @@ impl Runtime for NoWriter {
 }
 
 #[test]
-fn open_without_a_thread_for_peers_is_refused_and_keeps_nothing() {
+fn open_without_a_peer_writer_thread_is_refused_and_releases_files() {
     let world = SimWorld::new(5);
     put(&open(&world));
     let clock: Arc<dyn Clock> = Arc::new(world.clock.clone());

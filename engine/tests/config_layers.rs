@@ -1,4 +1,4 @@
-//! Which layer wins, what a right configuration comes to, and that no text makes the parsers panic.
+//! Precedence of layers, values of a valid configuration, and robustness of the parsers.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn facts(memory_bytes: u64) -> Facts {
 fn code_wins_over_environment_over_file_over_defaults() {
     let file = "[dram]\nbytes = \"1GiB\"\n[read]\ndepth = 2\n[ssd]\nwrite_depth = 2";
     let environment = [("PAGELITH_READ__DEPTH", "3"), ("PAGELITH_SSD__WRITE_DEPTH", "3"), ("HOME", "/root")];
-    // The order of the calls is not the order of precedence.
+    // The order of the calls does not determine the precedence.
     let config = Config::builder()
         .set(|config| config.ssd.write_depth = 4)
         .env(environment)
@@ -31,7 +31,7 @@ fn code_wins_over_environment_over_file_over_defaults() {
 }
 
 #[test]
-fn a_wrong_value_is_refused_even_where_a_later_layer_replaces_it() {
+fn wrong_value_is_refused_even_if_a_later_layer_replaces_it() {
     let error = Config::builder()
         .file(ConfigFormat::Toml, "read.depth = 0")
         .env([("PAGELITH_READ__DEPTH", "7")])
@@ -41,7 +41,7 @@ fn a_wrong_value_is_refused_even_where_a_later_layer_replaces_it() {
 }
 
 #[test]
-fn every_problem_of_every_layer_is_told_at_once() {
+fn every_problem_of_every_layer_is_reported_at_once() {
     let file = "deadline_ms = 0\nnope.x = 1\nnope.y = 2\n[dram]\nbytes = \"64MB!\"\npromote = true\n\
                 [staging]\nchunk_bytes = \"128MiB\"\n[ssd]\ndirs = [\"/a\"]";
     let error = Config::builder()
@@ -71,14 +71,14 @@ fn every_problem_of_every_layer_is_told_at_once() {
 }
 
 #[test]
-fn a_misspelled_setting_is_not_also_reported_as_missing() {
+fn misspelled_setting_is_not_also_reported_as_missing() {
     let text = "ssd.byts = \"1GiB\"\nssd.dirs = [\"/a\"]";
     let error = Config::builder().file(ConfigFormat::Toml, text).validate(&facts(1 << 40)).unwrap_err();
     assert_eq!(error.to_string(), "ssd.byts: is not a setting; did you mean ssd.bytes?");
 }
 
 #[test]
-fn code_that_sets_fields_is_checked_as_a_file_is() {
+fn fields_set_by_code_are_checked_like_a_file() {
     let mut config = Config::default();
     config.staging.ratio = f64::NAN;
     config.ssd.segment_bytes = Some(Size::mib(3));
@@ -95,7 +95,7 @@ fn code_that_sets_fields_is_checked_as_a_file_is() {
 
 #[cfg(unix)]
 #[test]
-fn what_is_not_utf8_is_refused_and_does_not_panic() {
+fn text_that_is_not_utf8_is_refused() {
     use std::ffi::OsString;
     use std::os::unix::ffi::OsStringExt;
     let broken = || OsString::from_vec(vec![b'/', 0xff]);
@@ -120,7 +120,7 @@ fn what_is_not_utf8_is_refused_and_does_not_panic() {
 }
 
 #[test]
-fn a_variable_set_twice_is_refused() {
+fn variable_set_twice_is_refused() {
     let variables = [("PAGELITH_READ__DEPTH", "1"), ("PAGELITH_READ__DEPTH", "2")];
     let error = Config::builder().env(variables).build().unwrap_err();
     assert_eq!(
@@ -155,7 +155,8 @@ fn peers_in_the_environment_are_separated_by_commas_or_a_json_list_and_replace_t
     assert_eq!(named("[{\"address\": \"unix:/d\", \"weight\": 3}, \"tcp:[::1]:1\"]"), two(3.0));
 }
 
-/// What Kubernetes sets for Services that are named `pagelith` and `pagelith-store`, the first with two ports, one of them named.
+/// Variables that Kubernetes sets for Services named `pagelith` and `pagelith-store`, the first
+/// with two ports, one of them named.
 const SERVICE_LINKS: [(&str, &str); 17] = [
     ("PAGELITH_SERVICE_HOST", "10.96.7.9"),
     ("PAGELITH_SERVICE_PORT", "7411"),
@@ -177,7 +178,7 @@ const SERVICE_LINKS: [(&str, &str); 17] = [
 ];
 
 #[test]
-fn links_to_services_are_passed_over_and_all_else_with_the_prefix_is_refused() {
+fn service_links_are_ignored_and_other_prefixed_variables_refused() {
     let config = Config::builder().env(SERVICE_LINKS).env([("PAGELITH_READ__DEPTH", "3")]).build().unwrap();
     assert_eq!(config.read.depth, 3);
     for (name, text) in [
@@ -199,7 +200,7 @@ fn links_to_services_are_passed_over_and_all_else_with_the_prefix_is_refused() {
     }
 }
 
-/// None of them looks like a link to a service, so that what Kubernetes sets is never taken for a setting.
+/// No setting resembles a service link, so that no variable of Kubernetes is taken for a setting.
 #[test]
 fn no_setting_has_the_shape_of_a_service_link() {
     for field in fields() {
@@ -210,7 +211,7 @@ fn no_setting_has_the_shape_of_a_service_link() {
 }
 
 #[test]
-fn every_setting_of_a_file_arrives() {
+fn every_setting_of_a_file_is_applied() {
     let text = r#"
         deadline_ms = 1
         close_timeout_ms = 9
@@ -222,7 +223,6 @@ fn every_setting_of_a_file_arrives() {
         verify_ratio = 0.125
         shared = true
         prefault = true
-        lanes = 6
         [ssd]
         bytes = 1099511627776
         dirs = ["/a", "/b"]
@@ -259,7 +259,6 @@ fn every_setting_of_a_file_arrives() {
         max = 77
         [index]
         max_objects = 1000
-        constant_fingerprint = true
         [read]
         depth = 1024
         [memory]
@@ -292,7 +291,7 @@ fn every_setting_of_a_file_arrives() {
     assert_eq!((valid.staging_bytes(), valid.staging_budget()), (8 << 20, 4 << 20));
     assert_eq!(valid.staging_chunk_bytes(), 96 << 10);
     assert_eq!((valid.group_deadline(), valid.events_max()), (Duration::from_millis(5), 77));
-    assert_eq!((valid.max_objects(), valid.constant_fingerprint()), (1000, true));
+    assert_eq!(valid.max_objects(), 1000);
     assert_eq!((valid.read_depth(), valid.memory_reserve(), valid.batch_summary()), (1024, 0, true));
     // No setting is left at its default, so none of the lines above could pass by accident.
     for field in fields() {
@@ -313,29 +312,15 @@ fn defaults_open_and_print_and_read_back() {
             staging: 64 << 20,
             index: 65_536 * 40,
             headers: 0,
-            catalog: 0,
             total: (320 << 20) + 65_536 * 40
         }
     );
-    let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B catalog=0B total=330240KiB";
+    let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B total=330240KiB";
     assert_eq!(valid.memory_plan().to_string(), printed);
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 38);
-}
-
-/// As many as the arena is worth, or as is said, rounded down; one where the order cannot be divided.
-#[test]
-fn lanes_are_a_power_of_two_and_one_where_the_order_is_one() {
-    let lanes = |text: &str| {
-        let valid = Config::from_toml_str(text).unwrap().validate(&facts(1 << 40)).unwrap();
-        valid.lanes()
-    };
-    assert_eq!((lanes(""), lanes("dram.bytes = '8MiB'"), lanes("dram.bytes = '100GiB'")), (4, 1, 64));
-    assert_eq!((lanes("dram.lanes = 6"), lanes("dram.lanes = 128"), lanes("dram.lanes = 1")), (4, 128, 1));
-    assert_eq!((lanes("dram.policy = 'fifo'"), lanes("dram.policy = 's3fifo'\ndram.lanes = 8")), (4, 1));
-    assert_eq!((lanes("index.constant_fingerprint = true"), lanes("dram.shared = true")), (1, 1));
+    assert_eq!(fields().len(), 35);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)
@@ -360,14 +345,14 @@ fn derived_numbers() {
 }
 
 #[test]
-fn more_memory_than_there_is_less_the_reserve_is_refused_and_names_each_part() {
+fn memory_plan_above_the_limit_is_refused_with_each_part() {
     let needed = (320 << 20) + 65_536 * 40 + (256 << 20);
     Config::default().validate(&facts(needed)).unwrap();
     let error = Config::default().validate(&facts(needed - 1)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "dram.bytes: must be lower: arena + staging + index + headers + catalog + memory.reserve must be at most 606601215B, \
-         got=592384KiB arena=256MiB staging=64MiB index=2560KiB headers=0B catalog=0B memory.reserve=256MiB source=test"
+        "dram.bytes: must be lower: arena + staging + index + headers + memory.reserve must be at most 606601215B, \
+         got=592384KiB arena=256MiB staging=64MiB index=2560KiB headers=0B memory.reserve=256MiB source=test"
     );
     let largest = |set: fn(&mut Config)| {
         let error = Config::builder().set(set).validate(&facts(1 << 29)).unwrap_err();
@@ -388,7 +373,7 @@ fn more_memory_than_there_is_less_the_reserve_is_refused_and_names_each_part() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test looks at the real directory")]
-fn nothing_is_created_on_disk_whether_refused_or_not() {
+fn validation_creates_no_files() {
     let root = tempfile::tempdir().unwrap();
     let mut config = Config::default();
     config.ssd.bytes = Size::gib(1);
@@ -399,16 +384,16 @@ fn nothing_is_created_on_disk_whether_refused_or_not() {
 }
 
 #[test]
-fn text_that_is_too_long_or_too_deep_is_refused() {
+fn too_long_or_too_deep_text_is_refused() {
     let long = " ".repeat((1 << 20) + 1);
     let error = Config::from_toml_str(&long).unwrap_err();
     assert_eq!(error.to_string(), "(file): must be at most 1MiB of text, got=1048577B");
     let json = format!("{}1{}", "{\"a\":".repeat(100_000), "}".repeat(100_000));
     assert_eq!(Config::from_json_str(&json).unwrap_err().problems[0].field, "(file)");
-    // The deepest that each construct of TOML allows, in each other.
+    // The deepest nesting that each construct of TOML allows, inside each other.
     let dotted = ["a"; 79].join(".");
     let inline = format!("{}1{}", format!("{{{dotted}=").repeat(78), "}".repeat(78));
-    // 78 dots and 50 braces: the deepest that is parsed.
+    // 78 dots and 50 braces: the deepest nesting that is parsed.
     let parsed = format!("{{{dotted}={}1{}}}", "{a=".repeat(49), "}".repeat(49));
     let error = Config::from_toml_str(&format!("a={parsed}")).unwrap_err();
     assert!(error.problems[0].message.starts_with("is not a setting"), "{error}");
@@ -417,7 +402,7 @@ fn text_that_is_too_long_or_too_deep_is_refused() {
     }
 }
 
-/// Texts that are nearly right: they reach further than noise does.
+/// Texts that are nearly valid: they exercise more code than noise.
 fn nearly_right() -> impl Strategy<Value = String> {
     let key = prop::sample::select(fields().iter().map(|field| field.path().to_owned()).collect::<Vec<_>>());
     let key = prop_oneof![key, "[a-z._\"]{0,12}"];
@@ -438,7 +423,7 @@ fn nearly_right() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Whatever is refused says why; whatever is accepted prints and reads back.
+    /// Every refused text gets a reason; every accepted one prints and reads back.
     #[test]
     fn no_text_panics(
         text in prop_oneof![nearly_right(), "\\PC{0,200}", any::<String>()],

@@ -1,5 +1,6 @@
-//! Whatever the range of a setting allows opens a store, or validation refuses it and names the setting.
-#![allow(clippy::disallowed_methods, reason = "a test removes what its stores leave")]
+//! Every value in a setting's documented range opens a store, or is refused by validation with the
+//! setting's name.
+#![allow(clippy::disallowed_methods, reason = "a test removes the files of its stores")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,10 +8,11 @@ use std::path::Path;
 use pagelith::Store;
 use pagelith::config::{Config, ConfigFormat, Facts, Field, Size, fields};
 
-/// What the largest file of a test may take. Longer tiers are validated the same way.
+/// Largest file that a test creates. Larger tiers are validated the same way.
 const FILES_MAX: u64 = 100_000_000;
 
-/// Values at the ends of the documented range and odd ones inside of it, as TOML; none of a setting that is no number.
+/// Values at the ends of the documented range and odd ones inside it, as TOML; none for a setting
+/// that is not a number.
 fn odd_values(field: &Field) -> Vec<String> {
     let documented = field.expects();
     let words: Vec<&str> = documented.split_whitespace().collect();
@@ -54,7 +56,8 @@ fn odd_values(field: &Field) -> Vec<String> {
     values.into_iter().map(|value| value.to_string()).collect()
 }
 
-/// Open a store with these settings and one more; refused only by validation, by that one's name.
+/// Open a store with these settings and one more; only validation may refuse it, and must name the
+/// setting.
 fn opens_or_names(base: &[(&str, &str)], dir: &Path, field: &Field, value: &str) {
     let mut settings: BTreeMap<&str, &str> = base.iter().copied().collect();
     settings.insert(field.path(), value);
@@ -67,7 +70,7 @@ fn opens_or_names(base: &[(&str, &str)], dir: &Path, field: &Field, value: &str)
     match builder.validate(&Facts::of_this_machine().unwrap()) {
         Err(error) => {
             let text = error.to_string();
-            // Outside of the documented range nothing was tried.
+            // The value is within its documented range, so the message must not quote the range.
             assert!(
                 text.contains(field.path()) && !text.contains(&field.expects()),
                 "{}={value}: {text}",
@@ -92,7 +95,7 @@ const BOTH: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn every_number_in_its_documented_range_opens_or_is_refused_by_name() {
+fn documented_values_open_or_are_refused_by_name() {
     let home = tempfile::tempdir().unwrap();
     let mut tried = 0;
     for field in fields() {
@@ -105,7 +108,7 @@ fn every_number_in_its_documented_range_opens_or_is_refused_by_name() {
             if field.path().starts_with("dram.") {
                 opens_or_names(SHARED, Path::new(""), field, value);
             }
-            // Files take time, and most settings know nothing of them.
+            // Files take time, and most settings do not affect them.
             if !field.path().starts_with("ssd.") && at > 2 && at + 1 < values.len() {
                 continue;
             }
@@ -116,12 +119,12 @@ fn every_number_in_its_documented_range_opens_or_is_refused_by_name() {
             }
         }
     }
-    // All but flags, names, directories, peers and a file.
+    // All settings except flags, names, directories, peers and a file.
     assert_eq!(tried, 26);
 }
 
 #[test]
-fn a_size_that_is_no_whole_number_of_pages_takes_those_that_are_whole() {
+fn sizes_are_used_in_whole_pages() {
     let text = "dram.bytes = \"1GB\"\nstaging.bytes = 2_000_001";
     let facts = Facts { memory_bytes: 8 << 30, memory_source: "test".into() };
     let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts).unwrap();

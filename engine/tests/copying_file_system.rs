@@ -1,4 +1,4 @@
-//! A copy-on-write file system that other files have filled: btrfs on a loop device.
+//! A full copy-on-write file system: btrfs on a loop device.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 #![allow(clippy::print_stdout, reason = "a skip is printed")]
 
@@ -58,7 +58,7 @@ fn hit(store: &Store, n: u8) -> Tier {
     }
 }
 
-/// Fill it to the last block, metadata included.
+/// Fill the file system to the last block, metadata included.
 fn fill(fs: &LoopFs) {
     for bs in ["1M", "4096"] {
         let rest = format!("of={}", text(&fs.path().join(format!("rest{bs}"))));
@@ -81,13 +81,13 @@ fn in_place(file: &Path) -> bool {
 const FILES: [&str; 6] = ["LOCK", "segments", "manifest.0", "manifest.1", "checkpoint.0", "checkpoint.1"];
 
 #[test]
-fn a_store_is_made_of_files_that_are_written_in_place_and_works_when_others_have_filled_the_rest() {
+fn store_with_nocow_files_works_on_a_full_file_system() {
     let Some(fs) = btrfs() else { return };
     let dir = fs.path().join("store");
     open(&dir).close().unwrap();
     FILES.iter().for_each(|name| assert!(in_place(&dir.join(name)), "{name}"));
     fill(&fs);
-    // More than once round the log, so that every kind of write is made, over what was written before too.
+    // More than one lap of the log, so that every kind of write is made, also over earlier ones.
     for round in 0..6u8 {
         let store = open(&dir);
         (0..40).for_each(|n| put(&store, round * 40 + n));
@@ -100,13 +100,13 @@ fn a_store_is_made_of_files_that_are_written_in_place_and_works_when_others_have
 }
 
 #[test]
-fn a_store_of_files_that_are_copied_is_open_for_reading_while_the_file_system_is_full() {
+fn store_with_cow_files_is_read_only_on_a_full_file_system() {
     let Some(fs) = btrfs() else { return };
     let dir = fs.path().join("store");
     let store = open(&dir);
     (0..40).for_each(|n| put(&store, n));
     store.close().unwrap();
-    // As files that were restored from elsewhere are.
+    // Like files that were restored from a backup.
     for name in FILES {
         let (file, copy) = (dir.join(name), dir.join("copy"));
         run("cp", &["--reflink=never", text(&file), text(&copy)]).unwrap();

@@ -1,6 +1,6 @@
-//! What `exists` finds without the store's lock while other threads put, remove and evict: an answer that was true at one
-//! moment, on real threads. (Every order of a few steps: `sim/concurrency`.)
-#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+//! Lock-free `exists` while other threads put, remove and evict: every answer was true at one
+//! moment. On real threads; `sim/concurrency` explores all orders of a few steps.
+#![allow(clippy::disallowed_methods, reason = "the test needs real threads")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,9 +8,9 @@ use pagelith::config::DramPolicy;
 use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
 use pagelith::{Config, Facts, Options, PutSlice, Size, Store};
 
-/// Objects that stay, each a page of its own.
+/// Objects that stay, each on its own page.
 const KEPT: u32 = 400;
-/// Pages of three objects that come and go.
+/// Pages of three objects that are put and removed.
 const PAGES: u32 = 200;
 const ROUNDS: u32 = 300;
 
@@ -25,8 +25,8 @@ fn page(n: u32) -> [ObjectKey; 3] {
     ["k", "v", "s"].map(|component| key(1_000_000 + n, component))
 }
 
-/// A store of DRAM with an index that is nearly full, so that entries push one another about, and room for half of the
-/// pages.
+/// A store of DRAM with an index that is nearly full, so that entries displace one another, and
+/// room for half of the pages.
 fn store(policy: DramPolicy) -> Store {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(u64::from(KEPT + 3 * PAGES / 2) * 4096);
@@ -37,7 +37,7 @@ fn store(policy: DramPolicy) -> Store {
 
 fn put(store: &Store, objects: &[ObjectKey]) {
     let objects: Vec<_> = objects.iter().map(|key| PutSlice { key: *key, pieces: &[&[7; 100]] }).collect();
-    // Where others put too, there may be no room at once, or it may be there.
+    // With other writers there may be no room at once, or the object may be present already.
     let _ = store.put_groups(&[&objects], Options::default());
 }
 
@@ -53,7 +53,7 @@ fn looked_at_while_changing(policy: DramPolicy) {
             let mut looks = [0u64; 2];
             while !over.load(Ordering::Relaxed) {
                 let here = store.exists_batch(&kept, Options::default());
-                assert_eq!(here.iter().position(|here| !here), None, "what was never removed is not found");
+                assert_eq!(here.iter().position(|here| !here), None, "a kept key is not found");
                 assert_eq!(store.exists_prefix(&kept, Options::default()), kept.len());
                 for (n, here) in store.exists_batch(&pages, Options::default()).chunks(3).enumerate() {
                     assert!(here.iter().all(|h| *h == here[0]), "a part of page {n} is here: {here:?}");
@@ -78,11 +78,11 @@ fn looked_at_while_changing(policy: DramPolicy) {
 }
 
 #[test]
-fn pages_are_whole_and_what_stays_is_found() {
+fn exists_sees_whole_pages_and_kept_keys_during_changes() {
     looked_at_while_changing(DramPolicy::Lru);
 }
 
 #[test]
-fn also_by_a_policy_that_counts_requests() {
+fn exists_sees_whole_pages_under_s3fifo() {
     looked_at_while_changing(DramPolicy::S3Fifo);
 }

@@ -1,4 +1,5 @@
-//! Files that are removed, replaced or cut while a store has them open: later puts are not reported as durable.
+//! Files that are removed, replaced or truncated while a store has them open: later puts are not
+//! reported as durable.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 #![allow(clippy::print_stdout, reason = "a skip is printed")]
 
@@ -62,7 +63,8 @@ fn flush(store: &Store) -> Result<FlushReport, Error> {
     store.flush(Options::default())
 }
 
-/// Nothing is durable from now on, and the store says which file it is, what became of it and what helps.
+/// Nothing is durable from now on, and the error names the file, what happened to it, and the
+/// remedy.
 #[track_caller]
 fn is_gone(store: &Store, file: &Path, what: &str) {
     let error = flush(store).unwrap_err();
@@ -71,13 +73,13 @@ fn is_gone(store: &Store, file: &Path, what: &str) {
         assert!(error.message.contains(words), "{words}: {error}");
     }
     assert_eq!(store.stats().ssd_state, "read-only");
-    // Also who asks later hears why.
+    // Later requests get the reason too.
     let again = flush(store).unwrap_err();
     assert!(again.message.contains(text(file)), "{again}");
 }
 
 #[test]
-fn a_flush_after_the_directory_was_removed_is_unavailable_and_counts_what_is_lost() {
+fn flush_after_directory_removal_is_unavailable_and_counts_losses() {
     for io in SIDES {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("store");
@@ -87,7 +89,7 @@ fn a_flush_after_the_directory_was_removed_is_unavailable_and_counts_what_is_los
         fs::remove_dir_all(&dir).unwrap();
         (2..11).for_each(|n| put(&store, n));
         is_gone(&store, &dir, "removed");
-        // Trials do not bring it back, and what is in memory is served.
+        // Probes do not turn the tier on again, and DRAM hits are served.
         is_gone(&store, &dir, "removed");
         assert!((2..11).all(|n| hits(&store, n)));
         let closed = store.close().unwrap_err();
@@ -101,7 +103,7 @@ fn a_flush_after_the_directory_was_removed_is_unavailable_and_counts_what_is_los
 }
 
 #[test]
-fn each_file_that_is_removed_is_noticed() {
+fn removal_of_each_file_is_detected() {
     for (dir, name) in [
         (0, "segments"),
         (1, "segments"),
@@ -115,13 +117,13 @@ fn each_file_that_is_removed_is_noticed() {
         let dirs = [home.path().join("a"), home.path().join("b")];
         let store = open(config(&dirs, SsdIo::Auto));
         fs::remove_file(dirs[dir].join(name)).unwrap();
-        // Without a put as well: what an earlier flush made durable is lost too.
+        // Without a new put too: objects of an earlier flush are lost as well.
         is_gone(&store, &dirs[dir].join(name), "removed");
     }
 }
 
 #[test]
-fn a_removal_or_clear_after_files_were_removed_is_unavailable() {
+fn remove_and_clear_after_file_removal_are_unavailable() {
     let home = tempfile::tempdir().unwrap();
     for removes in [true, false] {
         let dir = home.path().join(format!("store{removes}"));
@@ -139,7 +141,7 @@ fn a_removal_or_clear_after_files_were_removed_is_unavailable() {
 }
 
 #[test]
-fn another_store_in_its_place_is_noticed_and_its_own_is_taken_again_when_it_is_back() {
+fn replaced_store_is_detected_and_original_is_used_again() {
     let home = tempfile::tempdir().unwrap();
     let (dir, aside) = (home.path().join("store"), home.path().join("aside"));
     let store = open(config(std::slice::from_ref(&dir), SsdIo::Auto));
@@ -148,7 +150,8 @@ fn another_store_in_its_place_is_noticed_and_its_own_is_taken_again_when_it_is_b
     assert!(other.opened().made);
     put(&store, 1);
     let start = Instant::now();
-    // It may have noticed before the other one was there; the next trial looks again.
+    // The store may have noticed before the other directory was in place; the next probe checks
+    // again.
     while !flush(&store).unwrap_err().message.contains("the file was replaced") {
         assert!(start.elapsed() < Duration::from_secs(30), "it is not noticed");
     }
@@ -160,7 +163,8 @@ fn another_store_in_its_place_is_noticed_and_its_own_is_taken_again_when_it_is_b
     fs::rename(&aside, &dir).unwrap();
     let (mut durable, mut lost) = (0, 0);
     while durable == 0 {
-        // One that is asked for just before the tier is on again may be answered in front of what is written again.
+        // A flush requested just before the tier is on again may be answered before the requeued
+        // frames.
         if let Ok(report) = flush(&store) {
             (durable, lost) = (durable + report.durable_objects, lost + report.lost_objects);
         }
@@ -173,7 +177,7 @@ fn another_store_in_its_place_is_noticed_and_its_own_is_taken_again_when_it_is_b
 }
 
 #[test]
-fn a_file_that_is_cut_is_noticed() {
+fn truncated_file_is_detected() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("store");
     let store = open(config(std::slice::from_ref(&dir), SsdIo::Auto));
@@ -183,7 +187,7 @@ fn a_file_that_is_cut_is_noticed() {
 }
 
 #[test]
-fn a_file_system_mounted_over_the_directory_is_noticed() {
+fn mount_over_the_directory_is_detected() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("store");
     let store = open(config(std::slice::from_ref(&dir), SsdIo::Auto));
@@ -197,7 +201,7 @@ fn a_file_system_mounted_over_the_directory_is_noticed() {
 }
 
 #[test]
-fn a_process_that_changes_its_directory_keeps_a_store_in_a_relative_one() {
+fn store_in_a_relative_directory_survives_chdir() {
     let home = tempfile::tempdir().unwrap();
     std::env::set_current_dir(home.path()).unwrap();
     let store = open(config(&[PathBuf::from("store")], SsdIo::Auto));

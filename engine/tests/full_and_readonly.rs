@@ -1,5 +1,5 @@
-//! Directories that a store cannot be made in, and one that has no device: what the caller is told, and what
-//! is left behind.
+//! Directories in which a store cannot be created, and one without a block device: the error, and
+//! the files left.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 #![allow(clippy::print_stdout, reason = "a skip is printed")]
 
@@ -41,21 +41,21 @@ fn loop_fs(mib: u64) -> Option<LoopFs> {
 }
 
 #[test]
-fn a_store_larger_than_the_file_system_is_refused_and_leaves_nothing() {
+fn store_larger_than_file_system_is_refused_and_leaves_no_files() {
     let Some(fs) = loop_fs(32) else { return };
     let free = fs.free_bytes();
     let dir = fs.path().join("a/store");
     let error = refused(config(&[&dir], Size::mib(256)));
     assert_eq!((error.kind, error.errno), (ErrorKind::NoSpace, Some(28)), "{error}");
     assert!(error.message.contains(text(&dir)), "{error}");
-    assert!(!fs.path().join("a").exists(), "directories are left behind");
+    assert!(!fs.path().join("a").exists(), "directories remain");
     assert_eq!(fs.free_bytes(), free);
 
-    // Nearly all fits, the last of its files does not: there is what a store needs, less a few blocks.
+    // All but the last file fits: the store's needs, less a few blocks.
     open(config(&[&dir], Size::mib(16))).unwrap().close().unwrap();
     let need = free - fs.free_bytes();
     fs::remove_dir_all(fs.path().join("a")).unwrap();
-    // Its blocks are free once the journal has that.
+    // The blocks are free once the journal has committed.
     run("sync", &["-f", text(fs.path())]).unwrap();
     let ballast = fs.path().join("ballast");
     let blocks = ((free - need) / 4096 + 4).to_string();
@@ -68,13 +68,13 @@ fn a_store_larger_than_the_file_system_is_refused_and_leaves_nothing() {
     assert_eq!(error.kind, ErrorKind::NoSpace, "{error}");
     assert!(!fs.path().join("a").exists() && fs.free_bytes() == left);
 
-    // And the same place takes a store once there is room.
+    // The same directory takes a store once there is room.
     fs::remove_file(&ballast).unwrap();
     open(config(&[&dir], Size::mib(16))).unwrap().close().unwrap();
 }
 
 #[test]
-fn when_one_of_two_directories_is_full_the_other_is_left_as_it_was() {
+fn full_second_directory_leaves_the_first_unchanged() {
     let Some(fs) = loop_fs(16) else { return };
     let home = tempfile::tempdir().unwrap();
     let (roomy, full) = (home.path().join("roomy"), fs.path().join("full"));
@@ -86,11 +86,11 @@ fn when_one_of_two_directories_is_full_the_other_is_left_as_it_was() {
 }
 
 #[test]
-fn a_store_on_a_file_system_that_others_have_filled_still_opens() {
+fn store_on_a_full_file_system_opens() {
     let Some(fs) = loop_fs(32) else { return };
     let dir = fs.path().join("store");
     open(config(&[&dir], Size::mib(16))).unwrap().close().unwrap();
-    // The last blocks too: dd ends with an error when nothing more fits.
+    // The last blocks too: dd fails once nothing more fits.
     let rest = format!("of={}", text(&fs.path().join("rest")));
     let full = run("dd", &["if=/dev/zero", &rest, "bs=4096"]).unwrap_err();
     assert!(full.contains("No space left"), "{full}");
@@ -101,7 +101,7 @@ fn a_store_on_a_file_system_that_others_have_filled_still_opens() {
 }
 
 #[test]
-fn a_read_only_file_system_is_denied_by_name() {
+fn read_only_file_system_is_denied_by_name() {
     let Some(fs) = loop_fs(32) else { return };
     let (with_store, without) = (fs.path().join("store"), fs.path().join("other"));
     open(config(&[&with_store], Size::mib(16))).unwrap().close().unwrap();
@@ -115,7 +115,7 @@ fn a_read_only_file_system_is_denied_by_name() {
 }
 
 #[test]
-fn a_directory_without_a_device_is_served_by_the_blocking_side_which_says_so() {
+fn directory_without_a_device_uses_the_blocking_backend_and_says_so() {
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     if !mounts.lines().any(|l| l.starts_with("tmpfs /dev/shm ") || l.contains(" /dev/shm tmpfs ")) {
         println!("skipped: /dev/shm is no tmpfs here");

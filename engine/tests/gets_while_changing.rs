@@ -1,7 +1,7 @@
-//! What `get` brings without the store's lock while other threads put, remove, clear, evict and reclaim: bytes that were put
-//! under that whole key, of a page that was here or was not as a whole, on real threads. (Every order of a few steps:
-//! `sim/concurrency`.)
-#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+//! Lock-free `get` while other threads put, remove, clear, evict and reclaim: the bytes were put
+//! under that whole key, and a page is present or absent as a whole. On real threads;
+//! `sim/concurrency` explores all orders of a few steps.
+#![allow(clippy::disallowed_methods, reason = "the test needs real threads")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ use pagelith::layouts::{
 };
 use pagelith::{Config, Facts, GetSlice, Options, PutSlice, Size, Store};
 
-/// Pages of three objects that come and go, and those that are pinned.
+/// Pages of three objects that are put and removed, and pages that stay pinned.
 const PAGES: u32 = 120;
 const KEPT: u32 = 60;
 const ROUNDS: u32 = 60;
@@ -30,7 +30,7 @@ fn page(model: &str, n: u32) -> [ObjectKey; 3] {
     ["k", "v", "s"].map(|component| key(component).expect("a key"))
 }
 
-/// What every put of a key stores, so that bytes of another cannot pass for it.
+/// The bytes of every put of a key; different keys have different bytes.
 fn bytes_of(key: &ObjectKey) -> Vec<u8> {
     let seed = key.as_bytes().iter().fold(7u32, |sum, b| sum.wrapping_mul(31).wrapping_add(u32::from(*b)));
     (0..LEN as u32).map(|i| (i.wrapping_mul(2_654_435_761) ^ seed).to_be_bytes()[0]).collect()
@@ -41,12 +41,13 @@ fn put(store: &Store, keys: &[ObjectKey; 3]) {
     let pieces = bytes.each_ref().map(|bytes| [&bytes[..]]);
     let objects: Vec<_> =
         keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
-    // Where others put too, there may be no room at once, or it may be there.
+    // With other writers there may be no room at once, or the object may be present already.
     let _ = store.put_groups(&[&objects], Options::default());
 }
 
-/// Get some pages at once; how many were missed and were hit. Each page is got as a whole or not at all, unless some of it
-/// lies on SSD, where its memory may be wanted before it was read, and then it is another's outcome.
+/// Get some pages in one batch; returns the numbers of misses and hits. Each page is got as a whole
+/// or not at all, unless a part of it is on SSD: staging memory may then be taken before its read,
+/// which makes the outcomes differ.
 fn get(store: &Store, keys: &[ObjectKey], to: &mut [Vec<u8>], whole: bool) -> [u64; 2] {
     let mut pieces: Vec<[&mut [u8]; 1]> = to.iter_mut().map(|to| [&mut to[..]]).collect();
     let mut gets: Vec<_> = keys
@@ -66,7 +67,7 @@ fn get(store: &Store, keys: &[ObjectKey], to: &mut [Vec<u8>], whole: bool) -> [u
     [hits.len() as u64 - hit, hit]
 }
 
-/// Two threads get, a third changes what is there.
+/// Two threads get while a third changes the contents.
 fn got_while_changing(store: &Store, whole: bool) -> [u64; 2] {
     let kept: Vec<_> = (0..KEPT).map(|n| page("kept", n)).collect();
     kept.iter().for_each(|keys| put(store, keys));
@@ -91,7 +92,7 @@ fn got_while_changing(store: &Store, whole: bool) -> [u64; 2] {
                         seen = [seen[0] + misses, seen[1] + hits];
                         let at = (turn * 3) % kept.len();
                         let [misses, _] = get(store, &kept[at..at + 3], &mut to, whole);
-                        assert_eq!(misses, 0, "what was never removed is not found");
+                        assert_eq!(misses, 0, "a kept page is missed");
                     }
                     seen
                 })
@@ -114,24 +115,24 @@ fn got_while_changing(store: &Store, whole: bool) -> [u64; 2] {
         getting.into_iter().map(|thread| thread.join().expect("every get was right")).collect::<Vec<_>>()
     });
     drop(pin);
-    // What is being written is held, too.
+    // Frames that are being written are held, too.
     store.flush(Options::default()).expect("written");
     assert_eq!((store.stats().damaged, store.stats().readers), (0, 0));
     seen.into_iter().fold([0, 0], |sum, seen| [sum[0] + seen[0], sum[1] + seen[1]])
 }
 
-/// Room for those that are kept, and half of the others.
+/// Room for the pinned pages and half of the others.
 fn in_memory(policy: DramPolicy) -> Store {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(u64::from(KEPT + PAGES) * 3 * 8192);
     config.dram.policy = policy;
-    // Nearly full, so that entries push one another about.
+    // Nearly full, so that entries displace one another.
     config.index.max_objects = Some(u64::from(KEPT + 3 * PAGES / 2) * 3);
     Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("open")
 }
 
 #[test]
-fn what_is_got_is_what_was_put_and_pages_are_whole() {
+fn concurrent_gets_return_correct_bytes_and_whole_pages() {
     for policy in [DramPolicy::Lru, DramPolicy::S3Fifo] {
         let store = in_memory(policy);
         let seen = got_while_changing(&store, true);
@@ -143,9 +144,9 @@ fn what_is_got_is_what_was_put_and_pages_are_whole() {
     }
 }
 
-/// An SSD of few segments, which are reclaimed over and over, and DRAM for a part of them.
+/// An SSD tier of few segments, which are reclaimed repeatedly, and DRAM for a part of the pages.
 #[test]
-fn also_from_ssd_while_it_is_reclaimed() {
+fn concurrent_gets_from_ssd_during_reclaim_are_correct() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut config = Config::default();
     config.dram.bytes = Size::mib(2);

@@ -1,6 +1,6 @@
-//! The house rules that a compiler does not check: which crate may name which, how long a file may be, where
-//! `unsafe` and the system may be, and that the documents say what the code says. Each check is a function of
-//! texts, so that a planted violation shows it at work beside the check of the repository itself.
+//! House rules that the compiler does not check: dependencies between crates, lengths of files,
+//! places of `unsafe` and of system calls, and agreement of documents with the code. Each check is
+//! a function of texts, so that it can be tested with a planted violation.
 
 #![expect(clippy::disallowed_methods, reason = "reads the repository's own files; nothing here ships")]
 

@@ -1,7 +1,8 @@
-//! A process is killed while its writes are on their way to a slow device. Whoever opens the store next is
-//! refused until they have landed: none lands in a store that is open.
+//! A process is killed while its writes are in flight to a slow device. Another open is refused
+//! until they have completed, so that none reaches an open store.
 //!
-//! Slow is a loop device with ext4 and a cgroup v1 write limit; without root or these, the test is skipped.
+//! The slow device is a loop device with ext4 and a cgroup v1 write limit; without root or these,
+//! the test is skipped.
 #![allow(clippy::disallowed_methods, reason = "tests start processes, look at files and measure time")]
 #![allow(clippy::print_stdout, reason = "a skip is printed, and how long opening was refused")]
 
@@ -20,9 +21,9 @@ use loop_device::{LoopFs, Throttle};
 use pagelith::io::disk::Side;
 use pagelith::{ErrorKind, Store};
 
-/// Bytes that the device takes in a second.
+/// Write bandwidth of the device, bytes per second.
 const SLOW: u64 = 1 << 20;
-/// Longest that writes under way can take: 2 of 512 KiB at 1 MiB/s, and much besides.
+/// Longest time that writes in flight can take: 2 of 512 KiB at 1 MiB/s, with a wide margin.
 const LANDED_MAX: Duration = Duration::from_secs(30);
 
 #[test]
@@ -31,7 +32,7 @@ fn child() {
 }
 
 #[test]
-fn a_write_that_a_killed_process_left_never_lands_in_an_open_store() {
+fn write_left_by_a_killed_process_never_reaches_an_open_store() {
     let slow = LoopFs::new(96).and_then(|fs| Throttle::new(&fs, SLOW).map(|throttle| (throttle, fs)));
     let (throttle, fs) = match slow {
         Ok(slow) => slow,
@@ -41,8 +42,8 @@ fn a_write_that_a_killed_process_left_never_lands_in_an_open_store() {
     for (round, io) in (1..).zip(["uring", "blocking"]) {
         let dir = fs.path().join("store");
         let plan = Plan { seed: round, ..plan(&dir, io) };
-        // Made and opened at full speed, so that only records are slow. Whether io_uring is to be had here
-        // shows too.
+        // Created and opened at full speed, so that only records are slow. This also shows whether
+        // io_uring is available.
         match plan.open() {
             Ok(store) => drop(store.close().expect("close")),
             Err(e) if io == "uring" && e.message.contains("io_uring was asked for") => {
@@ -82,7 +83,8 @@ fn plan(dir: &Path, io: &'static str) -> Plan {
     }
 }
 
-/// Let a child in the slow group put until the arena holds far more than the device can have taken.
+/// Let a child in the slow group put until the arena holds far more than the device can have
+/// written.
 fn kill_while_it_writes(plan: &Plan, throttle: &Throttle, model: &mut Model) {
     let program = std::env::current_exe().unwrap();
     let mut victim = Victim::start(plan, Some(throttle.command(&program)));
@@ -100,7 +102,7 @@ fn kill_while_it_writes(plan: &Plan, throttle: &Throttle, model: &mut Model) {
     }
 }
 
-/// Try to open until it is no longer refused: the store, how often it was refused, and for how long.
+/// Open until it is no longer refused; returns the store, the number of refusals, and the time.
 fn open_when_it_may_be(plan: &Plan) -> (Store, u32, Duration) {
     let began = Instant::now();
     let mut refusals = 0;
@@ -117,8 +119,9 @@ fn open_when_it_may_be(plan: &Plan) -> (Store, u32, Duration) {
     }
 }
 
-/// Whatever the dead process had submitted is drained from the slow group; it was there before the store was
-/// opened, or it changes the file now. The store itself, asked for nothing, writes no segment.
+/// Writes submitted by the dead process are drained from the slow group; either they reached the
+/// file before the store was opened, or they change it now. The open store itself, without
+/// requests, writes no segment.
 fn nothing_changes_by_itself(dir: &Path, throttle: &Throttle, fs: &LoopFs) {
     let before = segments(dir);
     throttle.drain(fs);

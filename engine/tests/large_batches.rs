@@ -1,5 +1,6 @@
-//! Batches that need more than the store can hold at once: more headers than a session's scratch has room for,
-//! members of a group asked for in the wrong order beyond the staging budget; and what reopening costs.
+//! Batches that need more than the store can hold at once: more headers than a session's scratch
+//! memory, and members of a group in reverse order beyond the staging budget. Also the cost of
+//! reopening.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
 use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
@@ -32,9 +33,10 @@ fn put(store: &Store, key: ObjectKey, bytes: &[u8]) {
     assert_eq!(outcomes, [Ok(PutOutcome::Stored)]);
 }
 
-/// Each object has a record, and so a header, of its own: 1200 of them are twice what scratch holds.
+/// Each object has its own record, and so its own header: 1200 of them are twice the scratch
+/// memory.
 #[test]
-fn a_batch_has_more_headers_than_scratch() {
+fn batch_with_more_headers_than_scratch_buffers_completes() {
     let home = tempfile::tempdir().unwrap();
     let config = config(&home);
     let store = open(&config);
@@ -59,9 +61,10 @@ fn a_batch_has_more_headers_than_scratch() {
     }
 }
 
-/// Both members have to be staged, one sub-batch each; the one that is asked for first lies behind the other.
+/// Both members must be staged, one sub-batch each; the first in the batch is stored after the
+/// other.
 #[test]
-fn the_last_member_of_a_group_is_asked_for_first() {
+fn last_member_of_a_group_may_be_got_first() {
     let home = tempfile::tempdir().unwrap();
     let mut config = config(&home);
     config.staging.bytes = Size::mib(2);
@@ -83,9 +86,9 @@ fn the_last_member_of_a_group_is_asked_for_first() {
     assert!(k2[1..] == k[..] && v2[1..] == v[..]);
 }
 
-/// Each open makes a segment ready that is never written before the close. None of them may be lost.
+/// Each open prepares a segment that may not be written before the close. None of them may be lost.
 #[test]
-fn a_store_that_is_opened_and_closed_often_keeps_its_room() {
+fn repeated_open_and_close_leaks_no_space() {
     let home = tempfile::tempdir().unwrap();
     let mut config = config(&home);
     config.ssd.segment_bytes = Some(Size::mib(4));
@@ -101,7 +104,7 @@ fn a_store_that_is_opened_and_closed_often_keeps_its_room() {
         put(&store, key(100 + n as u32, "k"), &vec![n as u8; FULL]);
     }
     store.flush(Options::default()).unwrap();
-    // One is open, one ready, one being reclaimed, and the footers want some room.
+    // One is open, one spare, one being reclaimed, and the footers take some room.
     let expected = (segments - 4) * in_segment;
     assert!(store.stats().objects > expected, "{:?} expected={expected}", store.stats());
 }

@@ -1,6 +1,6 @@
-//! A store whose process runs into a limit: of locked memory, descriptors or threads. Limits are a process's, so each test runs
-//! in a child of this program.
-#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+//! A process that reaches a limit: of locked memory, descriptors or threads. Limits apply to a
+//! process, so each test runs in a child of this program.
+#![allow(clippy::disallowed_methods, reason = "the test needs real threads")]
 
 use std::io::Write as _;
 use std::sync::{Arc, Barrier};
@@ -27,7 +27,7 @@ const OBJECTS: u32 = 64;
 const LEN: usize = 64 << 10;
 const NOBODY: u32 = 65_534;
 
-/// Run a test's body in a child of this program; in the child run it.
+/// Run a test's body in a child of this program; in the child, run it directly.
 fn in_child(name: &str, body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some() {
         return body();
@@ -41,7 +41,7 @@ fn in_child(name: &str, body: impl FnOnce()) {
     let (said, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && said.contains("1 passed"), "{said}\n{log}");
     for line in log.lines().filter(|line| line.starts_with("skipped: ")) {
-        // Past the test harness's capture: what was not tested is said aloud.
+        // Bypasses the test harness's capture, so that skipped tests are reported.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 }
@@ -51,7 +51,7 @@ fn limit(resource: Resource, most: u64) {
     setrlimit(resource, Rlimit { current: Some(most), maximum }).expect("a lower limit");
 }
 
-/// From now on this thread, and those that it starts, may not lock more memory than the limit says.
+/// From now on this thread, and threads that it starts, may not lock more memory than the limit.
 fn drop_ipc_lock() {
     let mut sets = capabilities(None).expect("capabilities");
     sets.effective.remove(CapabilitySet::IPC_LOCK);
@@ -59,7 +59,7 @@ fn drop_ipc_lock() {
     set_capabilities(None, sets).expect("fewer");
 }
 
-/// From now on this thread, and those that it starts, are of a user whose threads are limited.
+/// From now on this thread, and threads that it starts, belong to a user whose threads are limited.
 fn drop_root(home: &tempfile::TempDir) {
     if rustix::process::getuid().is_root() {
         let nobody = rustix::process::Uid::from_raw(NOBODY);
@@ -101,7 +101,7 @@ fn put_all(store: &Store) {
     }
 }
 
-/// Get all of them, one by one; each is a hit with its bytes.
+/// Get all objects one by one; each is a hit with its bytes.
 fn get_all(store: &Store) {
     let mut to = AlignedBuf::new(LEN).unwrap();
     for n in 0..OBJECTS {
@@ -112,7 +112,8 @@ fn get_all(store: &Store) {
     }
 }
 
-/// Get all of them in this many threads at the same time, each of which is inside of a call with its session when the others begin.
+/// Get all objects in `threads` threads at once, each of which is inside a call when the others
+/// begin.
 fn get_all_at_once(store: &Store, threads: usize) {
     let together = Barrier::new(threads);
     std::thread::scope(|scope| {
@@ -143,8 +144,8 @@ fn sessions_beyond_the_locked_memory_limit_read_without_a_ring() {
 }
 
 #[test]
-fn a_store_whose_rings_do_not_fit_the_locked_memory_limit_opens_blocking_and_names_it() {
-    in_child("a_store_whose_rings_do_not_fit_the_locked_memory_limit_opens_blocking_and_names_it", || {
+fn store_above_the_locked_memory_limit_opens_blocking_and_names_it() {
+    in_child("store_above_the_locked_memory_limit_opens_blocking_and_names_it", || {
         drop_ipc_lock();
         limit(Resource::Memlock, 0);
         let home = tempfile::tempdir().unwrap();
@@ -169,10 +170,11 @@ fn a_store_whose_rings_do_not_fit_the_locked_memory_limit_opens_blocking_and_nam
     });
 }
 
-/// With `auto` sessions do without a ring; with `uring`, which is not done without, calls wait for a session that is free.
+/// With `auto`, sessions work without a ring; with `uring`, which requires one, calls wait for a
+/// free session.
 #[test]
-fn calls_go_on_when_no_descriptor_is_left() {
-    in_child("calls_go_on_when_no_descriptor_is_left", || {
+fn calls_work_without_free_descriptors() {
+    in_child("calls_work_without_free_descriptors", || {
         for io in [SsdIo::Auto, SsdIo::Uring] {
             let home = tempfile::tempdir().unwrap();
             let store = match open(&config(&home, io)) {
@@ -186,7 +188,7 @@ fn calls_go_on_when_no_descriptor_is_left() {
             put_all(&store);
             store.close().unwrap();
             let store = open(&config(&home, io)).unwrap();
-            // One session that `uring` can wait for.
+            // One session for which `uring` can wait.
             get_all(&store);
             let before = getrlimit(Resource::Nofile);
             limit(Resource::Nofile, 0);
@@ -207,8 +209,8 @@ fn calls_go_on_when_no_descriptor_is_left() {
 }
 
 #[test]
-fn acknowledged_objects_are_durable_where_no_thread_can_be_started() {
-    in_child("acknowledged_objects_are_durable_where_no_thread_can_be_started", || {
+fn acknowledged_objects_are_durable_without_new_threads() {
+    in_child("acknowledged_objects_are_durable_without_new_threads", || {
         let home = tempfile::tempdir().unwrap();
         drop_root(&home);
         let store = open(&config(&home, SsdIo::Auto)).unwrap();
@@ -227,7 +229,8 @@ fn acknowledged_objects_are_durable_where_no_thread_can_be_started() {
     });
 }
 
-/// A connection that finds no descriptor left is said once, not in a loop, and is accepted when there is one.
+/// A connection without a free descriptor is logged once, not in a loop, and is accepted when one
+/// is free.
 #[test]
 fn a_listener_without_descriptors_pauses_and_accepts_later() {
     in_child("a_listener_without_descriptors_pauses_and_accepts_later", || {

@@ -1,4 +1,4 @@
-//! A store with a peer: what the peer sends is kept, and what is removed stays gone.
+//! A store with a peer: objects from the peer are kept, and removed objects stay removed.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
 #[path = "peers/attached.rs"]
@@ -11,12 +11,12 @@ mod hits_drawn;
 mod idle;
 #[path = "peers/preferred.rs"]
 mod preferred;
+#[path = "peers/removals.rs"]
+mod removals;
 #[path = "peers/rules.rs"]
 mod rules;
 #[path = "peers/served.rs"]
 mod served;
-#[path = "peers/told.rs"]
-mod told;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,8 +31,8 @@ use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::greeting::Feature;
-use pagelith::remote::Peer;
-use pagelith::serve::Server;
+use pagelith::rpc::Peer;
+use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::SocketDial;
@@ -55,10 +55,10 @@ struct Process {
     store: Arc<Store>,
     address: Address,
     stop: Arc<AtomicBool>,
-    /// How often it looked at its links, and how many it had then.
+    /// How often it polled its connections, and how many it had then.
     turns: Arc<AtomicU64>,
     links: Arc<AtomicU64>,
-    /// It is to end them.
+    /// Whether it must end them.
     cut: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -68,7 +68,7 @@ impl Process {
         Process::of(Store::open(valid(config)).expect("opened"))
     }
 
-    /// It serves this store.
+    /// A peer that serves this store.
     fn of(store: Store) -> Process {
         Process::admitting(store, Admission::Connection(Rights::all()))
     }
@@ -81,7 +81,7 @@ impl Process {
         Process::timed(store, admission, offer, Arc::new(SystemClock::new()))
     }
 
-    /// Its links go by this clock.
+    /// The clock of its connections.
     fn timed(store: Store, admission: Admission, offer: Offer, clock: Arc<dyn Clock>) -> Process {
         let store = Arc::new(store);
         let listen = Listen {
@@ -119,7 +119,7 @@ impl Process {
         Process { store, address, stop, turns, links, cut, thread: Some(thread) }
     }
 
-    /// A store in front of it, which it knows by this offer.
+    /// A store that uses this peer with this offer.
     fn front(&self, config: &Config, offer: Offer) -> Store {
         let dial = SocketDial::new(self.address.clone(), None, offer, Arc::new(SystemClock::new()));
         let peer = Peer { name: "peer".into(), weight: 1.0, preferred: false, dial: Arc::new(dial) };
@@ -139,7 +139,7 @@ fn valid(config: &Config) -> ValidConfig {
     config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")
 }
 
-/// DRAM alone.
+/// A configuration with DRAM only.
 fn memory() -> Config {
     let mut config = Config::default();
     config.dram.bytes = Size::mib(16);
@@ -174,7 +174,7 @@ fn put(store: &Store, keys: &[ObjectKey]) {
     assert_eq!(store.put_groups(&[&group], Options::default()), [Ok(PutOutcome::Stored)]);
 }
 
-/// Get these in one batch; where each came from, its bytes being right.
+/// Get these in one batch; returns the tier of each, after comparing its bytes.
 fn get(store: &Store, keys: &[ObjectKey]) -> Vec<Option<Tier>> {
     let mut memory: Vec<Vec<u8>> = keys.iter().map(|_| vec![0xee; LEN]).collect();
     let mut lent: Vec<[&mut [u8]; 1]> = memory.iter_mut().map(|memory| [&mut memory[..]]).collect();
@@ -202,13 +202,13 @@ fn all(tier: Tier, count: usize) -> Vec<Option<Tier>> {
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "waited in vain for: {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out waiting until {what}");
         std::thread::yield_now();
     }
 }
 
 #[test]
-fn what_a_peer_sends_is_kept_and_not_offered_back() {
+fn object_from_a_peer_is_kept_and_not_offered_back() {
     let process = Process::new(&memory());
     let front = process.front(&memory(), offer());
     let (single, page) = (key(1, "k"), [key(2, "k"), key(2, "v"), key(2, "i")]);
@@ -225,7 +225,7 @@ fn what_a_peer_sends_is_kept_and_not_offered_back() {
     }
     assert_eq!(get(&front, &page), all(Tier::Remote, 3));
     assert_eq!(get(&front, &page), all(Tier::Memory, 3));
-    // It is a page here as it is there: who puts it finds it.
+    // The page has the same members here as there: a second put finds it present.
     let bytes: Vec<Vec<u8>> = page.iter().map(content).collect();
     let pieces: Vec<[&[u8]; 1]> = bytes.iter().map(|bytes| [&bytes[..]]).collect();
     let group: Vec<PutSlice<'_>> =
@@ -239,7 +239,7 @@ fn what_a_peer_sends_is_kept_and_not_offered_back() {
 }
 
 #[test]
-fn it_is_on_ssd_like_a_put() {
+fn kept_object_is_written_to_ssd() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut config = memory();
     config.ssd.bytes = Size::mib(64);
@@ -255,7 +255,7 @@ fn it_is_on_ssd_like_a_put() {
     let alone = Store::open(valid(&config)).expect("opened");
     assert_eq!(get(&alone, &page), all(Tier::Ssd, 2));
     drop(alone);
-    // On SSD of the peer it is told apart as well.
+    // The peer's SSD tier tells them apart as well.
     let served: TempDir = tempfile::tempdir().expect("a directory");
     let mut cold = config.clone();
     cold.dram.bytes = Size::ZERO;
@@ -271,7 +271,7 @@ fn it_is_on_ssd_like_a_put() {
 }
 
 #[test]
-fn it_is_not_kept_where_that_is_not_wanted_or_not_said() {
+fn object_is_not_kept_with_promote_never_or_without_metadata() {
     let process = Process::new(&memory());
     put(&process.store, &[key(1, "k")]);
     let mut never = memory();
@@ -286,22 +286,22 @@ fn it_is_not_kept_where_that_is_not_wanted_or_not_said() {
     }
 }
 
-/// What the peer sent before it heard of the removal comes behind it, and must not stay.
+/// Objects that the peer sent before it received the removal arrive after it, and must not stay.
 #[test]
-fn what_is_removed_while_it_is_on_its_way_is_not_kept() {
+fn object_removed_during_its_transfer_is_not_kept() {
     for clears in [false, true] {
         let process = Process::new(&memory());
         let front = process.front(&memory(), offer());
         let keys: Vec<ObjectKey> = (0..50).map(|page| key(page, "k")).collect();
         keys.iter().for_each(|key| put(&process.store, &[*key]));
         let mut session = front.session().expect("a session");
-        // The link is there then.
+        // The connection exists then.
         assert_eq!(get_over(&mut session, keys[0]), Some(Tier::Remote));
         let mut asked = |key: &ObjectKey| {
             let destination = Destination::owned(AlignedBuf::new(LEN).expect("memory"));
             let get = Get { key: *key, range: None, destination };
             let ticket = session.submit_get(vec![get], Options::default());
-            // The question goes out; an answer that is here at once is of no use.
+            // The request is sent; a response that arrives at once would not test anything.
             session.poll().is_none().then_some((*key, ticket))
         };
         let at = keys[1..].iter().find_map(&mut asked);
@@ -316,7 +316,7 @@ fn what_is_removed_while_it_is_on_its_way_is_not_kept() {
         assert_eq!(done[0].outcome, Ok(GetOutcome::Hit { tier: Tier::Remote, bytes: LEN as u64 }));
         assert_eq!(get(&front, &[key_asked]), [None], "clears={clears}");
         assert_eq!(front.stats().promoted, before, "clears={clears}");
-        // Later ones are kept again.
+        // Later objects are kept again.
         put(&process.store, &[key(99, "k")]);
         assert_eq!(get(&front, &[key(99, "k")]), all(Tier::Remote, 1));
         assert_eq!(get(&front, &[key(99, "k")]), all(Tier::Memory, 1));

@@ -1,17 +1,17 @@
-//! A store's memory is there from the start where that is asked for, and as it is used where not. Alone in its process, whose memory it
-//! looks at.
-#![allow(clippy::disallowed_methods, reason = "what the system says of this process's memory is in no store")]
+//! A store's memory is populated at open if configured, and on use otherwise. The only test of its
+//! process, whose memory it measures.
+#![allow(clippy::disallowed_methods, reason = "the test reads this process's memory use")]
 
 use pagelith::{Config, Facts, Size, Store};
 
-/// Bytes of this process that have memory, as the system counts them page by page: `VmRSS` lags behind on hosts of many cores.
+/// Resident bytes of this process, counted page by page: `VmRSS` lags on hosts with many cores.
 fn resident() -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux 4.14");
     let kib = maps.lines().find_map(|line| line.strip_prefix("Rss:")?.strip_suffix("kB"));
     kib.and_then(|kib| kib.trim().parse::<u64>().ok()).expect("KiB") << 10
 }
 
-/// Bytes that opening a store takes, and those it says it will at most but for its staging.
+/// Bytes that an open makes resident, and the memory plan without staging.
 fn taken(prefault: bool, dram: Size) -> (u64, u64) {
     let home = tempfile::tempdir().unwrap();
     let mut config = Config::default();
@@ -33,7 +33,7 @@ fn taken(prefault: bool, dram: Size) -> (u64, u64) {
 }
 
 #[test]
-fn memory_is_there_when_the_store_is_open_if_that_is_asked_for() {
+fn prefault_populates_memory_at_open() {
     for dram in [Size::mib(64), Size::ZERO] {
         let (lazy, all) = taken(false, dram);
         assert!(lazy < all / 4, "taken={lazy} of={all}");

@@ -1,6 +1,7 @@
-//! Several threads put the same pages at once, in batches that meet each other anywhere: what one of them made visible while another
-//! copied is stored once. (Every order of a few steps: `sim/concurrency`.)
-#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+//! Several threads put the same pages at once, in batches that meet each other anywhere: what one
+//! of them made visible while another copied is stored once. (Every order of a few steps:
+//! `sim/concurrency`.)
+#![allow(clippy::disallowed_methods, reason = "the test needs real threads")]
 
 use std::sync::Barrier;
 
@@ -14,8 +15,6 @@ const ROUNDS: u32 = 40;
 /// More than a run has, so that a batch is admitted in several.
 const PAGES: u32 = 48;
 const LEN: usize = 4096;
-/// As groups of two or not, and in how many lanes.
-const WAYS: [(bool, u64); 4] = [(true, 1), (false, 1), (true, 8), (false, 8)];
 
 fn page(round: u32, n: u32) -> [ObjectKey; 2] {
     let mut hash = [0; 32];
@@ -27,15 +26,15 @@ fn page(round: u32, n: u32) -> [ObjectKey; 2] {
     ["k", "v"].map(|component| key(component).expect("a key"))
 }
 
-fn open(pages: u64, lanes: u64) -> Store {
+fn open(pages: u64) -> Store {
     let mut config = Config::default();
-    config.dram.lanes = Some(lanes);
     config.dram.bytes = Size::from_bytes(pages * 2 * LEN as u64);
     config.index.max_objects = Some(1 << 16);
     Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("room")).expect("a store")
 }
 
-/// Put the pages of a round as groups (of two, or of one each); how many objects were stored, and how many were there.
+/// Put the pages of a round as groups (of two, or of one each); how many objects were stored, and
+/// how many were there.
 fn put(store: &Store, round: u32, from: u32, whole: bool) -> [u64; 2] {
     let bytes = vec![round.to_le_bytes()[0]; LEN];
     let pieces: [&[u8]; 1] = [&bytes];
@@ -52,8 +51,8 @@ fn put(store: &Store, round: u32, from: u32, whole: bool) -> [u64; 2] {
     })
 }
 
-fn put_by_all(pages: u64, lanes: u64, whole: bool) -> Store {
-    let (store, together) = (open(pages, lanes), Barrier::new(THREADS));
+fn put_by_all(pages: u64, whole: bool) -> Store {
+    let (store, together) = (open(pages), Barrier::new(THREADS));
     let sums = std::thread::scope(|scope| {
         let each = |thread: usize| {
             let (store, together) = (&store, &together);
@@ -80,11 +79,11 @@ fn put_by_all(pages: u64, lanes: u64, whole: bool) -> Store {
 }
 
 #[test]
-fn what_fits_is_stored_once_and_removed_at_once() {
-    for (whole, lanes) in WAYS {
+fn concurrent_puts_store_each_page_once() {
+    for whole in [true, false] {
         let pages = u64::from(ROUNDS * PAGES);
-        // Room for what is on its way beside what is there.
-        let store = put_by_all(2 * pages, lanes, whole);
+        // Room for puts in flight in addition to the stored pages.
+        let store = put_by_all(2 * pages, whole);
         let stats = store.stats();
         assert_eq!((stats.puts_stored, stats.objects), (2 * pages, 2 * pages), "a page was stored twice");
         assert_eq!(stats.dram_bytes, 2 * pages * LEN as u64);
@@ -102,10 +101,10 @@ fn what_fits_is_stored_once_and_removed_at_once() {
 }
 
 #[test]
-fn what_makes_room_for_it_leaves_no_memory_behind() {
-    for (whole, lanes) in WAYS {
-        // Four rounds of pages: what is put evicts what was put before, while others put it.
-        let store = put_by_all(4 * u64::from(PAGES), lanes, whole);
+fn concurrent_puts_with_eviction_leak_no_memory() {
+    for whole in [true, false] {
+        // Four rounds of pages: puts evict earlier pages while other threads put them.
+        let store = put_by_all(4 * u64::from(PAGES), whole);
         let keys: Vec<_> =
             (0..ROUNDS).flat_map(|round| (0..PAGES).flat_map(move |n| page(round, n))).collect();
         let here = store.exists_batch(&keys, Options::default()).iter().filter(|here| **here).count();
@@ -113,6 +112,6 @@ fn what_makes_room_for_it_leaves_no_memory_behind() {
         let each = if whole { 2 } else { 1 };
         assert_eq!(store.remove(&keys, Options::default()).expect("removed"), here / each);
         let stats = store.stats();
-        assert_eq!((stats.objects, stats.dram_bytes), (0, 0), "frames or extents are nobody's");
+        assert_eq!((stats.objects, stats.dram_bytes), (0, 0), "frames or extents leaked");
     }
 }

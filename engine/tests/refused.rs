@@ -1,4 +1,4 @@
-//! What a store refuses, and in which words: one test a row of "bad input".
+//! Refusals and their messages: one test for each kind of bad input.
 #![allow(clippy::disallowed_methods)] // Tests make files of their own.
 
 mod suite;
@@ -14,7 +14,7 @@ use suite::world::{Kind, World};
 
 const LEN: usize = 50_000;
 
-/// Directories of their own; the side is the one that the machine allows.
+/// Directories with the backend that the machine allows.
 fn world() -> World {
     World::new(Kind::Blocking, false, 1)
 }
@@ -38,7 +38,7 @@ fn closed() -> World {
     world
 }
 
-/// It is refused as damaged, and the command that mends it is named.
+/// The store is refused as damaged, and the message names the repair command.
 #[track_caller]
 fn damaged(world: &World, message: &str) {
     let dir = dir(world);
@@ -52,7 +52,7 @@ fn dir(world: &World) -> String {
 }
 
 #[test]
-fn a_directory_that_is_open_elsewhere() {
+fn directory_of_an_open_store_is_refused() {
     let world = world();
     let first = open(&world).expect("made");
     store_page(&first, 1, LEN);
@@ -71,7 +71,7 @@ fn a_directory_that_is_open_elsewhere() {
 }
 
 #[test]
-fn a_directory_that_is_not_a_store() {
+fn directory_without_a_store_is_refused() {
     let world = world();
     let path = world.paths()[0].clone();
     std::fs::create_dir(&path).expect("made");
@@ -83,7 +83,7 @@ fn a_directory_that_is_not_a_store() {
 }
 
 #[test]
-fn a_file_where_the_directory_should_be() {
+fn file_in_place_of_the_directory_is_refused() {
     let world = world();
     std::fs::write(&world.paths()[0], b"x").expect("written");
     let error = open(&world).expect_err("refused");
@@ -91,7 +91,7 @@ fn a_file_where_the_directory_should_be() {
     assert_eq!(std::fs::read(&world.paths()[0]).expect("there"), b"x");
 }
 
-/// Change a manifest block and make its checksum right again.
+/// Change a manifest block and recompute its checksum.
 fn forge(world: &World, name: &str, block: usize, change: impl FnOnce(&mut [u8])) {
     let mut bytes = world.read(0, name)[block * 4096..][..4096].to_vec();
     change(&mut bytes);
@@ -101,7 +101,7 @@ fn forge(world: &World, name: &str, block: usize, change: impl FnOnce(&mut [u8])
 }
 
 #[test]
-fn a_store_of_a_newer_format() {
+fn store_of_a_newer_format_is_refused() {
     let world = closed();
     let before = world.read(0, "segments");
     for name in ["manifest.0", "manifest.1"] {
@@ -121,7 +121,7 @@ fn a_store_of_a_newer_format() {
 }
 
 #[test]
-fn one_damaged_manifest_copy_is_mended() {
+fn damaged_manifest_copy_is_repaired() {
     for name in ["manifest.0", "manifest.1"] {
         for at in [0, 30, 100, 4096 + 9, 2 * 4096 + 70] {
             let world = closed();
@@ -136,7 +136,7 @@ fn one_damaged_manifest_copy_is_mended() {
 }
 
 #[test]
-fn one_truncated_or_missing_manifest_copy_is_made_anew() {
+fn truncated_or_missing_manifest_copy_is_recreated() {
     for name in ["manifest.0", "manifest.1"] {
         for len in [Some(0), Some(5000), None] {
             let world = closed();
@@ -159,7 +159,7 @@ fn truncate(path: &Path, len: u64) {
 }
 
 #[test]
-fn two_damaged_manifest_copies() {
+fn two_damaged_manifest_copies_are_refused() {
     let world = closed();
     for name in ["manifest.0", "manifest.1"] {
         world.flip(0, name, 4096 + 100);
@@ -173,7 +173,7 @@ fn two_damaged_manifest_copies() {
 }
 
 #[test]
-fn two_truncated_manifest_copies() {
+fn two_truncated_manifest_copies_are_refused() {
     let world = closed();
     for name in ["manifest.0", "manifest.1"] {
         truncate(&world.paths()[0].join(name), 4096);
@@ -183,7 +183,7 @@ fn two_truncated_manifest_copies() {
 }
 
 #[test]
-fn a_truncated_segments_file() {
+fn truncated_segments_file_is_refused() {
     let world = closed();
     let path = world.paths()[0].join("segments");
     let whole = std::fs::metadata(&path).expect("a file").len();
@@ -198,14 +198,14 @@ fn a_truncated_segments_file() {
 }
 
 #[test]
-fn a_missing_segments_file() {
+fn missing_segments_file_is_refused() {
     let world = closed();
     std::fs::remove_file(world.paths()[0].join("segments")).expect("removed");
     damaged(&world, &format!("a file of the store is missing dir={} file=segments", dir(&world)));
 }
 
 #[test]
-fn damaged_checkpoints_are_gone_without() {
+fn damaged_checkpoints_are_ignored() {
     let world = closed();
     for name in ["checkpoint.0", "checkpoint.1"] {
         for at in [10, 4096 + 100, 8192] {
@@ -218,7 +218,7 @@ fn damaged_checkpoints_are_gone_without() {
 }
 
 #[test]
-fn an_object_of_no_bytes() {
+fn object_of_no_bytes_is_refused() {
     let store = open(&world()).expect("made");
     let message = format!("object has no bytes key={} length=0", key(1));
     refused(put(&store, key(1), &[]), ErrorKind::Invalid, &message);
@@ -226,7 +226,7 @@ fn an_object_of_no_bytes() {
 }
 
 #[test]
-fn an_object_above_the_maximum() {
+fn object_above_the_maximum_is_refused() {
     let world = world();
     let store = open(&world).expect("made");
     let max = store.opened().object_bytes_max as usize;
@@ -241,7 +241,7 @@ fn an_object_above_the_maximum() {
 }
 
 #[test]
-fn a_destination_of_another_length() {
+fn destination_of_another_length_is_refused() {
     let world = world();
     let store = open(&world).expect("made");
     store_page(&store, 1, LEN);
@@ -263,7 +263,7 @@ fn a_destination_of_another_length() {
 }
 
 #[test]
-fn another_length_for_a_key_that_is_here() {
+fn put_of_another_length_for_a_present_key_is_refused() {
     let store = open(&world()).expect("made");
     assert_eq!(put(&store, key(1), &bytes(1, 100)), Ok(PutOutcome::Stored));
     let message = format!("key is present with another length key={} present=100 given=99", key(1));
@@ -271,7 +271,7 @@ fn another_length_for_a_key_that_is_here() {
 }
 
 #[test]
-fn another_configuration_than_the_store_was_made_with() {
+fn configuration_that_differs_from_the_stores_is_refused() {
     let world = closed();
     type Change = fn(&mut Config);
     let rows: [(&str, u64, u64, Change); 3] = [
@@ -288,13 +288,13 @@ fn another_configuration_than_the_store_was_made_with() {
         );
         refused(world.try_open(&config), ErrorKind::Incompatible, &message);
     }
-    // The size of the index is this process's own matter.
+    // The size of the index is not a property of the store.
     let mut config = config(&world);
     config.index.max_objects = Some(1000);
     hit_page(&world.try_open(&config).expect("opens"), 7, LEN);
 }
 
-/// A small ext4 of its own, gone with the value.
+/// A small ext4, unmounted on drop.
 struct SmallFs {
     mount: tempfile::TempDir,
     _image: tempfile::NamedTempFile,
@@ -330,28 +330,28 @@ fn run(command: &mut Command) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("{command:?}: {}", said.trim())) }
 }
 
-/// The file system, or a line that says what is not tested without it.
+/// The file system, or a printed line about the skipped test.
 fn small_fs(what: &str) -> Option<SmallFs> {
     use std::io::Write as _;
     SmallFs::new(32).map_err(|why| writeln!(std::io::stderr(), "skipped: {what}: {why}")).ok()
 }
 
 #[test]
-fn a_full_file_system() {
+fn full_file_system_is_refused() {
     let Some(fs) = small_fs("a full file system") else { return };
     let error = world().try_open(&fs.config(Size::mib(64))).expect_err("refused");
     assert_eq!((error.kind, error.errno), (ErrorKind::NoSpace, Some(28)), "{error}");
     assert!(error.message.contains("segments"), "it names the file: {error}");
     let left = std::fs::read_dir(fs.mount.path().join("store")).map_or(0, Iterator::count);
-    assert_eq!(left, 0, "nothing is left behind");
-    // And the room is free again.
+    assert_eq!(left, 0, "files remain");
+    // And the space is free again.
     let store = world().try_open(&fs.config(Size::mib(16))).expect("made");
     store_page(&store, 1, LEN);
     store.close().expect("closed");
 }
 
 #[test]
-fn a_read_only_file_system() {
+fn read_only_file_system_is_refused() {
     let Some(fs) = small_fs("a read-only file system") else { return };
     let config = fs.config(Size::mib(16));
     let store = world().try_open(&config).expect("made");
@@ -370,9 +370,10 @@ fn a_read_only_file_system() {
     hit_page(&world().try_open(&config).expect("opens again"), 1, LEN);
 }
 
-/// Both numbers are named, and nothing is forgotten: the store opens with what it had before.
+/// The message has both numbers, and nothing was dropped: the store opens with its previous
+/// contents.
 #[test]
-fn an_index_that_is_too_small_for_what_the_store_holds() {
+fn index_smaller_than_the_stores_contents_is_refused() {
     for (made, used, closes) in [(400, 400, true), (400, 400, false), (50, 400, true)] {
         let world = world();
         let with = |max_objects| {
@@ -390,13 +391,13 @@ fn an_index_that_is_too_small_for_what_the_store_holds() {
         }
         for room in [99, 60, 1] {
             let message = format!(
-                "index.max_objects: the store holds 100 entries and the index has room for {room}: what has no room \
-                 would be forgotten for good; set it to at least 100"
+                "index.max_objects: the store holds 100 entries and the index has room for {room}: entries without room \
+                 would be lost for good; set it to at least 100"
             );
             refused(with(room), ErrorKind::Incompatible, &message);
         }
         assert_eq!(with(100).expect("opens with just enough").opened().objects, 100);
-        // What an index that is nearly full has no room for is reclaimed.
+        // Objects without room in a nearly full index are reclaimed.
         let store = with(120).expect("opens");
         assert_eq!(store.opened().objects, 100, "made={made} closes={closes}");
         (0..100).for_each(|n| assert_eq!(hit_page(&store, n, 4096), pagelith::Tier::Ssd));

@@ -1,8 +1,9 @@
-//! A process that works on a store is killed at any moment; the store is opened again, compared with what
-//! the process had said before it died, and the next process goes on in the same directory.
+//! A process that works on a store is killed at any moment. The store is opened again and compared
+//! with the process's log of completed calls, and the next process continues in the same directory.
 //!
-//! `TEST_PAGELITH_KILLS=1000` kills so often in each test, `TEST_PAGELITH_KILL_SEED=n` begins with another seed, and
-//! `TEST_PAGELITH_LANE_RESULTS=FILE` appends a line of JSON with what each test saw.
+//! `TEST_PAGELITH_KILLS=1000` sets the number of kills of each test, `TEST_PAGELITH_KILL_SEED=n`
+//! the first seed, and `TEST_PAGELITH_LANE_RESULTS=FILE` appends a line of JSON with the counts of
+//! each test.
 #![allow(clippy::disallowed_methods, reason = "tests start processes and measure time")]
 #![allow(clippy::print_stdout, reason = "how long opening took is printed")]
 
@@ -20,7 +21,7 @@ use killed::trap::Aim;
 use killed::workload::Plan;
 use pagelith::{ErrorKind, Store};
 
-/// Longer than this an open is broken, whatever the machine does besides.
+/// An open that takes longer is broken, even on a busy machine.
 const OPEN_MAX: Duration = Duration::from_secs(10);
 
 #[test]
@@ -29,9 +30,9 @@ fn child() {
 }
 
 #[test]
-fn everything_that_a_flush_covered_is_present_after_a_kill() {
+fn flushed_objects_are_present_after_a_kill() {
     let kills = number("TEST_PAGELITH_KILLS", 30);
-    // Five rounds of a store fill less than it holds, so nothing is evicted.
+    // Five rounds fill less than the store holds, so nothing is evicted.
     let plan = |home: &std::path::Path| Plan {
         ssd_mib: 128,
         pages: 600,
@@ -45,7 +46,7 @@ fn everything_that_a_flush_covered_is_present_after_a_kill() {
 }
 
 #[test]
-fn nothing_wrong_is_found_after_a_kill_while_segments_are_reclaimed() {
+fn kill_during_reclaim_leaves_a_consistent_store() {
     let kills = number("TEST_PAGELITH_KILLS", 30);
     let ended = Campaign::new("overfilled", &overfilled, u64::MAX).run(kills);
     assert!(ended.evicts, "no segment was reclaimed");
@@ -68,16 +69,16 @@ fn overfilled(home: &std::path::Path) -> Plan {
     }
 }
 
-/// Of the points in a store's first seconds: what they hit is being made.
+/// Of the points, those in a store's first seconds: the kill hits its creation.
 const POINTS_OF_A_NEW_STORE: usize = 3;
 
-/// Lives more that a point gets which no process died at.
+/// Extra lives for a point at which no process has died yet.
 const MORE_LIVES: u64 = 12;
 
 #[test]
-fn nothing_wrong_is_found_after_a_kill_at_each_named_point() {
+fn kill_at_each_named_point_leaves_a_consistent_store() {
     let kills = number("TEST_PAGELITH_KILLS", 2 * POINTS.len() as u64);
-    // Small, so that it wraps and moves what was used within a few rounds.
+    // Small, so that the log wraps and moves used pages within a few rounds.
     let plan = |home: &std::path::Path| Plan { ssd_mib: 24, pages: 900, ..overfilled(home) };
     let mut campaign = Campaign::new("points", &plan, u64::MAX);
     let mut hit = vec![0u64; POINTS.len()];
@@ -87,7 +88,8 @@ fn nothing_wrong_is_found_after_a_kill_at_each_named_point() {
             campaign.new_store();
         }
         let mut rng = Rng(campaign.seed.wrapping_mul(7919) ^ round);
-        // The first time that it comes in a child's life, later the second or third. The mark goes once.
+        // The first time that the point is reached in a child's life, later the second or third.
+        // The creation mark is removed only once.
         let most = match (round < POINTS.len() as u64, point) {
             (true, _) | (_, 1 | 2) => 1,
             _ => 3,
@@ -96,7 +98,7 @@ fn nothing_wrong_is_found_after_a_kill_at_each_named_point() {
         let died = campaign.round(round, Death::At(Aim { point, nth: nth as u32 }));
         hit[point] += u64::from(died);
     }
-    // How far a child comes depends on the machine too: what was not met yet gets more lives.
+    // A child's progress depends on the machine too: points that were not reached get more lives.
     let mut round = kills;
     for (point, hit) in hit.iter_mut().enumerate() {
         let last = round + MORE_LIVES;
@@ -122,9 +124,9 @@ fn number(variable: &str, default: u64) -> u64 {
 
 /// How a child ends.
 enum Death {
-    /// After so many words, at any moment.
+    /// Killed after this number of log words, at any moment.
     Random,
-    /// At a point, by itself; at any moment if it does not come to it.
+    /// At a point, by itself; killed at any moment if it does not reach it.
     At(Aim),
 }
 
@@ -132,7 +134,7 @@ enum Death {
 struct Campaign<'a> {
     name: &'a str,
     plan: &'a dyn Fn(&std::path::Path) -> Plan,
-    /// Then a new store is made.
+    /// Number of kills after which a new store is created.
     rounds_of_a_store: u64,
     seed: u64,
     home: tempfile::TempDir,
@@ -181,7 +183,8 @@ impl<'a> Campaign<'a> {
         self.took.sort();
         let (median, max) = (self.took[self.took.len() / 2], self.took[self.took.len() - 1]);
         println!("{}: kills={kills} open median={median:?} max={max:?} {:?}", self.name, self.tally);
-        // The checks panic, so what comes here was found wrong nowhere. No counter of the store knows of a kill.
+        // The checks panic, so a result here means that nothing was wrong. Kills appear in no
+        // counter of the store.
         let Tally { here, durable, gone, .. } = self.tally;
         let line = format!(
             "{{\"lane\":\"kill-{}\",\"row\":\"12\",\"harmless\":{kills},\"runs\":{kills},\"injected\":{kills},\
@@ -196,7 +199,7 @@ impl<'a> Campaign<'a> {
         }
     }
 
-    /// One life, one death, one look. Whether the child died at the point it was meant to.
+    /// One life, one kill, one check. Returns whether the child died at the intended point.
     fn round(&mut self, round: u64, death: Death) -> bool {
         let guard = NameOnPanic(self.name, self.seed, round);
         let seed = (self.seed.wrapping_mul(1_000_003) + round) & 0xffff_ffff;
@@ -241,10 +244,10 @@ impl<'a> Campaign<'a> {
     }
 }
 
-/// Words after which a child that has not come to its point is killed.
+/// Log words after which a child that has not reached its point is killed.
 const WORDS_MAX: u64 = 12_000;
 
-/// How many words a child may say: sometimes it dies while it opens, mostly while it works.
+/// Log words of a child: sometimes it is killed while it opens, mostly while it works.
 fn words_to_live(rng: &mut Rng) -> u64 {
     match rng.below(8) {
         0 => 1,
@@ -253,7 +256,7 @@ fn words_to_live(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Open a store whose process was killed just now; a write that it left in flight may hold it for a moment.
+/// Open a store whose process was just killed; a write in flight may hold its lock for a moment.
 fn open(plan: &Plan) -> (Store, Duration) {
     let began = Instant::now();
     loop {
@@ -269,7 +272,7 @@ fn open(plan: &Plan) -> (Store, Duration) {
     }
 }
 
-/// Says which round it was, if it does not end well.
+/// Prints the round if a check panics.
 struct NameOnPanic<'a>(&'a str, u64, u64);
 
 impl Drop for NameOnPanic<'_> {

@@ -1,5 +1,5 @@
-//! A server of any tensor-parallel size has its heads from what a server of any size stored: by ranged gets, each
-//! verified, or not at all.
+//! Servers of any tensor-parallel size read heads stored by servers of any other size: by ranged
+//! gets, each verified, or not at all.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
 #[path = "suite/face.rs"]
@@ -26,7 +26,7 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::{ErrorKind, GetOutcome, MissCause, Options, PutOutcome, PutSlice, Tier};
 use world::{Kind, World};
 
-/// The drive, as the machine lets it be driven.
+/// Directories with the backend that the machine allows.
 fn cold() -> World {
     let kind = if world::unavailable(Kind::Uring).is_none() { Kind::Uring } else { Kind::Blocking };
     World::new(kind, false, 1)
@@ -51,9 +51,9 @@ fn keys(reads: &[Read]) -> Vec<ObjectKey> {
     reads.iter().map(|read| read.key).collect()
 }
 
-/// All eight readers in one batch: whose head is in a block that rotted hears of it, and nobody else.
+/// All eight readers in one batch: only readers of the head in the damaged block get a miss.
 #[test]
-fn a_flipped_bit_is_a_miss_of_exactly_the_ranges_that_it_is_in() {
+fn flipped_bit_misses_exactly_the_ranges_that_contain_it() {
     // A head of the target is one checksum block, one of the draft half of one.
     for (role, rotten) in [(Role::Target, vec![3]), (Role::Draft, vec![2, 3])] {
         let (world, case) = (cold(), mha(role, 8, Side::of(Layout::PageHead), Side::of(Layout::PageHead)));
@@ -85,9 +85,10 @@ fn a_flipped_bit_is_a_miss_of_exactly_the_ranges_that_it_is_in() {
     }
 }
 
-/// A rank that never stored its part, or whose part is gone, is a miss of every reader that needs it.
+/// A rank that never stored its part, or whose part is gone, is a miss for every reader that needs
+/// it.
 #[test]
-fn a_rank_that_is_missing_is_a_miss_and_never_a_part() {
+fn missing_rank_is_a_miss_of_the_whole_page() {
     let (world, case) = (cold(), by_heads());
     let store = world.open(&world.cold_config());
     written(&store, &case, 8);
@@ -117,7 +118,7 @@ fn a_rank_that_is_missing_is_a_miss_and_never_a_part() {
 
 /// With a head split, servers whose sizes divide the same number store the same objects.
 #[test]
-fn servers_that_split_heads_alike_share_their_objects() {
+fn servers_with_equal_head_splits_share_objects() {
     for role in [Role::Target, Role::Draft] {
         let side = Side::split(Layout::PageHead, 8);
         let (world, case) = (cold(), mha(role, 8, side, side));
@@ -128,7 +129,7 @@ fn servers_that_split_heads_alike_share_their_objects() {
         for tp in [1, 4, 8] {
             assert_eq!(case.write(&store, namespace, tp), vec![Ok(PutOutcome::AlreadyPresent); 16], "{tp}");
         }
-        // A group of all that a rank has would be another one at each size.
+        // A group of all objects of a rank would differ for each size.
         let wide = case.reads(namespace, 1, 0, 1);
         let bytes = vec![0; wide[0].object_bytes as usize];
         let pieces = [&bytes[..]];
@@ -138,7 +139,8 @@ fn servers_that_split_heads_alike_share_their_objects() {
         kit::flush(&store);
         for tp in [1, 2, 4, 8] {
             for rank in 0..tp {
-                // It asks for what it would have stored itself, and knows of nobody else.
+                // It reads the objects that it would have stored itself, without knowing other
+                // servers.
                 let reads = case.reads(namespace, tp, rank, tp);
                 let mut keys = keys(&reads);
                 keys.dedup();

@@ -1,5 +1,5 @@
-//! A store over io_uring whose sessions go from thread to thread.
-#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+//! A store over io_uring whose sessions move between threads.
+#![allow(clippy::disallowed_methods, reason = "the test needs real threads")]
 
 use std::sync::Barrier;
 use std::sync::mpsc::channel;
@@ -41,7 +41,8 @@ fn open(config: &Config) -> pagelith::Result<Store> {
     Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap())
 }
 
-/// A store whose objects are on SSD alone, or `None` (and a line) if io_uring is refused here.
+/// A store whose objects are on SSD only, or `None` (and a printed line) if io_uring is refused on
+/// this machine.
 fn cold(home: &tempfile::TempDir) -> Option<Store> {
     let config = config(home);
     let store = match open(&config) {
@@ -64,7 +65,7 @@ fn is_hit(outcome: &pagelith::Result<GetOutcome>) -> bool {
     matches!(outcome, Ok(GetOutcome::Hit { tier: Tier::Ssd, .. }))
 }
 
-/// Get them all in one call; how many were hits, each of which brought its bytes.
+/// Get all in one call; returns the number of hits, after comparing their bytes.
 fn get(store: &Store, options: Options) -> usize {
     let mut memory = vec![vec![0; LEN]; OBJECTS as usize];
     let mut pieces: Vec<_> = memory.iter_mut().map(|to| [&mut to[..]]).collect();
@@ -80,7 +81,7 @@ fn get(store: &Store, options: Options) -> usize {
 }
 
 #[test]
-fn threads_that_come_and_go_share_a_store() {
+fn short_lived_threads_share_a_store() {
     let home = tempfile::tempdir().unwrap();
     let Some(store) = cold(&home) else { return };
     for _ in 0..6 {
@@ -115,9 +116,9 @@ fn end(session: &mut Session, ticket: pagelith::Ticket) {
     }
 }
 
-/// From a thread that goes on living to another and back, with two batches under way.
+/// From a thread that stays alive to another and back, with two batches in flight.
 #[test]
-fn session_moves_between_threads_with_reads_under_way() {
+fn session_moves_between_threads_with_reads_in_flight() {
     let home = tempfile::tempdir().unwrap();
     let Some(store) = cold(&home) else { return };
     let mut session = store.session().unwrap();

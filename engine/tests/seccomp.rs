@@ -1,5 +1,5 @@
-//! Every behaviour once more where the kernel refuses io_uring, as containers do: the store must say so and
-//! go on. The filter can only be put on, not taken off, so a child of this program wears it.
+//! Every behaviour where the kernel refuses io_uring, as in containers: the store must report it
+//! and work. The filter cannot be removed again, so a child of this program installs it.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use suite::world::{Kind, World};
 
 const CHILD: &str = "TEST_PAGELITH_WEARS_FILTER";
 
-/// From now on this thread, and those that it starts, get EPERM from `io_uring_setup`.
+/// From now on this thread, and threads that it starts, get EPERM from `io_uring_setup`.
 fn refuse_io_uring() {
     // The same number on every architecture that has it (it came after they were unified).
     const IO_URING_SETUP: i64 = 425;
@@ -53,13 +53,13 @@ fn child() {
 }
 
 #[test]
-fn every_behaviour_with_io_uring_refused() {
+fn every_behaviour_works_with_io_uring_refused() {
     if std::env::var_os(CHILD).is_some() {
         return child();
     }
     let program = std::env::current_exe().expect("this program");
     let output = std::process::Command::new(program)
-        .args(["--exact", "every_behaviour_with_io_uring_refused", "--nocapture"])
+        .args(["--exact", "every_behaviour_works_with_io_uring_refused", "--nocapture"])
         .env(CHILD, "1")
         .output()
         .expect("the child ran");

@@ -1,14 +1,12 @@
-//! Clients of this host that are shown what the store has in DRAM, and show the store what they put.
+//! Clients of this host that share memory with the store: hits and puts pass by reference.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
+#[path = "shown/from_ssd.rs"]
+mod from_ssd;
 #[path = "shown/in_flight.rs"]
 mod in_flight;
-#[path = "shown/lent.rs"]
-mod lent;
-#[path = "shown/looked_up.rs"]
-mod looked_up;
-#[path = "shown/told.rs"]
-mod told;
+#[path = "shown/turnover.rs"]
+mod turnover;
 #[path = "shown/views.rs"]
 mod views;
 #[path = "shown/watched.rs"]
@@ -19,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::io::buffer::AlignedBuf;
 use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
@@ -27,7 +25,7 @@ use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
-use pagelith::serve::Server;
+use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::SocketDial;
@@ -45,13 +43,11 @@ use watched::{Seen, Watching};
 const TIMEOUT: Duration = Duration::from_secs(60);
 const STAGING: usize = 16 << 20;
 
-/// A store process of one client at a time.
+/// A store process that serves one client at a time.
 struct Process {
-    dir: Arc<TempDir>,
+    dir: TempDir,
     store: Arc<Store>,
     stop: Arc<AtomicBool>,
-    /// It is to answer nothing, and whether it does so by now.
-    deaf: Arc<[AtomicBool; 2]>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -62,16 +58,7 @@ impl Process {
     }
 
     fn tuned(rights: Rights, ssd: bool, tune: impl FnOnce(&mut Config)) -> Process {
-        Process::at(Arc::new(tempfile::tempdir().expect("a directory")), rights, (ssd, false), tune)
-    }
-
-    /// In this directory, and whether it tells what lies where.
-    fn at(
-        dir: Arc<TempDir>,
-        rights: Rights,
-        (ssd, tells): (bool, bool),
-        tune: impl FnOnce(&mut Config),
-    ) -> Process {
+        let dir = tempfile::tempdir().expect("a directory");
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
         config.dram.shared = true;
@@ -97,38 +84,23 @@ impl Process {
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
         let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default())
             .expect("listens")
-            .showing(vec![arena, memory])
-            .telling(store.shared_catalog().filter(|_| tells))
-            .lending(store.shared_files());
-        let (stop, deaf) = (Arc::new(AtomicBool::new(false)), Arc::<[AtomicBool; 2]>::default());
-        let (ends, served, hears_not) = (stop.clone(), store.clone(), deaf.clone());
+            .showing(vec![arena, memory]);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (ends, served) = (stop.clone(), store.clone());
         let thread = std::thread::spawn(move || {
             let (mut arrivals, mut servers) = (Vec::new(), Vec::<Server>::new());
             while !ends.load(Ordering::Relaxed) {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
-                    // One that ended in its greeting is none.
+                    // A connection that ended in its greeting does not count.
                     let Arrival::Link(link) = arrival else { continue };
                     servers.push(Server::new(&served, link, staging.clone()).expect("serves"));
-                }
-                let is_deaf = hears_not[0].load(Ordering::Relaxed);
-                hears_not[1].store(is_deaf, Ordering::Release);
-                if is_deaf {
-                    continue;
                 }
                 servers.iter_mut().for_each(|server| while server.turn() {});
                 servers.retain(|server| server.closed().is_none());
             }
         });
-        Process { dir, store, stop, deaf, thread: Some(thread) }
-    }
-
-    /// Have it answer, or answer nothing, from now on.
-    fn hear(&self, hears: bool) {
-        self.deaf[0].store(!hears, Ordering::Relaxed);
-        while self.deaf[1].load(Ordering::Acquire) == hears {
-            std::thread::yield_now();
-        }
+        Process { dir, store, stop, thread: Some(thread) }
     }
 
     fn client(&self, regions: Vec<Arc<Region>>) -> (Attached, Arc<Seen>) {
@@ -196,11 +168,11 @@ fn hit(tier: Tier, len: usize) -> pagelith::Result<GetOutcome> {
     Ok(GetOutcome::Hit { tier, bytes: len as u64 })
 }
 
-/// Lengths around blocks and pages.
+/// Lengths around multiples of blocks and pages.
 const LENGTHS: [usize; 6] = [1, 4096, 32_768, 65_536, 100_001, 1 << 20];
 
 #[test]
-fn hits_and_puts_go_from_where_they_lie() {
+fn hits_and_puts_pass_shared_memory_by_reference() {
     let process = Process::new(Rights::all(), false);
     for (round, len) in LENGTHS.into_iter().enumerate() {
         let (mut buffers, region) = AlignedBuf::shown(4, len).expect("memory");
@@ -216,17 +188,17 @@ fn hits_and_puts_go_from_where_they_lie() {
             assert_eq!(get(&client, *page, len), (hit(Tier::Memory, len), content(*page, len)), "len={len}");
         }
         assert_eq!(seen.take(), [4, 0, 0, 0], "len={len}");
-        // Memory that is not shown is sent.
+        // Memory that is not shared is sent.
         let own = content(round as u64 * 100 + 50, len);
         assert_eq!(put(&client, &[round as u64 * 100 + 50], &[&own]), vec![Ok(PutOutcome::Stored)]);
         assert_eq!(seen.take(), [0, 0, 0, 1], "len={len}");
     }
-    assert_eq!(process.store.stats().hits_unverified, 0, "who was shown them has verified them");
+    assert_eq!(process.store.stats().hits_unverified, 0, "the client has verified them");
 }
 
-/// Ten times as much as the arena holds: what is on its way is bounded, and all of it comes back.
+/// Ten times the arena's size: memory in use by transfers is bounded, and all of it is released.
 #[test]
-fn a_store_that_is_full_goes_on() {
+fn full_store_keeps_serving_shared_memory() {
     const LEN: usize = 64 << 10;
     let process = Process::new(Rights::all(), false);
     let (mut buffers, region) = AlignedBuf::shown(32, LEN).expect("memory");
@@ -245,10 +217,10 @@ fn a_store_that_is_full_goes_on() {
     assert_eq!(seen.take(), [160, 0, 80 * 32, 0]);
 }
 
-/// Room for one of two objects that are looked up together: the first one has it, for a prompt is of use from its beginning. What is shown
-/// is put one after the other.
+/// Two objects are looked up together with room for one: the first one gets it, since a prompt is
+/// useful from its beginning. Objects in shared memory are put one after another.
 #[test]
-fn of_what_has_no_room_together_the_first_is_put() {
+fn first_object_of_a_batch_without_room_is_put() {
     const LEN: usize = 64 << 10;
     let process = Process::new(Rights::all(), false);
     let (mut buffers, region) = AlignedBuf::shown(2, LEN).expect("memory");
@@ -275,7 +247,7 @@ fn of_what_has_no_room_together_the_first_is_put() {
 }
 
 #[test]
-fn hits_from_ssd_are_shown_where_they_were_staged() {
+fn ssd_hits_are_passed_by_reference_from_staging() {
     let process = Process::new(Rights::all(), true);
     let (client, seen) = process.client(Vec::new());
     let pages: Vec<u64> = (0..40).collect();
@@ -297,7 +269,7 @@ fn hits_from_ssd_are_shown_where_they_were_staged() {
     }
     assert!(of_ssd > 20, "the arena holds 16 of them: {of_ssd}");
     assert_eq!(seen.take(), [of_ssd + of_memory, 0, 0, 0]);
-    // What is longer than a chunk is shown in pieces, and lands in one.
+    // An object longer than a chunk is passed in pieces, and arrives whole.
     let long = content(99, 5_000_000);
     assert_eq!(put(&client, &[99], &[&long]), vec![Ok(PutOutcome::Stored)]);
     client.flush(Options::default()).expect("flushed");
@@ -312,26 +284,27 @@ fn hits_from_ssd_are_shown_where_they_were_staged() {
     assert_eq!(seen.take(), [0, 1, 0, 0]);
 }
 
-/// Who may not read everything sees none of the store's memory.
+/// A client that may not read everything maps none of the store's memory.
 #[test]
-fn who_has_rights_in_some_namespaces_is_shown_nothing() {
+fn client_restricted_to_namespaces_gets_no_shared_memory() {
     let process = Process::new(Rights::of(Namespaces::These([NamespaceId([5; 16])].into())), false);
     let (client, seen) = process.client(Vec::new());
     let bytes = content(1, 100_000);
     assert_eq!(put(&client, &[1], &[&bytes]), vec![Ok(PutOutcome::Stored)]);
     assert_eq!(get(&client, 1, 100_000), (hit(Tier::Memory, 100_000), bytes));
     assert_eq!(seen.take(), [0, 1, 0, 1]);
-    assert_eq!(process.store.stats().hits_unverified, 0, "who is sent it has verified it");
+    assert_eq!(process.store.stats().hits_unverified, 0, "the client has verified it");
 }
 
-/// Memory whose file its owner makes shorter, or changes while it is put, is a put that fails, and ends nobody.
+/// Memory whose file its owner truncates, or changes during the put, fails the put and crashes no
+/// process.
 #[test]
-fn memory_that_is_taken_away_is_no_put() {
+fn put_from_changed_or_truncated_memory_fails() {
     let process = Process::new(Rights::all(), false);
     let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
     rustix::fs::ftruncate(&fd, 1 << 20).expect("memory");
     let own = content(1, 1 << 20);
-    // What the client checksums is not what lies in the file: as if it had changed in between.
+    // The client checksums other bytes than the file has, as if the file had changed in between.
     let other = fd.try_clone().expect("a descriptor");
     let region = Region::mapped(other, own.as_ptr() as usize, own.len()).expect("in memory");
     let (client, seen) = process.client(vec![Arc::new(region)]);
@@ -346,7 +319,7 @@ fn memory_that_is_taken_away_is_no_put() {
     assert!(seen.take()[2] >= 2);
     rustix::fs::ftruncate(&fd, 1 << 20).expect("as long as before");
     assert_eq!(rustix::io::pwrite(&fd, &own, 0), Ok(own.len()));
-    assert_eq!(try_put(3), Ok(PutOutcome::Stored), "the link goes on");
+    assert_eq!(try_put(3), Ok(PutOutcome::Stored), "the connection survives");
     assert_eq!(get(&client, 3, own.len()).1, own);
     assert_eq!(client.exists_batch(&[key(1), key(2)], Options::default()), Ok(vec![false, false]));
 }

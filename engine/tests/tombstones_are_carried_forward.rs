@@ -1,5 +1,6 @@
-//! Reclaiming a segment with tombstones that were still needed never ended, because nobody told reclaim that
-//! its tombstones had been written; once all segments were full, the store took no more.
+//! Regression: reclaiming a segment whose tombstones were still needed never ended, because reclaim
+//! was not notified that its tombstones had been written. Once all segments were full, the store
+//! accepted no more puts.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
 use std::path::Path;
@@ -30,7 +31,7 @@ fn put(store: &Store, n: u32) {
     assert_eq!(outcomes, [Ok(PutOutcome::Stored)], "n={n}");
 }
 
-/// Runs nothing: what an open found stays as it is.
+/// A runtime that runs no task: the recovered state stays unchanged.
 struct Still;
 
 impl Runtime for Still {
@@ -39,7 +40,7 @@ impl Runtime for Still {
     }
 
     fn pause(&self, _: &Signal, _: u64, timeout: Duration) {
-        panic!("nobody is waited for timeout={timeout:?}")
+        panic!("no call waits timeout={timeout:?}")
     }
 }
 
@@ -53,7 +54,7 @@ fn open(home: &Path, policy: SsdPolicy) -> Store {
     Store::open(valid(home, policy)).unwrap()
 }
 
-/// As a crash left it, before anything is reclaimed: what was in use nobody knows then.
+/// The state that a crash left, before anything is reclaimed; recency is lost.
 fn open_still(home: &Path, policy: SsdPolicy) -> Store {
     let valid = valid(home, policy);
     let env = Env {
@@ -66,7 +67,7 @@ fn open_still(home: &Path, policy: SsdPolicy) -> Store {
 }
 
 fn valid(home: &Path, policy: SsdPolicy) -> ValidConfig {
-    // A stall is an error soon.
+    // A stall fails the test quickly.
     let mut config = Config { deadline_ms: 5_000, ..Config::default() };
     config.dram.bytes = Size::mib(4);
     config.ssd.bytes = Size::mib(16);
@@ -77,12 +78,13 @@ fn valid(home: &Path, policy: SsdPolicy) -> ValidConfig {
 }
 
 #[test]
-fn the_log_goes_round_with_tombstones_in_it() {
+fn log_wraps_with_tombstones_carried_forward() {
     let home = tempfile::tempdir().unwrap();
     let open = || open(home.path(), SsdPolicy::Fifo);
     let store = open();
     let per_segment = (1 << 20) as u32 / BYTES as u32;
-    // Each segment holds what the next one's tombstones shadow, so they are needed when theirs is reclaimed.
+    // Each segment has objects that the next one's tombstones shadow, so these are needed when
+    // theirs is reclaimed.
     for n in 0..per_segment * 40 {
         put(&store, n);
         if n % 4 == 3 {
@@ -101,27 +103,28 @@ fn the_log_goes_round_with_tombstones_in_it() {
 }
 
 #[test]
-fn a_removed_object_stays_gone_in_a_segment_that_outlasts_its_tombstone() {
+fn object_in_a_segment_older_than_its_tombstone_stays_removed() {
     let home = tempfile::tempdir().unwrap();
     let open = || open(home.path(), SsdPolicy::Recency);
     let store = open();
-    // The first segment's.
+    // The first segment's pages.
     (0..15).for_each(|n| put(&store, n));
     let old: Vec<_> = (1..15).map(key).collect();
     (100..130).for_each(|n| put(&store, n));
-    // The tombstone comes behind them, in another segment.
+    // The tombstone follows them, in another segment.
     store.flush(Options::default()).unwrap();
     store.remove(&[key(0)], Options::default()).unwrap();
     let mut next = 200;
     while store.stats().segments_reclaimed < 48 {
         put(&store, next);
         next += 1;
-        // In use: others are reclaimed first, and what says that one of its objects is gone has to move on.
+        // Recently used: others are reclaimed first, and the tombstone of one of its objects must
+        // move.
         assert_eq!(store.exists_prefix(&old, Options::default()), old.len(), "next={next}");
     }
     store.flush(Options::default()).unwrap();
     store.abandon();
-    // Without a checkpoint, each segment is looked at again.
+    // Without a checkpoint, each segment is read again.
     for which in 0..2 {
         let file = home.path().join("store").join(format!("checkpoint.{which}"));
         let bytes = std::fs::metadata(&file).unwrap().len() as usize;

@@ -1,4 +1,5 @@
-//! A store on a file system that does not allocate: its files are written with zeros, unless the process is told to end.
+//! A store on a file system without fallocate: its files are filled with zeros, unless the process
+//! is asked to stop.
 #![allow(
     clippy::disallowed_methods,
     reason = "a thread of its own wears the filter; a test looks at real files"
@@ -29,7 +30,7 @@ fn refuse_fallocate() {
     seccompiler::apply_filter(&program).expect("put on");
 }
 
-/// Open a store of 16 MiB there, in a thread that cannot allocate.
+/// Open a store of 16 MiB in a thread that cannot allocate.
 fn open(dir: &Path, stop: bool) -> pagelith::Result<Store> {
     let mut config = Config::default();
     config.dram.bytes = Size::mib(4);
@@ -55,7 +56,7 @@ fn store_without_fallocate_is_filled_with_zeros() {
 }
 
 #[test]
-fn store_that_is_being_filled_is_taken_back_when_told_to_stop() {
+fn interrupted_zero_fill_removes_the_files() {
     let home = tempfile::tempdir().expect("a directory");
     let dir = home.path().join("store");
     let error = open(&dir, true).map(drop).expect_err("told to stop");

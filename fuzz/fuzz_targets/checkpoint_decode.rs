@@ -1,4 +1,4 @@
-//! What reads as a checkpoint's head or chunk is written the same again.
+//! A checkpoint head or chunk that decodes encodes to the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

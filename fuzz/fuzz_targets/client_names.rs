@@ -1,5 +1,6 @@
-//! A client's text is read under a configuration and prints back to itself, or it is opaque; 128 bytes that are a key
-//! have no name or one that reads as the key. The first bytes choose the configuration, the rest is the text.
+//! A client's text is parsed under a configuration and prints back to itself, or it is opaque; 128 bytes that
+//! are a key have no name or one that parses to the key. The first bytes choose the configuration, the rest is
+//! the text.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -11,14 +12,14 @@ use pagelith_layouts::key::{ObjectKey, Role};
 
 const NS: NamespaceId = NamespaceId([7; 16]);
 
-/// Three layers of `kv` a stage, and one of the draft on the last.
+/// Three layers of `kv` per stage, and one of the draft on the last.
 fn head_layers(pp_size: u16) -> Vec<HeadLayers> {
     let of = |role, pp_rank, from, to| HeadLayers { role, pool: "kv".into(), pp_rank, from, to };
     let kv = (0..pp_size).map(|pp| of(Role::Target, pp, 3 * pp, 3 * pp + 3));
     kv.chain([of(Role::Draft, pp_size.saturating_sub(1), 0, 1)]).collect()
 }
 
-/// The configuration of three bytes; `None` where they contradict one another.
+/// The configuration of three bytes; `None` if they contradict one another.
 fn names(choice: &[u8; 3]) -> Option<ClientNames> {
     let [kind, sizes, more] = choice.map(u16::from);
     let (tp_size, pp_size) = (sizes % 8, sizes / 8 % 4);

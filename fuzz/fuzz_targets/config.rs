@@ -1,11 +1,11 @@
-//! A configuration from a file and the environment is refused with every problem named, or it is right: it reads back
-//! from its own text, and what it plans fits the machine.
+//! A configuration from a file and the environment is refused with every problem named, or is
+//! valid: it parses from its own text, and its memory plan fits the machine.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use pagelith::config::{Config, ConfigError, ConfigFormat, ENV_PREFIX, Facts};
 
-/// Between the file's text and the environment, and between variables.
+/// Separates the file's text from the environment, and variables from each other.
 const NEXT: u8 = 0;
 
 fuzz_target!(|data: &[u8]| {

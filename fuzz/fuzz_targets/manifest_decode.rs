@@ -1,4 +1,4 @@
-//! What reads as a manifest consists of blocks that lie in the copies, and reads back from its own copy.
+//! A manifest that decodes consists of blocks of the copies, and reads back from its own copy.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +7,7 @@ use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::manifest::decode;
 
 fuzz_target!(|data: &[u8]| {
-    // The first byte says how many blocks the first copy has.
+    // The first byte is the number of blocks of the first copy.
     let Some((blocks, data)) = data.split_first() else { return };
     let middle = (usize::from(*blocks) * BLOCK).min(data.len());
     check(data, middle);

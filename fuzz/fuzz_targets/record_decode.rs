@@ -1,4 +1,4 @@
-//! What reads as a record header is written the same again.
+//! A record header that decodes encodes to the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Whatever a peer writes into the memory of its link, and whatever it shows, the link goes on or ends, and writes nothing but what
-//! it was lent.
+//! For any bytes and references that a peer writes into the memory of its link, the link continues
+//! or ends, and writes only to memory that it was lent.
 #![no_main]
 
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! A scan reports records in order, apart, inside the segment, and whole only if they are.
+//! A scan reports records in order, disjoint, inside the segment, and whole only if they are.
 #![no_main]
 
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ thread_local! {
 
 fuzz_target!(|data: &[u8]| {
     check(data);
-    // Back to front: sealing a header changes bytes that a header before it may cover.
+    // Back to front: sealing a header changes bytes that an earlier header may cover.
     let mut sealed = data.to_vec();
     for at in (0..data.len() / BLOCK).rev().map(|i| i * BLOCK) {
         if let Some(claimed) = Record::claimed_header_bytes(&sealed[at..]) {

@@ -1,4 +1,5 @@
-//! Whatever a client writes into the memory of its link, the server goes on or ends the link, and holds nothing for it then.
+//! For any bytes that a client writes into the memory of its link, the server continues or ends the
+//! link, and then holds no resources for it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

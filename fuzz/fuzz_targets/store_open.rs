@@ -1,4 +1,5 @@
-//! A store whose manifest, checkpoints and segments are overwritten opens or refuses, and hands out no wrong byte.
+//! A store whose manifest, checkpoints and segments are overwritten opens or refuses, and returns
+//! no wrong byte.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

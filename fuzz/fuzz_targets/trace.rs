@@ -7,7 +7,7 @@ use std::path::Path;
 use libfuzzer_sys::fuzz_target;
 use pagelith_cli::trace::Trace;
 
-/// A compressed input may be of any number of lines.
+/// A compressed input may have any number of lines.
 const REQUESTS: usize = 1000;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! A frame that is read is written the same again; a body is refused or all of it can be read.
+//! A frame that decodes encodes to the same bytes; a body is refused or can be read completely.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

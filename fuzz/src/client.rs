@@ -1,6 +1,7 @@
-//! A client of a store process that writes whatever the input says, through shared memory and once it was greeted.
+//! A client of a store process that writes arbitrary data through shared memory, after its
+//! handshake.
 //!
-//! The input is a list of steps: a byte that says what, then what it takes from the bytes behind it.
+//! The input is a list of steps: one byte for the kind of step, then the bytes that it uses.
 
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +21,7 @@ use pagelith::layouts::wire::head::{self, HeadFacts};
 use pagelith::layouts::wire::put::PutDraft;
 use pagelith::layouts::wire::request::{self, Ask, GetItem, Terms};
 use pagelith::layouts::wire::{Kind, List, Side, VERSION_MAX};
-use pagelith::serve::Server;
+use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::closed::Closed;
@@ -33,10 +34,10 @@ use pagelith::transport::stream::{Moved, Stream};
 use pagelith::{Config, Facts, Options, PutSlice, Size, Store};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-/// Where a ring's bytes begin, and its count of bytes written.
+/// Offset of a ring's data, and of its count of bytes written.
 const BYTES_AT: u64 = 4096;
 const WRITTEN_AT: u64 = 0;
-/// Turns of the server after each step, and at the end until the link is closed.
+/// Polls of the server after each step, and at the end until the link is closed.
 const TURNS: usize = 4;
 const LAST_TURNS: usize = 100_000;
 
@@ -50,7 +51,7 @@ struct World {
 
 static WORLD: Mutex<Option<World>> = Mutex::new(None);
 
-/// Keeps what is written to it.
+/// Records everything written to it.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<u8>>>);
 
@@ -108,7 +109,7 @@ impl World {
         World { store, staging, listener: listener.expect("listens"), path, greeting }
     }
 
-    /// A client that was greeted and handed its memory over, and the server's end of it.
+    /// A client that has sent its greeting and shared its memory, and the server's end.
     fn meet(&mut self) -> (UnixStream, OwnedFd, Server) {
         let client = UnixStream::connect(&self.path).expect("connected");
         (&client).write_all(&self.greeting).expect("greeted");
@@ -122,13 +123,15 @@ impl World {
         while arrivals.is_empty() {
             self.listener.wait(&mut arrivals, Duration::from_secs(5));
         }
-        let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("a client that greets well is let in") };
+        let Some(Arrival::Link(link)) = arrivals.pop() else {
+            panic!("client with a valid greeting was refused")
+        };
         let server = Server::new(&self.store, link, self.staging.clone()).expect("serves");
         (client, rustix::io::dup(&memory).expect("another descriptor"), server)
     }
 }
 
-/// Whether the link ended because of a closed end, and not of the client's going.
+/// Runs an input; returns why the link ended.
 pub fn run(data: &[u8]) -> Option<Closed> {
     let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
     let world = world.get_or_insert_with(World::new);
@@ -142,9 +145,9 @@ pub fn run(data: &[u8]) -> Option<Closed> {
             taken.to_vec()
         };
         match what % 8 {
-            // Bytes as they are, behind those before.
+            // Raw bytes, after those before.
             0 | 1 => send(&memory, &mut written, &take(usize::from(*what) + 1)),
-            // A frame with its checksums made right: of any kind, or a request.
+            // A frame with correct checksums: of any kind, or a request.
             2 | 3 => {
                 op += u64::from(what % 3);
                 let kind = Kind::ALL[usize::from(*what) % Kind::ALL.len()];
@@ -156,7 +159,7 @@ pub fn run(data: &[u8]) -> Option<Closed> {
                 let of = |i: usize| numbers.get(i).copied().unwrap_or(0);
                 send(&memory, &mut written, &frame(Kind::Request, OpId(op), ask(of(0), of(1), of(2), of(3))));
             }
-            // A count, and anything anywhere.
+            // A ring counter, and arbitrary bytes at an arbitrary offset.
             6 => {
                 let at = [WRITTEN_AT, 128, 256, 384][usize::from(what / 8 % 4)];
                 let near = if what / 32 == 0 { u64::MAX } else { 2 * RING_BYTES as u64 };
@@ -181,7 +184,11 @@ pub fn run(data: &[u8]) -> Option<Closed> {
     }
     let why = server.closed().cloned();
     drop(server);
-    assert_eq!((world.staging.in_use(), world.store.stats().readers), (0, 0), "something is held for nobody");
+    assert_eq!(
+        (world.staging.in_use(), world.store.stats().readers),
+        (0, 0),
+        "server keeps resources after the link closed"
+    );
     why
 }
 
@@ -189,7 +196,7 @@ fn write_at(memory: &OwnedFd, at: u64, bytes: &[u8]) {
     rustix::io::pwrite(memory, bytes, at).expect("written");
 }
 
-/// Put bytes into the client's ring, and let the server see them.
+/// Writes bytes into the client's ring, and publishes them to the server.
 fn send(memory: &OwnedFd, written: &mut u64, bytes: &[u8]) {
     for byte in bytes.chunks(4096) {
         let at = *written % RING_BYTES as u64;
@@ -209,7 +216,7 @@ fn frame(kind: Kind, op: OpId, body: Vec<u8>) -> Vec<u8> {
     [&head::encode(&facts, [0; 16])[..], &body].concat()
 }
 
-/// A request that can be decoded.
+/// A well-formed request.
 fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
     let (deadline_ms, request) = (u32::from(number % 8), u64::from(other % 3));
     let terms = Terms { deadline_ms, depth: number.into(), request, of_store: page % 32 == 31 };
@@ -244,8 +251,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_well_behaved_client_is_served_and_one_that_is_not_is_ended() {
-        // A get, an exists, then the client goes.
+    fn valid_client_is_served_and_invalid_one_is_disconnected() {
+        // A get, an exists, then the client disconnects.
         assert_eq!(run(&[4, 2, 1, 1, 0, 4, 0, 1, 2, 0]), Some(Closed::Ended));
         assert!(matches!(run(&[0; 300]), Some(Closed::Broken(_))), "zeros are no head");
         assert!(

@@ -1,8 +1,8 @@
-//! A store on the simulated disk whose files are overwritten as the fuzzer says, and opened: manifest, checkpoint and
-//! log through the code that recovers from them.
+//! A store on the simulated disk whose files are overwritten by the input and reopened: manifest,
+//! checkpoint and log through the recovery code.
 //!
-//! The input is a list of edits. Each is a file, a 4096-byte block of it, what to do there, and whether the checksum of
-//! the structure that begins there is made right again.
+//! The input is a list of edits. Each has a file, a 4096-byte block of it, the change, and whether
+//! the checksum of the structure that starts there is made right again.
 
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::{ObjectKey, Role};
@@ -16,18 +16,18 @@ use pagelith_sim::env::SimWorld;
 
 use crate::{BLOCK, seal};
 
-/// Pages that the store held when it was written.
+/// Pages in the store when it was written.
 const PAGES: u8 = 12;
 const SEGMENT: usize = 1 << 20;
 const FILES: [&str; 5] =
     [names::SEGMENTS, names::MANIFESTS[0], names::MANIFESTS[1], names::CHECKPOINTS[0], names::CHECKPOINTS[1]];
 
-/// What an input did.
+/// The result of an input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Opened {
     /// The store opened.
     pub open: bool,
-    /// Objects that were got.
+    /// Objects that were read.
     pub hits: usize,
 }
 
@@ -58,7 +58,7 @@ fn key(page: u8, part: &str) -> ObjectKey {
     ObjectKey::new(ns, PrefixHash([page; 32]), Role::Target, "kv", part, Shard::Whole).expect("a key")
 }
 
-/// Components of a page, and how long each is: of its base group, attached to it, and by itself.
+/// Components of a page with their lengths: two of its base group, one attached, and one by itself.
 const PARTS: [(&str, usize); 4] = [("k", 40_000), ("v", 5_000), ("m", 9_000), ("x", 300)];
 
 fn bytes(page: u8, part: usize) -> Vec<u8> {
@@ -84,7 +84,7 @@ fn fill(store: &Store) {
 }
 
 impl Default for Damaged {
-    /// Two ends of the same store: closed, with a checkpoint, and dropped.
+    /// The store after a close, with a checkpoint, and after a drop.
     fn default() -> Damaged {
         let world = SimWorld::new(1);
         let empty = world.disk.snapshot();
@@ -110,7 +110,7 @@ fn length(world: &SimWorld, name: &str) -> usize {
     (0..).take_while(|blocks| here(*blocks)).last().unwrap_or(0) * BLOCK
 }
 
-/// An edit, as the input has it: file, block, offset in it, length or what else, seal.
+/// An edit of the input: file, block, offset in it, kind or length, seal.
 struct Edit<'a> {
     file: usize,
     block: usize,
@@ -140,8 +140,8 @@ impl<'a> Edit<'a> {
 }
 
 impl Damaged {
-    /// Overwrite the files as the input says and open the store. What is then got is what was put, unless the input
-    /// made a checksum right; nothing panics.
+    /// Overwrites the files as the input says and opens the store. Gets return only bytes that were
+    /// put, unless the input made a checksum right; nothing panics.
     pub fn run(&self, input: &[u8]) -> Opened {
         let Some((which, mut rest)) = input.split_first() else { return Opened::default() };
         let which = usize::from(which & 1);
@@ -164,7 +164,7 @@ impl Damaged {
                 }
             }
         }
-        // It works on: a put and what it does to the log.
+        // The store keeps working: a put and its writes to the log.
         let new = [7; 5000];
         let put = PutSlice { key: key(200, "k"), pieces: &[&new] };
         let _ = store.put_batch(&[put], Options::default());
@@ -187,7 +187,7 @@ impl Damaged {
         let mut structure = read(block, structure_bytes(name, &read(block, BLOCK), block));
         match edit.what {
             0xC0..0xD0 => structure[..BLOCK].fill(0),
-            // A misdirected write, or one of another time.
+            // A misdirected write, or one from another time.
             0xD0..0xE0 => structure[..BLOCK].copy_from_slice(&read((block + edit.at) % blocks, BLOCK)),
             0xE0.. => structure[edit.at] ^= 1 << (edit.what % 8),
             _ => {
@@ -207,7 +207,7 @@ impl Damaged {
     }
 }
 
-/// How long the structure is that begins with this block.
+/// The length of the structure that starts with this block.
 fn structure_bytes(name: &str, bytes: &[u8], block: usize) -> usize {
     if names::CHECKPOINTS.contains(&name) && block % 16 == 1 {
         return pagelith::layouts::checkpoint::CHUNK_BYTES;
@@ -220,9 +220,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_untouched_store_opens_with_all_that_it_had() {
+    fn untouched_store_opens_with_all_objects() {
         let damaged = Damaged::default();
-        // Four odd pages were cleared, then a group with what is attached to it and an object removed.
+        // Four odd pages were cleared; then a group with its attached objects and one object were
+        // removed.
         let here = (usize::from(PAGES) - 4) * PARTS.len() - 3 - 1;
         for which in [0, 1] {
             assert_eq!(damaged.run(&[which]), Opened { open: true, hits: here }, "which={which}");
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_seen() {
+    fn damage_is_detected() {
         let damaged = Damaged::default();
         let whole = damaged.run(&[0]).hits;
         // The first block of both manifests, zeroed.

@@ -1,14 +1,15 @@
-//! Operations against a store on the simulated machine, judged by the explorer's oracle. The explorer draws them from a
-//! seed; here the fuzzer spells them.
+//! Operations against a store on the simulated machine, checked by the explorer's oracle. The
+//! explorer draws them from a seed; here the input encodes them.
 //!
-//! The first two bytes draw the store, the third what fails (bit 0: something does) and whether all keys have one
-//! fingerprint (bit 1). Each three bytes behind them are an operation and a number that all about it follows from.
+//! The first two bytes select the store's setup, the third the faults (bit 0: some) and whether all
+//! keys have one fingerprint (bit 1). Each further three bytes are an operation and a number that
+//! decides everything else about it.
 
 use pagelith_sim::entropy::SplitMix64;
 use pagelith_sim::explore::ops::{Op, Verb};
 use pagelith_sim::explore::{FaultChoice, Finding, Plan, Sums, explore};
 
-/// More operations than these are not done: an input must not take minutes.
+/// Most operations executed: an input must not take minutes.
 const OPS_MAX: usize = 300;
 
 const VERBS: [Verb; 33] = [
@@ -47,7 +48,7 @@ const VERBS: [Verb; 33] = [
     Verb::CrashTwice,
 ];
 
-/// The plan that an input spells; `None` if it is too short.
+/// The plan of an input; `None` if it is too short.
 pub fn plan(input: &[u8]) -> Option<Plan> {
     let ([a, b, flags], rest) = input.split_first_chunk::<3>()?;
     let seed = u64::from(u16::from_le_bytes([*a, *b]));
@@ -62,7 +63,7 @@ pub fn plan(input: &[u8]) -> Option<Plan> {
     Some(plan)
 }
 
-/// Do what an input says; what is wrong.
+/// Executes an input; returns the findings.
 pub fn run(input: &[u8]) -> (Sums, Vec<Finding>) {
     plan(input).map(|plan| explore(&plan)).unwrap_or_default()
 }
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_input_is_a_run_and_the_same_one_each_time() {
+    fn same_input_gives_same_run() {
         // Puts, a flush, gets, a crash, gets.
         let ops: Vec<u8> =
             [4, 21, 0, 30, 0].iter().flat_map(|verb| (0..20u8).flat_map(move |r| [*verb, r, 0])).collect();

@@ -8,47 +8,49 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memmap2::{Advice, MmapMut, MmapRaw};
 use pagelith_layouts::align::align_up;
 
+use crate::buffer_cache;
 use crate::shm::Region;
-use crate::spare;
 
 /// Keeps borrowed memory valid for as long as a [`Part`] of it exists.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
-/// Bytes from one buffer to the next in one mapping.
+/// Distance in bytes between consecutive buffers of one mapping.
 fn stride(len: usize) -> usize {
     align_up(len.max(1) as u64) as usize
 }
 
-/// An owned, zeroed, page-aligned (4096) buffer, mapped rather than allocated, so that a long one goes back to the
-/// system when dropped; what short ones leave is kept for the next, at most 16 MiB of it.
+/// An owned, zeroed, page-aligned (4096) buffer, mapped rather than allocated, so that a long one
+/// returns its memory to the system when dropped. Mappings of short ones are cached for new
+/// buffers, at most 16 MiB.
 pub struct AlignedBuf {
     map: Map,
     len: usize,
 }
 
 enum Map {
-    /// All of a mapping; `None` only while it is dropped.
+    /// A whole mapping; `None` only while the buffer is dropped.
     Whole(Option<MmapMut>),
-    /// Its part of a mapping, from this byte on. No two buffers have a byte in common.
+    /// A slice of a shared mapping, from this byte offset. The slices of two buffers are disjoint.
     Slice(Arc<MmapRaw>, usize),
-    /// The same, of memory that other processes can be shown.
-    Shown(Arc<Region>, usize),
+    /// A slice of a region, which can be shared with other processes.
+    InRegion(Arc<Region>, usize),
 }
 
 impl AlignedBuf {
     /// A zeroed buffer of `len` bytes, at least 1. Fails if the system has no memory.
     pub fn new(len: usize) -> std::io::Result<AlignedBuf> {
-        Ok(AlignedBuf { map: Map::Whole(Some(spare::zeroed(len)?)), len })
+        Ok(AlignedBuf { map: Map::Whole(Some(buffer_cache::zeroed(len)?)), len })
     }
 
-    /// `count` zeroed buffers of `len` bytes each, side by side in one mapping, which is of huge pages if it is of 4 MiB or more and the system
-    /// has them, and goes back when the last of the buffers is dropped. What a device moves to or from a huge page is one
-    /// piece to it, and not one for every 4096 bytes. Fails if the system has no memory, or no such addresses.
+    /// `count` zeroed buffers of `len` bytes each, adjacent in one mapping. The mapping uses huge
+    /// pages if it has 4 MiB or more and the system has them; it is unmapped when the last of the
+    /// buffers is dropped. A device transfers a huge page as one segment, and not as one for each
+    /// 4096 bytes. Fails if the system has no memory, or no such address range.
     pub fn many(count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
-        AlignedBuf::side_by_side(count, len, spare::fresh)
+        AlignedBuf::adjacent(count, len, buffer_cache::new_map)
     }
 
-    /// The same, of these lengths, in this order.
+    /// As [`AlignedBuf::many`], with one buffer for each of `lengths`, in that order.
     pub fn several(lengths: &[usize]) -> std::io::Result<Vec<AlignedBuf>> {
         let mut total = 0usize;
         let mut places = Vec::with_capacity(lengths.len());
@@ -56,17 +58,17 @@ impl AlignedBuf {
             places.push((total, *len));
             total = total.checked_add(stride(*len)).ok_or(std::io::ErrorKind::OutOfMemory)?;
         }
-        let map = Arc::new(MmapRaw::from(spare::fresh(total)?));
+        let map = Arc::new(MmapRaw::from(buffer_cache::new_map(total)?));
         let slice = |(at, len)| AlignedBuf { map: Map::Slice(map.clone(), at), len };
         Ok(places.into_iter().map(slice).collect())
     }
 
-    /// As [`AlignedBuf::many`], of small pages: memory that nobody wrote to is not taken from the system.
+    /// As [`AlignedBuf::many`], in small pages: only pages that are written to take memory.
     pub fn sparse(count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
-        AlignedBuf::side_by_side(count, len, spare::sparse)
+        AlignedBuf::adjacent(count, len, buffer_cache::new_sparse_map)
     }
 
-    fn side_by_side(
+    fn adjacent(
         count: usize,
         len: usize,
         map: impl FnOnce(usize) -> std::io::Result<MmapMut>,
@@ -77,36 +79,41 @@ impl AlignedBuf {
         Ok((0..count).map(|i| AlignedBuf { map: Map::Slice(map.clone(), i * stride), len }).collect())
     }
 
-    /// The same, of memory that other processes can be shown, and the memory as what they are shown.
+    /// As [`AlignedBuf::many`], in a region that can be shared with other processes. Returns the
+    /// region too.
     pub fn shown(count: usize, len: usize) -> std::io::Result<(Vec<AlignedBuf>, Arc<Region>)> {
         let stride = stride(len);
         let total = stride.checked_mul(count.max(1)).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let region = Arc::new(Region::new(total)?);
-        let slice = |i| AlignedBuf { map: Map::Shown(region.clone(), i * stride), len };
+        let slice = |i| AlignedBuf { map: Map::InRegion(region.clone(), i * stride), len };
         Ok(((0..count).map(slice).collect(), region))
     }
 
-    /// Give the buffer's pages their memory now; what is in them stays. Of memory that other processes can be shown, all of it.
-    /// Fails if the system does not do this (Linux before 5.14) or has not as much memory.
+    /// Make the buffer's pages resident now; their contents stay. For memory in a region this
+    /// covers the whole region. Fails if the system does not support it (Linux before 5.14) or has
+    /// not enough memory.
     pub fn prefault(&self) -> std::io::Result<()> {
         match &self.map {
             Map::Whole(map) => {
                 map.iter().try_for_each(|map| map.advise_range(Advice::PopulateWrite, 0, self.len))
             }
             Map::Slice(map, at) => map.advise_range(Advice::PopulateWrite, *at, self.len),
-            Map::Shown(region, _) => region.prefault(),
+            Map::InRegion(region, _) => region.prefault(),
         }
     }
 
-    /// Leave the memory, of all buffers that share the mapping, out of children that are forked: a parent that writes
-    /// would copy it page by page. It is not there in a child then. Short buffers, whose memory others get next, stay as they are.
+    /// Exclude the memory, of all buffers that share the mapping, from forked children: a parent
+    /// that writes would otherwise copy it page by page. The memory is unmapped in a child. Short
+    /// buffers, whose mappings are reused for other buffers, are not affected.
     pub fn keep_from_children(&self) {
-        // What the system declines costs memory after a fork, and nothing else.
+        // If the system declines, the cost is memory after a fork, nothing else.
         let _ = match &self.map {
-            Map::Whole(Some(map)) if map.len() > spare::LONGEST => map.advise(Advice::DontFork),
+            Map::Whole(Some(map)) if map.len() > buffer_cache::CACHED_MAP_BYTES_MAX => {
+                map.advise(Advice::DontFork)
+            }
             Map::Whole(_) => Ok(()),
             Map::Slice(map, _) => map.advise(Advice::DontFork),
-            Map::Shown(region, _) => {
+            Map::InRegion(region, _) => {
                 region.keep_from_children();
                 Ok(())
             }
@@ -128,7 +135,7 @@ impl AlignedBuf {
         let len = self.len;
         // The memory does not move with the buffer's handle.
         let ptr = NonNull::from(&mut self[..]).cast();
-        Part { ptr, len, exclusive: true, keep: Held::Whole(self) }
+        Part { ptr, len, exclusive: true, backing: Backing::Buffer(self) }
     }
 }
 
@@ -138,11 +145,13 @@ impl std::ops::Deref for AlignedBuf {
     fn deref(&self) -> &[u8] {
         match &self.map {
             Map::Whole(map) => map.as_deref().map_or(&[], |map| &map[..self.len]),
-            // SAFETY: `side_by_side` mapped `len` zeroed bytes from there on, for this buffer alone, and the Arc keeps the mapping;
-            // the buffer's borrow is the slice's.
+            // SAFETY: `adjacent` or `several` mapped `len` zeroed bytes from there for this buffer
+            // alone, and the Arc keeps the mapping. The slice borrows the buffer.
             Map::Slice(map, at) => unsafe { std::slice::from_raw_parts(map.as_ptr().add(*at), self.len) },
-            // SAFETY: `shown` mapped it the same way, and no other process can write it.
-            Map::Shown(region, at) => unsafe { std::slice::from_raw_parts(region.base().add(*at), self.len) },
+            // SAFETY: `shown` mapped them the same way, and no other process can write them.
+            Map::InRegion(region, at) => unsafe {
+                std::slice::from_raw_parts(region.base().add(*at), self.len)
+            },
         }
     }
 }
@@ -152,12 +161,13 @@ impl std::ops::DerefMut for AlignedBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.map {
             Map::Whole(map) => map.as_deref_mut().map_or(&mut [], |map| &mut map[..self.len]),
-            // SAFETY: as above, and the buffer is borrowed exclusively, which no other buffer shares a byte with.
+            // SAFETY: as above. The buffer is borrowed exclusively, and shares no byte with another
+            // buffer.
             Map::Slice(map, at) => unsafe {
                 std::slice::from_raw_parts_mut(map.as_mut_ptr().add(*at), self.len)
             },
-            // SAFETY: as above; other processes may read what is written here, and know that it may change.
-            Map::Shown(region, at) => unsafe {
+            // SAFETY: as above. Other processes may read these bytes, and expect that they change.
+            Map::InRegion(region, at) => unsafe {
                 std::slice::from_raw_parts_mut(region.base().add(*at), self.len)
             },
         }
@@ -167,8 +177,8 @@ impl std::ops::DerefMut for AlignedBuf {
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         match &mut self.map {
-            Map::Whole(map) => map.take().into_iter().for_each(spare::keep),
-            Map::Slice(..) | Map::Shown(..) => {}
+            Map::Whole(map) => map.take().into_iter().for_each(buffer_cache::put),
+            Map::Slice(..) | Map::InRegion(..) => {}
         }
     }
 }
@@ -179,37 +189,39 @@ impl fmt::Debug for AlignedBuf {
     }
 }
 
-enum Held {
-    /// All of a buffer: whoever hands one over and gets it back allocates nothing.
-    Whole(AlignedBuf),
-    /// Some of one.
-    Owned(Arc<AlignedBuf>),
-    Guarded(#[allow(dead_code, reason = "held for its drop")] Option<Keep>),
+enum Backing {
+    /// A whole buffer: handing one over and taking it back allocates nothing.
+    Buffer(AlignedBuf),
+    /// A buffer that several parts share.
+    SharedBuffer(Arc<AlignedBuf>),
+    Borrowed(#[allow(dead_code, reason = "held for its drop")] Option<Keep>),
 }
 
-impl Held {
-    /// The same for two.
-    fn shared(self) -> (Held, Held) {
+impl Backing {
+    /// The backing for two parts of the same memory.
+    fn split(self) -> (Backing, Backing) {
         match self {
-            Held::Whole(buf) => Held::Owned(Arc::new(buf)).shared(),
-            Held::Owned(buf) => (Held::Owned(buf.clone()), Held::Owned(buf)),
-            Held::Guarded(keep) => (Held::Guarded(keep.clone()), Held::Guarded(keep)),
+            Backing::Buffer(buf) => Backing::SharedBuffer(Arc::new(buf)).split(),
+            Backing::SharedBuffer(buf) => (Backing::SharedBuffer(buf.clone()), Backing::SharedBuffer(buf)),
+            Backing::Borrowed(keep) => (Backing::Borrowed(keep.clone()), Backing::Borrowed(keep)),
         }
     }
 }
 
-/// A stretch of memory on its way to, in, or back from an operation. Holding a `Part` *is* the right to the
-/// memory: exclusive parts may be written, read-only parts are shared with other readers. While an
-/// operation is in flight the disk holds its parts, so nobody can look at memory the kernel may be changing.
+/// A range of memory that an operation will use, uses or has used. Holding a `Part` *is* the right
+/// to the memory: exclusive parts may be written, read-only parts are shared with other readers.
+/// While an operation is in flight the disk holds its parts, so no other code can read memory that
+/// the kernel may be changing.
 pub struct Part {
     ptr: NonNull<u8>,
     len: usize,
     exclusive: bool,
-    keep: Held,
+    backing: Backing,
 }
 
-// SAFETY: a Part is an owner (Held::Whole, Held::Owned) or a borrower whose constructor promised that the memory may be
-// used from any thread; the guard it holds is Send + Sync by its type.
+// SAFETY: a Part owns its memory (Backing::Buffer, Backing::SharedBuffer), or borrows it, and its
+// constructor promised that any thread may use the memory. The guard that it holds is Send + Sync
+// by its type.
 unsafe impl Send for Part {}
 
 impl Part {
@@ -220,7 +232,7 @@ impl Part {
     /// may be what ensures it), and nothing else reads or writes it while the part or an operation holding
     /// the part exists.
     pub unsafe fn exclusive(ptr: NonNull<u8>, len: usize, keep: Option<Keep>) -> Part {
-        Part { ptr, len, exclusive: true, keep: Held::Guarded(keep) }
+        Part { ptr, len, exclusive: true, backing: Backing::Borrowed(keep) }
     }
 
     /// Shared, read-only access to `len` bytes at `ptr`.
@@ -229,7 +241,7 @@ impl Part {
     /// `ptr..ptr + len` is initialised memory, valid for reads until the part is dropped (`keep` may be what
     /// ensures it), and nothing writes it while the part or an operation holding the part exists.
     pub unsafe fn shared(ptr: NonNull<u8>, len: usize, keep: Option<Keep>) -> Part {
-        Part { ptr, len, exclusive: false, keep: Held::Guarded(keep) }
+        Part { ptr, len, exclusive: false, backing: Backing::Borrowed(keep) }
     }
 
     /// Length in bytes.
@@ -259,8 +271,9 @@ impl Part {
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the constructors promise initialised memory valid for reads while the part lives, and no
-        // writer but an operation holding the part, which then is not here to be called.
+        // SAFETY: the constructors promise initialised memory that is valid for reads while the
+        // part lives. The only writer is an operation that holds the part, and then this method
+        // cannot be called.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 
@@ -275,31 +288,31 @@ impl Part {
 
     /// The buffer, if the part was made from one and no other part of it is left.
     pub fn into_buf(self) -> Option<AlignedBuf> {
-        match self.keep {
-            Held::Whole(buf) => Some(buf),
-            Held::Owned(buf) => Arc::try_unwrap(buf).ok(),
-            Held::Guarded(_) => None,
+        match self.backing {
+            Backing::Buffer(buf) => Some(buf),
+            Backing::SharedBuffer(buf) => Arc::try_unwrap(buf).ok(),
+            Backing::Borrowed(_) => None,
         }
     }
 
-    /// Two parts, the first of `at` bytes (at most all of them).
+    /// Split into two parts; the first has `at` bytes (at most all of them).
     pub fn split(self, at: usize) -> (Part, Part) {
         let at = at.min(self.len);
         // SAFETY: `at` is within the part, or one past its end.
         let second = unsafe { self.ptr.add(at) };
-        let Part { ptr, len, exclusive, keep } = self;
-        let (keep, of_rest) = keep.shared();
-        let rest = Part { ptr: second, len: len - at, exclusive, keep: of_rest };
-        (Part { ptr, len: at, exclusive, keep }, rest)
+        let Part { ptr, len, exclusive, backing } = self;
+        let (backing, rest_backing) = backing.split();
+        let rest = Part { ptr: second, len: len - at, exclusive, backing: rest_backing };
+        (Part { ptr, len: at, exclusive, backing }, rest)
     }
 
-    /// One part again of two that [`Part::split`] made; hands both back if they are not neighbours in memory
-    /// under one owner.
+    /// Join two parts that [`Part::split`] made; hands both back if they are not adjacent in memory
+    /// with one owner.
     pub fn join(self, next: Part) -> Result<Part, (Part, Part)> {
-        let same_owner = match (&self.keep, &next.keep) {
-            (Held::Owned(a), Held::Owned(b)) => Arc::ptr_eq(a, b),
-            (Held::Guarded(Some(a)), Held::Guarded(Some(b))) => Arc::ptr_eq(a, b),
-            (Held::Guarded(None), Held::Guarded(None)) => true,
+        let same_owner = match (&self.backing, &next.backing) {
+            (Backing::SharedBuffer(a), Backing::SharedBuffer(b)) => Arc::ptr_eq(a, b),
+            (Backing::Borrowed(Some(a)), Backing::Borrowed(Some(b))) => Arc::ptr_eq(a, b),
+            (Backing::Borrowed(None), Backing::Borrowed(None)) => true,
             _ => false,
         };
         let neighbours = self.addr() + self.len == next.addr() && self.exclusive == next.exclusive;
@@ -312,94 +325,96 @@ impl Part {
     /// Shared bytes as a read-only part.
     pub fn from_shared(bytes: Arc<[u8]>) -> Part {
         let (ptr, len) = (NonNull::from(&bytes[..]).cast(), bytes.len());
-        // SAFETY: the bytes live on the heap behind the Arc that the part keeps, are initialised, and nobody
-        // can write them while a clone of the Arc exists.
+        // SAFETY: the bytes are on the heap in the Arc that the part keeps, and initialised. They
+        // are immutable while a clone of the Arc exists.
         unsafe { Part::shared(ptr, len, Some(Arc::new(bytes))) }
     }
 }
 
-/// Parts that several operations may read at once; they come back when none of them does any more.
+/// Parts that several operations may read at once; they are handed back when no operation reads
+/// them any more.
 #[derive(Clone)]
 pub struct Readers(Arc<Mutex<Vec<Part>>>);
 
 impl Readers {
-    /// Let `parts` be read.
+    /// Share `parts` with readers.
     pub fn new(parts: Vec<Part>) -> Readers {
         Readers(Arc::new(Mutex::new(parts)))
     }
 
-    /// Look at where they lie. Whoever reads the bytes then does so while nobody can write them.
+    /// Access the parts, for their addresses. While the value exists the memory is not written, so
+    /// the bytes may be read too.
     pub fn look<R>(&self, look: impl FnOnce(&[Part]) -> R) -> R {
         look(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The same bytes, to be read.
+    /// Read-only parts of the same bytes.
     pub fn parts(&self) -> Vec<Part> {
         let keep: Keep = self.0.clone();
         let parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let reader = |part: &Part| {
-            // SAFETY: `keep` holds the part that its memory is borrowed from, or owned by, and nothing reaches that part,
-            // which alone could write, while a reader keeps the Arc from being taken apart.
+            // SAFETY: `keep` holds the part that owns or borrows the memory. Only that part could
+            // write, and nothing accesses it while a reader keeps the Arc from being unwrapped.
             unsafe { Part::shared(part.ptr, part.len, Some(keep.clone())) }
         };
         parts.iter().map(reader).collect()
     }
 
-    /// The parts; `None` while they are read.
+    /// Take the parts back; `None` while readers exist.
     pub fn into_parts(self) -> Option<Vec<Part>> {
         let parts = Arc::try_unwrap(self.0).ok()?;
         Some(parts.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Makes parts of memory that is lent for the length of a call. [`Lender::scope`] does not return while any
-/// of its parts exists: rather than let the kernel write into memory that its owner has back, it ends the
-/// process, so whoever uses it waits for every operation first.
+/// Makes parts of memory that is borrowed for the length of a call. [`Lender::scope`] does not
+/// return while any of its parts exists: it aborts the process rather than let the kernel write
+/// into memory whose borrow has ended. So its user must wait for every operation first.
 pub struct Lender<'mem> {
-    lent: Arc<()>,
+    loans: Arc<()>,
     _memory: std::marker::PhantomData<std::cell::Cell<&'mem mut ()>>,
 }
 
 impl<'mem> Lender<'mem> {
-    /// Run `body` with a lender.
+    /// Run `body` with a lender, and abort the process if a part of it still exists afterwards.
     pub fn scope<R>(body: impl FnOnce(&Lender<'mem>) -> R) -> R {
-        struct AllBack(Arc<()>);
-        impl Drop for AllBack {
+        struct AbortOnLoan(Arc<()>);
+        impl Drop for AbortOnLoan {
             fn drop(&mut self) {
                 // The guard's own count and the lender's; also reached when `body` panics.
-                let lent = Arc::strong_count(&self.0) > 1;
-                // What other threads did with the memory happens before it is given back.
+                let on_loan = Arc::strong_count(&self.0) > 1;
+                // Accesses of other threads to the memory happen before it is returned.
                 std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-                if lent {
+                if on_loan {
                     std::process::abort();
                 }
             }
         }
-        let lender = Lender { lent: Arc::new(()), _memory: std::marker::PhantomData };
-        let all_back = AllBack(lender.lent.clone());
+        let lender = Lender { loans: Arc::new(()), _memory: std::marker::PhantomData };
+        let abort_on_loan = AbortOnLoan(lender.loans.clone());
         let lender = std::panic::AssertUnwindSafe(lender);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&lender)));
         drop(lender);
-        drop(all_back);
+        drop(abort_on_loan);
         match result {
             Ok(value) => value,
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 
-    /// Lend bytes to be written.
+    /// A part that borrows bytes for writing.
     pub fn exclusive(&self, bytes: &'mem mut [u8]) -> Part {
         let (ptr, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
-        // SAFETY: the borrow lasts for 'mem, which outlives `scope`'s call, and `scope` does not return while
-        // the part, which holds a clone of `lent`, exists.
-        unsafe { Part::exclusive(ptr, len, Some(self.lent.clone())) }
+        // SAFETY: the borrow lasts for 'mem, which outlives `scope`'s call, and `scope` does not
+        // return while the part, which holds a clone of `loans`, exists.
+        unsafe { Part::exclusive(ptr, len, Some(self.loans.clone())) }
     }
 
-    /// Lend bytes to be read.
+    /// A part that borrows bytes for reading.
     pub fn shared(&self, bytes: &'mem [u8]) -> Part {
         let (ptr, len) = (NonNull::from(bytes).cast(), bytes.len());
         // SAFETY: as in `exclusive`, with a shared borrow for shared access.
-        unsafe { Part::shared(ptr, len, Some(self.lent.clone())) }
+        unsafe { Part::shared(ptr, len, Some(self.loans.clone())) }
     }
 }
 

@@ -1,5 +1,5 @@
-//! The rules an operation has to keep before the kernel is asked, and the verdict after it answered: the
-//! same for every real side, in release builds too.
+//! Checks of an operation before the system call, and its result after it: the same for every real
+//! side, in release builds too.
 
 use std::ops::Deref;
 
@@ -8,38 +8,44 @@ use rustix::io::Errno;
 use crate::disk::{Completion, FileId, Op};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::DataFile;
-use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_mutants::{self as mutant, Mutant};
 
 /// Most parts of one operation: the kernel's UIO_MAXIOV (include/uapi/linux/uio.h).
 pub(crate) const PARTS_MAX: usize = 1024;
 
-/// Most bytes of one operation: the kernel's MAX_RW_COUNT (include/linux/fs.h), INT_MAX rounded down to a
-/// page. It cuts longer transfers short without an error.
+/// Most bytes of one operation: the kernel's MAX_RW_COUNT (include/linux/fs.h), INT_MAX rounded
+/// down to a page. The kernel truncates longer transfers without an error.
 pub(crate) const BYTES_MAX: u64 = 0x7fff_f000;
 
 /// Alignment in bytes that transfers must keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Align {
-    /// Of a part's address and length.
+    /// For a part's address and length.
     pub(crate) memory: usize,
-    /// Of offsets and total lengths.
+    /// For offsets and total lengths.
     pub(crate) offset: usize,
 }
 
-/// The file of `op`, which `find` finds by its number, if `op` keeps every rule.
+/// The file of `op`, looked up by number with `find`, if `op` passes every check.
 pub(crate) fn check<F: Deref<Target = DataFile>>(
     find: impl FnOnce(FileId) -> Option<F>,
     align: Align,
     op: &Op,
 ) -> Result<F, IoFault> {
-    let (id, offset) = place(op);
+    let (id, offset) = target(op);
     let kind = FaultKind::Invalid;
     let Some(file) = find(id) else {
-        return Err(IoFault::found(kind, name(op), "", offset, format!("no such file is open: id={}", id.0)));
+        return Err(IoFault::found(
+            kind,
+            fault_op(op),
+            "",
+            offset,
+            format!("no such file is open: id={}", id.0),
+        ));
     };
     match broken_rule(&file, align, op) {
         None => Ok(file),
-        Some(rule) => Err(IoFault::found(kind, name(op), file.path.clone(), offset, rule)),
+        Some(rule) => Err(IoFault::found(kind, fault_op(op), file.path.clone(), offset, rule)),
     }
 }
 
@@ -69,11 +75,12 @@ fn broken_rule(file: &DataFile, align: Align, op: &Op) -> Option<String> {
     if bytes > BYTES_MAX {
         return Some(format!("too long for one operation: bytes={bytes} most={BYTES_MAX}"));
     }
-    // Offsets are signed in the kernel, and io_uring takes -1 for "where the file stands".
+    // Offsets are signed in the kernel, and io_uring interprets -1 as the current file position.
     let end = offset.checked_add(bytes).filter(|end| *end <= i64::MAX as u64);
     match end {
         None => Some(format!("range beyond any file: bytes={bytes}")),
-        // The file was allocated whole; a write past it would take room that nobody accounted for.
+        // The file was allocated as a whole; a write past its end would take space that is not
+        // accounted for.
         Some(end) if !reads && end > file.len => {
             Some(format!("write past the allocated end: bytes={bytes} len={}", file.len))
         }
@@ -81,33 +88,33 @@ fn broken_rule(file: &DataFile, align: Align, op: &Op) -> Option<String> {
     }
 }
 
-/// The verdict on an operation of which the kernel says that it moved so many bytes.
+/// The result of an operation for which the kernel reported `moved` bytes.
 pub(crate) fn verdict(op: &Op, path: &str, moved: Result<u64, Errno>) -> Result<(), IoFault> {
-    let (_, offset) = place(op);
+    let (_, offset) = target(op);
     let wanted = op.bytes();
     match moved {
         Ok(n) if n == wanted || mutant::on(Mutant::ShortIsOk) => Ok(()),
         Ok(n) => {
             let detail = format!("moved={n} wanted={wanted}");
-            Err(IoFault::found(FaultKind::Short, name(op), path, offset, detail))
+            Err(IoFault::found(FaultKind::Short, fault_op(op), path, offset, detail))
         }
-        Err(e) => Err(IoFault::of_errno(name(op), path, offset, e.raw_os_error())),
+        Err(e) => Err(IoFault::of_errno(fault_op(op), path, offset, e.raw_os_error())),
     }
 }
 
-/// The completion of an operation that was refused before it started.
+/// The completion of an operation that was refused before it was submitted.
 pub(crate) fn refused(token: u64, op: Op, fault: IoFault) -> Completion {
     Completion { token, result: Err(fault), op }
 }
 
-fn place(op: &Op) -> (FileId, u64) {
+fn target(op: &Op) -> (FileId, u64) {
     match op {
         Op::Read { file, offset, .. } | Op::Write { file, offset, .. } => (*file, *offset),
         Op::Sync { file } => (*file, 0),
     }
 }
 
-fn name(op: &Op) -> FaultOp {
+fn fault_op(op: &Op) -> FaultOp {
     match op {
         Op::Read { .. } => FaultOp::Read,
         Op::Write { .. } => FaultOp::Write,

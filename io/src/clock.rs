@@ -1,8 +1,9 @@
-//! Time as the store sees it: monotonic, injected, never the wall.
+//! Time for the store: monotonic, injected, never wall-clock time.
 
 use std::time::Duration;
 
-/// Nanoseconds since some fixed moment of this process or simulation; comparable only within one clock.
+/// Nanoseconds since a fixed moment of this process or simulation; comparable only within one
+/// clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Mono(pub u64);
 

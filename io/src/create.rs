@@ -1,4 +1,5 @@
-//! Making a data file: directories, name, lock, every block, and all of it durable; or nothing at all.
+//! Creation of a data file: directories, name, lock, every block, and all of it durable. A failure
+//! leaves nothing.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -12,10 +13,10 @@ use crate::cow;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::file_system::check_length;
 
-/// Bytes of zeros written at once where the file system cannot allocate.
-const ZEROS: usize = 1 << 20;
-/// Bytes of zeros between syncs: who is told to stop does not wait for all of them.
-const ZEROS_UNSYNCED: u64 = 64 << 20;
+/// Bytes of zeros in one write, where the file system cannot allocate.
+const ZERO_WRITE_BYTES: usize = 1 << 20;
+/// Bytes of zeros between syncs, so that a stop does not wait for all of them.
+const ZERO_SYNC_BYTES: u64 = 64 << 20;
 
 /// A name must be one plain path component.
 pub(crate) fn check_name(dir: &Path, name: &str, op: FaultOp) -> Result<(), IoFault> {
@@ -26,8 +27,8 @@ pub(crate) fn check_name(dir: &Path, name: &str, op: FaultOp) -> Result<(), IoFa
     Err(IoFault::found(FaultKind::Invalid, op, show(dir), 0, detail))
 }
 
-/// Create and lock `dir/name` with `len` allocated bytes that read as zeros; `dir` exists. `direct` sets
-/// O_DIRECT. If `stop` is raised meanwhile it fails soon, and leaves nothing.
+/// Create and lock `dir/name` with `len` allocated bytes that read as zeros; `dir` must exist.
+/// `direct` sets O_DIRECT. If `stop` is raised meanwhile, it fails soon and leaves nothing.
 pub(crate) fn create(
     dir: &Path,
     name: &str,
@@ -39,14 +40,14 @@ pub(crate) fn create(
     let path = dir.join(name);
     check_length(&path, len, FaultOp::Create)?;
     let fault = |e: Errno| IoFault::of_errno(FaultOp::Create, show(&path), 0, e.raw_os_error());
-    // O_DIRECT only later: an open that refuses it with EINVAL has made the file all the same.
+    // O_DIRECT is set later: an open that refuses it with EINVAL has already created the file.
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)).map_err(fault)?;
     let filled = lock(&fd, &path, FaultOp::Create).and_then(|()| {
         cow::write_in_place(&fd);
         allocate(&fd, len, &path, stop).map_err(|e| match e {
             Errno::CANCELED => {
-                let detail = "told to stop before all of the file was allocated";
+                let detail = "stop requested before the file was fully allocated";
                 IoFault::found(FaultKind::Other, FaultOp::Create, show(&path), 0, detail)
             }
             e => fault(e),
@@ -64,13 +65,15 @@ pub(crate) fn create(
     }
 }
 
-/// Take the lock of one writer on the open description `fd`.
+/// Lock the open file description `fd` for one writer.
 pub(crate) fn lock(fd: &OwnedFd, path: &Path, op: FaultOp) -> Result<(), IoFault> {
     retry_on_intr(|| flock(fd, FlockOperation::NonBlockingLockExclusive)).map_err(|e| {
         let mut fault = IoFault::of_errno(op, show(path), 0, e.raw_os_error());
         if e == Errno::WOULDBLOCK {
             fault.kind = FaultKind::Locked;
-            fault.detail = "another process, or a transfer it left behind, holds the file".to_owned();
+            fault.detail =
+                "another process, or an unfinished transfer of an ended one, holds the file's lock"
+                    .to_owned();
         }
         fault
     })
@@ -93,7 +96,7 @@ pub(crate) fn sync_dir(dir: &Path, op: FaultOp) -> Result<(), IoFault> {
         .map_err(|e| IoFault::of_errno(op, show(dir), 0, e.raw_os_error()))
 }
 
-/// A path as messages show it.
+/// A path as text for messages.
 pub(crate) fn show(path: &Path) -> String {
     path.display().to_string()
 }
@@ -108,16 +111,16 @@ fn allocate(fd: &OwnedFd, len: u64, path: &Path, stop: &AtomicBool) -> Result<()
     }
     loop {
         match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len) {
-            // Where files are memory a long allocation ends at a signal.
+            // On a memory file system a signal ends a long allocation.
             Err(Errno::INTR) if stop.load(Ordering::Relaxed) => return Err(Errno::CANCELED),
             Err(Errno::INTR) => {}
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                if len > ZEROS as u64 {
+                if len > ZERO_WRITE_BYTES as u64 {
                     tracing::warn!(
                         path = %show(path),
                         bytes = len,
-                        "the file system does not allocate (fallocate): writing zeros instead, once, which takes as \
-                         long as the drive needs for so many bytes"
+                        "the file system does not allocate (fallocate): writing zeros instead, once; this takes \
+                         as long as the drive needs to write all bytes"
                     );
                 }
                 return write_zeros(fd, len, stop);
@@ -128,21 +131,21 @@ fn allocate(fd: &OwnedFd, len: u64, path: &Path, stop: &AtomicBool) -> Result<()
 }
 
 fn write_zeros(fd: &OwnedFd, len: u64, stop: &AtomicBool) -> Result<(), Errno> {
-    // Known beforehand, it need not be found by filling the file system for everybody else.
+    // Checked beforehand, so that the file system is not filled for all other users.
     let room = rustix::fs::fstatvfs(fd)?;
     if room.f_bavail.saturating_mul(room.f_frsize) < len {
         return Err(Errno::NOSPC);
     }
-    let zeros = vec![0; ZEROS];
+    let zeros = vec![0; ZERO_WRITE_BYTES];
     let mut at = 0;
     while at < len {
         if stop.load(Ordering::Relaxed) {
             return Err(Errno::CANCELED);
         }
-        if at > 0 && at.is_multiple_of(ZEROS_UNSYNCED) {
+        if at > 0 && at.is_multiple_of(ZERO_SYNC_BYTES) {
             retry_on_intr(|| rustix::fs::fdatasync(fd))?;
         }
-        let n = usize::try_from(len - at).unwrap_or(ZEROS).min(ZEROS);
+        let n = usize::try_from(len - at).unwrap_or(ZERO_WRITE_BYTES).min(ZERO_WRITE_BYTES);
         match retry_on_intr(|| rustix::io::pwrite(fd, &zeros[..n], at))? {
             0 => return Err(Errno::NOSPC),
             n => at += n as u64,
@@ -151,8 +154,9 @@ fn write_zeros(fd: &OwnedFd, len: u64, stop: &AtomicBool) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Give back what a failed creation took. A failed fallocate leaves the blocks it got allocated (seen on ext4:
-/// the file system stays full), so the file is cut before its name goes: the descriptor may live on.
+/// Undo a failed creation. A failed fallocate keeps the blocks that it allocated (seen on ext4: the
+/// file system stays full), so the file is truncated before it is unlinked: the descriptor may stay
+/// open.
 fn roll_back(fd: &OwnedFd, dir: &Path, path: &Path) {
     let undone = rustix::fs::ftruncate(fd, 0).and(rustix::fs::unlink(path));
     if let Err(e) = undone {
@@ -163,7 +167,8 @@ fn roll_back(fd: &OwnedFd, dir: &Path, path: &Path) {
     }
 }
 
-/// Make `dir` and its missing ancestors, each entry durable; returns those made, outermost first.
+/// Create `dir` and its missing ancestors, each entry durable; returns the created ones, outermost
+/// first.
 pub(crate) fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>, IoFault> {
     let missing: Vec<&Path> =
         dir.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.is_dir()).collect();
@@ -181,7 +186,7 @@ pub(crate) fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>, IoFault> {
 fn make_dir(path: &Path, made: &mut Vec<PathBuf>) -> Result<(), IoFault> {
     match rustix::fs::mkdir(path, Mode::RWXU) {
         Ok(()) => made.push(path.to_owned()),
-        // Another store of the same process may be making its own below the same parent.
+        // Another store of the same process may be creating the same parent.
         Err(Errno::EXIST) => {}
         Err(e) => return Err(IoFault::of_errno(FaultOp::Create, show(path), 0, e.raw_os_error())),
     }
@@ -198,7 +203,7 @@ fn parent(path: &Path) -> PathBuf {
 /// Remove those of `made` (outermost first) that are empty.
 pub(crate) fn remove_dirs(made: &[PathBuf]) {
     for path in made.iter().rev() {
-        // Not empty means that somebody else uses it by now, which is fine.
+        // A directory that is not empty is in use, which is no error.
         let _ = rustix::fs::rmdir(path);
     }
 }
@@ -213,9 +218,9 @@ mod tests {
     }
 
     #[test]
-    fn zeros_that_are_written_take_their_blocks() {
+    fn written_zeros_allocate_blocks() {
         let dir = tempfile::TempDir::new().unwrap();
-        let (fd, bytes) = (file(&dir), ZEROS as i64 + 4096);
+        let (fd, bytes) = (file(&dir), ZERO_WRITE_BYTES as i64 + 4096);
         write_zeros(&fd, bytes as u64, &AtomicBool::new(false)).unwrap();
         rustix::fs::fsync(&fd).unwrap();
         let found = rustix::fs::fstat(&fd).unwrap();
@@ -223,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_not_written_once_told_to_stop() {
+    fn stop_flag_ends_zero_writes() {
         let dir = tempfile::TempDir::new().unwrap();
         let fd = file(&dir);
         assert_eq!(write_zeros(&fd, 1 << 30, &AtomicBool::new(true)), Err(Errno::CANCELED));

@@ -1,23 +1,22 @@
-//! The disk seam: what the store asks of storage, and what it may rely on.
+//! The disk seam: the operations that the store needs from storage, and their contract.
 //!
-//! Invariants that every side (io_uring, blocking, simulated) keeps:
-//! - A [`Part`] moved into an [`Op`] belongs to the disk until its [`Completion`] hands it back. Nothing
-//!   else reads or writes that memory in between, and the disk never touches it afterwards.
-//! - A completion is `Ok` only if *every* byte of the operation was transferred. There is no count to
-//!   misread: a short transfer is an [`IoFault`] of kind [`FaultKind::Short`].
+//! Invariants that every implementation (io_uring, blocking, simulated) keeps:
+//! - A [`Part`] moved into an [`Op`] belongs to the disk until its [`Completion`] hands it back.
+//!   Nothing else reads or writes that memory in between, and the disk never touches it afterwards.
+//! - A completion is `Ok` only if *every* byte of the operation was transferred. There is no count
+//!   to misread: a short transfer is an [`IoFault`] of kind [`FaultKind::Short`](crate::fault::FaultKind::Short).
 //! - Each submitted operation completes exactly once, on the queue it was submitted to.
-//! - Operations are unordered among themselves. A [`Op::Sync`] covers exactly the writes to its file whose
-//!   completions had been *returned* by a queue of this disk before the sync was submitted.
+//! - Operations are unordered among themselves. A [`Op::Sync`] covers exactly the writes to its
+//!   file whose completions had been *returned* by a queue of this disk before the sync was
+//!   submitted.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::buffer::Part;
-use crate::fault::{FaultKind, FaultOp, IoFault};
-use crate::prefetch;
+use crate::fault::IoFault;
 use crate::registered::Registration;
 
-/// A file of the store, as [`Disk::create`] and [`Disk::open`] number them.
+/// A file of the store: the number that [`Disk::create`] and [`Disk::open`] gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u32);
 
@@ -33,7 +32,7 @@ pub enum Side {
     Simulated,
 }
 
-/// What a disk is and what it demands.
+/// Properties of a disk and the alignment that it demands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskFacts {
     /// Which implementation moves the bytes.
@@ -46,12 +45,13 @@ pub struct DiskFacts {
     pub offset_align: usize,
     /// Most parts that one operation may have.
     pub parts_max: usize,
-    /// Why this side was chosen, for the line said at open.
+    /// The reason for choosing this side, for the log line at open.
     pub reason: String,
 }
 
-/// One operation. `offset` and the sum of the parts' lengths are multiples of `offset_align`, each part's
-/// address and length are multiples of `memory_align`; checked in release builds too (kind `Invalid`).
+/// One operation. `offset` and the sum of the parts' lengths are multiples of `offset_align`, each
+/// part's address and length are multiples of `memory_align`; checked in release builds too (kind
+/// `Invalid`).
 #[derive(Debug)]
 pub enum Op {
     /// Fill `parts` in order from `offset`. Every part must be exclusive.
@@ -97,83 +97,74 @@ impl Op {
     }
 }
 
-/// The end of an operation: its verdict, and its memory handed back.
+/// A finished operation: its result, and its memory handed back.
 #[derive(Debug)]
 pub struct Completion {
-    /// What the submitter named the operation.
+    /// The number that the submitter gave the operation.
     pub token: u64,
-    /// `Ok` only if all of it happened.
+    /// `Ok` only if every byte was transferred, or the sync succeeded.
     pub result: Result<(), IoFault>,
-    /// The operation with its parts; what a failed read's parts hold is unspecified but initialised.
+    /// The operation with its parts. After a failed read their bytes are unspecified but
+    /// initialised.
     pub op: Op,
 }
 
-impl Completion {
-    /// Start bringing what a read begins with, so many bytes, into the cache: the disk wrote it to memory.
-    pub fn expect(&self, bytes: usize) {
-        if let Op::Read { parts, .. } = &self.op {
-            parts.first().into_iter().for_each(|part| prefetch::front(part.bytes(), bytes));
-        }
-    }
-}
-
-/// One thread's way to the disk; it may go from thread to thread, with operations in flight too. Never blocks except in [`Queue::wait`]. Dropping a queue waits for the
-/// operations still in flight (bounded), and leaks their memory rather than let the kernel write into it
-/// after it was freed.
+/// A queue of operations for one thread at a time; it may move to another thread, also with
+/// operations in flight. Only [`Queue::wait`] blocks. Dropping a queue waits for the operations
+/// still in flight (bounded), and leaks their memory rather than let the kernel write into it after
+/// it was freed.
 pub trait Queue: Send {
     /// How many operations may be submitted now.
     fn room(&self) -> usize;
-    /// How many operations have been submitted and not been handed back.
+    /// How many operations have been submitted and not yet handed back.
     fn in_flight(&self) -> usize;
-    /// Take an operation. With no room left it is handed back unharmed. An operation that can be seen to
-    /// be wrong (alignment, unknown file) is taken and completes with a fault.
+    /// Submit an operation. With no room left it is handed back unharmed. An operation with a
+    /// detectable error (alignment, unknown file) is accepted and completes with a fault.
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op>;
     /// Move every finished operation to `done`; start what was submitted. Never waits.
     fn poll(&mut self, done: &mut Vec<Completion>);
     /// As `poll`, but wait until at least one operation finished, none is in flight, or `timeout` passed.
     fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration);
-    /// Let dropping it wait no longer than `wait` for operations in flight; at first that is 30 s.
+    /// Bound the wait for operations in flight when this queue is dropped; the default is 30 s.
     fn limit_drop(&mut self, _wait: Duration) {}
 }
 
 /// Storage in one or several directories. Control operations block and are rare.
 pub trait Disk: Send + Sync {
-    /// What this disk is and demands.
+    /// Properties and demands of this disk.
     fn facts(&self) -> DiskFacts;
-    /// Number of directories; `dir` arguments are below it.
+    /// Number of directories; each `dir` argument is smaller.
     fn dirs(&self) -> usize;
     /// A directory's name for messages.
     fn dir_name(&self, dir: usize) -> String;
     /// Names and lengths of the regular files in a directory; empty if the directory does not exist.
     fn list(&self, dir: usize) -> Result<Vec<(String, u64)>, IoFault>;
-    /// Create `name`, allocate all of `len` bytes (reading as zeros), lock it for one writer and sync file
-    /// and directory. Directories are made as needed. On failure nothing is left behind, no block stays
-    /// taken. An existing file is a fault of kind `Exists`.
+    /// Create `name`, allocate all of `len` bytes (reading as zeros), lock it for one writer and
+    /// sync file and directory. Directories are made as needed. A failure leaves no file and no
+    /// allocated block. An existing file is a fault of kind `Exists`.
     fn create(&self, dir: usize, name: &str, len: u64) -> Result<FileId, IoFault>;
-    /// Open an existing file for reading and writing, and lock it: held by another opener, a fault of kind
-    /// `Locked`; absent, of kind `NotFound`. The lock lives on the open description that transfers use, so
-    /// that a killed process's transfer still in flight keeps it. Returns the file's length too.
+    /// Open an existing file for reading and writing, and lock it. If another opener holds the
+    /// lock, the fault is of kind `Locked`; if the file is absent, of kind `NotFound`. The lock
+    /// belongs to the open file description that transfers use, so a transfer still in flight after
+    /// its process was killed keeps the lock. Returns the file's length too.
     fn open(&self, dir: usize, name: &str) -> Result<(FileId, u64), IoFault>;
-    /// Remove a file by name and sync the directory; absent is fine. A directory that this disk made goes with
-    /// the last file in it.
+    /// Remove a file by name and sync the directory; it is no error if the file is absent. A
+    /// directory that this disk made is removed with the last file in it.
     fn remove(&self, dir: usize, name: &str) -> Result<(), IoFault>;
-    /// Whether every file that is open is still the one that its name leads to, and as long as it was: a fault of kind `Gone`
-    /// names the first that is not. What was synced to it will not be found by the next open. Costs two system calls a file.
+    /// Check that each open file is still the one under its name, and not shorter than it was. A
+    /// fault of kind `Gone` names the first that is not: data synced to it would be missing after
+    /// the next open. Costs two system calls a file.
     fn check_names(&self) -> Result<(), IoFault>;
-    /// The first bytes of a file, whoever has its lock, for messages alone.
+    /// The first bytes of a file, whether or not it is locked; for messages only.
     fn glance(&self, _dir: usize, _name: &str) -> Option<Vec<u8>> {
         None
     }
-    /// Spare reads into this memory the looking up of its pages, as far as this side can, until the registration is dropped:
-    /// `len` bytes from the address `base`, which are mapped, and to the same pages, all that while. Costs what looking all of
-    /// them up does, here and at each queue's next read. A fault says why it cannot be had; reads are what they were then.
+    /// Register the `len` bytes at address `base`, as far as this side can, so that reads into them
+    /// skip the page look-up, until the registration is dropped. The memory must stay mapped to the
+    /// same pages for that time. The cost is one look-up of all pages, now and at each queue's next
+    /// read. A fault says why registration failed; reads work without it.
     fn register(&self, _base: usize, _len: usize) -> Result<Registration, IoFault> {
         Ok(Registration::none())
-    }
-    /// A file, opened once more to be read alone, for another process ([`crate::handed`]). Of kind `Unsupported` where this side cannot.
-    fn reader(&self, _file: FileId) -> Result<OwnedFd, IoFault> {
-        let detail = "files of this side are of one process";
-        Err(IoFault::found(FaultKind::Unsupported, FaultOp::Open, "", 0, detail))
     }
     /// A queue for one thread that holds up to `depth` operations in flight.
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault>;

@@ -1,6 +1,6 @@
 //! Randomness, injected so that a seed replays a run.
 
-/// A source of random bytes. The real side is the kernel's generator.
+/// A source of random bytes. On a real machine it is the kernel's generator.
 pub trait Entropy: Send + Sync {
     /// Fill `out`.
     fn fill(&self, out: &mut [u8]);

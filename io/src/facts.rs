@@ -1,26 +1,28 @@
-//! How much memory this process may use: what the machine has, and what its control groups allow.
+//! The memory that this process may use: the machine's memory, and the limits of its control
+//! groups.
 
 use std::path::{Path, PathBuf};
 
 use crate::fault::{FaultKind, FaultOp, IoFault};
 
-/// Memory of the machine and of this process's share of it, in bytes.
+/// Memory of the machine and this process's share of it, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryFacts {
     /// The machine's memory: `MemTotal` of /proc/meminfo.
     pub total: u64,
-    /// What could be taken now without swapping: `MemAvailable` of /proc/meminfo, at most `limit`.
+    /// The memory that can be allocated now without swapping: `MemAvailable` of /proc/meminfo, at
+    /// most `limit`.
     pub available: u64,
-    /// The most this process may use: the least of `total` and the limits of its control group and all above
-    /// it, version 1 (`memory.limit_in_bytes`) and 2 (`memory.max`).
+    /// The most that this process may use: the minimum of `total` and the limits of its control
+    /// group and all groups above it, version 1 (`memory.limit_in_bytes`) and 2 (`memory.max`).
     pub limit: u64,
-    /// What sets `limit`: "MemTotal", or the control group's file.
+    /// The source of `limit`: "MemTotal", or the control group's file.
     pub source: String,
 }
 
 impl MemoryFacts {
-    /// Read the facts from /proc and the cgroup file systems. Fails only if /proc/meminfo cannot be read or
-    /// understood; a control group that cannot be seen does not limit.
+    /// Read the facts from /proc and the cgroup file systems. Fails only if /proc/meminfo cannot be
+    /// read or parsed; a control group that is not visible sets no limit.
     pub fn read() -> Result<MemoryFacts, IoFault> {
         let meminfo = "/proc/meminfo";
         let text = std::fs::read_to_string(meminfo)
@@ -29,17 +31,18 @@ impl MemoryFacts {
             let detail = "no MemTotal and MemAvailable in kB";
             IoFault::found(FaultKind::Other, FaultOp::Probe, meminfo, 0, detail)
         })?;
-        Ok(least(total, available, limits(&MEMORY)))
+        Ok(with_limits(total, available, limits(&MEMORY)))
     }
 }
 
-/// The least `pids.max` of this process's control group and all above it, as `FILE=VALUE`.
+/// The smallest `pids.max` of this process's control group and all groups above it, as
+/// `FILE=VALUE`.
 pub(crate) fn pids_max() -> Option<String> {
     let (limit, file) = limits(&PIDS).min()?;
     Some(format!("{file}={limit}"))
 }
 
-/// The limits of this process's control group and all above it, with their files.
+/// The limits of this process's control group and all groups above it, with their files.
 fn limits(controller: &'static Controller) -> impl Iterator<Item = (u64, String)> {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -49,8 +52,8 @@ fn limits(controller: &'static Controller) -> impl Iterator<Item = (u64, String)
     })
 }
 
-fn least(total: u64, available: u64, limits: impl Iterator<Item = (u64, String)>) -> MemoryFacts {
-    // The first of equals: a limit equal to the machine's memory is none.
+fn with_limits(total: u64, available: u64, limits: impl Iterator<Item = (u64, String)>) -> MemoryFacts {
+    // Of equal values the first: a limit equal to the machine's memory is no limit.
     let (limit, source) = limits.fold((total, "MemTotal".to_owned()), |a, b| if b.0 < a.0 { b } else { a });
     MemoryFacts { total, available: available.min(limit), limit, source }
 }
@@ -64,12 +67,12 @@ fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
     Some((field("MemTotal:")?, field("MemAvailable:")?))
 }
 
-/// A limit file's bytes; `None` for "max" and for what is no number.
+/// The value of a limit file; `None` for "max" and for text that is not a number.
 fn parse_limit(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// Where a hierarchy is mounted, and which of its groups is the root of what can be seen there.
+/// The mount point of a hierarchy, and the group that is its visible root.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     root: String,
@@ -78,7 +81,7 @@ struct Mount {
     file: &'static str,
 }
 
-/// A controller, and its files that hold a limit in the two versions of control groups.
+/// A controller, and the files of its limit in the two versions of control groups.
 struct Controller {
     name: &'static str,
     v1_file: &'static str,
@@ -103,8 +106,8 @@ fn limit_files(own_cgroup: &str, mountinfo: &str, controller: &'static Controlle
 }
 
 fn walk(mount: &Mount, group: &str, files: &mut Vec<PathBuf>) {
-    // A group outside the mount's root (seen through a foreign mount) leaves the mount point itself, which is
-    // what a container sees as its own.
+    // If the group is outside the mount's root (a foreign mount), only the mount point is left,
+    // which is what a container sees as its own group.
     let below = Path::new(group).strip_prefix(&mount.root).unwrap_or(Path::new(""));
     let mut dir = mount.point.join(below);
     loop {
@@ -115,8 +118,8 @@ fn walk(mount: &Mount, group: &str, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// A line of /proc/self/cgroup, "id:controllers:path", if it is of the controller's hierarchy (cgroups(7)): whether that is of
-/// version 2, and the path.
+/// Parse a line of /proc/self/cgroup, "id:controllers:path", if it belongs to the controller's
+/// hierarchy (cgroups(7)): whether that hierarchy is version 2, and the path.
 fn parse_own<'l>(line: &'l str, controller: &Controller) -> Option<(bool, &'l str)> {
     let mut fields = line.splitn(3, ':');
     let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
@@ -129,7 +132,8 @@ fn parse_own<'l>(line: &'l str, controller: &Controller) -> Option<(bool, &'l st
     }
 }
 
-/// A line of /proc/self/mountinfo if it mounts the controller's hierarchy (proc_pid_mountinfo(5)).
+/// Parse a line of /proc/self/mountinfo if it mounts the controller's hierarchy
+/// (proc_pid_mountinfo(5)).
 fn parse_mount(line: &str, controller: &'static Controller) -> Option<Mount> {
     let (front, back) = line.split_once(" - ")?;
     let mut front = front.split(' ').skip(3);
@@ -146,7 +150,7 @@ fn parse_mount(line: &str, controller: &'static Controller) -> Option<Mount> {
 
 /// Undo the kernel's octal escapes of space, tab, newline and backslash.
 fn unescape(field: &str) -> String {
-    // The backslash last, so that what it yields is not read again.
+    // The backslash is last, so that its result is not unescaped again.
     field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
@@ -167,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn meminfo_is_in_bytes() {
+    fn meminfo_is_parsed_to_bytes() {
         assert_eq!(parse_meminfo(MEMINFO), Some((16 << 20, 8 << 20)));
         assert_eq!(parse_meminfo("MemTotal: 1 kB\n"), None);
         assert_eq!(parse_meminfo("MemTotal: x kB\nMemAvailable: 1 kB\n"), None);
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn both_hierarchies_are_walked_to_their_roots() {
+    fn both_cgroup_hierarchies_are_walked_to_root() {
         let own = "9:name=systemd:/\n4:memory:/a/b\n3:cpu,cpuacct:/a\n0::/x\n";
         let expected = [
             "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_sees_its_group_as_the_mount_point() {
+    fn cgroup_outside_mount_root_maps_to_mount_point() {
         let mounts = "32 26 0:29 /docker/abc /sys/fs/cgroup/memory\\040x ro - cgroup cgroup rw,memory\n";
         let at_root = ["/sys/fs/cgroup/memory x/memory.limit_in_bytes"];
         assert_eq!(names("4:memory:/docker/abc\n", mounts), at_root);
@@ -199,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_does_not_limit() {
+    fn unparsable_cgroup_files_set_no_limit() {
         assert_eq!(names("garbage\n:::\n4:memory\n", V1_MOUNTS), Vec::<String>::new());
         assert_eq!(names("4:memory:/a\n", "garbage\n1 2 3 - cgroup\n - - -\n"), Vec::<String>::new());
         assert_eq!(parse_limit("max\n"), None);
@@ -208,17 +212,17 @@ mod tests {
     }
 
     #[test]
-    fn the_least_limit_wins_and_is_named() {
+    fn smallest_limit_is_chosen_and_named() {
         let none = [(9_223_372_036_854_771_712, "v1".to_owned())];
-        let facts = least(100, 50, none.into_iter());
+        let facts = with_limits(100, 50, none.into_iter());
         assert_eq!((facts.limit, facts.source.as_str(), facts.available), (100, "MemTotal", 50));
         let some = [(60, "a".to_owned()), (40, "b".to_owned()), (40, "c".to_owned())];
-        let facts = least(100, 50, some.into_iter());
+        let facts = with_limits(100, 50, some.into_iter());
         assert_eq!((facts.limit, facts.source.as_str(), facts.available), (40, "b", 40));
     }
 
     #[test]
-    fn this_machine_has_memory() {
+    fn memory_facts_of_this_machine_are_consistent() {
         let facts = MemoryFacts::read().unwrap();
         assert!(facts.available > 0 && facts.available <= facts.limit, "{facts:?}");
         assert!(facts.limit <= facts.total, "{facts:?}");

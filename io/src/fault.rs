@@ -1,19 +1,19 @@
-//! What can go wrong with I/O: kind, operation, place, and the errno as the kernel gave it.
+//! I/O faults: kind, operation, place, and the errno as the kernel gave it.
 
 use std::fmt;
 
-/// What failed, as far as the store has to tell cases apart.
+/// The kinds of fault that the store must tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
     /// The device failed the transfer (EIO and its kin).
     Device,
-    /// Fewer bytes moved than asked for.
+    /// Fewer bytes were transferred than requested.
     Short,
     /// No room on the device or the file system (ENOSPC, EDQUOT).
     NoSpace,
     /// The file system is mounted read-only (EROFS) or the file may not be written (EACCES, EPERM).
     ReadOnly,
-    /// The operation broke an alignment or range rule (EINVAL, or found before the kernel was asked).
+    /// The operation broke an alignment or range rule (EINVAL, or detected before the system call).
     Invalid,
     /// The kernel or container refuses the mechanism (ENOSYS, EPERM of io_uring_setup, EOPNOTSUPP).
     Unsupported,
@@ -23,7 +23,8 @@ pub enum FaultKind {
     NotFound,
     /// The file exists already.
     Exists,
-    /// An open file is no longer what its name leads to: it was removed, replaced or cut.
+    /// The name of an open file no longer refers to it, or the file is shorter: it was removed,
+    /// replaced or truncated.
     Gone,
     /// A resource of the process ran out (EMFILE, ENOMEM, EAGAIN).
     Exhausted,
@@ -48,8 +49,8 @@ impl FaultKind {
         }
     }
 
-    /// Whether the same operation may succeed if tried once more. Never true of a failed sync's kind by
-    /// itself: a failed sync is not retried whatever its kind.
+    /// Whether a retry of the same operation may succeed. This does not apply to syncs: a failed
+    /// sync is never retried, whatever its kind.
     pub fn retryable(self) -> bool {
         matches!(self, FaultKind::Device | FaultKind::Short | FaultKind::Exhausted)
     }
@@ -78,7 +79,7 @@ pub enum FaultOp {
     Register,
     /// Starting a thread.
     Spawn,
-    /// Finding out what a directory or the system allows.
+    /// Probing a directory or the system for its limits.
     Probe,
 }
 
@@ -103,7 +104,7 @@ impl fmt::Display for FaultOp {
 /// A failed operation. The errno stays a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoFault {
-    /// What failed, for code.
+    /// The kind, for code that reacts to the fault.
     pub kind: FaultKind,
     /// Which operation.
     pub op: FaultOp,
@@ -111,9 +112,9 @@ pub struct IoFault {
     pub path: String,
     /// Byte offset in the file; 0 where there is none.
     pub offset: u64,
-    /// The kernel's errno; 0 where the kernel was not asked or transferred short.
+    /// The kernel's errno; 0 if no system call failed, or the transfer was short.
     pub errno: i32,
-    /// What else helps; may be empty.
+    /// Further detail for the message; may be empty.
     pub detail: String,
 }
 
@@ -124,7 +125,7 @@ impl IoFault {
         IoFault { kind, op, path, offset, errno, detail: String::new() }
     }
 
-    /// A failure found without the kernel; `detail` says what would be right.
+    /// A failure detected without a system call; `detail` names the broken rule.
     pub fn found(
         kind: FaultKind,
         op: FaultOp,

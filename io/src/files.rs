@@ -1,5 +1,5 @@
-//! The open data files of a disk, by number. Every operation in flight holds its file, so that a file's
-//! lock outlives each transfer that this process started.
+//! The open data files of a disk, by number. Every operation in flight holds its file, so a file's
+//! lock is held until each transfer that this process started has ended.
 
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use crate::disk::FileId;
 /// One open file: the lock and the transfers share its open description.
 #[derive(Debug)]
 pub(crate) struct DataFile {
-    /// The open description that carries the lock.
+    /// The open file description that holds the lock.
     pub(crate) fd: OwnedFd,
     /// For messages.
     pub(crate) path: String,
@@ -21,16 +21,16 @@ pub(crate) struct DataFile {
     pub(crate) dir: usize,
     /// Name within the directory.
     pub(crate) name: String,
-    /// Allocated bytes; writes stay below it.
+    /// Allocated bytes; no write goes past them.
     pub(crate) len: u64,
 }
 
 impl Drop for DataFile {
     fn drop(&mut self) {
-        // Closing alone is not enough: io_uring may hold its reference to the description a moment longer
-        // than the completion is visible, and the next open would find the file locked. Every transfer holds
-        // an Arc of this value, so none is in flight here. A killed process does not come here, and its lock
-        // lasts as long as its last transfer.
+        // Closing alone is not enough: io_uring may hold its reference to the description a moment
+        // longer than the completion is visible, and the next open would find the file locked.
+        // Every transfer holds an Arc of this value, so none is in flight now. A killed process
+        // does not run this, and its lock lasts as long as its last transfer.
         let _ = flock(&self.fd, FlockOperation::Unlock);
     }
 }
@@ -39,12 +39,12 @@ impl Drop for DataFile {
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     table: RwLock<Vec<Option<Arc<DataFile>>>>,
-    /// How often a file was forgotten.
-    forgotten: AtomicU64,
+    /// How many times a file was removed from the table.
+    removals: AtomicU64,
 }
 
 impl Files {
-    /// Number `file`; numbers are not used again.
+    /// Add `file` to the table and return its number; numbers are not reused.
     pub(crate) fn insert(&self, file: DataFile) -> FileId {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         table.push(Some(Arc::new(file)));
@@ -62,71 +62,74 @@ impl Files {
         self.table.read().unwrap_or_else(PoisonError::into_inner).iter().flatten().cloned().collect()
     }
 
-    /// The same; none if a thread that is not here was about to change the table.
+    /// As [`Files::all`] without waiting; empty if the table is locked, such as by a thread that
+    /// does not exist in a forked child.
     pub(crate) fn try_all(&self) -> Vec<Arc<DataFile>> {
         self.table.try_read().map_or_else(|_| Vec::new(), |table| table.iter().flatten().cloned().collect())
     }
 
     /// Close a removed file as soon as its last transfer ends, so that its blocks become free.
-    pub(crate) fn forget(&self, dir: usize, name: &str) {
+    pub(crate) fn remove(&self, dir: usize, name: &str) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         for slot in table.iter_mut() {
             if slot.as_ref().is_some_and(|f| f.dir == dir && f.name == name) {
                 *slot = None;
             }
         }
-        self.forgotten.fetch_add(1, Ordering::Release);
+        self.removals.fetch_add(1, Ordering::Release);
     }
 }
 
-/// A file as one queue knows it, which counts its own operations: queues of several threads share nothing that they write to.
+/// A file in one queue's cache. The queue's operations count references to the outer Arc, so queues
+/// of different threads write to no common memory.
 #[derive(Clone, Debug)]
-#[allow(clippy::redundant_allocation, reason = "the outer count is one queue's, the inner one everybody's")]
-pub(crate) struct KnownFile(Arc<Arc<DataFile>>);
+#[allow(clippy::redundant_allocation, reason = "the outer count is per queue, the inner one is shared")]
+pub(crate) struct CachedFile(Arc<Arc<DataFile>>);
 
-impl KnownFile {
-    /// The file, for whoever goes on with an operation of the queue.
+impl CachedFile {
+    /// The file, for another thread that continues an operation of the queue.
     pub(crate) fn shared(&self) -> Arc<DataFile> {
         Arc::clone(&self.0)
     }
 }
 
-impl Deref for KnownFile {
+impl Deref for CachedFile {
     type Target = DataFile;
     fn deref(&self) -> &DataFile {
         &self.0
     }
 }
 
-/// What one queue has looked up. A file that is forgotten stays open until the queue looks up another, or ends.
+/// The files that one queue has looked up. A removed file stays open until the queue looks up
+/// another, or is dropped.
 #[derive(Debug)]
-pub(crate) struct KnownFiles {
+pub(crate) struct FileCache {
     files: Arc<Files>,
-    forgotten: u64,
-    known: Vec<Option<KnownFile>>,
+    removals: u64,
+    cached: Vec<Option<CachedFile>>,
 }
 
-impl KnownFiles {
-    /// Nothing yet.
-    pub(crate) fn new(files: Arc<Files>) -> KnownFiles {
-        KnownFiles { files, forgotten: 0, known: Vec::new() }
+impl FileCache {
+    /// An empty cache.
+    pub(crate) fn new(files: Arc<Files>) -> FileCache {
+        FileCache { files, removals: 0, cached: Vec::new() }
     }
 
     /// The file of a number, unless it was never given or the file was removed.
-    pub(crate) fn get(&mut self, id: FileId) -> Option<KnownFile> {
-        let forgotten = self.files.forgotten.load(Ordering::Acquire);
-        if forgotten != self.forgotten {
-            self.forgotten = forgotten;
-            self.known.clear();
+    pub(crate) fn get(&mut self, id: FileId) -> Option<CachedFile> {
+        let removals = self.files.removals.load(Ordering::Acquire);
+        if removals != self.removals {
+            self.removals = removals;
+            self.cached.clear();
         }
         let at = id.0 as usize;
-        if let Some(Some(known)) = self.known.get(at) {
-            return Some(known.clone());
+        if let Some(Some(file)) = self.cached.get(at) {
+            return Some(file.clone());
         }
-        let known = KnownFile(Arc::new(self.files.get(id)?));
-        self.known.resize(self.known.len().max(at + 1), None);
-        self.known[at] = Some(known.clone());
-        Some(known)
+        let file = CachedFile(Arc::new(self.files.get(id)?));
+        self.cached.resize(self.cached.len().max(at + 1), None);
+        self.cached[at] = Some(file.clone());
+        Some(file)
     }
 }
 
@@ -138,32 +141,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_knows_what_is_open_and_not_what_was_removed() {
+    fn file_cache_returns_open_files_and_drops_removed_ones() {
         let dir = TempDir::new().unwrap();
         let files = Arc::new(Files::default());
-        let mut known = KnownFiles::new(files.clone());
+        let mut cache = FileCache::new(files.clone());
         let open = |name: &str| {
             let fd = crate::create::create(dir.path(), name, 4096, false, &Default::default()).unwrap();
             files.insert(DataFile { fd, path: name.to_owned(), dir: 0, name: name.to_owned(), len: 4096 })
         };
         let (a, b) = (open("a"), open("b"));
-        assert_eq!(known.get(b).map(|f| f.name.clone()).as_deref(), Some("b"));
-        assert_eq!(known.get(a).map(|f| f.name.clone()).as_deref(), Some("a"));
+        assert_eq!(cache.get(b).map(|f| f.name.clone()).as_deref(), Some("b"));
+        assert_eq!(cache.get(a).map(|f| f.name.clone()).as_deref(), Some("a"));
         let c = open("c");
-        assert_eq!(known.get(c).map(|f| f.name.clone()).as_deref(), Some("c"));
-        let in_flight = known.get(a);
-        files.forget(0, "a");
-        assert!(known.get(a).is_none());
-        assert!(known.get(b).is_some() && known.get(c).is_some());
-        assert_eq!(in_flight.map(|f| f.name.clone()).as_deref(), Some("a"), "a transfer has its file");
-        assert!(known.get(FileId(9)).is_none());
+        assert_eq!(cache.get(c).map(|f| f.name.clone()).as_deref(), Some("c"));
+        let in_flight = cache.get(a);
+        files.remove(0, "a");
+        assert!(cache.get(a).is_none());
+        assert!(cache.get(b).is_some() && cache.get(c).is_some());
+        assert_eq!(in_flight.map(|f| f.name.clone()).as_deref(), Some("a"), "a transfer keeps its file");
+        assert!(cache.get(FileId(9)).is_none());
     }
 
     #[test]
-    fn the_lock_goes_with_the_last_user_not_with_the_description() {
+    fn file_lock_is_released_with_last_transfer() {
         let dir = TempDir::new().unwrap();
         let fd = crate::create::create(dir.path(), "a", 4096, false, &Default::default()).unwrap();
-        // Stands for the reference that the kernel may keep a moment longer than an operation.
+        // Represents the reference that the kernel may keep a moment longer than an operation.
         let lingering = fd.try_clone().unwrap();
         let files = Files::default();
         let file = DataFile { fd, path: "a".to_owned(), dir: 0, name: "a".to_owned(), len: 4096 };
@@ -173,7 +176,7 @@ mod tests {
         let lock = || flock(&other, FlockOperation::NonBlockingLockExclusive);
 
         drop(files);
-        assert!(lock().is_err(), "free while an operation is in flight");
+        assert!(lock().is_err(), "unlocked while an operation is in flight");
         drop(in_flight);
         lock().unwrap();
         drop(lingering);

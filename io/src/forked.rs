@@ -1,5 +1,6 @@
-//! A child that was forked without `exec` has its parent's descriptors, and with them the locks of its stores: nobody could
-//! open them as long as the child lives, though the parent is gone.
+//! Releasing the file locks of a parent process in a forked child. A child that was forked without
+//! `exec` inherits its parent's descriptors, and with them the locks of its stores. While the child
+//! lives no process could open those stores, even after the parent has ended.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -13,25 +14,27 @@ use crate::files::Files;
 /// The open files of every disk, and the process that opened them.
 static DISKS: Mutex<Vec<(u32, Weak<Files>)>> = Mutex::new(Vec::new());
 
-/// A disk has these files.
-pub(crate) fn note(files: &Arc<Files>) {
+/// Register the files of a disk.
+pub(crate) fn track(files: &Arc<Files>) {
     let mut disks = DISKS.lock().unwrap_or_else(PoisonError::into_inner);
     disks.retain(|(_, files)| files.strong_count() > 0);
     disks.push((std::process::id(), Arc::downgrade(files)));
 }
 
-/// For a child that was just forked: let go of the data files of stores that its parent has open. The stores are not to be used
-/// here anyway. What a thread of the parent's had locked at the fork is left as it is.
+/// For a child that was just forked: release the data files of stores that its parent has open. The
+/// child must not use those stores anyway. Files that a parent's thread had locked at the time of
+/// the fork are left as they are.
 pub fn leave_files() {
     let Ok(disks) = DISKS.try_lock() else { return };
     let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else {
         return;
     };
-    let here = std::process::id();
-    let others = disks.iter().filter(|(process, _)| *process != here);
+    let own_pid = std::process::id();
+    let others = disks.iter().filter(|(process, _)| *process != own_pid);
     for file in others.filter_map(|(_, files)| files.upgrade()).flat_map(|files| files.try_all()) {
-        // SAFETY: `file` owns the descriptor, which stays open, and its owner: of what it stands for another thing is made, as
-        // dup3(2) does, and this value is not dropped.
+        // SAFETY: `file` owns the descriptor, which stays open and stays owned by it. As dup3(2)
+        // does, only the file description behind the descriptor is replaced, and this value is not
+        // dropped.
         let mut fd = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(file.fd.as_raw_fd()) });
         let _ = rustix::io::dup3(&null, &mut fd, DupFlags::CLOEXEC);
     }

@@ -1,7 +1,9 @@
-//! A copy, and the checksum of what was copied, in one pass: each byte is loaded once, and what is hashed is what is stored.
+//! A copy and the checksum of the copied bytes in one pass: each byte is loaded once, and the
+//! hashed bytes are the stored ones.
 //!
-//! A copy that is hashed behind itself goes over the bytes twice, and loads them again. One pass is as quick as `memcpy` where bytes
-//! come from memory, and of bytes that another process may change meanwhile it makes the checksum of the copy, whatever they were.
+//! A copy followed by a hash passes over the bytes twice, and loads them again. One pass is as fast
+//! as `memcpy` for bytes that come from memory. For bytes that another process may change
+//! meanwhile, the checksum is that of the copy.
 
 use pagelith_layouts::checksum::{Checksum, StreamChecksum, checksum};
 
@@ -14,44 +16,54 @@ mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod stripes;
 
-/// Bytes ahead that a copy asks for: what is on its way from memory while the multiplications of the lines before are made. As good as
-/// any of 0 to 8192 on one kind of CPU. Of what it begins with so much is asked for at the end of the copy before ([`Copier::then`]).
+/// Prefetch distance of a copy in bytes: these bytes are on their way from memory during the
+/// multiplications for the previous lines. Any distance from 0 to 8192 was equally good on one kind
+/// of CPU.
+#[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 4096;
 
-/// Stretches up to this long are copied plainly: what they begin and end in are parts of lines of the cache, mostly.
+/// Runs of stripes up to this long are copied with ordinary stores: most of their lines are only
+/// partly covered.
 #[cfg(target_arch = "x86_64")]
 const PLAIN_BYTES: usize = 192;
 
-/// Copies of so many bytes together go past the cache: most of them would be out of it again before anybody looks at them. Of
-/// 8 MiB both ways were as quick on one kind of CPU (`docs/decisions/0048-copied-and-hashed-in-one-pass.md`).
+/// Copies from this total size on bypass the cache: most of the bytes would be evicted again before
+/// they are read. At 8 MiB both kinds of store were equally fast on one kind of CPU
+/// (`docs/decisions/0048-copied-and-hashed-in-one-pass.md`).
 const WIDE_BYTES: u64 = 8 << 20;
 
-/// Where stores go.
+/// The kind of store that a copy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stores {
-    /// Into the cache: for what is looked at next, and for memory that the cache has.
+    /// Ordinary stores: for bytes that are read next, and for memory that is cached.
     Cached,
-    /// Past it, where the CPU can: a plain copy first reads what it overwrites. For memory that is not looked at again soon.
+    /// Non-temporal stores, where the CPU has them: an ordinary store first reads the line that it
+    /// overwrites. For memory that is not read again soon.
     PastCache,
 }
 
 impl Stores {
-    /// For somebody who is given so many bytes at once, and may look at them next.
+    /// The kind for a caller that receives `bytes` bytes at once, and may read them next.
     pub fn of(bytes: u64) -> Stores {
         if bytes < WIDE_BYTES { Stores::Cached } else { Stores::PastCache }
     }
 }
 
-/// A block that is copied in pieces of any length, one after the other. Whoever makes one waits for what it stores past the cache ([`settle`]).
+/// The copy of one block, in consecutive pieces of any length. Its user must call [`settle`] after
+/// non-temporal stores.
 pub(crate) struct BlockCopy {
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "elsewhere all copies are plain"))]
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "on other CPUs all copies are plain")
+    )]
     stores: Stores,
-    /// Bytes still to come.
+    /// Bytes of the block that are not copied yet.
     left: usize,
     sum: Sum,
 }
 
-/// Wait for stores past the cache. They may be seen after later ones; whoever is told of these bytes by a lock or an atomic must see them.
+/// Wait for non-temporal stores. They may become visible after later ones; a thread that learns of
+/// these bytes through a lock or an atomic must see them.
 fn settle() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64.
@@ -63,25 +75,26 @@ fn settle() {
 enum Sum {
     #[cfg(target_arch = "x86_64")]
     Fused(Fused),
-    /// Behind each copy: of short blocks, and where the CPU has no vectors that are known here.
-    Behind(Behind),
+    /// A separate hash after each copy: for short blocks, and on CPUs without supported vector
+    /// instructions.
+    Separate(SeparateHash),
 }
 
-enum Behind {
-    Nothing,
+enum SeparateHash {
+    Empty,
     Whole(Checksum),
     Pieces(Box<StreamChecksum>),
 }
 
 impl BlockCopy {
-    /// Of a block of `len` bytes.
+    /// Begin a block of `len` bytes.
     fn new(len: usize, stores: Stores) -> BlockCopy {
-        let mut block = BlockCopy { stores, left: 0, sum: Sum::Behind(Behind::Nothing) };
+        let mut block = BlockCopy { stores, left: 0, sum: Sum::Separate(SeparateHash::Empty) };
         block.begin(len);
         block
     }
 
-    /// Another block, in place: see [`Fused::finish`].
+    /// Begin another block, reusing this value's memory: see [`Fused::finish`].
     fn begin(&mut self, len: usize) {
         self.left = len;
         match &mut self.sum {
@@ -91,19 +104,7 @@ impl BlockCopy {
             sum if len > SHORT_MAX && std::arch::is_x86_feature_detected!("avx2") => {
                 *sum = Sum::Fused(Fused::new(len));
             }
-            sum => *sum = Sum::Behind(Behind::Nothing),
-        }
-    }
-
-    /// From here to the end of the block, what lies so far behind what is copied is asked for.
-    #[cfg_attr(
-        not(target_arch = "x86_64"),
-        expect(unused_variables, reason = "elsewhere all copies are plain")
-    )]
-    fn ask_ahead(&mut self, ahead: isize) {
-        #[cfg(target_arch = "x86_64")]
-        if let Sum::Fused(fused) = &mut self.sum {
-            fused.ahead = ahead;
+            sum => *sum = Sum::Separate(SeparateHash::Empty),
         }
     }
 
@@ -113,52 +114,56 @@ impl BlockCopy {
     /// If the lengths differ, or are more than what is left of the block.
     fn piece(&mut self, to: &mut [u8], from: &[u8]) {
         assert_eq!(to.len(), from.len(), "copies are between equal lengths");
-        // SAFETY: a borrow: so many bytes, that nobody writes meanwhile, and apart from what is borrowed to be written.
+        // SAFETY: `from` is a borrow of `to.len()` bytes, which are not written meanwhile and do
+        // not overlap the exclusive borrow `to`.
         unsafe { self.copy::<false>(to, from.as_ptr()) }
     }
 
-    /// The same, of bytes that another process may write meanwhile. What is copied is what it had there, or a mixture, and the checksum is of
-    /// the copy.
+    /// As [`BlockCopy::piece`], for bytes that another process may write meanwhile. The copy is
+    /// then any mixture of old and new bytes, and the checksum is of the copy.
     ///
     /// # Safety
-    /// `to.len()` bytes at `from` can be read, nothing in this process writes them, and they are no part of `to`.
+    /// `to.len()` bytes at `from` can be read, this process does not write them, and they do not
+    /// overlap `to`.
     ///
     /// # Panics
-    /// If these are more bytes than what is left of the block.
+    /// If the block has fewer bytes left.
     pub(crate) unsafe fn piece_shared(&mut self, to: &mut [u8], from: *const u8) {
         // SAFETY: the caller's promise.
         unsafe { self.copy::<true>(to, from) }
     }
 
-    /// The next bytes have come to where they belong by themselves.
+    /// Hash the next bytes of the block, which are already at their destination.
     ///
     /// # Panics
-    /// If these are more bytes than what is left of the block.
-    pub(crate) fn came(&mut self, bytes: &[u8]) {
-        let mut nowhere = [0; 4096];
+    /// If the block has fewer bytes left.
+    pub(crate) fn hash_in_place(&mut self, bytes: &[u8]) {
+        let mut discarded = [0; 4096];
         let stores = std::mem::replace(&mut self.stores, Stores::Cached);
-        bytes.chunks(nowhere.len()).for_each(|bytes| self.piece(&mut nowhere[..bytes.len()], bytes));
+        bytes.chunks(discarded.len()).for_each(|bytes| self.piece(&mut discarded[..bytes.len()], bytes));
         self.stores = stores;
     }
 
     /// # Safety
-    /// `to.len()` bytes at `from` can be read, and are no part of `to`. Nobody writes there meanwhile, but for other processes with `SHARED`.
+    /// `to.len()` bytes at `from` can be read, and do not overlap `to`. They are not written
+    /// meanwhile, except by other processes with `SHARED`.
     unsafe fn copy<const SHARED: bool>(&mut self, to: &mut [u8], from: *const u8) {
         self.left = self.left.checked_sub(to.len()).expect("no more than the block has");
         match &mut self.sum {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the caller's promise; that the CPU has AVX2 was asked when this was made.
+            // SAFETY: the caller's promise; AVX2 was detected when this value was made.
             Sum::Fused(fused) => unsafe { fused.copy::<SHARED>(to, from, self.stores) },
-            Sum::Behind(behind) => {
+            Sum::Separate(hash) => {
                 // SAFETY: the caller's promise.
                 unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
-                behind.take(to, self.left == 0);
+                hash.update(to, self.left == 0);
             }
         }
     }
 
-    /// The checksum of what was copied, as little-endian bytes have it. A number, and not bytes in memory: what is stored by two instructions and
-    /// loaded by one waits for all stores before it, those of the block among them.
+    /// The checksum of the copied bytes, as little-endian bytes have it. It is a number, and not
+    /// bytes in memory: a load of a value that two instructions stored waits for all earlier
+    /// stores, those of the block among them.
     ///
     /// # Panics
     /// If bytes of the block are missing.
@@ -167,25 +172,25 @@ impl BlockCopy {
         match &mut self.sum {
             #[cfg(target_arch = "x86_64")]
             Sum::Fused(fused) => fused.finish(),
-            Sum::Behind(Behind::Nothing) => u128::from_le_bytes(checksum(&[])),
-            Sum::Behind(Behind::Whole(sum)) => u128::from_le_bytes(*sum),
-            Sum::Behind(Behind::Pieces(stream)) => u128::from_le_bytes(stream.finish()),
+            Sum::Separate(SeparateHash::Empty) => u128::from_le_bytes(checksum(&[])),
+            Sum::Separate(SeparateHash::Whole(sum)) => u128::from_le_bytes(*sum),
+            Sum::Separate(SeparateHash::Pieces(stream)) => u128::from_le_bytes(stream.finish()),
         }
     }
 }
 
-impl Behind {
-    fn take(&mut self, bytes: &[u8], is_last: bool) {
+impl SeparateHash {
+    fn update(&mut self, bytes: &[u8], is_last: bool) {
         match self {
             _ if bytes.is_empty() => {}
-            Behind::Nothing if is_last => *self = Behind::Whole(checksum(bytes)),
-            Behind::Nothing => {
+            SeparateHash::Empty if is_last => *self = SeparateHash::Whole(checksum(bytes)),
+            SeparateHash::Empty => {
                 let mut stream = Box::new(StreamChecksum::new());
                 stream.update(bytes);
-                *self = Behind::Pieces(stream);
+                *self = SeparateHash::Pieces(stream);
             }
-            Behind::Pieces(stream) => stream.update(bytes),
-            Behind::Whole(_) => unreachable!("behind the last bytes there are none"),
+            SeparateHash::Pieces(stream) => stream.update(bytes),
+            SeparateHash::Whole(_) => unreachable!("no bytes follow the last ones"),
         }
     }
 }
@@ -193,14 +198,12 @@ impl Behind {
 #[cfg(target_arch = "x86_64")]
 struct Fused {
     sum: Accumulators,
-    /// How far behind what is copied that lies which is asked for.
-    ahead: isize,
     length: usize,
-    /// Stripes that were taken in.
+    /// Stripes that were hashed.
     stripes: usize,
-    /// The last of them.
+    /// The last hashed stripe.
     before: [u8; STRIPE],
-    /// The bytes behind it.
+    /// The bytes after it.
     part: [u8; STRIPE],
     in_part: usize,
 }
@@ -209,63 +212,56 @@ struct Fused {
 impl Fused {
     fn new(length: usize) -> Fused {
         let none = [0; STRIPE];
-        Fused {
-            sum: Accumulators::NEW,
-            ahead: AHEAD as isize,
-            length,
-            stripes: 0,
-            before: none,
-            part: none,
-            in_part: 0,
-        }
+        Fused { sum: Accumulators::NEW, length, stripes: 0, before: none, part: none, in_part: 0 }
     }
 
     fn begin(&mut self, length: usize) {
         (self.sum, self.length, self.stripes, self.in_part) = (Accumulators::NEW, length, 0, 0);
-        self.ahead = AHEAD as isize;
     }
 
-    /// Stripes that are taken in on the way: those before the last byte.
+    /// Stripes that are hashed during the copy: those that end before the last byte.
     fn stripes_max(&self) -> usize {
         (self.length - 1) / STRIPE
     }
 
     /// # Safety
-    /// As [`BlockCopy::copy`], no more than there is left of the block, and the CPU has AVX2.
+    /// As [`BlockCopy::copy`], with at most the rest of the block, and the CPU has AVX2.
     unsafe fn copy<const SHARED: bool>(&mut self, to: &mut [u8], from: *const u8, stores: Stores) {
         let mut done = 0;
         if self.in_part > 0 {
             done = to.len().min(STRIPE - self.in_part);
-            // SAFETY: the caller's promise, of the first bytes.
+            // SAFETY: the caller's promise, for the first bytes.
             unsafe { self.fill_part::<SHARED>(&mut to[..done], from) };
             if self.in_part < STRIPE || self.stripes == self.stripes_max() {
                 return;
             }
-            // SAFETY: a stripe of this value's own, to another.
+            // SAFETY: both are stripes of this value.
             unsafe {
                 let (before, part) = (self.before.as_mut_ptr(), self.part.as_ptr());
-                self.sum.copy::<false, false>(before, part, 1, self.stripes, AHEAD as isize)
+                self.sum.copy::<false, false>(before, part, 1, self.stripes)
             };
             (self.stripes, self.in_part) = (self.stripes + 1, 0);
         }
         let (to, from) = (&mut to[done..], from.wrapping_add(done));
         let count = (to.len() / STRIPE).min(self.stripes_max() - self.stripes);
-        let is_past =
+        let bypasses_cache =
             stores == Stores::PastCache && count * STRIPE > PLAIN_BYTES && to.as_ptr().addr() % 32 == 0;
-        // SAFETY: as many stripes lie in `to` and, by the caller's promise, at `from`; what is stored past the cache begins at a
-        // multiple of 32.
+        // SAFETY: `to` contains `count` stripes, and so does `from` by the caller's promise.
+        // Non-temporal stores begin at a multiple of 32.
         unsafe {
-            match is_past {
+            match bypasses_cache {
                 true => self.stripes::<true, SHARED>(to, from, count),
                 false => self.stripes::<false, SHARED>(to, from, count),
             }
         }
     }
 
-    /// Copy whole stripes, and what is behind them: fewer bytes than another, or the block's last ones.
+    /// Copy `count` whole stripes and the bytes after them, which are fewer than a stripe or the
+    /// last of the block.
     ///
     /// # Safety
-    /// As [`BlockCopy::copy`], the CPU has AVX2, and `to` has so many stripes, with `PAST` from a multiple of 32 on.
+    /// As [`BlockCopy::copy`], the CPU has AVX2, and `to` has `count` stripes, with `PAST` from a
+    /// multiple of 32 on.
     unsafe fn stripes<const PAST: bool, const SHARED: bool>(
         &mut self,
         to: &mut [u8],
@@ -274,7 +270,7 @@ impl Fused {
     ) {
         let (whole, rest) = to.split_at_mut(count * STRIPE);
         // SAFETY: the caller's promise.
-        unsafe { self.sum.copy::<PAST, SHARED>(whole.as_mut_ptr(), from, count, self.stripes, self.ahead) };
+        unsafe { self.sum.copy::<PAST, SHARED>(whole.as_mut_ptr(), from, count, self.stripes) };
         self.stripes += count;
         if !self.length.is_multiple_of(STRIPE) && count > 0 {
             self.before.copy_from_slice(&whole[whole.len() - STRIPE..]);
@@ -282,7 +278,8 @@ impl Fused {
         let from = from.wrapping_add(whole.len());
         match <&mut [u8; STRIPE]>::try_from(&mut *rest) {
             Ok(rest) => {
-                // SAFETY: a stripe of `to`, at a multiple of 32 if those before it are, and of what is at `from` by the caller's promise.
+                // SAFETY: `rest` is a stripe of `to`, at a multiple of 32 if those before it are;
+                // by the caller's promise `from` has as many bytes.
                 unsafe { stripes::copy_kept::<PAST, SHARED>(rest, from, &mut self.part) };
                 self.in_part = STRIPE;
             }
@@ -291,26 +288,26 @@ impl Fused {
         }
     }
 
-    /// Copy bytes to `to`, and keep them.
+    /// Copy bytes to `to`, and keep them in `part`.
     ///
     /// # Safety
     /// As [`BlockCopy::copy`], and the CPU has AVX2.
     unsafe fn fill_part<const SHARED: bool>(&mut self, to: &mut [u8], from: *const u8) {
         let part = &mut self.part[self.in_part..self.in_part + to.len()];
         // SAFETY: the caller's promise.
-        unsafe { stripes::take::<SHARED>(part, from) };
+        unsafe { stripes::copy_partial::<SHARED>(part, from) };
         to.copy_from_slice(part);
         self.in_part += to.len();
     }
 
-    /// Of a block of whole stripes nothing is moved, and nothing read in one load that was stored by several: such a load waits for all stores
-    /// before it, also those past the cache.
+    /// For a block of whole stripes no bytes are moved, and no load reads a value that several
+    /// instructions stored: such a load waits for all earlier stores, also non-temporal ones.
     fn finish(&self) -> u128 {
         if self.in_part == STRIPE {
             return self.sum.finish(&self.part, self.length as u64);
         }
         let mut last = self.part;
-        // The last 64 bytes, of which the stripe before has the first ones.
+        // The last 64 bytes of the block: the end of the previous stripe, then the partial one.
         last.rotate_left(self.in_part);
         last[..STRIPE - self.in_part].copy_from_slice(&self.before[self.in_part..]);
         self.sum.finish(&last, self.length as u64)

@@ -1,14 +1,17 @@
-//! What threads use without a lock while its owner may want it gone.
+//! A table of values that threads pin without a lock, while its owner may retire them.
 //!
-//! [`Readers`] is one word: how many are inside, and whether it is open to more. Both are changed by read-modify-writes of
-//! that word, so they happen in one order: who entered before it was closed is counted by whoever closes it, and who comes
-//! later is refused and leaves no trace. No fence is needed for that.
+//! [`Readers`] is one word: the number of readers, and an open bit. Both change by
+//! read-modify-writes of that word, so all changes have one order. A reader that entered before the
+//! close is counted when it is closed; a later one is refused and changes nothing. This needs no
+//! fence.
 //!
-//! [`Keeper`] and [`Kept`] are the two sides of a table of values behind such words. Invariants:
-//! 1. A place is filled only while it is empty, and opened behind that: who enters finds the value.
-//! 2. A value is taken out only after its place was closed and nobody is inside: nobody's borrow ends with it.
-//! 3. One keeper a table, and it fills, closes and takes by `&mut`; or, while it does nothing, those who have a place each ([`Own`]): none
-//!    of these meets another at one place.
+//! [`Keeper`] and [`Kept`] are the two sides of a table of values with such words. Invariants:
+//! 1. A place is filled only while it is empty, and opened after that: a reader that enters finds
+//!    the value.
+//! 2. A value is taken out only after its place was closed and its count is 0: no borrow of it
+//!    remains.
+//! 3. Each table has one keeper, which fills, closes and takes by `&mut`, so these operations are
+//!    serial.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -16,17 +19,18 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use crate::huge;
 use crate::sync::{Arc, AtomicPtr, AtomicU32};
-use crate::{huge, prefetch};
 
-/// The bit that says that it is open; the others are the count.
+/// The open bit; the other bits are the count.
 const OPEN: u32 = 1 << 31;
 const COUNT: u32 = OPEN - 1;
 
-/// Places that are made at a time, when the first of them is filled: a table of none costs nothing.
+/// Places per chunk. A chunk is allocated when its first place is filled, so an empty table costs
+/// nothing.
 const CHUNK: usize = 1 << 18;
 
-/// How many are inside, and whether more may enter. Closed at first.
+/// A count of readers and whether more may enter. Initially closed.
 #[derive(Debug)]
 pub struct Readers(AtomicU32);
 
@@ -37,23 +41,25 @@ impl Default for Readers {
 }
 
 impl Readers {
-    /// Whoever enters from here on sees all that was done before.
+    /// Open it. A reader that enters after this sees all earlier writes.
     pub fn open(&self) {
         self.0.fetch_or(OPEN, Release);
     }
 
-    /// As `open`, of what is closed and has nobody inside, for who alone opens and closes it.
+    /// As `open`, for a word that is closed with count 0, by the only thread that opens and closes
+    /// it.
     fn open_idle(&self) {
-        debug_assert!(self.is_idle(), "it is closed, and nobody is inside");
+        debug_assert!(self.is_idle(), "it must be closed, with count 0");
         self.0.store(OPEN, Release);
     }
 
-    /// Nobody enters any more. True if nobody is inside: all that they did is done then.
+    /// Close it: no reader enters any more. True if the count is 0: all accesses of readers
+    /// happened before.
     pub fn close(&self) -> bool {
         self.0.fetch_and(!OPEN, AcqRel) & COUNT == 0
     }
 
-    /// Close it unless somebody is inside; whether it is closed.
+    /// Close it if the count is 0; returns whether it is closed.
     pub fn close_if_empty(&self) -> bool {
         match self.0.compare_exchange(OPEN, 0, AcqRel, Acquire) {
             Ok(_) => true,
@@ -61,12 +67,13 @@ impl Readers {
         }
     }
 
-    /// Enter, if it is open. Whoever enters leaves.
+    /// Enter, if it is open. Each successful enter needs one leave.
     #[inline]
     #[must_use]
     pub fn enter(&self) -> bool {
         let mut found = self.0.load(Relaxed);
-        // Who is refused does not count in for a moment: that could keep another from being the last.
+        // A refused reader does not increment the count even for a moment: that could keep another
+        // reader from being the last.
         while found & OPEN != 0 && found & COUNT != COUNT {
             match self.0.compare_exchange_weak(found, found + 1, Acquire, Relaxed) {
                 Ok(_) => return true,
@@ -76,18 +83,19 @@ impl Readers {
         false
     }
 
-    /// Enter without asking: somebody is inside for sure, or whoever would close it is the one who enters.
+    /// Enter without checking the open bit: the caller knows that the count is not 0, or is the
+    /// thread that would close it.
     pub fn enter_again(&self) {
         self.0.fetch_add(1, Relaxed);
     }
 
-    /// Leave. True for the last one out of what was closed meanwhile.
+    /// Leave. True for the last reader after the close.
     #[inline]
     pub fn leave(&self) -> bool {
         self.0.fetch_sub(1, AcqRel) == 1
     }
 
-    /// How many are inside. Behind a 0 all that they did is done.
+    /// The count of readers. After a 0 all accesses of earlier readers have happened.
     #[inline]
     pub fn count(&self) -> u32 {
         self.0.load(Acquire) & COUNT
@@ -103,13 +111,13 @@ struct Place<T> {
     value: AtomicPtr<T>,
 }
 
-/// Places that are made together.
+/// Places that are allocated together.
 type Chunk<T> = OnceLock<Box<[Place<T>]>>;
 
 struct Table<T> {
     chunks: Box<[Chunk<T>]>,
     places: usize,
-    /// The table has the values that its pointers lead to.
+    /// The table owns the values that its pointers refer to.
     _values: PhantomData<Arc<T>>,
 }
 
@@ -118,14 +126,52 @@ impl<T> Table<T> {
     fn place(&self, at: usize) -> Option<&Place<T>> {
         self.chunks.get(at / CHUNK)?.get()?.get(at % CHUNK)
     }
+}
 
-    /// As [`Keeper::fill`].
-    fn fill(&self, at: usize, value: Arc<T>) -> bool {
-        if at >= self.places {
+impl<T> Drop for Table<T> {
+    fn drop(&mut self) {
+        for place in self.chunks.iter().filter_map(OnceLock::get).flatten() {
+            let value = place.value.swap(ptr::null_mut(), Relaxed);
+            if !value.is_null() {
+                // SAFETY: the pointer is from `Arc::into_raw` in `fill`, and taken out once, by the
+                // swap. A reader borrows the table, so none exists.
+                drop(unsafe { Arc::from_raw(value) });
+            }
+        }
+    }
+}
+
+/// The owner's side: it fills places and empties them.
+pub struct Keeper<T> {
+    table: Arc<Table<T>>,
+}
+
+/// The readers' side: it pins values.
+pub struct Kept<T> {
+    table: Arc<Table<T>>,
+}
+
+impl<T> Keeper<T> {
+    /// A table of `places` places, all empty.
+    pub fn new(places: usize) -> Keeper<T> {
+        let chunks = (0..places.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
+        Keeper { table: Arc::new(Table { chunks, places, _values: PhantomData }) }
+    }
+
+    /// The readers' side of the table.
+    pub fn kept(&self) -> Kept<T> {
+        Kept { table: self.table.clone() }
+    }
+
+    /// Put a value into an empty place, and open the place. Returns false, and does nothing, if the
+    /// place is not empty or does not exist.
+    #[must_use]
+    pub fn fill(&mut self, at: usize, value: Arc<T>) -> bool {
+        if at >= self.table.places {
             return false;
         }
-        let chunk = self.chunks[at / CHUNK].get_or_init(|| {
-            let count = (self.places - at / CHUNK * CHUNK).min(CHUNK);
+        let chunk = self.table.chunks[at / CHUNK].get_or_init(|| {
+            let count = (self.table.places - at / CHUNK * CHUNK).min(CHUNK);
             let mut places = huge::table(count);
             let place = || Place { readers: Readers::default(), value: AtomicPtr::new(ptr::null_mut()) };
             places.resize_with(count, place);
@@ -140,160 +186,42 @@ impl<T> Table<T> {
         true
     }
 
-    /// As [`Keeper::close`].
-    fn close(&self, at: usize) {
-        if let Some(place) = self.place(at) {
+    /// Close the place: no reader enters it any more.
+    pub fn close(&mut self, at: usize) {
+        if let Some(place) = self.table.place(at) {
             place.readers.close();
         }
     }
 
-    /// As [`Keeper::take`].
-    ///
-    /// # Safety
-    /// Nobody else fills, closes or takes this place meanwhile, and what was done to it before is seen.
-    unsafe fn take(&self, at: usize) -> Option<Arc<T>> {
-        let place = self.place(at).filter(|place| place.readers.is_idle())?;
+    /// Take the value of a closed place with count 0; the place is empty then.
+    pub fn take(&mut self, at: usize) -> Option<Arc<T>> {
+        let place = self.table.place(at).filter(|place| place.readers.is_idle())?;
         let value = place.value.load(Relaxed);
         place.value.store(ptr::null_mut(), Relaxed);
-        // SAFETY: of `Arc::into_raw` in `fill`, and taken out once, by who alone puts a value in here and takes it out. The place is closed and its count was seen
-        // at 0: nobody is inside, what those did who were is done, and nobody enters before the next `fill`.
+        // SAFETY: the pointer is from `Arc::into_raw` in `fill`, and taken out once, by the only
+        // thread that fills and empties places. The place is closed and its count was seen at 0: no
+        // reader is inside, the accesses of earlier readers have happened, and no reader enters
+        // before the next `fill`.
         (!value.is_null()).then(|| unsafe { Arc::from_raw(value) })
     }
 
-    fn count(&self, at: usize) -> u32 {
-        self.place(at).map_or(0, |place| place.readers.count())
-    }
-}
-
-impl<T> Drop for Table<T> {
-    fn drop(&mut self) {
-        for place in self.chunks.iter().filter_map(OnceLock::get).flatten() {
-            let value = place.value.swap(ptr::null_mut(), Relaxed);
-            if !value.is_null() {
-                // SAFETY: of `Arc::into_raw` in `fill`, and taken out once, by the swap. Whoever is inside borrows the table,
-                // so nobody is.
-                drop(unsafe { Arc::from_raw(value) });
-            }
-        }
-    }
-}
-
-/// The owner's side: who fills places and empties them.
-pub struct Keeper<T> {
-    table: Arc<Table<T>>,
-}
-
-/// The others' side: who uses what is there.
-pub struct Kept<T> {
-    table: Arc<Table<T>>,
-}
-
-impl<T> Keeper<T> {
-    /// Of so many places, all empty.
-    pub fn new(places: usize) -> Keeper<T> {
-        let chunks = (0..places.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
-        Keeper { table: Arc::new(Table { chunks, places, _values: PhantomData }) }
-    }
-
-    /// The others' side of it.
-    pub fn kept(&self) -> Kept<T> {
-        Kept { table: self.table.clone() }
-    }
-
-    /// Put a value where none is, and open the place. False, and nothing is done, if it is not empty or there is no such
-    /// place.
-    #[must_use]
-    pub fn fill(&mut self, at: usize, value: Arc<T>) -> bool {
-        self.table.fill(at, value)
-    }
-
-    /// Nobody enters the place any more.
-    pub fn close(&mut self, at: usize) {
-        self.table.close(at);
-    }
-
-    /// The value of a place that was closed and that nobody is inside of any more; the place is empty then.
-    pub fn take(&mut self, at: usize) -> Option<Arc<T>> {
-        // SAFETY: it takes a keeper to do anything to any place, of which there is one, here and changed; or a place that is somebody's, and who has one by
-        // [`Kept::own`] has seen to it that the keeper is not used meanwhile.
-        unsafe { self.table.take(at) }
-    }
-
-    /// Start bringing a place into the cache, to be changed. Changes nothing.
-    #[inline]
-    pub fn prefetch(&self, at: usize) {
-        self.table.place(at).into_iter().for_each(prefetch::line_to_write);
-    }
-
-    /// How many are inside of a place.
+    /// The number of readers inside of a place.
     pub fn count(&self, at: usize) -> u32 {
-        self.table.count(at)
-    }
-}
-
-/// A place that somebody has to themselves, in the keeper's stead.
-pub struct Own<'a, T> {
-    table: &'a Table<T>,
-    at: usize,
-}
-
-impl<T> Own<'_, T> {
-    /// As [`Keeper::fill`].
-    #[must_use]
-    pub fn fill(&mut self, value: Arc<T>) -> bool {
-        self.table.fill(self.at, value)
-    }
-
-    /// As [`Keeper::close`].
-    pub fn close(&mut self) {
-        self.table.close(self.at);
-    }
-
-    /// As [`Keeper::take`].
-    pub fn take(&mut self) -> Option<Arc<T>> {
-        // SAFETY: who made this said that the place is theirs alone.
-        unsafe { self.table.take(self.at) }
-    }
-
-    /// As [`Keeper::count`].
-    #[must_use]
-    pub fn count(&self) -> u32 {
-        self.table.count(self.at)
+        self.table.place(at).map_or(0, |place| place.readers.count())
     }
 }
 
 impl<T> Kept<T> {
-    /// Have a place in the keeper's stead.
-    ///
-    /// # Safety
-    /// Until it is dropped nobody else has this place, the keeper does nothing to it, and whoever had it before handed it over: by a lock, or
-    /// by whatever makes what they did seen.
-    pub unsafe fn own(&self, at: usize) -> Own<'_, T> {
-        Own { table: &self.table, at }
-    }
-
-    /// Start bringing a place into the cache, to be changed. Changes nothing.
-    #[inline]
-    pub fn prefetch_to_write(&self, at: usize) {
-        self.table.place(at).into_iter().for_each(prefetch::line_to_write);
-    }
-
-    /// Enter a place, if it is open.
+    /// Pin the value of a place, if the place is open.
     #[inline]
     pub fn enter(&self, at: usize) -> Option<Inside<'_, T>> {
         let place = self.table.place(at)?;
         place.readers.enter().then_some(Inside { place, _value: PhantomData })
     }
-
-    /// Start bringing a place into the cache. Changes nothing.
-    #[inline]
-    pub fn prefetch(&self, at: usize) {
-        self.table.place(at).into_iter().for_each(prefetch::line);
-    }
 }
 
-/// Somebody inside of a place, which keeps its value until they leave. Who is dropped without having left stays inside for
-/// ever, and the value with it.
+/// A pin: a reader inside of a place, which keeps its value until the reader leaves. If it is
+/// dropped without [`Inside::leave`], the reader counts as inside for ever, and the value stays.
 #[must_use]
 pub struct Inside<'a, T> {
     place: &'a Place<T>,
@@ -301,8 +229,8 @@ pub struct Inside<'a, T> {
 }
 
 impl<T> Inside<'_, T> {
-    /// Leave. True for the last one out of a place that was closed meanwhile: its value can be taken now, and nobody else
-    /// will say so.
+    /// Leave. True for the last reader of a place that was closed meanwhile: its value can be taken
+    /// now, and no other reader reports this.
     #[inline]
     pub fn leave(self) -> bool {
         self.place.readers.leave()
@@ -313,8 +241,9 @@ impl<T> Deref for Inside<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: `enter` found the place open, behind the `fill` that opened it, so there is a value; it is not taken before
-        // the place is closed and this one, who is counted, has left, which no borrow of it outlives.
+        // SAFETY: `enter` found the place open, after the `fill` that opened it, so it has a value.
+        // The value is taken only after the place is closed and this reader, which is counted, has
+        // left; no borrow through it outlives that.
         unsafe { &*self.place.value.load(Relaxed) }
     }
 }
@@ -324,34 +253,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_inside_keeps_the_value_and_the_last_one_out_says_so() {
+    fn pinned_value_stays_until_last_reader_leaves() {
         let mut keeper = Keeper::new(3);
         let kept = keeper.kept();
-        assert!(kept.enter(1).is_none(), "nothing is there");
+        assert!(kept.enter(1).is_none(), "it is empty");
         let value = Arc::new(7);
         assert!(keeper.fill(1, value.clone()) && !keeper.fill(1, value.clone()));
-        assert!(!keeper.fill(3, value.clone()), "there is no such place");
+        assert!(!keeper.fill(3, value.clone()), "no such place");
         let (first, second) = (kept.enter(1).expect("open"), kept.enter(1).expect("open"));
         assert_eq!((*first, keeper.count(1)), (7, 2));
         assert_eq!(keeper.take(1), None, "it is open");
         keeper.close(1);
         assert!(kept.enter(1).is_none(), "closed");
-        assert_eq!(keeper.take(1), None, "two are inside");
+        assert_eq!(keeper.take(1), None, "two readers are inside");
         assert!(!first.leave());
         assert_eq!((*second, keeper.take(1)), (7, None));
-        assert!(second.leave(), "the last one out");
+        assert!(second.leave(), "the last reader");
         assert_eq!(keeper.take(1), Some(value.clone()));
         assert_eq!((keeper.take(1), keeper.count(1)), (None, 0));
         assert!(keeper.fill(1, value.clone()));
-        assert!(!kept.enter(1).expect("open again").leave(), "nobody wants it gone");
+        assert!(!kept.enter(1).expect("open again").leave(), "it was not closed");
         drop((keeper, kept));
         assert_eq!(Arc::strong_count(&value), 1);
     }
 
     #[test]
-    fn who_is_alone_closes_at_once() {
+    fn close_if_empty_succeeds_without_readers() {
         let readers = Readers::default();
-        assert!(!readers.enter() && readers.close_if_empty(), "closed at first");
+        assert!(!readers.enter() && readers.close_if_empty(), "initially closed");
         readers.open();
         assert!(readers.enter() && !readers.close_if_empty());
         assert!(!readers.close() && !readers.enter() && readers.leave());

@@ -1,7 +1,8 @@
-//! The seams of Pagelith and their real sides: disk, clock, randomness, background work, aligned memory.
+//! The seams of Pagelith and their implementations on a real machine: disk, clock, randomness,
+//! background work, aligned memory.
 //!
-//! Everything the store takes from the outside world comes through this crate, so that a simulator can
-//! stand in for it. See `docs/architecture.md`.
+//! Everything the store takes from the outside world comes through this crate, so that a simulator
+//! can replace it. See `docs/architecture.md`.
 
 pub mod buffer;
 pub mod calls;
@@ -12,13 +13,10 @@ pub mod entropy;
 pub mod fault;
 pub mod forked;
 pub mod fused;
-pub mod gate;
-pub mod gated;
-pub mod handed;
 pub mod huge;
 pub mod kept;
 pub mod limits;
-#[allow(clippy::disallowed_methods, reason = "the real side of processes: reads /proc")]
+#[allow(clippy::disallowed_methods, reason = "the implementation for real processes: reads /proc")]
 pub mod owner;
 pub mod peer;
 pub mod registered;
@@ -29,32 +27,31 @@ pub mod signal;
 pub mod staging;
 pub mod stream;
 pub mod sync;
-pub mod turnstile;
 pub mod versions;
 pub mod words;
 
 #[allow(
     clippy::disallowed_methods,
-    reason = "the real side of files: reads /proc and the cgroup file systems"
+    reason = "the implementation for real files: reads /proc and the cgroup file systems"
 )]
 pub mod facts;
-#[allow(clippy::disallowed_methods, reason = "the real side of files: looks where they would lie")]
+#[allow(clippy::disallowed_methods, reason = "the implementation for real files: looks up file systems")]
 pub mod file_system;
 pub mod prefetch;
 pub mod probe;
-#[allow(clippy::disallowed_methods, reason = "the real side of files that are named")]
+#[allow(clippy::disallowed_methods, reason = "the implementation for real files: opens files by name")]
 pub mod regular_file;
-#[allow(clippy::disallowed_methods, reason = "the real side of the clock")]
+#[allow(clippy::disallowed_methods, reason = "the implementation for the real clock")]
 pub mod system;
 
-#[allow(clippy::disallowed_methods, reason = "the real side of files, threads and of waiting for them")]
+#[allow(clippy::disallowed_methods, reason = "the implementation for real files and threads, with deadlines")]
 mod blocking;
+mod buffer_cache;
 mod check;
 mod create;
 mod files;
 mod real;
-mod spare;
-#[allow(clippy::disallowed_methods, reason = "the real side of the runtime starts threads")]
+#[allow(clippy::disallowed_methods, reason = "the runtime for real threads starts them")]
 pub mod threads;
 #[allow(clippy::disallowed_methods, reason = "waits for the kernel with a deadline")]
 mod uring;

@@ -1,5 +1,6 @@
-//! Which limit of this process a fault ran into, for the message: errno alone does not say, and says it in other words
-//! ("Cannot allocate memory" of locked memory).
+//! The limits of this process that may have caused a fault, for its message. The errno alone does
+//! not name the limit, and its text can mislead ("Cannot allocate memory" for the limit on locked
+//! memory).
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -8,19 +9,20 @@ use rustix::thread::{CapabilitySet, capabilities};
 use crate::facts;
 use crate::fault::{FaultOp, IoFault};
 
-/// The same fault, its detail naming the limits that may be behind it, with their values. Only of faults in making a queue, a
-/// mapping or a thread, registering memory, or opening a descriptor.
+/// The same fault with the limits that may have caused it, and their values, added to its detail.
+/// It applies to faults in creating a queue, a mapping or a thread, registering memory, or opening
+/// a descriptor.
 pub fn named(mut fault: IoFault) -> IoFault {
     let limits: Vec<String> = match (fault.op, Errno::from_raw_os_error(fault.errno)) {
-        (_, Errno::MFILE) => of("RLIMIT_NOFILE", "ulimit -n", Resource::Nofile).into_iter().collect(),
+        (_, Errno::MFILE) => limit("RLIMIT_NOFILE", "ulimit -n", Resource::Nofile).into_iter().collect(),
         (FaultOp::Spawn, Errno::AGAIN) => {
-            let user = of("RLIMIT_NPROC", "ulimit -u", Resource::Nproc);
+            let user = limit("RLIMIT_NPROC", "ulimit -u", Resource::Nproc);
             user.into_iter().chain(facts::pids_max()).collect()
         }
-        (FaultOp::Spawn, Errno::NOMEM) => of("RLIMIT_AS", "ulimit -v", Resource::As).into_iter().collect(),
+        (FaultOp::Spawn, Errno::NOMEM) => limit("RLIMIT_AS", "ulimit -v", Resource::As).into_iter().collect(),
         (FaultOp::Queue | FaultOp::Register, Errno::NOMEM | Errno::PERM | Errno::AGAIN) => {
-            let locked = of("RLIMIT_MEMLOCK", "ulimit -l", Resource::Memlock).filter(|_| !may_lock());
-            locked.into_iter().chain(of("RLIMIT_AS", "ulimit -v", Resource::As)).collect()
+            let locked = limit("RLIMIT_MEMLOCK", "ulimit -l", Resource::Memlock).filter(|_| !may_lock());
+            locked.into_iter().chain(limit("RLIMIT_AS", "ulimit -v", Resource::As)).collect()
         }
         _ => Vec::new(),
     };
@@ -31,22 +33,23 @@ pub fn named(mut fault: IoFault) -> IoFault {
     fault
 }
 
-/// The limit on this process's mappings, to be appended to a message; empty if there is none.
+/// The limit on this process's mappings, to be appended to a message; empty if none is set.
 pub fn of_mappings() -> String {
-    of("RLIMIT_AS", "ulimit -v", Resource::As).map_or_else(String::new, |limit| format!(", limits: {limit}"))
+    limit("RLIMIT_AS", "ulimit -v", Resource::As)
+        .map_or_else(String::new, |limit| format!(", limits: {limit}"))
 }
 
-/// How many descriptors this process may have: as it was started, and now.
+/// The limit on open descriptors of this process, before and after [`raise_descriptors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
-    /// When this was called.
+    /// The limit when the function was called.
     pub before: u64,
-    /// From here on.
+    /// The limit from now on.
     pub now: u64,
 }
 
-/// Raise the number of descriptors that this process may have to the most that it may raise it to (`RLIMIT_NOFILE`, soft to hard). Nothing changes
-/// where the system does not let it.
+/// Raise the soft limit on open descriptors to the hard limit (`RLIMIT_NOFILE`). Nothing changes if
+/// the system refuses.
 pub fn raise_descriptors() -> Descriptors {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -54,19 +57,19 @@ pub fn raise_descriptors() -> Descriptors {
     Descriptors { before: limit.current.unwrap_or(u64::MAX), now }
 }
 
-/// Descriptors that this process has open; `None` without a `/proc`.
-#[allow(clippy::disallowed_methods, reason = "a look at this process, of no file of a store")]
+/// The number of descriptors that this process has open; `None` without a `/proc`.
+#[allow(clippy::disallowed_methods, reason = "reads /proc of this process, no file of a store")]
 pub fn open_descriptors() -> Option<u64> {
-    // The directory itself is one of them.
+    // The directory's own descriptor is one of them.
     std::fs::read_dir("/proc/self/fd").ok().map(|open| (open.count() as u64).saturating_sub(1))
 }
 
-/// A limit and its value in the units of setrlimit(2), bytes or a number; `None` if there is none.
-fn of(name: &str, command: &str, resource: Resource) -> Option<String> {
+/// A limit and its value in the units of setrlimit(2), bytes or a number; `None` if it is not set.
+fn limit(name: &str, command: &str, resource: Resource) -> Option<String> {
     getrlimit(resource).current.map(|value| format!("{name}={value} ({command})"))
 }
 
-/// Whether locked memory of this thread is not limited.
+/// Whether this thread may lock memory without limit.
 fn may_lock() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK))
 }
@@ -76,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_names_the_limit_and_its_value() {
+    fn fault_names_limit_and_value() {
         let files = getrlimit(Resource::Nofile).current.map_or_else(String::new, |n| n.to_string());
         let fault = named(IoFault::of_errno(FaultOp::Queue, "x", 0, Errno::MFILE.raw_os_error()));
         assert!(fault.detail.contains(&format!("RLIMIT_NOFILE={files} (ulimit -n)")), "{fault}");
@@ -86,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_of_no_limit_stays_as_it_is() {
+    fn fault_without_limit_is_unchanged() {
         for (op, errno) in
             [(FaultOp::Read, Errno::IO), (FaultOp::Queue, Errno::NOSYS), (FaultOp::Read, Errno::NOMEM)]
         {

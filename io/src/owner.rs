@@ -1,14 +1,17 @@
-//! The process that has a store open, as text: written to its LOCK file, and read by a process that finds the store locked.
+//! The process that has a store open, as text. The owner writes it to its LOCK file; a process that
+//! finds the store locked reads it.
 //!
-//! A process number alone says nothing where namespaces have numbers of their own, or after it was used again.
+//! A process id alone is ambiguous: each pid namespace has its own numbers, and numbers are reused.
 
 use std::fs::read_to_string;
 use std::os::unix::fs::MetadataExt;
 
-/// Start times of one process differ by no more, seconds: the machine's clock may have been set meanwhile.
-const SAME_START: u64 = 2;
+/// Largest difference in seconds between two readings of one process's start time, since the
+/// machine's clock may be adjusted in between.
+const START_TOLERANCE_S: u64 = 2;
 
-/// This process: number and namespace of numbers, when it started (seconds since 1970), host, and which boot of it.
+/// A description of this process: its id, pid namespace, start time (seconds since 1970), host, and
+/// the host's boot id.
 pub fn this_process() -> String {
     let pid = std::process::id();
     let host = rustix::system::uname();
@@ -17,26 +20,27 @@ pub fn this_process() -> String {
     format!("pid={pid} pid_ns={} started={started} host={host} boot={}\n", namespace(), boot())
 }
 
-/// Whether the process of such words has ended; false also if that cannot be seen from here.
+/// Whether the process of such a description has ended; also false if that cannot be determined
+/// from this host, boot and pid namespace.
 pub fn has_ended(owner: &str) -> bool {
     let field = |name: &str| owner.split_whitespace().find_map(|w| w.strip_prefix(name)?.strip_prefix('='));
     let Some(pid) = field("pid").and_then(|pid| pid.parse::<u32>().ok()) else { return false };
-    let elsewhere = |name, here: String| field(name).is_some_and(|there| there != here);
-    if elsewhere("boot", boot()) || elsewhere("pid_ns", namespace()) {
+    let differs = |name, own: String| field(name).is_some_and(|other| other != own);
+    if differs("boot", boot()) || differs("pid_ns", namespace()) {
         return false;
     }
     let then = field("started").and_then(|at| at.parse::<u64>().ok());
     match (started(pid), then) {
         (None, _) => true,
-        (Some(now), Some(then)) => now.abs_diff(then) > SAME_START,
+        (Some(now), Some(then)) => now.abs_diff(then) > START_TOLERANCE_S,
         (Some(_), None) => false,
     }
 }
 
-/// When a process started, seconds since 1970; `None` if there is none of this number.
+/// The start time of a process in seconds since 1970; `None` if no process has this id.
 fn started(pid: u32) -> Option<u64> {
     let stat = read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may have anything in it.
+    // The name, in brackets, may contain any character.
     let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     let machine = read_to_string("/proc/stat").ok()?;
     let boot: u64 = machine.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
@@ -58,27 +62,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_has_not_ended_and_says_where_it_runs() {
-        let words = this_process();
-        assert!(!has_ended(&words), "{words}");
+    fn running_process_has_not_ended() {
+        let text = this_process();
+        assert!(!has_ended(&text), "{text}");
         for name in ["pid=", "pid_ns=", "started=", "host=", "boot="] {
-            assert!(words.contains(name) && !words.contains(&format!("{name}unknown")), "{words}");
+            assert!(text.contains(name) && !text.contains(&format!("{name}unknown")), "{text}");
         }
     }
 
     #[test]
-    fn a_number_that_is_free_or_another_processs_has_ended_and_one_of_elsewhere_may_not_have() {
+    fn unused_or_reused_pid_has_ended_and_foreign_one_has_not() {
         // Above the kernel's largest process number, 2^22.
         assert!(has_ended("pid=4194305"));
-        assert!(!has_ended(&format!("pid={}", std::process::id())), "as older stores say it");
-        let words = this_process();
-        let other = |name: &str| {
+        assert!(!has_ended(&format!("pid={}", std::process::id())), "the format of older stores");
+        let text = this_process();
+        let with_changed = |name: &str| {
             let change = |w: &str| if w.starts_with(name) { format!("{name}1") } else { w.to_owned() };
-            words.split_whitespace().map(change).collect::<Vec<_>>().join(" ")
+            text.split_whitespace().map(change).collect::<Vec<_>>().join(" ")
         };
-        assert!(has_ended(&other("started=")), "the number was used again");
-        for elsewhere in ["boot=", "pid_ns="] {
-            assert!(!has_ended(&other(elsewhere).replace("pid=", "pid=4194305 was=")), "{elsewhere}");
+        assert!(has_ended(&with_changed("started=")), "the process id was reused");
+        for field in ["boot=", "pid_ns="] {
+            assert!(!has_ended(&with_changed(field).replace("pid=", "pid=4194305 was=")), "{field}");
         }
         assert!(!has_ended("somebody") && !has_ended(""));
     }

@@ -1,77 +1,57 @@
-//! Who is at the other end of a Unix socket.
+//! Credentials of the peer process of a Unix socket.
 //!
-//! Not by `rustix`: where the other side's number is 0, because it is in no namespace of processes that this one sees (another container),
-//! its type has no such value.
+//! `rustix` cannot represent them: the peer's process number is 0 if the peer is in no pid
+//! namespace that this process sees (another container), and rustix's type excludes 0.
 
 use std::io::{Error, Result};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 
-use libc::{c_int, c_void, socklen_t};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use libc::{c_void, socklen_t, ucred};
 
-/// Of asm-generic/socket.h, since Linux 6.5.
-const SO_PEERPIDFD: c_int = 77;
-
-/// An option of a socket, as the kernel writes it.
-fn option<T: Copy>(socket: BorrowedFd<'_>, name: c_int) -> Result<T> {
-    let mut value = MaybeUninit::<T>::zeroed();
-    let mut len = size_of::<T>() as socklen_t;
-    let to = value.as_mut_ptr().cast::<c_void>();
-    // SAFETY: there is room for `len` bytes, and the kernel writes no more.
-    let failed = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, to, &raw mut len) };
+/// The credentials of the peer, which connected or listened.
+fn credentials(socket: impl AsFd) -> Result<ucred> {
+    let mut value = MaybeUninit::<ucred>::zeroed();
+    let mut len = size_of::<ucred>() as socklen_t;
+    let (socket, to) = (socket.as_fd().as_raw_fd(), value.as_mut_ptr().cast::<c_void>());
+    // SAFETY: `to` has room for `len` bytes, and the kernel writes no more.
+    let failed = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len) };
     if failed != 0 {
         return Err(Error::last_os_error());
     }
-    // SAFETY: zeros, or what the kernel wrote over them: both are used for numbers alone, which have no other values.
+    // SAFETY: the value is all zeros, or the kernel wrote over them; every bit pattern of its
+    // integers is valid.
     Ok(unsafe { value.assume_init() })
 }
 
-/// The user who connected, or who listened.
+/// The user id of the peer.
 pub fn user(socket: impl AsFd) -> Result<u32> {
-    option::<libc::ucred>(socket.as_fd(), libc::SO_PEERCRED).map(|peer| peer.uid)
+    credentials(socket).map(|peer| peer.uid)
 }
 
-/// The number of the process that connected, or that listened; 0 if it cannot be seen from here.
+/// The process id of the peer; 0 if it is not visible in this pid namespace.
 pub fn number(socket: impl AsFd) -> Result<i32> {
-    option::<libc::ucred>(socket.as_fd(), libc::SO_PEERCRED).map(|peer| peer.pid)
-}
-
-/// The process that connected, or that listened, to be asked whether it has ended (`pidfd_open(2)`): also one of another namespace, from Linux 6.5 on.
-/// `None` if it has ended already or cannot be seen from here.
-pub fn process(socket: impl AsFd) -> Option<OwnedFd> {
-    let socket = socket.as_fd();
-    if let Ok(fd) = option::<c_int>(socket, SO_PEERPIDFD) {
-        // SAFETY: the call made the descriptor, and gave it to nobody else.
-        return Some(unsafe { OwnedFd::from_raw_fd(fd) });
-    }
-    // Numbers are used again: this may be another process by now. That one's end is not the end of who connected, who is not believed for longer
-    // than the socket is open either.
-    let pid = option::<libc::ucred>(socket, libc::SO_PEERCRED).ok()?.pid;
-    pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+    credentials(socket).map(|peer| peer.pid)
 }
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
 
     #[test]
-    fn this_process_is_at_the_other_end_of_its_own_socket() {
+    fn peer_of_own_socket_is_this_process() {
         let flags = SocketFlags::CLOEXEC;
-        let (here, _there) =
+        let (local, _remote) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("sockets");
-        assert_eq!(user(&here).expect("a user"), rustix::process::geteuid().as_raw());
-        let process = process(&here).expect("a process");
-        let mut fds = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
-        assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(0), "it has not ended");
+        assert_eq!(user(&local).expect("a user"), rustix::process::geteuid().as_raw());
+        assert_eq!(number(&local).ok(), i32::try_from(std::process::id()).ok());
     }
 
     #[test]
-    fn what_is_no_socket_has_nobody_at_the_other_end() {
+    fn descriptor_without_socket_has_no_peer() {
         let file = tempfile::tempfile().expect("a file");
-        assert!(user(&file).is_err() && process(&file).is_none());
+        assert!(user(&file).is_err() && number(&file).is_err());
     }
 }

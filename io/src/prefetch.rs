@@ -1,49 +1,36 @@
-//! Asking for a line of memory ahead of its use.
+//! Prefetches of cache lines.
 
-/// Bytes of one.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Start bringing the line that `at` begins in into the cache. Unlike a load it waits for nothing and holds nothing up behind
-/// it, so that a core has as many of them under way as it can.
+/// Prefetch the line in which `at` begins. Unlike a load it does not stall later instructions, so a
+/// core can have as many in flight as it supports.
 #[inline(always)]
 pub fn line<T>(at: &T) {
-    address(std::ptr::from_ref(at).cast());
-}
-
-/// As [`line`], of each that a value of several lines lies in.
-#[inline(always)]
-pub fn lines<T>(of: &T) {
-    let first: *const u8 = std::ptr::from_ref(of).cast();
-    // What it ends in is one more, if it does not begin with a line.
-    (0..size_of::<T>()).step_by(LINE).for_each(|at| address(first.wrapping_add(at)));
-    address(first.wrapping_add(size_of::<T>().saturating_sub(1)));
-}
-
-/// As [`line`], of each that the first `most` bytes lie in.
-#[inline(always)]
-pub fn front(bytes: &[u8], most: usize) {
-    bytes.iter().take(most).step_by(LINE).for_each(line);
-}
-
-#[inline(always)]
-fn address(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing that the program could see and cannot fault, and SSE is part of x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+        // SAFETY: a prefetch has no visible effect and cannot fault, and SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     std::hint::black_box(at);
 }
 
-/// As [`line`], for who writes there: no other core has the line then, and to write takes no second request for it.
+/// As [`line`], for each line of the first `most` bytes.
+#[inline(always)]
+pub fn front(bytes: &[u8], most: usize) {
+    bytes.iter().take(most).step_by(LINE).for_each(line);
+}
+
+/// As [`line`], for writing: the core then owns the line, so the write needs no second request.
 #[inline(always)]
 pub fn line_to_write<T>(at: &T) {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: as in `line`. The instruction is of every x86-64: where a CPU does not know it, it does nothing (Intel's manual, volume 2,
-        // PREFETCHW; the intrinsic would be a prefetch to read in a build for baseline x86-64).
+        // SAFETY: as in `line`. Every x86-64 CPU accepts the instruction; one that does not support
+        // it executes a no-op (Intel's manual, volume 2, PREFETCHW; the intrinsic would be a
+        // prefetch for reading in a build for baseline x86-64).
         unsafe {
             std::arch::asm!("prefetchw [{}]", in(reg) std::ptr::from_ref(at), options(nostack, preserves_flags, readonly));
         }
@@ -55,11 +42,9 @@ pub fn line_to_write<T>(at: &T) {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn it_leaves_everything_as_it_is() {
+    fn prefetch_changes_no_memory() {
         let table = vec![7u64; 10_000];
         table.iter().for_each(super::line);
-        super::lines(&[7u64; 40]);
-        super::lines(&());
         super::front(&[7; 100], 200);
         super::front(&[], 200);
         table.iter().for_each(super::line_to_write);

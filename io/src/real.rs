@@ -1,6 +1,5 @@
-//! Storage in directories of real file systems.
+//! The disk over directories of real file systems.
 
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,24 +19,24 @@ use crate::file_system::check_length;
 use crate::files::{DataFile, Files};
 use crate::forked;
 use crate::registered::{Registered, Registration, Span};
-use crate::regular_file::{Access, at_name, open_own};
+use crate::regular_file::{Access, lstat_name, open_own};
 use crate::sync::{Mutex, PoisonError};
 use crate::uring::{self, Common, UringQueue};
 
-/// What moves the bytes.
+/// The mechanism that transfers the bytes.
 pub(crate) enum Mover {
-    /// A ring for each queue.
+    /// One ring per queue.
     Uring {
-        /// Does what no ring does.
+        /// Performs the operations that do not go through a ring.
         pool: Arc<Pool>,
-        /// Whether a queue that gets no ring leaves all to the helper threads.
+        /// Whether a queue without a ring falls back to the helper threads.
         may_do_without: bool,
     },
     /// The disk's helper threads.
     Blocking(Arc<Pool>),
 }
 
-/// A list of directories whose files are moved one way.
+/// A list of directories, all with the same mechanism.
 pub(crate) struct RealDisk {
     dirs: Vec<PathBuf>,
     files: Arc<Files>,
@@ -46,14 +45,15 @@ pub(crate) struct RealDisk {
     direct: bool,
     align: Align,
     reason: String,
-    /// A queue got no ring, and that was said.
-    lacked_ring: AtomicBool,
-    /// Directories that this disk made, outermost first: a store whose making failed takes them with it.
+    /// Whether the warning about a queue without a ring was logged.
+    ring_warned: AtomicBool,
+    /// Directories that this disk created, outermost first; removed again if the creation of the
+    /// store fails.
     made: Mutex<Vec<PathBuf>>,
-    /// Raised when files are not to be made any more.
+    /// True once file creation must stop.
     stop: Arc<AtomicBool>,
-    /// The warning about a copy-on-write file system was logged.
-    copies: Once,
+    /// Guards the warning about a copy-on-write file system.
+    cow_warning: Once,
 }
 
 impl RealDisk {
@@ -67,39 +67,38 @@ impl RealDisk {
     ) -> RealDisk {
         let made = Mutex::default();
         let (files, registered) = (Arc::default(), Arc::default());
-        forked::note(&files);
-        // The process may change its directory while files are open.
+        forked::track(&files);
+        // The process may change its working directory while files are open.
         let dirs = dirs.iter().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.clone())).collect();
-        let (lacked_ring, stop, copies) = (AtomicBool::new(false), Arc::default(), Once::new());
-        RealDisk { dirs, files, registered, mover, direct, align, reason, lacked_ring, made, stop, copies }
+        let (ring_warned, stop, cow_warning) = (AtomicBool::new(false), Arc::default(), Once::new());
+        RealDisk {
+            dirs,
+            files,
+            registered,
+            mover,
+            direct,
+            align,
+            reason,
+            ring_warned,
+            made,
+            stop,
+            cow_warning,
+        }
     }
 
-    /// The same, which stops making a file when `stop` is raised.
-    pub(crate) fn until(self, stop: Arc<AtomicBool>) -> RealDisk {
+    /// The same disk with a stop flag, which ends file creation.
+    pub(crate) fn with_stop(self, stop: Arc<AtomicBool>) -> RealDisk {
         RealDisk { stop, ..self }
     }
 
-    /// A disk of files that were handed over.
-    pub(crate) fn handed(
-        files: impl Iterator<Item = DataFile>,
-        mover: Mover,
-        direct: bool,
-        reason: String,
-    ) -> RealDisk {
-        let align = Align { memory: ALIGN as usize, offset: ALIGN as usize };
-        let disk = RealDisk::new(&[], mover, direct, align, reason);
-        files.for_each(|file| _ = disk.files.insert(file));
-        disk
-    }
-
-    /// Number an open file.
-    fn number(&self, file: DataFile) -> FileId {
+    /// Add an open file to the table.
+    fn insert(&self, file: DataFile) -> FileId {
         if cow::copies(&file.fd) {
-            self.copies.call_once(|| {
+            self.cow_warning.call_once(|| {
                 tracing::warn!(
                     path = file.path,
-                    "the file system copies on write: once it is full nothing can be written to the store; \
-                     keep room free, or on btrfs make the store anew where files may be NOCOW"
+                    "the file system is copy-on-write: once it is full the store cannot be written; \
+                     keep space free, or on btrfs recreate the store where files may be NOCOW"
                 );
             });
         }
@@ -147,13 +146,13 @@ impl Disk for RealDisk {
         let fd = create(path, name, len, self.direct, &self.stop).inspect_err(|_| remove_dirs(&made))?;
         self.made.lock().unwrap_or_else(PoisonError::into_inner).extend(made);
         let path = show(&path.join(name));
-        Ok(self.number(DataFile { fd, path, dir, name: name.to_owned(), len }))
+        Ok(self.insert(DataFile { fd, path, dir, name: name.to_owned(), len }))
     }
 
     fn open(&self, dir: usize, name: &str) -> Result<(FileId, u64), IoFault> {
         let file = open(self.dir(dir, FaultOp::Open)?, dir, name, self.direct)?;
         let len = file.len;
-        Ok((self.number(file), len))
+        Ok((self.insert(file), len))
     }
 
     fn remove(&self, dir: usize, name: &str) -> Result<(), IoFault> {
@@ -161,7 +160,7 @@ impl Disk for RealDisk {
         check_name(path, name, FaultOp::Remove)?;
         let unlinked = retry_on_intr(|| rustix::fs::unlink(path.join(name)));
         if matches!(unlinked, Ok(()) | Err(Errno::NOENT)) {
-            self.files.forget(dir, name);
+            self.files.remove(dir, name);
         }
         match unlinked {
             Ok(()) => {
@@ -185,26 +184,6 @@ impl Disk for RealDisk {
         let read = retry_on_intr(|| rustix::io::read(&fd, &mut bytes)).ok()?;
         bytes.truncate(read);
         Some(bytes)
-    }
-
-    fn reader(&self, file: FileId) -> Result<OwnedFd, IoFault> {
-        let Some(file) = self.files.get(file) else {
-            let detail = format!("no such file is open: id={}", file.0);
-            return Err(IoFault::found(FaultKind::Invalid, FaultOp::Open, "", 0, detail));
-        };
-        let path = self.dir(file.dir, FaultOp::Open)?.join(&file.name);
-        let fault = |e: Errno| IoFault::of_errno(FaultOp::Open, show(&path), 0, e.raw_os_error());
-        let fd = open_own(&path, Access::Read)?;
-        let own = rustix::fs::fstat(&file.fd).map_err(fault)?;
-        let opened = rustix::fs::fstat(&fd).map_err(fault)?;
-        if (own.st_dev, own.st_ino) != (opened.st_dev, opened.st_ino) {
-            let detail = "another file has taken its place";
-            return Err(IoFault::found(FaultKind::NotFound, FaultOp::Open, show(&path), 0, detail));
-        }
-        rustix::fs::fcntl_setfl(&fd, OFlags::empty())
-            .and_then(|()| set_direct(&fd, self.direct))
-            .map_err(fault)?;
-        Ok(fd)
     }
 
     fn register(&self, base: usize, len: usize) -> Result<Registration, IoFault> {
@@ -233,7 +212,7 @@ impl Disk for RealDisk {
             Mover::Blocking(pool) => (pool, None),
         };
         if let Some(fault) = fault {
-            match self.lacked_ring.swap(true, Ordering::Relaxed) {
+            match self.ring_warned.swap(true, Ordering::Relaxed) {
                 false => {
                     tracing::warn!(%fault, "no ring for a queue, it goes over the blocking side: slower")
                 }
@@ -252,7 +231,7 @@ fn open(dir: &Path, index: usize, name: &str, direct: bool) -> Result<DataFile, 
     lock(&fd, &path, FaultOp::Open)?;
     let stat = rustix::fs::fstat(&fd).map_err(fault)?;
     if stat.st_nlink == 0 {
-        // Its owner removed it between our open and our lock.
+        // The file was removed between the open and the lock.
         return Err(fault(Errno::NOENT));
     }
     rustix::fs::fcntl_setfl(&fd, OFlags::RDWR).and_then(|()| set_direct(&fd, direct)).map_err(fault)?;
@@ -265,18 +244,19 @@ fn open(dir: &Path, index: usize, name: &str, direct: bool) -> Result<DataFile, 
 fn check_name_of(file: &DataFile, dir: &Path) -> Result<(), IoFault> {
     let own = rustix::fs::fstat(&file.fd)
         .map_err(|e| IoFault::of_errno(FaultOp::Sync, &file.path, 0, e.raw_os_error()))?;
-    let what = match at_name(&dir.join(&file.name)) {
+    let change = match lstat_name(&dir.join(&file.name)) {
         Ok(named) if (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino) => "replaced",
         Err(Errno::NOENT | Errno::NOTDIR) => "removed",
         _ if u64::try_from(own.st_size).unwrap_or(0) < file.len => "cut",
-        // Any other error, such as a directory that this user may not enter any more, says nothing about the file.
+        // Any other error, such as a directory that this user can no longer enter, says nothing
+        // about the file.
         Ok(_) | Err(_) => return Ok(()),
     };
-    let detail = format!("the file was {what} while the store is open; close the store and open it again");
+    let detail = format!("the file was {change} while the store is open; close the store and open it again");
     Err(IoFault::found(FaultKind::Gone, FaultOp::Sync, &file.path, 0, detail))
 }
 
-/// Regular files of `dir` by name. Names that are no UTF-8 are not ours.
+/// The regular files of `dir`, sorted by name. Names that are not UTF-8 are not the store's.
 pub(crate) fn list(dir: &Path) -> Result<Vec<(String, u64)>, IoFault> {
     let fault = |e: Errno| IoFault::of_errno(FaultOp::List, show(dir), 0, e.raw_os_error());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,24 +1,24 @@
-//! Memory that a caller says will be read into over and over. A side that can (io_uring) has the kernel look its pages up
-//! once, and not at every read.
+//! Memory that the caller registers because it will be read into repeatedly. On io_uring the kernel
+//! then looks its pages up once, and not at every read.
 //!
 //! Invariants:
-//! - What is registered changes nothing but the cost of a read: parts are what gives the right to memory, as without.
-//! - A ring registers by itself, when it first meets a version of the list that it has not seen. Once a
-//!   [`Registration`] is gone, no ring begins another read by it.
-//! - The kernel keeps the pages of what a ring registered until that ring registers anew, or ends.
+//! - Registration changes only the cost of a read: the right to memory still comes from parts.
+//! - A ring registers memory itself, when it first sees a new version of the list. After a
+//!   [`Registration`] is dropped, no ring begins another read through it.
+//! - The kernel keeps the registered pages of a ring until that ring registers again, or is closed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::{Mutex, PoisonError};
 
-/// Most bytes of one registered stretch: the kernel takes 1 GiB (io_uring/rsrc.c).
-const STRETCH_MAX: usize = 1 << 30;
+/// Most bytes of one registered buffer: the kernel accepts 1 GiB (io_uring/rsrc.c).
+const BUFFER_BYTES_MAX: usize = 1 << 30;
 
-/// Most stretches of one ring: `IORING_MAX_REG_BUFFERS` (io_uring/rsrc.h).
-const STRETCHES_MAX: usize = 1 << 14;
+/// Most registered buffers of one ring: `IORING_MAX_REG_BUFFERS` (io_uring/rsrc.h).
+const BUFFERS_MAX: usize = 1 << 14;
 
-/// A stretch of memory, by address: the kernel's `struct iovec` of it.
+/// A range of memory, by address: the kernel's `struct iovec` of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) base: usize,
@@ -26,25 +26,25 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Whether it is a stretch of addresses, and no longer than a ring can have.
-    pub(crate) fn is_possible(self) -> bool {
-        self.base.checked_add(self.len).is_some() && self.len.div_ceil(STRETCH_MAX) <= STRETCHES_MAX
+    /// Whether the range does not wrap around, and is no longer than a ring can register.
+    pub(crate) fn can_register(self) -> bool {
+        self.base.checked_add(self.len).is_some() && self.len.div_ceil(BUFFER_BYTES_MAX) <= BUFFERS_MAX
     }
 
-    /// It in stretches that the kernel takes.
-    pub(crate) fn stretches(self) -> impl Iterator<Item = Span> {
-        (0..self.len.div_ceil(STRETCH_MAX)).map(move |i| {
-            let at = i * STRETCH_MAX;
-            Span { base: self.base + at, len: (self.len - at).min(STRETCH_MAX) }
+    /// The range split into buffers that the kernel accepts.
+    pub(crate) fn buffers(self) -> impl Iterator<Item = Span> {
+        (0..self.len.div_ceil(BUFFER_BYTES_MAX)).map(move |i| {
+            let at = i * BUFFER_BYTES_MAX;
+            Span { base: self.base + at, len: (self.len - at).min(BUFFER_BYTES_MAX) }
         })
     }
 }
 
-/// What is registered with a disk.
+/// The memory registered with a disk.
 #[derive(Debug, Default)]
 pub(crate) struct Registered {
     list: Mutex<List>,
-    /// Changes with the list, so that rings see without a lock that nothing did.
+    /// Incremented with each change of the list, so that rings detect changes without a lock.
     version: AtomicU64,
 }
 
@@ -55,56 +55,56 @@ struct List {
 }
 
 impl Registered {
-    /// Add a span, until the registration is dropped.
+    /// Add a range, until the registration is dropped.
     pub(crate) fn add(self: &Arc<Self>, span: Span) -> Registration {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         let id = list.next;
         list.next += 1;
         list.spans.push((id, span));
         self.version.fetch_add(1, Ordering::Release);
-        Registration { of: Some((self.clone(), id)) }
+        Registration { entry: Some((self.clone(), id)) }
     }
 
-    /// Which version of the list this is; 0 is an empty one.
+    /// The version of the list; 0 is the initial, empty list.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// The version and its stretches, each once, by address.
-    pub(crate) fn stretches(&self) -> (u64, Vec<Span>) {
+    /// The version of the list and its buffers, without duplicates and sorted by address.
+    pub(crate) fn buffers(&self) -> (u64, Vec<Span>) {
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<Span> = list.spans.iter().flat_map(|(_, span)| span.stretches()).collect();
+        let mut all: Vec<Span> = list.spans.iter().flat_map(|(_, span)| span.buffers()).collect();
         all.sort_by_key(|span| (span.base, span.len));
         all.dedup();
         (self.version(), all)
     }
 }
 
-/// Memory is registered for as long as this exists.
+/// Keeps memory registered until it is dropped.
 #[derive(Debug)]
-#[must_use = "what is registered is so until this is dropped"]
+#[must_use = "dropping this ends the registration"]
 pub struct Registration {
-    of: Option<(Arc<Registered>, u64)>,
+    entry: Option<(Arc<Registered>, u64)>,
 }
 
 impl Registration {
-    /// Of nothing: where a side has no use for it.
+    /// A registration without effect, for sides that do not use registered memory.
     pub fn none() -> Registration {
-        Registration { of: None }
+        Registration { entry: None }
     }
 
-    /// Whether reads are spared anything by it.
+    /// Whether reads use the registration.
     pub fn is_used(&self) -> bool {
-        self.of.is_some()
+        self.entry.is_some()
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Some((of, id)) = self.of.take() {
-            let mut list = of.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((registered, id)) = self.entry.take() {
+            let mut list = registered.list.lock().unwrap_or_else(PoisonError::into_inner);
             list.spans.retain(|(other, _)| *other != id);
-            of.version.fetch_add(1, Ordering::Release);
+            registered.version.fetch_add(1, Ordering::Release);
         }
     }
 }
@@ -114,20 +114,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_registered_is_listed_once_by_address_until_it_is_dropped() {
+    fn registered_ranges_are_listed_once_in_address_order() {
         let all = Arc::new(Registered::default());
         let span = |base, len| Span { base, len };
-        assert_eq!(all.stretches(), (0, vec![]));
-        let (long, twice) = (all.add(span(1 << 40, STRETCH_MAX + 4096)), all.add(span(4096, 8192)));
+        assert_eq!(all.buffers(), (0, vec![]));
+        let (long, twice) = (all.add(span(1 << 40, BUFFER_BYTES_MAX + 4096)), all.add(span(4096, 8192)));
         let again = all.add(span(4096, 8192));
-        let (before, listed) = all.stretches();
-        let rest = span((1 << 40) + STRETCH_MAX, 4096);
-        assert_eq!(listed, [span(4096, 8192), span(1 << 40, STRETCH_MAX), rest]);
+        let (before, listed) = all.buffers();
+        let rest = span((1 << 40) + BUFFER_BYTES_MAX, 4096);
+        assert_eq!(listed, [span(4096, 8192), span(1 << 40, BUFFER_BYTES_MAX), rest]);
         drop(twice);
-        assert_eq!(all.stretches().1, listed, "it is still registered by another");
+        assert_eq!(all.buffers().1, listed, "it is still registered by another");
         assert_ne!(all.version(), before);
         drop((again, long));
-        assert_eq!(all.stretches().1, []);
+        assert_eq!(all.buffers().1, []);
         drop(Registration::none());
     }
 }

@@ -1,7 +1,8 @@
-//! Regular files that are opened by name, where something else may lie under that name.
+//! Regular files that are opened by name, with checks of the file that was found.
 //!
-//! Two kinds: a file that an operator names (keys, configuration, a trace), to which links may lead; and a store's own file, whose name is
-//! its only one: `links == 1`, and its owner is this process's user, root, or whoever new files there belong to.
+//! Two kinds: a file that an operator names (keys, configuration, a trace), possibly through
+//! symbolic links; and a store's own file, which has one name only: `links == 1`, and its owner is
+//! this process's user, root, or the owner that the file system gives to new files there.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read};
@@ -16,15 +17,16 @@ use crate::create::show;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::probe::owner_of_new_files;
 
-/// Longest file of secrets: a hundred keys of a thousand namespaces each.
+/// Longest file of secrets in bytes: room for a hundred keys of a thousand namespaces each.
 const SECRETS_BYTES_MAX: u64 = 4 << 20;
-/// Never waits for the other end of a pipe, nor takes a terminal as this process's own.
-const CAREFUL: OFlags = OFlags::CLOEXEC.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+/// Never waits for the other end of a pipe, nor makes a terminal this process's controlling
+/// terminal.
+const NONBLOCKING: OFlags = OFlags::CLOEXEC.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// What a store's file is opened for.
+/// The access for which a store's file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To be looked at; any owner is taken.
+    /// To be read; any owner is accepted.
     Read,
     /// To be written.
     Write,
@@ -34,11 +36,12 @@ fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
 
-/// Open a file that somebody named, to be read. Pipes, devices, sockets and directories are refused (`InvalidInput`), and not waited for.
+/// Open a file that an operator named, for reading. Pipes, devices, sockets and directories are
+/// refused (`InvalidInput`), without waiting for them.
 pub fn open(path: &Path) -> std::io::Result<File> {
     let other = || Error::new(ErrorKind::InvalidInput, "not a regular file");
-    let fd = match retry_on_intr(|| open_raw(path, OFlags::RDONLY | CAREFUL, Mode::empty())) {
-        // What a socket answers, and a device without a driver.
+    let fd = match retry_on_intr(|| open_raw(path, OFlags::RDONLY | NONBLOCKING, Mode::empty())) {
+        // A socket fails so, and a device without a driver.
         Err(Errno::NXIO | Errno::NODEV) => return Err(other()),
         opened => opened?,
     };
@@ -48,7 +51,7 @@ pub fn open(path: &Path) -> std::io::Result<File> {
     Ok(File::from(fd))
 }
 
-/// All of a text of at most `bytes_max` bytes; see [`open`].
+/// Read a text file of at most `bytes_max` bytes; see [`open`].
 pub fn read_text(path: &Path, bytes_max: u64) -> std::io::Result<String> {
     text_of(open(path)?, bytes_max)
 }
@@ -64,11 +67,12 @@ fn text_of(file: File, bytes_max: u64) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// A file of secrets; see [`open`]. `PermissionDenied` if it is another user's than this process's and root's, or if others can read it.
+/// Read a file of secrets; see [`open`]. `PermissionDenied` if its owner is neither this process's
+/// user nor root, or if other users can access it.
 pub fn read_secret(path: &Path) -> std::io::Result<String> {
     let denied = |text| Err(Error::new(ErrorKind::PermissionDenied, text));
     let file = open(path)?;
-    // Of the file that was opened, whatever lies at the path by now.
+    // Of the open file: the path may refer to another one by now.
     let stat = fstat(&file)?;
     let user = geteuid().as_raw();
     if stat.st_uid != user && stat.st_uid != 0 {
@@ -83,18 +87,19 @@ pub fn read_secret(path: &Path) -> std::io::Result<String> {
     text_of(file, SECRETS_BYTES_MAX)
 }
 
-/// Open the file of a store that has this name. Kind `ReadOnly` if it is no regular file, and for [`Access::Write`] if it has another name
-/// besides or another owner: whoever put it there could read or change what is written, or have this process write to another file.
+/// Open a file of a store by name. The fault is of kind `ReadOnly` if it is not a regular file, and
+/// for [`Access::Write`] if it has another name or a foreign owner: another user could then read or
+/// change the data, or redirect this process's writes to another file.
 pub fn open_own(path: &Path, access: Access) -> Result<OwnedFd, IoFault> {
     let fault = |e: Errno| IoFault::of_errno(FaultOp::Open, show(path), 0, e.raw_os_error());
     let refused = |why: String| Err(IoFault::found(FaultKind::ReadOnly, FaultOp::Open, show(path), 0, why));
     let flags = if access == Access::Write { OFlags::RDWR } else { OFlags::RDONLY };
-    let fd = match retry_on_intr(|| open_raw(path, flags | OFlags::NOFOLLOW | CAREFUL, Mode::empty())) {
+    let fd = match retry_on_intr(|| open_raw(path, flags | OFlags::NOFOLLOW | NONBLOCKING, Mode::empty())) {
         Err(Errno::LOOP) => {
             let why = "a symbolic link in place of a file of the store: put the file itself there, or name the directory that it is in";
             return refused(why.to_owned());
         }
-        // What a directory and a socket answer.
+        // A directory and a socket fail so.
         Err(e @ (Errno::ISDIR | Errno::NXIO)) => return not_regular(path, e),
         opened => opened.map_err(fault)?,
     };
@@ -103,7 +108,7 @@ pub fn open_own(path: &Path, access: Access) -> Result<OwnedFd, IoFault> {
         return not_regular(path, Errno::INVAL);
     }
     if access == Access::Write
-        && let Some(why) = shared_with(&stat, path)
+        && let Some(why) = foreign_access(&stat, path)
     {
         return refused(why);
     }
@@ -115,25 +120,25 @@ fn not_regular<T>(path: &Path, errno: Errno) -> Result<T, IoFault> {
     Err(IoFault { kind: FaultKind::ReadOnly, detail: "not a regular file".to_owned(), ..fault })
 }
 
-/// Why the file is not this process's user's alone.
-fn shared_with(stat: &Stat, path: &Path) -> Option<String> {
+/// The reason why a file is not exclusive to this process's user; `None` if it is.
+fn foreign_access(stat: &Stat, path: &Path) -> Option<String> {
     if stat.st_nlink > 1 {
         let links = stat.st_nlink;
         return Some(format!(
-            "the file has other names (hard links), under which it would be changed as well: put a copy in its place links={links}"
+            "the file has other hard links, whose data would change too: replace the file with a copy links={links}"
         ));
     }
     let (owner, user) = (stat.st_uid, geteuid().as_raw());
-    let is_ours = |owner: u32| owner == user || owner == 0;
-    // A file system may give all files to one user, or all of root's to nobody.
-    let is_given = || path.parent().and_then(owner_of_new_files) == Some(owner);
-    (!is_ours(owner) && !is_given()).then(|| {
+    let is_own = |owner: u32| owner == user || owner == 0;
+    // A file system may map all files to one user, or root's files to the user nobody.
+    let is_default_owner = || path.parent().and_then(owner_of_new_files) == Some(owner);
+    (!is_own(owner) && !is_default_owner()).then(|| {
         format!("the file is another user's: run as that user, or give the store's files to this one (chown) owner={owner} user={user}")
     })
 }
 
-/// What lies under a name, links not followed.
-pub(crate) fn at_name(path: &Path) -> Result<Stat, Errno> {
+/// The status of a name, without following symbolic links.
+pub(crate) fn lstat_name(path: &Path) -> Result<Stat, Errno> {
     retry_on_intr(|| lstat(path))
 }
 
@@ -148,8 +153,8 @@ mod tests {
 
     use super::*;
 
-    /// What is no regular file, by name.
-    fn others(dir: &Path) -> Vec<PathBuf> {
+    /// Paths that are not regular files.
+    fn irregular_files(dir: &Path) -> Vec<PathBuf> {
         let at = |name: &str| dir.join(name);
         mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
         let _socket = UnixListener::bind(at("socket")).expect("a socket");
@@ -171,9 +176,9 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_not_regular_is_refused_and_not_waited_for() {
+    fn irregular_file_is_refused_without_blocking() {
         let dir = TempDir::new().expect("a directory");
-        for path in others(dir.path()) {
+        for path in irregular_files(dir.path()) {
             let refused = [open(&path).err(), read_text(&path, 100).err(), read_secret(&path).err()];
             for error in refused.map(|error| error.expect("refused")) {
                 assert!(
@@ -193,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn named_file_is_read_through_links_up_to_its_bound() {
+    fn named_file_is_read_through_links_up_to_limit() {
         let dir = TempDir::new().expect("a directory");
         let path = file(dir.path(), "a", 0o600);
         symlink(&path, dir.path().join("link")).expect("a link");
@@ -203,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn secret_that_others_can_read_is_refused() {
+    fn secret_readable_by_others_is_refused() {
         let dir = TempDir::new().expect("a directory");
         for mode in [0o640, 0o604, 0o660, 0o601] {
             let refused = read_secret(&file(dir.path(), "a", mode)).expect_err("refused");
@@ -212,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn file_of_a_store_has_one_name_and_no_link_to_it() {
+    fn store_file_with_link_is_refused() {
         let dir = TempDir::new().expect("a directory");
         let path = file(dir.path(), "segments", 0o600);
         symlink(&path, dir.path().join("link")).expect("a link");
@@ -225,17 +230,17 @@ mod tests {
             );
         }
         std::fs::hard_link(&path, dir.path().join("other")).expect("a link");
-        open_own(&path, Access::Read).expect("to be looked at");
+        open_own(&path, Access::Read).expect("read access");
         let refused = open_own(&path, Access::Write).expect_err("refused");
         assert!(refused.detail.contains("links=2"), "{refused}");
     }
 
-    /// As root; else it says that it was skipped.
+    /// Needs root; otherwise it prints that it was skipped.
     #[test]
     fn file_of_another_user_is_refused() {
         use std::io::Write;
         if !geteuid().is_root() {
-            // Past the test harness's capture: what was not tested is said aloud.
+            // Written past the test harness's capture, so that the skip is visible.
             let _ = writeln!(
                 std::io::stderr(),
                 "skipped: file_of_another_user_is_refused: only root gives files away"
@@ -244,10 +249,10 @@ mod tests {
         }
         let dir = TempDir::new().expect("a directory");
         let path = file(dir.path(), "segments", 0o600);
-        std::os::unix::fs::chown(&path, Some(12345), None).expect("given away");
+        std::os::unix::fs::chown(&path, Some(12345), None).expect("chown");
         let refused = read_secret(&path).expect_err("refused");
         assert!(refused.to_string().contains("owner=12345 user=0"), "{refused}");
-        open_own(&path, Access::Read).expect("to be looked at");
+        open_own(&path, Access::Read).expect("read access");
         let refused = open_own(&path, Access::Write).expect_err("refused");
         assert!(refused.detail.contains("owner=12345 user=0"), "{refused}");
     }

@@ -1,14 +1,15 @@
 //! Runs of pages: a best-fit allocator over a fixed number of 4096-byte pages.
 //!
-//! Invariants: free runs are disjoint and never adjacent (neighbours are merged at once), and both indexes
-//! hold exactly the same runs. Deterministic: among the smallest runs that fit, the lowest address.
+//! Invariants: free runs are disjoint and never adjacent (neighbours are merged at once), and
+//! `by_start` and `by_len` hold exactly the same runs. Deterministic: among the shortest runs that
+//! fit, it takes the one with the lowest address.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 
-/// Which pages of a region are free.
+/// The free pages of a region.
 #[derive(Debug)]
 pub struct Runs {
     /// Start to length, to find neighbours.
@@ -20,7 +21,7 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// All of `pages` pages free.
+    /// A region of `pages` free pages.
     pub fn new(pages: u32) -> Runs {
         let mut runs = Runs { by_start: BTreeMap::new(), by_len: BTreeSet::new(), free: pages, pages };
         if pages > 0 {
@@ -29,7 +30,8 @@ impl Runs {
         runs
     }
 
-    /// The start page of a run of `pages` pages, now taken; `None` if no free run is that long, or for 0.
+    /// Allocate a run of `pages` pages and return its start page; `None` if no free run is that
+    /// long, or for 0.
     pub fn alloc(&mut self, pages: u32) -> Option<u32> {
         if pages == 0 {
             return None;
@@ -43,10 +45,11 @@ impl Runs {
         Some(start)
     }
 
-    /// Give `pages` pages from `start` back; they need not be a whole allocation.
+    /// Free `pages` pages from `start`; they need not be a whole allocation.
     ///
     /// # Panics
-    /// If a page is outside the region or free already: going on would hand the same bytes out twice.
+    /// If a page is outside the region or already free: continuing would hand out the same bytes
+    /// twice.
     pub fn free(&mut self, start: u32, pages: u32) {
         if pages == 0 {
             return;
@@ -100,7 +103,7 @@ mod tests {
 
     const PAGES: u32 = 64;
 
-    /// The slow, obvious allocator.
+    /// A slow reference allocator.
     struct Bitmap(Vec<bool>);
 
     impl Bitmap {
@@ -129,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_bitmap(steps in prop::collection::vec((any::<bool>(), 1..20u32, any::<prop::sample::Index>()), 1..200)) {
+        fn page_runs_agree_with_bitmap_model(steps in prop::collection::vec((any::<bool>(), 1..20u32, any::<prop::sample::Index>()), 1..200)) {
             let mut runs = Runs::new(PAGES);
             let mut model = Bitmap(vec![false; PAGES as usize]);
             let mut held: Vec<(u32, u32)> = Vec::new();
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_of_nothing() {
+    fn empty_region_allocates_nothing() {
         let mut runs = Runs::new(0);
         assert_eq!(runs.alloc(1), None);
         assert_eq!(runs.alloc(0), None);
@@ -168,7 +171,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "freed twice")]
-    fn a_double_free_is_caught() {
+    fn double_free_panics() {
         let mut runs = Runs::new(8);
         let start = runs.alloc(4).unwrap();
         runs.free(start, 4);
@@ -177,7 +180,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "freed outside")]
-    fn a_free_outside_is_caught() {
+    fn free_outside_region_panics() {
         Runs::new(8).free(7, 2);
     }
 }

@@ -1,5 +1,5 @@
-//! Where background work runs. The store's background work is a state machine ([`Task`]); a thread that
-//! drives it is an edge. The real runtime gives each task a thread; a simulated one steps tasks from
+//! The runtime of background work. The store's background work is a state machine ([`Task`]),
+//! driven by a runtime. The real runtime gives each task a thread; a simulated one steps tasks from
 //! inside [`Runtime::pause`], so that one seed replays a whole run.
 
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use crate::fault::IoFault;
 use crate::signal::Signal;
 
-/// What a task wants after a step.
+/// The request of a task after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Call again at once: there was progress.
+    /// Call again at once: the step made progress.
     Again,
     /// Call again when the task's signal is raised, or after this long.
     Idle(Duration),
@@ -19,13 +19,13 @@ pub enum Step {
     Done,
 }
 
-/// Background work. A step is short, except that it may wait for the disk a bounded time.
+/// Background work. A step is short, but it may wait for the disk for a bounded time.
 pub trait Task: Send {
     /// Make progress.
     fn step(&mut self) -> Step;
 }
 
-/// Runs tasks, and lets callers wait for what tasks do.
+/// Runs tasks, and lets callers wait for the results of tasks.
 pub trait Runtime: Send + Sync {
     /// Drive `task` until it is done; `wake` ends its idling early. The returned handle joins it.
     fn spawn(&self, name: &str, task: Box<dyn Task>, wake: Signal) -> Result<Box<dyn Join>, IoFault>;
@@ -41,7 +41,7 @@ pub trait Join: Send + Sync {
     fn join(&self, timeout: Duration) -> bool;
 }
 
-/// Everything a store takes from outside: one value, real or simulated.
+/// Everything that a store takes from outside, real or simulated.
 #[derive(Clone)]
 pub struct Env {
     /// Storage; `None` for a store without an SSD tier.

@@ -1,8 +1,9 @@
-//! Staging memory: one mapped region, handed out in page runs to transfers that cannot go straight into the
-//! caller's memory.
+//! Staging memory: one mapped region, handed out in page runs for transfers that cannot use the
+//! caller's memory directly.
 //!
-//! Invariant: a byte of the region belongs to at most one part at a time. The run allocator says which, and a
-//! part gives its run back only when it is dropped, which is after every operation that held it.
+//! Invariant: a byte of the region belongs to at most one part at a time. The run allocator records
+//! the owner, and a part returns its run only when it is dropped, which is after every operation
+//! that held it.
 
 use std::fmt;
 use std::io;
@@ -17,10 +18,10 @@ use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A bounded pool of staging memory; clones share it.
 #[derive(Clone)]
 pub struct StagingPool {
-    region: Arc<Region>,
+    state: Arc<PoolState>,
 }
 
-struct Region {
+struct PoolState {
     base: NonNull<u8>,
     bytes: usize,
     /// Owns the mapping; its bytes are reached through `base` alone.
@@ -34,29 +35,30 @@ enum Memory {
     Shared(#[expect(dead_code, reason = "held for its drop")] Arc<shm::Region>),
 }
 
-// SAFETY: `base` points into the mapping that `_memory` owns, which may be used from any thread; bytes are only
-// reached through parts, whose runs are disjoint, and the rest is behind a Mutex or Sync by itself.
-unsafe impl Send for Region {}
-// SAFETY: as for Send: a shared Region gives access to no byte but through disjoint parts.
-unsafe impl Sync for Region {}
+// SAFETY: `base` points into the mapping that `_memory` owns, which any thread may use. Bytes are
+// accessed only through parts, whose runs are disjoint; the other fields are a Mutex or Sync by
+// themselves.
+unsafe impl Send for PoolState {}
+// SAFETY: as for Send: a shared PoolState gives access to bytes only through disjoint parts.
+unsafe impl Sync for PoolState {}
 
-impl Region {
+impl PoolState {
     fn runs(&self) -> MutexGuard<'_, Runs> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A run on loan; held by its part.
+/// An allocated run; held by its part.
 struct Loan {
-    region: Arc<Region>,
+    state: Arc<PoolState>,
     start: u32,
     pages: u32,
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        self.region.runs().free(self.start, self.pages);
-        self.region.released.raise();
+        self.state.runs().free(self.start, self.pages);
+        self.state.released.raise();
     }
 }
 
@@ -69,67 +71,70 @@ fn pages_of(bytes: usize) -> io::Result<u32> {
 }
 
 impl StagingPool {
-    /// A pool of `bytes` bytes, mapped and zeroed now (pages become resident as they are used). Fails with
-    /// kind `InvalidInput` unless `bytes` is a positive multiple of 4096 below 16 TiB, and if the system has no
-    /// memory.
+    /// A pool of `bytes` bytes, mapped and zeroed now (pages become resident as they are used).
+    /// Fails with kind `InvalidInput` unless `bytes` is a positive multiple of 4096 below 16 TiB,
+    /// and if the system has no memory.
     pub fn new(bytes: usize) -> io::Result<StagingPool> {
         let pages = pages_of(bytes)?;
-        // A mapping of its own: what is kept of buffers that were dropped would have to be cleared, all of it.
+        // A new mapping: one from the buffer cache would have to be cleared as a whole.
         let mut buf = AlignedBuf::many(1, bytes)?.pop().ok_or(io::ErrorKind::OutOfMemory)?;
         buf.keep_from_children();
         let base = NonNull::from(&mut buf[..]).cast();
-        Ok(StagingPool::of(base, bytes, pages, Memory::Own(buf)))
+        Ok(StagingPool::with_memory(base, bytes, pages, Memory::Own(buf)))
     }
 
-    /// The same, of memory that other processes can be shown; the memory as what they are shown.
+    /// As [`StagingPool::new`], in a region that can be shared with other processes. Returns the
+    /// region too.
     pub fn shared(bytes: usize) -> io::Result<(StagingPool, Arc<shm::Region>)> {
         let pages = pages_of(bytes)?;
         let memory = Arc::new(shm::Region::new(bytes)?);
         memory.keep_from_children();
-        // Nothing in this process but the pool's parts reads or writes it: a region is only places and lengths to others.
+        // In this process only the pool's parts read or write the region; its other users handle
+        // offsets and lengths only.
         let base = NonNull::new(memory.base()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let pool = StagingPool::of(base, bytes, pages, Memory::Shared(memory.clone()));
+        let pool = StagingPool::with_memory(base, bytes, pages, Memory::Shared(memory.clone()));
         Ok((pool, memory))
     }
 
-    fn of(base: NonNull<u8>, bytes: usize, pages: u32, memory: Memory) -> StagingPool {
+    fn with_memory(base: NonNull<u8>, bytes: usize, pages: u32, memory: Memory) -> StagingPool {
         let runs = Mutex::new(Runs::new(pages));
-        let region = Region { base, bytes, _memory: memory, runs, released: Signal::default() };
-        StagingPool { region: Arc::new(region) }
+        let state = PoolState { base, bytes, _memory: memory, runs, released: Signal::default() };
+        StagingPool { state: Arc::new(state) }
     }
 
-    /// Exclusive memory of `len` bytes rounded up to 4096, page-aligned; `None` if no run that long is free now,
-    /// or for 0. It holds zeros or what its last user left. Dropping the part gives the memory back and raises
-    /// [`StagingPool::released`].
+    /// Exclusive memory of `len` bytes rounded up to 4096, page-aligned; `None` if no run that long
+    /// is free now, or for 0. It holds zeros or the bytes of its last user. Dropping the part frees
+    /// the memory and raises [`StagingPool::released`].
     pub fn try_part(&self, len: usize) -> Option<Part> {
         let pages = u32::try_from(len.div_ceil(PAGE)).ok()?;
-        let start = self.region.runs().alloc(pages)?;
-        let loan = Loan { region: Arc::clone(&self.region), start, pages };
-        // SAFETY: the run lies inside the mapping, because the allocator counts exactly its pages.
-        let ptr = unsafe { self.region.base.add(start as usize * PAGE) };
-        // SAFETY: the mapping is zeroed, so initialised; `loan` keeps the mapping alive and the run taken until
-        // the part is dropped, so no other part of this pool covers these bytes, and nothing else reaches them.
+        let start = self.state.runs().alloc(pages)?;
+        let loan = Loan { state: Arc::clone(&self.state), start, pages };
+        // SAFETY: the run is inside the mapping, because the allocator counts exactly its pages.
+        let ptr = unsafe { self.state.base.add(start as usize * PAGE) };
+        // SAFETY: the mapping is zeroed, so initialised. `loan` keeps the mapping alive and the run
+        // allocated until the part is dropped, so no other part of this pool covers these bytes,
+        // and nothing else accesses them.
         Some(unsafe { Part::exclusive(ptr, pages as usize * PAGE, Some(Arc::new(loan))) })
     }
 
     /// Bytes of the pool.
     pub fn capacity(&self) -> usize {
-        self.region.bytes
+        self.state.bytes
     }
 
-    /// Bytes on loan.
+    /// Allocated bytes.
     pub fn in_use(&self) -> usize {
-        self.capacity() - self.region.runs().free_pages() as usize * PAGE
+        self.capacity() - self.state.runs().free_pages() as usize * PAGE
     }
 
     /// Bytes of the longest part that [`StagingPool::try_part`] could give now.
     pub fn largest_free(&self) -> usize {
-        self.region.runs().largest_free() as usize * PAGE
+        self.state.runs().largest_free() as usize * PAGE
     }
 
-    /// Raised each time a part came back.
+    /// Raised each time a part is dropped.
     pub fn released(&self) -> &Signal {
-        &self.region.released
+        &self.state.released
     }
 }
 
@@ -144,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_zeroed_aligned_and_disjoint() {
+    fn staging_parts_are_zeroed_aligned_and_disjoint() {
         let pool = StagingPool::new(8 * PAGE).unwrap();
         let mut parts: Vec<Part> = (0..4).map(|_| pool.try_part(PAGE + 1).unwrap()).collect();
         assert!(pool.try_part(1).is_none());
@@ -160,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_part_comes_back_and_says_so() {
+    fn dropped_staging_part_is_freed_and_raises_signal() {
         let pool = StagingPool::new(4 * PAGE).unwrap();
         let part = pool.try_part(4 * PAGE).unwrap();
         let seen = pool.released().value();
@@ -171,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_outlives_its_pool() {
+    fn staging_part_outlives_pool() {
         let pool = StagingPool::new(PAGE).unwrap();
         let mut part = pool.try_part(1).unwrap();
         drop(pool);
@@ -180,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_refused_not_rounded() {
+    fn unaligned_pool_size_is_refused() {
         for bytes in [0, 1, PAGE - 1, PAGE + 1] {
             let refused = StagingPool::new(bytes).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "bytes={bytes}");

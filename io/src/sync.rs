@@ -1,6 +1,7 @@
-//! Locks, waiting and threads: std's, or those of a checker that decides who runs when. Whatever threads of the
-//! store share goes through here, so that loom and shuttle see each step of it; a build without
-//! `--cfg loom`, `--cfg shuttle` or `--cfg pagelith_tsan` has std's types and nothing else.
+//! Locks, condition variables, atomics and threads: those of std, or those of a checker that
+//! schedules threads itself. All state that threads of the store share goes through this module, so
+//! that loom and shuttle see each step. A build without `--cfg loom`, `--cfg shuttle` or `--cfg
+//! pagelith_tsan` has std's types and nothing else.
 
 pub use std::sync::{Arc, LockResult, PoisonError};
 
@@ -10,7 +11,7 @@ pub use loom::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
-    thread::{Builder, yield_now},
+    thread::Builder,
 };
 #[cfg(all(shuttle, not(loom)))]
 pub use shuttle::{
@@ -18,7 +19,7 @@ pub use shuttle::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
-    thread::{Builder, yield_now},
+    thread::Builder,
 };
 #[cfg(not(any(loom, shuttle, pagelith_tsan)))]
 pub use std::{
@@ -26,18 +27,19 @@ pub use std::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
-    thread::{Builder, yield_now},
+    thread::Builder,
 };
 #[cfg(pagelith_tsan)]
 pub use {
     ordered::{Condvar, Mutex, MutexGuard},
     std::{
         sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
-        thread::{Builder, yield_now},
+        thread::Builder,
     },
 };
 
-/// A lock of the process's own, as a `static` is one. Checkers that decide who runs do not see it: theirs are made anew for each run.
+/// A mutex for a `static`. Loom and shuttle do not see it: their mutexes are created anew for each
+/// run.
 #[cfg(pagelith_tsan)]
 pub use ordered::Mutex as StaticMutex;
 #[cfg(not(pagelith_tsan))]
@@ -48,25 +50,8 @@ mod ordered;
 
 use std::time::Duration;
 
-/// A lock, if nobody has it; whether who had it has panicked is not asked. Checkers let threads take turns at locks themselves: there it is
-/// waited for.
-pub fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    #[cfg(not(any(loom, shuttle, pagelith_tsan)))]
-    {
-        match mutex.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        }
-    }
-    #[cfg(any(loom, shuttle, pagelith_tsan))]
-    {
-        Some(mutex.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// Wait while `waits` holds, at most `timeout`. Under loom and shuttle time does not pass: what waits for a raise that
-/// was lost is found as a deadlock.
+/// Wait while `waits` is true, at most `timeout`. Under loom and shuttle time does not pass: a
+/// thread that waits for a lost notification is reported as a deadlock.
 pub fn wait_while<'a, T>(
     condvar: &Condvar,
     guard: MutexGuard<'a, T>,
@@ -87,8 +72,8 @@ pub fn wait_while<'a, T>(
     }
 }
 
-/// Where memory is touched that threads hand to one another without a lock: a checker may let another run here, which
-/// it otherwise does at locks alone. Nothing in an ordinary build.
+/// Mark an access to memory that threads pass to one another without a lock. A checker may switch
+/// threads at this point, which otherwise happens at locks only. Does nothing in an ordinary build.
 #[inline]
 pub fn step() {
     #[cfg(all(shuttle, not(loom)))]
@@ -96,7 +81,7 @@ pub fn step() {
     #[cfg(loom)]
     {
         loom::lazy_static! {
-            // One for all: loom takes the order of two accesses for something to be tried out.
+            // One counter for all calls: loom explores the orders of two accesses to one location.
             static ref TOUCHED: loom::sync::atomic::AtomicUsize = loom::sync::atomic::AtomicUsize::new(0);
         }
         TOUCHED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

@@ -9,7 +9,8 @@ use crate::clock::{Clock, Mono};
 use crate::entropy::Entropy;
 pub use crate::threads::Threads;
 
-/// CLOCK_MONOTONIC, counted from when this value was made. It does not run while the machine sleeps.
+/// CLOCK_MONOTONIC, counted from the creation of this value. It stops while the machine is
+/// suspended.
 #[derive(Clone, Debug)]
 pub struct SystemClock {
     start: Instant,
@@ -40,7 +41,8 @@ pub struct SystemEntropy;
 
 impl Entropy for SystemEntropy {
     /// # Panics
-    /// If the kernel has no getrandom (older than 3.17, or filtered): keys made without it could be guessed.
+    /// If the kernel has no getrandom (older than 3.17, or filtered): keys made without it would be
+    /// predictable.
     fn fill(&self, out: &mut [u8]) {
         let mut filled = 0;
         while filled < out.len() {
@@ -58,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_never_runs_backwards() {
+    fn system_clock_is_monotonic() {
         let clock = SystemClock::new();
         let mut last = clock.now();
         for _ in 0..10_000 {
@@ -69,9 +71,10 @@ mod tests {
     }
 
     #[test]
-    fn entropy_fills_every_byte_and_does_not_repeat() {
+    fn entropy_fills_every_byte_without_repeats() {
         let mut seen = vec![0u8; 4096];
-        // Each byte is zero in a filled buffer once in 256 times; not four times over, but once in 2^32.
+        // Each byte of a filled buffer is zero once in 256 times, so in all four buffers once in
+        // 2^32.
         for _ in 0..4 {
             let mut buf = vec![0; seen.len()];
             SystemEntropy.fill(&mut buf);

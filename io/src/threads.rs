@@ -9,7 +9,7 @@ use crate::runtime::{Join, Runtime, Step, Task};
 use crate::signal::Signal;
 use crate::sync::Builder;
 
-/// Why a thread of this name could not be started, with the limits that keep the system from it.
+/// The fault of a thread that could not be started, naming the limits that may have prevented it.
 pub fn no_thread(name: &str, error: &std::io::Error) -> IoFault {
     let mut fault = IoFault::of_errno(FaultOp::Spawn, name, 0, error.raw_os_error().unwrap_or(0));
     fault.detail = "no thread can be started".to_owned();
@@ -31,7 +31,7 @@ impl Join for Running {
     }
 }
 
-/// Raises its signal when dropped, so that a task is reported done however its thread ends.
+/// Raises its signal when dropped, so that a task is reported as finished however its thread ends.
 struct RaiseOnDrop(Signal);
 
 impl Drop for RaiseOnDrop {
@@ -41,11 +41,11 @@ impl Drop for RaiseOnDrop {
 }
 
 impl Runtime for Threads {
-    /// A panic in the task is logged and ends it. Errors: kind `Exhausted` if the system has no thread left,
-    /// `Invalid` for a name with a NUL.
+    /// A panic in the task is logged and ends the task. Errors: kind `Exhausted` if the system
+    /// cannot start another thread, `Invalid` for a name with a NUL.
     fn spawn(&self, name: &str, task: Box<dyn Task>, wake: Signal) -> Result<Box<dyn Join>, IoFault> {
         if name.contains('\0') {
-            let detail = "a thread's name has a nul";
+            let detail = "the thread name contains a NUL";
             return Err(IoFault::found(FaultKind::Invalid, FaultOp::Spawn, name, 0, detail));
         }
         let finished = Signal::default();
@@ -67,10 +67,10 @@ impl Runtime for Threads {
 }
 
 fn drive(name: &str, mut task: Box<dyn Task>, wake: &Signal) {
-    // The task's own drop is inside too: it may be what panics.
+    // The task is also dropped inside `catch_unwind`, since its drop may panic.
     let outcome = catch_unwind(AssertUnwindSafe(move || {
         loop {
-            // Read before the step: what is raised during it ends the wait at once.
+            // Read before the step, so that a raise during the step ends the wait at once.
             let seen = wake.value();
             match task.step() {
                 Step::Again => {}
@@ -97,13 +97,13 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(30);
 
-    /// Says each step to the test, and does what the test answers.
-    struct Obedient {
+    /// Reports each step to the test, and returns the step that the test sends.
+    struct ScriptedTask {
         stepped: Sender<()>,
         orders: Receiver<Step>,
     }
 
-    impl Task for Obedient {
+    impl Task for ScriptedTask {
         fn step(&mut self) -> Step {
             self.stepped.send(()).unwrap();
             self.orders.recv().unwrap()
@@ -118,49 +118,49 @@ mod tests {
         }
     }
 
-    fn obedient() -> (Sender<Step>, Receiver<()>, Box<Obedient>) {
+    fn scripted_task() -> (Sender<Step>, Receiver<()>, Box<ScriptedTask>) {
         let (stepped, steps) = channel();
         let (order, orders) = channel();
-        (order, steps, Box::new(Obedient { stepped, orders }))
+        (order, steps, Box::new(ScriptedTask { stepped, orders }))
     }
 
     #[test]
-    fn a_wake_during_a_step_is_not_lost() {
-        let (order, steps, task) = obedient();
+    fn wake_during_step_is_not_lost() {
+        let (order, steps, task) = scripted_task();
         let wake = Signal::default();
-        let join = Threads.spawn("obedient", task, wake.clone()).unwrap();
+        let join = Threads.spawn("scripted", task, wake.clone()).unwrap();
         steps.recv_timeout(LONG).unwrap();
-        // The step is under way: it has been called and has not answered.
+        // The step has been called and has not returned.
         wake.raise();
         order.send(Step::Idle(Duration::MAX)).unwrap();
-        steps.recv_timeout(LONG).expect("the task sleeps through a wake raised during its step");
+        steps.recv_timeout(LONG).expect("the task missed a wake raised during its step");
         order.send(Step::Done).unwrap();
         assert!(join.join(LONG));
     }
 
     #[test]
-    fn idling_ends_at_its_time_and_again_at_once() {
-        let (order, steps, task) = obedient();
-        let join = Threads.spawn("obedient", task, Signal::default()).unwrap();
+    fn idle_step_ends_at_timeout_and_again_at_once() {
+        let (order, steps, task) = scripted_task();
+        let join = Threads.spawn("scripted", task, Signal::default()).unwrap();
         order.send(Step::Again).unwrap();
         order.send(Step::Idle(Duration::from_millis(1))).unwrap();
         for _ in 0..3 {
             steps.recv_timeout(LONG).unwrap();
         }
-        assert!(!join.join(Duration::ZERO), "done before it was told so");
+        assert!(!join.join(Duration::ZERO), "done before the test sent Done");
         order.send(Step::Done).unwrap();
         assert!(join.join(LONG));
-        assert!(join.join(Duration::ZERO), "done is for good");
+        assert!(join.join(Duration::ZERO), "done is final");
     }
 
     #[test]
-    fn a_panicking_task_is_done() {
+    fn panicking_task_is_done() {
         let join = Threads.spawn("panics", Box::new(Panics), Signal::default()).unwrap();
         assert!(join.join(LONG));
     }
 
     #[test]
-    fn a_name_with_nul_is_refused() {
+    fn thread_name_with_nul_is_refused() {
         let refused = Threads.spawn("a\0b", Box::new(Panics), Signal::default()).err().unwrap();
         assert_eq!(refused.kind, FaultKind::Invalid);
     }

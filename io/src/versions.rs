@@ -1,25 +1,27 @@
-//! Reading a table without a lock while one thread changes it: a sequence lock (C. Lameter, "Effective synchronization on
-//! Linux/NUMA systems", 2005) for each stripe of the table.
+//! Striped sequence locks: a thread reads a table without a lock while another changes it (C.
+//! Lameter, "Effective synchronization on Linux/NUMA systems", 2005). Each stripe of the table has
+//! a version.
 //!
-//! The writer, of which there is one at a time or one for each stripe, *begins* a stripe before its first change there and *ends* all it
-//! began when what it does may be seen as a whole. Of several writers each has begun all that it changes before it ends any of it: then
-//! what they do has an order, and readers are in it too. A reader notes the version of each stripe before it reads there, and believes
-//! what it read if every version is the same afterwards: then there was a moment at which all of it was so.
+//! The writer, of which there is one at a time, *begins* a stripe before its first change there. It
+//! *ends* all stripes that it began when its changes may be seen as a whole. A reader notes the
+//! version of each stripe before it reads there. If each version is the same afterwards, there was
+//! a moment at which all that it read was current.
 //!
-//! What is read meanwhile may be anything that lay there: it has to be of atomics, and must not lead the reader astray.
-//! The orderings are those of H. Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012.
+//! A reader may read any intermediate state: the data must be atomics, and no value may lead the
+//! reader out of bounds. The orderings are those of H. Boehm, "Can seqlocks get along with
+//! programming language memory models?", MSPC 2012.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::prefetch;
 use crate::sync::{AtomicU32, fence};
 
-/// Versions of the stripes of a table: odd while a stripe is being changed.
+/// Versions of the stripes of a table. A version is odd while its stripe is being changed.
 pub struct Versions {
     stripes: Box<[AtomicU32]>,
 }
 
-/// A stripe and its version.
+/// A stripe and the version that a reader found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     stripe: u32,
@@ -27,7 +29,7 @@ pub struct Mark {
 }
 
 impl Versions {
-    /// Of so many stripes.
+    /// Versions for `stripes` stripes.
     pub fn new(stripes: usize) -> Versions {
         Versions { stripes: (0..stripes).map(|_| AtomicU32::new(0)).collect() }
     }
@@ -37,77 +39,54 @@ impl Versions {
         self.stripes.len()
     }
 
-    /// Whether there are none.
+    /// Whether there is no stripe.
     pub fn is_empty(&self) -> bool {
         self.stripes.is_empty()
     }
 
-    /// The writer is about to change something in a stripe. False if it began it before.
+    /// Begin a stripe before the first change in it. False if the writer began it before.
     #[inline]
     pub fn begin(&self, stripe: usize) -> bool {
         let version = self.stripes[stripe].load(Relaxed);
         if version % 2 == 1 {
             return false;
         }
-        // Not in one operation: there is one writer, and it would wait for all that it has written so far.
+        // With one writer no read-modify-write is needed; it would wait for all earlier stores.
         self.stripes[stripe].store(version | 1, Relaxed);
-        // Whoever sees one of the changes that follow sees this.
+        // A reader that sees one of the following changes sees this version too.
         fence(Release);
         true
     }
 
-    /// The same for one of several writers, who has the stripe to itself until [`end`](Versions::end) or
-    /// [`abandon`](Versions::abandon), and sees what the one before did. False if another has it.
-    #[inline]
-    pub fn try_begin(&self, stripe: usize) -> bool {
-        let version = self.stripes[stripe].load(Relaxed);
-        let begun = version.is_multiple_of(2)
-            && self.stripes[stripe].compare_exchange(version, version | 1, Acquire, Relaxed).is_ok();
-        // As above.
-        fence(Release);
-        begun
-    }
-
-    /// Nothing was changed in a stripe that was begun.
-    #[inline]
-    pub fn abandon(&self, stripe: usize) {
-        let version = self.stripes[stripe].load(Relaxed);
-        // What was read before is still so.
-        self.stripes[stripe].store(version & !1, Release);
-    }
-
-    /// What the writer changed in a stripe that it began may be seen.
+    /// End a stripe: its changes may be seen.
     #[inline]
     pub fn end(&self, stripe: usize) {
         let version = self.stripes[stripe].load(Relaxed);
-        // It wraps around, from odd to even too.
+        // The version wraps around; also then odd becomes even.
         self.stripes[stripe].store(version.wrapping_add(1), Release);
     }
 
-    /// Start bringing a stripe's version into the cache.
+    /// Prefetch a stripe's version.
     #[inline]
     pub fn prefetch(&self, stripe: usize) {
         prefetch::line(&self.stripes[stripe]);
     }
 
-    /// The same for the writer.
-    #[inline]
-    pub fn prefetch_to_write(&self, stripe: usize) {
-        prefetch::line_to_write(&self.stripes[stripe]);
-    }
-
-    /// A reader is about to read in a stripe. `None` if it is being changed: what is read there says nothing.
+    /// Note a stripe's version before reading in it. `None` while it is being changed: then a read
+    /// there is worthless.
     #[inline]
     pub fn mark(&self, stripe: usize) -> Option<Mark> {
         let version = self.stripes[stripe].load(Acquire);
-        // At most 2^32 stripes, or the version wraps sooner than it should: there are never that many.
+        // A stripe number must fit 32 bits, else two stripes would share a mark; there are never
+        // that many.
         version.is_multiple_of(2).then_some(Mark { stripe: stripe as u32, version })
     }
 
-    /// Whether nothing has changed in any of the stripes since they were marked.
+    /// Whether none of the stripes has changed since it was marked.
     #[inline]
     pub fn hold(&self, marks: &[Mark]) -> bool {
-        // Whoever changed something that was read had begun its stripe, and that is seen behind this.
+        // The writer of a value that was read began its stripe first, and that version is seen
+        // after this fence.
         fence(Acquire);
         marks.iter().all(|mark| self.stripes[mark.stripe as usize].load(Relaxed) == mark.version)
     }
@@ -118,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stripe_holds_until_it_is_begun_and_is_new_when_it_has_ended() {
+    fn mark_is_valid_until_stripe_begins() {
         let versions = Versions::new(2);
         let (first, second) = (versions.mark(0).expect("even"), versions.mark(1).expect("even"));
         assert!(versions.hold(&[first, second]));
@@ -126,20 +105,7 @@ mod tests {
         assert!(versions.mark(0).is_none());
         assert!(!versions.hold(&[first, second]) && versions.hold(&[second]));
         versions.end(0);
-        assert!(!versions.hold(&[first]), "what was read before is not so any more");
+        assert!(!versions.hold(&[first]), "the earlier read is out of date");
         assert!(versions.hold(&[versions.mark(0).expect("even"), second]));
-    }
-
-    #[test]
-    fn of_two_writers_one_has_a_stripe_and_what_it_leaves_as_it_was_still_holds() {
-        let versions = Versions::new(1);
-        let mark = versions.mark(0).expect("even");
-        assert!(versions.try_begin(0) && !versions.try_begin(0));
-        assert!(versions.mark(0).is_none() && !versions.hold(&[mark]));
-        versions.abandon(0);
-        assert!(versions.hold(&[mark]));
-        assert!(versions.try_begin(0));
-        versions.end(0);
-        assert!(!versions.hold(&[mark]));
     }
 }

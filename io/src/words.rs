@@ -1,4 +1,4 @@
-//! Mapped memory of 64-bit words that threads read while another writes them.
+//! An array of 64-bit atomics in mapped memory, which threads read while another writes it.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -6,31 +6,31 @@ use std::sync::atomic::AtomicU64;
 
 use crate::buffer::AlignedBuf;
 
-/// Words, all zero at first. Mapped like an [`AlignedBuf`]: pages come when first touched, and a failure is a value
-/// instead of an abort.
+/// 64-bit atomics, initially zero. The memory is mapped like an [`AlignedBuf`]: pages become
+/// resident when first touched, and failure to allocate is an error instead of an abort.
 pub struct Words {
-    at: NonNull<AtomicU64>,
+    base: NonNull<AtomicU64>,
     count: usize,
-    /// Keeps the memory; nobody reaches the words by this.
+    /// Keeps the mapping; the words are accessed through `base` only.
     memory: AlignedBuf,
 }
 
-// SAFETY: the words are atomics, and the memory is this value's own.
+// SAFETY: the words are atomics, and this value owns the memory.
 unsafe impl Send for Words {}
 // SAFETY: as above; a shared borrow gives atomics, which any thread may read and write.
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// So many words. Fails if the system has no memory.
+    /// An array of `count` words. Fails if the system has no memory.
     pub fn new(count: usize) -> std::io::Result<Words> {
         let bytes = count.checked_mul(size_of::<AtomicU64>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let mut memory = AlignedBuf::new(bytes)?;
         memory.keep_from_children();
         // The memory does not move with the buffer's handle.
-        Ok(Words { at: NonNull::from(&mut memory[..]).cast(), count, memory })
+        Ok(Words { base: NonNull::from(&mut memory[..]).cast(), count, memory })
     }
 
-    /// Give all of them their memory now ([`AlignedBuf::prefault`]).
+    /// Make all pages resident now ([`AlignedBuf::prefault`]).
     pub fn prefault(&self) -> std::io::Result<()> {
         self.memory.prefault()
     }
@@ -40,9 +40,10 @@ impl Deref for Words {
     type Target = [AtomicU64];
     #[inline]
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: so many zeroed, page-aligned words were mapped in `new`, are kept by `memory`, and are reached by
-        // this slice alone, whose elements may change under a shared borrow.
-        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.count) }
+        // SAFETY: `new` mapped `count` zeroed, page-aligned words, and `memory` keeps the mapping.
+        // They are accessed through this slice only, whose elements may change under a shared
+        // borrow.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
     }
 }
 
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_zero_and_any_thread_writes_them() {
+    fn atomic_array_is_zero_and_writable_by_all_threads() {
         assert!(Words::new(0).expect("memory").is_empty());
         let words = Words::new(10_000).expect("memory");
         assert!(words.iter().all(|word| word.load(Relaxed) == 0));
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_system_has_is_an_error() {
+    fn array_larger_than_memory_is_an_error() {
         assert!(Words::new(usize::MAX).is_err());
         assert!(Words::new(usize::MAX / 16).is_err());
     }

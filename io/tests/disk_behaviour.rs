@@ -1,6 +1,6 @@
-//! What a disk promises of its files, tried on each real side.
+//! The promises of a disk about its files, tested on each real side.
 
-#![allow(clippy::disallowed_methods, reason = "tests look at the directories behind the disk's back")]
+#![allow(clippy::disallowed_methods, reason = "tests access the directories without the disk")]
 #![allow(missing_docs, reason = "a test crate")]
 
 mod common;
@@ -21,7 +21,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_created_file_is_whole_zeroed_and_listed() {
+fn created_file_is_allocated_zeroed_and_listed() {
     on_each_side(|disk, dir| {
         let file = disk.create(0, "a", LEN).unwrap();
         let empty = disk.create(0, "empty", 0).unwrap();
@@ -35,7 +35,7 @@ fn a_created_file_is_whole_zeroed_and_listed() {
 }
 
 #[test]
-fn a_file_has_one_owner_at_a_time() {
+fn file_has_one_owner_at_a_time() {
     on_each_side(|first, dir| {
         let file = first.create(0, "a", LEN).unwrap();
         perform(&mut *first.queue(1).unwrap(), Op::Write { file, offset: 0, parts: vec![filled(1, 5)] })
@@ -50,7 +50,7 @@ fn a_file_has_one_owner_at_a_time() {
 }
 
 #[test]
-fn a_dropped_disk_frees_its_files_at_once() {
+fn dropped_disk_unlocks_files_at_once() {
     for choice in [SideChoice::Uring, SideChoice::Blocking] {
         let dir = TempDir::new().unwrap();
         let Some(first) = disk(dir.path(), choice) else { continue };
@@ -69,14 +69,14 @@ fn a_dropped_disk_frees_its_files_at_once() {
             if round % 2 == 0 {
                 drain(&mut *queue);
             }
-            // On odd rounds the drop finishes what is in flight.
+            // In odd rounds the drop finishes the operations in flight.
             drop(queue);
         }
     }
 }
 
 #[test]
-fn an_existing_file_is_not_created_over() {
+fn existing_file_is_not_overwritten_by_create() {
     on_each_side(|disk, _| {
         let file = disk.create(0, "a", LEN).unwrap();
         let mut queue = disk.queue(1).unwrap();
@@ -88,18 +88,18 @@ fn an_existing_file_is_not_created_over() {
 }
 
 #[test]
-fn a_failed_creation_leaves_nothing() {
+fn failed_create_leaves_nothing() {
     let dir = TempDir::new().unwrap();
     let below = dir.path().join("x/y/z");
     for choice in [SideChoice::Auto, SideChoice::Blocking] {
         let disk = open_disk(std::slice::from_ref(&below), choice).unwrap();
-        assert_eq!(names(dir.path()), Vec::<String>::new(), "probing left something");
+        assert_eq!(names(dir.path()), Vec::<String>::new(), "probing left a file");
         for len in [1 << 60, u64::MAX] {
             assert_eq!(kind(disk.create(0, "a", len)), FaultKind::NoSpace, "len={len}");
             assert_eq!(names(dir.path()), Vec::<String>::new(), "len={len}");
         }
     }
-    // In a directory that was there before, only the file goes.
+    // In an existing directory only the file is removed.
     let disk = open_disk(&[dir.path().to_owned()], SideChoice::Auto).unwrap();
     disk.create(0, "kept", LEN).unwrap();
     assert_eq!(kind(disk.create(0, "a", 1 << 60)), FaultKind::NoSpace);
@@ -107,7 +107,7 @@ fn a_failed_creation_leaves_nothing() {
 }
 
 #[test]
-fn a_directory_that_was_made_goes_with_its_last_file() {
+fn created_directory_is_removed_with_last_file() {
     let dir = TempDir::new().unwrap();
     let disk = open_disk(&[dir.path().join("x/y"), dir.path().to_owned()], SideChoice::Auto).unwrap();
     disk.create(0, "a", LEN).unwrap();
@@ -116,14 +116,14 @@ fn a_directory_that_was_made_goes_with_its_last_file() {
     assert_eq!(disk.list(0).unwrap(), [("b".to_owned(), LEN)]);
     disk.remove(0, "b").unwrap();
     assert!(!dir.path().join("x").exists());
-    // One that was there before stays.
+    // An existing directory stays.
     disk.create(1, "a", LEN).unwrap();
     disk.remove(1, "a").unwrap();
     assert!(dir.path().exists());
 }
 
 #[test]
-fn directories_are_made_as_needed_and_numbered() {
+fn directories_are_created_as_needed_and_numbered() {
     let dir = TempDir::new().unwrap();
     let dirs = [dir.path().join("one/deep"), dir.path().join("two")];
     let disk = open_disk(&dirs, SideChoice::Auto).unwrap();
@@ -139,7 +139,7 @@ fn directories_are_made_as_needed_and_numbered() {
 }
 
 #[test]
-fn a_removed_file_is_gone_for_operations_too() {
+fn operation_on_removed_file_is_refused() {
     on_each_side(|disk, dir| {
         let file = disk.create(0, "a", LEN).unwrap();
         let mut queue = disk.queue(1).unwrap();
@@ -150,14 +150,14 @@ fn a_removed_file_is_gone_for_operations_too() {
         assert_eq!(kind(disk.open(0, "a")), FaultKind::NotFound);
         let done = perform(&mut *queue, Op::Read { file, offset: 0, parts: vec![filled(1, 0)] });
         assert_eq!(kind(done.result), FaultKind::Invalid);
-        // The name may be used again, and the old number does not reach the new file.
+        // The name may be reused, and the old number does not refer to the new file.
         let again = disk.create(0, "a", LEN).unwrap();
         assert_ne!(file, again);
     });
 }
 
 #[test]
-fn names_are_plain_and_files_are_regular() {
+fn path_names_and_irregular_files_are_refused() {
     on_each_side(|disk, dir| {
         let outside = dir.parent().unwrap();
         for name in ["", ".", "..", "/etc/a", "../a", "a/b", "a/", "a\0b"] {
@@ -174,7 +174,7 @@ fn names_are_plain_and_files_are_regular() {
 }
 
 #[test]
-fn what_one_side_wrote_the_other_reads() {
+fn data_of_one_side_is_readable_by_other() {
     let dir = TempDir::new().unwrap();
     let sides = [SideChoice::Auto, SideChoice::Blocking, SideChoice::Auto];
     open_disk(&[dir.path().to_owned()], SideChoice::Auto).unwrap().create(0, "a", LEN).unwrap();

@@ -1,5 +1,5 @@
-//! What becomes of operations for which the kernel can start no worker thread. Limits are a process's, so that is tried in a
-//! child of this program.
+//! Operations for which the kernel cannot start a worker thread. Limits apply to a process, so the
+//! test runs in a child process.
 
 #![allow(clippy::disallowed_methods, reason = "the child has threads of its own")]
 #![allow(missing_docs, reason = "a test crate")]
@@ -15,13 +15,13 @@ use rustix::process::{Resource, Rlimit, Uid, getrlimit, getuid, setrlimit};
 use tempfile::TempDir;
 
 const CHILD: &str = "TEST_PAGELITH_NO_WORKER";
-const NAME: &str = "writes_and_syncs_are_done_where_no_worker_can_be_started";
+const NAME: &str = "writes_and_syncs_complete_without_kernel_workers";
 const WRITES: usize = 32;
 
-/// No thread of this one's user starts any more, the kernel's among them.
+/// No further thread of this user can start, the kernel's workers included.
 fn no_more_threads() {
     if getuid().is_root() {
-        // Root's are not limited.
+        // The limit does not apply to root.
         let nobody = Uid::from_raw(65_534);
         rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
     }
@@ -32,7 +32,8 @@ fn no_more_threads() {
 fn child() {
     let dir = TempDir::new().unwrap();
     let Some(disk) = common::disk(dir.path(), SideChoice::Uring) else { return };
-    // No write has touched its blocks yet: the kernel does the first of them in a worker thread, as it does every sync.
+    // The blocks were never written: the kernel does the first write to each in a worker thread, as
+    // it does every sync.
     let file = disk.create(0, "a", (WRITES * BLOCK) as u64).unwrap();
     let mut queue = disk.queue(2 * WRITES).unwrap();
     no_more_threads();
@@ -51,7 +52,7 @@ fn child() {
 }
 
 #[test]
-fn writes_and_syncs_are_done_where_no_worker_can_be_started() {
+fn writes_and_syncs_complete_without_kernel_workers() {
     if std::env::var_os(CHILD).is_some() {
         return child();
     }
@@ -59,10 +60,10 @@ fn writes_and_syncs_are_done_where_no_worker_can_be_started() {
     let output =
         std::process::Command::new(program).args(["--exact", NAME, "--nocapture"]).env(CHILD, "1").output();
     let output = output.unwrap();
-    let (said, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.contains("1 passed"), "{said}\n{log}");
-    for line in said.lines().chain(log.lines()).filter(|line| line.contains("skipped")) {
-        // Past the test harness's capture: what was not tested is said aloud.
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}\n{stderr}");
+    for line in stdout.lines().chain(stderr.lines()).filter(|line| line.contains("skipped")) {
+        // Written past the test harness's capture, so that skips are visible.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 }

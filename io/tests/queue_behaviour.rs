@@ -1,4 +1,4 @@
-//! What a queue promises, tried on each real side.
+//! The promises of a queue, tested on each real side.
 
 #![allow(clippy::disallowed_methods, reason = "tests move queues between threads")]
 #![allow(missing_docs, reason = "a test crate")]
@@ -25,8 +25,8 @@ fn slice(skip: usize, len: usize, exclusive: bool) -> (Part, Arc<AlignedBuf>) {
     let mut buf = AlignedBuf::new(4 * BLOCK).unwrap();
     let ptr = NonNull::from(&mut buf[skip..skip + len]).cast();
     let buf = Arc::new(buf);
-    // SAFETY: the range was just bounds-checked inside `buf`, which is initialised and kept by the part; the
-    // tests look at the buffer only after the part is gone.
+    // SAFETY: the range was bounds-checked inside `buf`, which is initialised and kept by the part.
+    // The tests read the buffer only after the part is dropped.
     let part = unsafe {
         match exclusive {
             true => Part::exclusive(ptr, len, Some(buf.clone())),
@@ -37,7 +37,7 @@ fn slice(skip: usize, len: usize, exclusive: bool) -> (Part, Arc<AlignedBuf>) {
 }
 
 #[test]
-fn several_parts_are_written_and_read_in_order() {
+fn parts_are_written_and_read_in_order() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let parts = vec![filled(1, 1), filled(3, 2), filled(2, 3)];
@@ -58,7 +58,7 @@ fn several_parts_are_written_and_read_in_order() {
 }
 
 #[test]
-fn a_shared_part_can_be_written_from_and_not_read_into() {
+fn shared_part_is_refused_for_read() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let (part, buf) = slice(0, BLOCK, false);
@@ -74,7 +74,7 @@ fn a_shared_part_can_be_written_from_and_not_read_into() {
 }
 
 #[test]
-fn what_is_not_aligned_is_invalid_and_comes_back() {
+fn unaligned_operation_is_refused_and_returned() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let align = disk.facts().memory_align.min(disk.facts().offset_align);
@@ -84,7 +84,7 @@ fn what_is_not_aligned_is_invalid_and_comes_back() {
             ("length", 0, 0, BLOCK - align / 2),
             ("all", 1, 1, 1),
         ];
-        for (what, offset, skip, len) in cases {
+        for (case, offset, skip, len) in cases {
             for write in [false, true] {
                 let (part, buf) = slice(skip, len, true);
                 let parts = vec![part];
@@ -93,34 +93,34 @@ fn what_is_not_aligned_is_invalid_and_comes_back() {
                     false => Op::Read { file, offset, parts },
                 };
                 let done = perform(&mut *queue, op);
-                assert_eq!(kind(done.result), FaultKind::Invalid, "{what} write={write}");
-                assert_eq!(done.op.into_parts()[0].len(), len, "{what}");
-                assert_eq!(Arc::strong_count(&buf), 1, "{what}");
+                assert_eq!(kind(done.result), FaultKind::Invalid, "{case} write={write}");
+                assert_eq!(done.op.into_parts()[0].len(), len, "{case}");
+                assert_eq!(Arc::strong_count(&buf), 1, "{case}");
             }
         }
     });
 }
 
 #[test]
-fn ranges_files_and_part_counts_are_checked() {
+fn invalid_ranges_files_and_part_counts_are_refused() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let end = BLOCKS * BLOCK as u64;
         let last = i64::MAX as u64 + 1 - BLOCK as u64;
         let too_many = (0..=disk.facts().parts_max).map(|_| filled(1, 0)).collect();
-        let stranger = FileId(file.0 + 1);
+        let unknown = FileId(file.0 + 1);
         let wrong = [
             ("write past the end", Op::Write { file, offset: end, parts: vec![filled(1, 0)] }),
             ("write over the end", Op::Write { file, offset: end - BLOCK as u64, parts: vec![filled(2, 0)] }),
             ("read past any file", Op::Read { file, offset: last, parts: vec![filled(1, 0)] }),
             ("read that wraps", Op::Read { file, offset: u64::MAX - 4095, parts: vec![filled(1, 0)] }),
             ("too many parts", Op::Read { file, offset: 0, parts: too_many }),
-            ("read of no file", Op::Read { file: stranger, offset: 0, parts: vec![filled(1, 0)] }),
-            ("sync of no file", Op::Sync { file: stranger }),
+            ("read of no file", Op::Read { file: unknown, offset: 0, parts: vec![filled(1, 0)] }),
+            ("sync of no file", Op::Sync { file: unknown }),
         ];
-        for (what, op) in wrong {
+        for (case, op) in wrong {
             let done = perform(&mut *queue, op);
-            assert_eq!(kind(done.result), FaultKind::Invalid, "{what}");
+            assert_eq!(kind(done.result), FaultKind::Invalid, "{case}");
         }
         let most = (0..disk.facts().parts_max).map(|_| filled(1, 9)).collect();
         let all = disk.create(0, "wide", (disk.facts().parts_max * BLOCK) as u64).unwrap();
@@ -131,7 +131,7 @@ fn ranges_files_and_part_counts_are_checked() {
 }
 
 #[test]
-fn reading_over_the_end_is_short_and_never_ok() {
+fn read_past_end_of_file_is_short() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let end = BLOCKS * BLOCK as u64;
@@ -145,13 +145,13 @@ fn reading_over_the_end_is_short_and_never_ok() {
 }
 
 #[test]
-fn without_room_the_operation_is_handed_back() {
+fn submit_to_full_queue_returns_operation() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(3).unwrap());
         let depth = queue.room();
         assert!(depth >= 3);
         for token in 0..depth as u64 {
-            // An operation that was refused takes room too, until it is handed back.
+            // A refused operation occupies a slot too, until it is handed back.
             let offset = if token == 0 { 1 } else { token * BLOCK as u64 };
             submit(&mut *queue, token, Op::Read { file, offset, parts: vec![filled(1, 0)] });
         }
@@ -168,11 +168,11 @@ fn without_room_the_operation_is_handed_back() {
 }
 
 #[test]
-fn waiting_ends_without_work_and_without_time() {
+fn wait_ends_without_work_or_time() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let mut done = Vec::new();
-        // With nothing in flight, even for ever is short.
+        // With nothing in flight even an unbounded wait returns.
         queue.wait(&mut done, Duration::MAX);
         queue.poll(&mut done);
         assert!(done.is_empty());
@@ -192,7 +192,7 @@ fn waiting_ends_without_work_and_without_time() {
 }
 
 #[test]
-fn a_dropped_queue_gives_every_part_back() {
+fn dropped_queue_releases_every_part() {
     on_each_side(|disk, _| {
         let file = file(disk);
         let mut queue = disk.queue(32).unwrap();
@@ -218,12 +218,13 @@ fn a_dropped_queue_gives_every_part_back() {
 }
 
 #[test]
-fn a_queue_works_when_moved_between_threads() {
+fn queue_works_when_moved_between_threads() {
     on_each_side(|disk, _| {
         let file = file(disk);
         let mut queue = disk.queue(8).unwrap();
         for round in 0..16u8 {
-            // Completions of a thread that has ended must reach the one that waits.
+            // Completions of operations that an ended thread submitted must reach the waiting
+            // thread.
             let submitted = std::thread::spawn(move || {
                 for token in 0..8 {
                     let offset = token * BLOCK as u64;
@@ -246,7 +247,7 @@ fn a_queue_works_when_moved_between_threads() {
 }
 
 #[test]
-fn queues_of_one_disk_do_not_take_each_others_completions() {
+fn queues_of_one_disk_keep_own_completions() {
     on_each_side(|disk, _| {
         let file = file(disk);
         let mut queues: Vec<Box<dyn Queue>> = (0..4).map(|_| disk.queue(4).unwrap()).collect();
@@ -269,7 +270,7 @@ fn queues_of_one_disk_do_not_take_each_others_completions() {
 }
 
 #[test]
-fn random_mixes_complete_once_with_the_right_bytes() {
+fn random_operations_complete_once_with_right_bytes() {
     on_each_side(|disk, _| {
         for seed in 1..=20 {
             let file = disk.create(0, &format!("mix-{seed}"), BLOCKS * BLOCK as u64).unwrap();
@@ -280,7 +281,8 @@ fn random_mixes_complete_once_with_the_right_bytes() {
     });
 }
 
-/// Random operations, at most one at a time on a block, so that what a read must see is known.
+/// Random operations, at most one at a time on a block, so that the expected bytes of each read are
+/// known.
 struct Mix {
     rng: u64,
     file: FileId,

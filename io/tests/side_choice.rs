@@ -1,6 +1,6 @@
-//! Which side is chosen, and what is said about it.
+//! The choice of the side, and its reported reason.
 
-#![allow(clippy::disallowed_methods, reason = "tests look at the directories behind the disk's back")]
+#![allow(clippy::disallowed_methods, reason = "tests access the directories without the disk")]
 #![allow(missing_docs, reason = "a test crate")]
 
 mod common;
@@ -13,7 +13,7 @@ use pagelith_io::fault::FaultKind;
 use pagelith_io::probe::{SideChoice, open_disk};
 use tempfile::TempDir;
 
-/// A directory on tmpfs, where the machine has one in the usual place.
+/// A directory on tmpfs, if the machine has one at the usual path.
 fn on_tmpfs() -> Option<TempDir> {
     let shm = Path::new("/dev/shm");
     let is_tmpfs = rustix::fs::statfs(shm).is_ok_and(|fs| fs.f_type as u64 == 0x0102_1994);
@@ -25,7 +25,7 @@ fn on_tmpfs() -> Option<TempDir> {
 }
 
 #[test]
-fn tmpfs_is_never_taken_for_a_device() {
+fn tmpfs_is_never_used_as_device() {
     let Some(dir) = on_tmpfs() else { return };
     let dirs = [dir.path().to_owned()];
     let refused = open_disk(&dirs, SideChoice::Uring).err().unwrap();
@@ -45,7 +45,7 @@ fn tmpfs_is_never_taken_for_a_device() {
 }
 
 #[test]
-fn one_directory_that_refuses_decides_for_all() {
+fn one_refusing_directory_decides_for_all() {
     let Some(shm) = on_tmpfs() else { return };
     let tmp = TempDir::new().unwrap();
     let dirs = [tmp.path().to_owned(), shm.path().to_owned()];
@@ -55,7 +55,7 @@ fn one_directory_that_refuses_decides_for_all() {
 }
 
 #[test]
-fn the_choice_is_said_and_probing_leaves_nothing() {
+fn side_is_reported_and_probing_leaves_nothing() {
     let dir = TempDir::new().unwrap();
     for choice in [SideChoice::Auto, SideChoice::Uring, SideChoice::Blocking] {
         match open_disk(&[dir.path().to_owned()], choice) {
@@ -72,7 +72,7 @@ fn the_choice_is_said_and_probing_leaves_nothing() {
 }
 
 #[test]
-fn no_directory_and_no_possible_directory_are_refused() {
+fn empty_list_and_unusable_directory_are_refused() {
     assert_eq!(kind(open_disk(&[], SideChoice::Auto).map(drop)), FaultKind::Invalid);
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");

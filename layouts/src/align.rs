@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_at_the_boundaries() {
+    fn alignment_at_boundaries_rounds_correctly() {
         assert_eq!([0, 1, 4095, 4096, 4097].map(align_up), [0, 4096, 4096, 4096, 8192]);
         assert_eq!([0, 1, 4095, 4096, 4097].map(align_down), [0, 0, 0, 4096, 4096]);
         assert_eq!(align_up(u64::MAX), u64::MAX - 4095);

@@ -1,12 +1,15 @@
-//! The checkpoint: a snapshot of the index that shortens the next open. It may always be missing: footers
-//! hold the same facts.
+//! The checkpoint: a snapshot of the index that shortens the next open. A store opens without it,
+//! since footers hold the same facts.
 //!
-//! It is fuzzy, and names a log position: every entry that was in the index throughout is in it; whatever
-//! changed since is in segments of order `replay_from` or later, which open replays. Its entries whose
-//! segment has another incarnation by now are dropped.
+//! Invariants:
+//! - The snapshot is fuzzy. It has every entry that was in the index from its begin to its end;
+//!   every later change is in a segment with `order >= replay_from`, and open replays those
+//!   segments.
+//! - Open drops an entry if the incarnation of its segment has changed since.
+//! - Chunks are written and synced before the header that names them.
 //!
-//! File: one head block; the segment marks and the entries in chunks of 64 KiB, each with its own head and
-//! checksum. Chunks are written and synced before the head that names them.
+//! File: one header block, then chunks of 64 KiB with the segment marks and the entries. Each chunk
+//! has its own header and checksum.
 
 use crate::align::{ALIGN, align_up};
 use crate::checksum::{Checksum, checksum_around};
@@ -23,7 +26,7 @@ structure! {
         checksum: Checksum,
         /// Format version.
         version: u16,
-        /// 1 if the store was closed behind it and nothing was written since.
+        /// 1 if the store was closed after this checkpoint and nothing was written since.
         clean: u8,
         /// Zero.
         reserved: u8,
@@ -33,15 +36,15 @@ structure! {
         store: StoreId,
         /// Number of this checkpoint.
         serial: u64,
-        /// First sequence that was not yet given when the snapshot began.
+        /// First sequence that was not yet assigned when the snapshot began.
         sequence: u64,
-        /// Segments of this order or later are to be replayed.
+        /// Segments of this order or later must be replayed.
         replay_from: u64,
         /// Number of entries.
         entry_count: u64,
         /// Number of chunks.
         chunk_count: u64,
-        /// First sequence that was not yet given when the snapshot ended.
+        /// First sequence that was not yet assigned when the snapshot ended.
         next_sequence: u64,
         /// Zero.
         tail: [u8; 32],
@@ -69,65 +72,67 @@ structure! {
 }
 
 structure! {
-    /// A segment as it was when the snapshot began; mark `i` is segment `i`.
+    /// State of a segment when the snapshot began; mark `i` is segment `i`.
     pub struct SegmentMark = 32 {
         /// Incarnation; 0 if it was never used.
         pub incarnation: u64,
-        /// When that incarnation was opened.
+        /// Order in which that incarnation was opened.
         pub order: u64,
-        /// Smallest sequence of an object in it; tombstones do not count. All ones if there is none.
+        /// Smallest sequence of an object in the segment; tombstones do not count. All ones if
+        /// there is none.
         pub min_sequence: u64,
-        /// Where its last record ends, in bytes; 0 if nothing was appended to this incarnation: it is
-        /// free. The length of a segment if it could not be read.
+        /// End of the last record in bytes; 0 if nothing was appended to this incarnation, so that
+        /// the segment is free. The length of a segment if it could not be read.
         pub data_end: u64,
     }
 }
 
 structure! {
-    /// An object that was in the index and on SSD.
+    /// An object on SSD that was in the index, or a link, or a withdrawal.
     pub struct CheckpointEntry = 32 {
         /// Keyed fingerprint, little-endian.
         pub fingerprint: [u8; 16],
-        /// Segment. All ones make the entry a link: it says which base group the object is attached to.
+        /// Segment. All ones mark a link, which names the base group that the object is attached
+        /// to.
         pub segment: u32,
-        /// Where its record begins in the segment, in units of 4096 bytes; 0 in a link.
+        /// Offset of the record in the segment, in units of 4096 bytes; 0 in a link.
         pub record_block: u16,
-        /// Where its payload begins in the record, in units of 4096 bytes; 0 in a link.
+        /// Offset of the payload in the record, in units of 4096 bytes; 0 in a link.
         pub payload_delta: u16,
-        /// Length in bytes; 0 withdraws every entry of the record. In a link the lower half of the name of the
-        /// base group.
+        /// Length in bytes; 0 withdraws every entry of the record. In a link, the lower half of the
+        /// name of the base group.
         pub length: u32,
-        /// Bits 0 to 19: recency, in ticks of the store's own clock. Bit 31: the object is attached to a base
-        /// group. In a link the upper half of the name of the base group.
+        /// Bits 0 to 19: recency, in ticks of the store's logical clock. Bit 31: the object is
+        /// attached to a base group. In a link, the upper half of the name of the base group.
         pub tick: u32,
     }
 }
 
 impl CheckpointEntry {
-    /// Takes back every entry of the record at `record_block` of `segment`: objects left it while the
-    /// snapshot was being copied, so that not all members of its group may have been caught.
+    /// A withdrawal of every entry of the record at `record_block` of `segment`. Objects left that
+    /// record while the snapshot was copied, so that the snapshot may lack members of its group.
     pub fn withdraws(segment: u32, record_block: u16) -> CheckpointEntry {
         CheckpointEntry { segment, record_block, ..bytemuck::Zeroable::zeroed() }
     }
 
-    /// Whether it takes entries back, rather than being one.
+    /// Whether this is a withdrawal and not an entry.
     pub fn is_withdrawal(&self) -> bool {
         self.length == 0 && self.segment != LINK
     }
 
-    /// Says that the object of this fingerprint is attached to the base group of this name.
+    /// A link: the object with this fingerprint is attached to the base group with this name.
     pub fn links(fingerprint: u128, base: u64) -> CheckpointEntry {
         let (length, tick) = (base as u32, (base >> 32) as u32);
         let fingerprint = fingerprint.to_le_bytes();
         CheckpointEntry { fingerprint, segment: LINK, length, tick, ..bytemuck::Zeroable::zeroed() }
     }
 
-    /// The name of the base group, if it is a link.
+    /// The name of the base group, if this is a link.
     pub fn link(&self) -> Option<u64> {
         (self.segment == LINK).then_some(u64::from(self.tick) << 32 | u64::from(self.length))
     }
 
-    /// The field of this name: recency, and whether the object is attached to a base group.
+    /// Encode the field `tick`: recency, and whether the object is attached to a base group.
     pub fn tick(tick: u32, attached: bool) -> u32 {
         tick & TICK_MASK | u32::from(attached) << 31
     }
@@ -143,7 +148,7 @@ impl CheckpointEntry {
     }
 }
 
-/// No segment has this number.
+/// Segment number that marks a link; no segment has it.
 const LINK: u32 = u32::MAX;
 const TICK_MASK: u32 = (1 << 20) - 1;
 
@@ -152,7 +157,7 @@ const MAGIC: [u8; 8] = *b"PLCHKPNT";
 const CHUNK_MAGIC: [u8; 8] = *b"PLCHUNK1";
 /// Length of a chunk in bytes.
 pub const CHUNK_BYTES: usize = 64 * 1024;
-/// Items of a chunk.
+/// Most items of a chunk.
 pub const CHUNK_ITEMS: usize = (CHUNK_BYTES - ChunkHead::BYTES) / CheckpointEntry::BYTES;
 
 /// What a chunk holds.
@@ -165,18 +170,18 @@ pub enum ChunkKind {
     Entries = 2,
 }
 
-/// What a checkpoint says beside its chunks.
+/// The fields of a checkpoint's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointFacts {
     /// The store.
     pub store: StoreId,
     /// Number of this checkpoint.
     pub serial: u64,
-    /// First sequence not yet given when the snapshot began.
+    /// First sequence not yet assigned when the snapshot began.
     pub sequence: Sequence,
-    /// First sequence not yet given when it ended.
+    /// First sequence not yet assigned when the snapshot ended.
     pub next_sequence: Sequence,
-    /// Segments of this order or later are to be replayed.
+    /// Segments of this order or later must be replayed.
     pub replay_from: SegmentOrder,
     /// Number of segment marks.
     pub segment_count: u32,
@@ -184,27 +189,27 @@ pub struct CheckpointFacts {
     pub entry_count: u64,
     /// Number of chunks.
     pub chunk_count: u64,
-    /// Whether nothing was written behind it.
+    /// Whether the store was closed after this checkpoint and nothing was written since.
     pub clean: bool,
 }
 
-/// Length in bytes of a file that holds so many segment marks and entries. Only the last chunk of each kind may
-/// be partly empty.
+/// Length in bytes of a file with `segments` marks and `entries` entries. Only the last chunk of
+/// each kind may be partly empty.
 pub const fn file_bytes(segments: u64, entries: u64) -> u64 {
     align_up(chunk_offset(chunks_for(segments, entries)))
 }
 
-/// The fewest chunks that hold so many segment marks and entries.
+/// The smallest number of chunks that holds `segments` marks and `entries` entries.
 pub const fn chunks_for(segments: u64, entries: u64) -> u64 {
     segments.div_ceil(CHUNK_ITEMS as u64) + entries.div_ceil(CHUNK_ITEMS as u64)
 }
 
-/// Where a chunk lies in the file; saturates, since a chunk's number may come from a file.
+/// Byte offset of a chunk in the file. Saturates, since `index` may come from a file.
 pub const fn chunk_offset(index: u64) -> u64 {
     index.saturating_mul(CHUNK_BYTES as u64).saturating_add(ALIGN)
 }
 
-/// Write the head block.
+/// Encode the header block.
 pub fn encode_head(facts: &CheckpointFacts) -> [u8; ALIGN as usize] {
     let mut block = [0; ALIGN as usize];
     let head = CheckpointHead {
@@ -230,7 +235,7 @@ pub fn encode_head(facts: &CheckpointFacts) -> [u8; ALIGN as usize] {
     block
 }
 
-/// Read the head block of a checkpoint of `store`.
+/// Read the header block of a checkpoint of `store`.
 pub fn decode_head(block: &[u8], store: StoreId) -> Result<CheckpointFacts, FormatError> {
     let short = FormatError::Short { structure: WHAT, need: ALIGN, have: block.len() as u64 };
     let block = block.get(..ALIGN as usize).ok_or_else(|| short.clone())?;
@@ -262,11 +267,11 @@ pub fn decode_head(block: &[u8], store: StoreId) -> Result<CheckpointFacts, Form
         chunk_count: head.chunk_count,
         clean: head.clean == 1,
     };
-    // Comparing with the re-encoding demands that all that is reserved is zero.
+    // Equality with the re-encoded header implies that every reserved byte is zero.
     if encode_head(&facts) != block {
         return Err(FormatError::field(WHAT, "reserved", "not zero"));
     }
-    // Whoever counts on from these must not overflow.
+    // The writer of the next checkpoint increments these; that must not overflow.
     for (field, value) in [("serial", head.serial), ("next_sequence", head.next_sequence)] {
         if value == u64::MAX {
             return Err(FormatError::field(WHAT, field, value));
@@ -278,8 +283,8 @@ pub fn decode_head(block: &[u8], store: StoreId) -> Result<CheckpointFacts, Form
     Ok(facts)
 }
 
-/// Write a chunk into `out`, which must be [`CHUNK_BYTES`] long; `items` are the raw bytes of at most
-/// [`CHUNK_ITEMS`] items of 32 bytes. False if they do not fit.
+/// Encode a chunk into `out`. False if `out` is not [`CHUNK_BYTES`] long, or if `items` are not the
+/// raw bytes of at most [`CHUNK_ITEMS`] items of 32 bytes.
 pub fn encode_chunk(
     out: &mut [u8],
     kind: ChunkKind,
@@ -335,12 +340,13 @@ pub fn decode_chunk<'a>(
     Ok((kind, items))
 }
 
-/// Of which checkpoint a chunk is; `None` if it is no whole chunk of `store`.
+/// The serial of the checkpoint that a chunk belongs to; `None` if it is not an intact chunk of
+/// `store`.
 pub fn chunk_serial(bytes: &[u8], store: StoreId) -> Option<u64> {
     let bytes = bytes.get(..CHUNK_BYTES)?;
     let head: ChunkHead = read(bytes)?;
     let whole = head.magic == CHUNK_MAGIC && checksum_around(bytes, 8) == Some(head.checksum);
-    // Whoever counts on from it must not overflow.
+    // The next checkpoint's serial is computed from it; that must not overflow.
     (whole && head.store == store && head.serial < u64::MAX).then_some(head.serial)
 }
 
@@ -376,17 +382,17 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_room_for_full_and_partly_empty_chunks() {
+    fn file_length_counts_full_and_partly_empty_chunks() {
         assert_eq!(CHUNK_ITEMS, 2046);
         assert_eq!(file_bytes(0, 0), 4096);
         assert_eq!(file_bytes(1, 0), 4096 + 65_536);
         assert_eq!(file_bytes(2046, 2047), 4096 + 3 * 65_536);
         assert_eq!(chunk_offset(2), 4096 + 2 * 65_536);
-        assert_eq!(chunk_offset(u64::MAX), u64::MAX, "a file's number cannot overflow");
+        assert_eq!(chunk_offset(u64::MAX), u64::MAX, "a chunk number read from a file cannot overflow");
     }
 
     #[test]
-    fn a_head_reads_back_and_names_what_is_wrong() {
+    fn header_round_trips_and_invalid_field_is_named() {
         let block = encode_head(&facts());
         assert_eq!(decode_head(&block, STORE), Ok(facts()));
         let refused = |at: usize, value: u8| {
@@ -399,7 +405,7 @@ mod tests {
             CheckpointHead::STRUCTURE.fields.iter().find(|f| f.name == name).expect("a field").offset
         };
         assert_eq!(refused(at("version"), 2), "checkpoint has a newer format version=2 newest_known=1");
-        assert!(refused(at("store"), 1).contains("belongs elsewhere field=store"));
+        assert!(refused(at("store"), 1).contains("does not match field=store"));
         assert!(refused(at("clean"), 2).contains("field=clean"));
         assert!(refused(at("chunk_count"), 2).contains("field=chunk_count"));
         for reserved in [at("reserved"), at("tail") + 31, CheckpointHead::BYTES, 4095] {
@@ -408,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_reads_back() {
+    fn chunk_round_trips() {
         for count in [0, 1, CHUNK_ITEMS] {
             let items: Vec<u8> = (0..count * 32).map(|i| (i % 251) as u8).collect();
             assert_eq!(decode_chunk(&chunk(&items), &facts(), 2), Ok((ChunkKind::Entries, &items[..])));
@@ -416,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_says_of_which_checkpoint_it_is() {
+    fn chunk_serial_names_its_checkpoint() {
         let mut good = chunk(&[3; 64]);
         assert_eq!(chunk_serial(&good, STORE), Some(5));
         assert_eq!(chunk_serial(&good, StoreId([8; 16])), None);
@@ -426,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_that_cannot_be_written_is_not() {
+    fn chunk_of_wrong_length_is_not_encoded() {
         let mut out = vec![0; CHUNK_BYTES];
         for (bytes, items) in [(CHUNK_BYTES - 1, 0), (CHUNK_BYTES, 33), (CHUNK_BYTES, (CHUNK_ITEMS + 1) * 32)]
         {
@@ -436,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_of_another_checkpoint_or_place_is_refused() {
+    fn chunk_of_other_checkpoint_or_index_is_refused() {
         let good = chunk(&[3; 64]);
         let named =
             |facts: CheckpointFacts, index| decode_chunk(&good, &facts, index).unwrap_err().to_string();

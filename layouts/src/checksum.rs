@@ -1,14 +1,18 @@
-//! The only place that names XXH3, but for copies that make it on their way (`pagelith_io::fused`), which are held
-//! against this one. 128 bits over payload blocks and over every header
-//! (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>); and the keyed fingerprint that the
-//! index knows a key by.
+//! Checksums and key fingerprints. Payload blocks and headers are covered by XXH3-128
+//! (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>). The index identifies a key
+//! by its keyed 128-bit fingerprint.
 //!
-//! Payload goes through `twox-hash`, which looks at run time how wide the CPU's vectors are: a build for baseline
-//! x86-64 hashes with AVX2 where there is AVX2. So do headers of one block. Keys are short, long headers are few, and
-//! both go through `xxhash-rust`, which needs no memory for a hash in pieces.
+//! Only this file names XXH3, except for `pagelith_io::fused`, which computes it while it copies
+//! and is tested against this file.
+//!
+//! Payload and one-block headers are hashed by `twox-hash`, which detects the vector width of the
+//! CPU at run time: a build for baseline x86-64 uses AVX2 where the CPU has it. Keys are short and
+//! long headers are rare; both are hashed by `xxhash-rust`, whose streaming state needs no heap
+//! memory.
 
 use std::ops::Range;
 
+use pagelith_mutants::{self as mutant, Mutant};
 use smallvec::SmallVec;
 use twox_hash::XxHash3_128;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128_with_secret};
@@ -16,23 +20,22 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128_with_secret};
 use crate::align::ALIGN;
 use crate::ids::Generation;
 use crate::key::ObjectKey;
-use crate::mutant::{self, Mutant};
 
-/// A checksum as it lies on disk: XXH3-128, little-endian.
+/// A checksum as stored on disk: XXH3-128, little-endian.
 pub type Checksum = [u8; 16];
 
-/// Those of an object's blocks, in order. An object of two blocks, which is the smallest that much is put of, needs no memory beside
-/// its own for them.
+/// The checksums of an object's blocks, in order. Up to two are stored inline: two blocks is the
+/// smallest common object size, so such an object needs no separate allocation.
 pub type Checksums = SmallVec<[Checksum; 2]>;
 
-/// Default block size in bytes: the unit that payload is checksummed in, and that a range read is widened
-/// to. Small enough to be hashed out of the L1/L2 cache, large enough that 16 B a block is 0.05 %.
+/// Default block size in bytes: the unit of payload checksums, to which a range read is widened.
+/// Small enough to be hashed in the L1/L2 cache, large enough that 16 bytes per block are 0.05 %.
 pub const BLOCK_BYTES: u32 = 32 * 1024;
 
-/// Largest block size in bytes that the format takes: what a reader must be able to hold to check a block.
+/// Largest block size in bytes that the format allows: a reader must hold one block to verify it.
 pub const BLOCK_BYTES_MAX: u32 = 1 << 20;
 
-/// Whether objects may be checksummed in blocks of this many bytes: a multiple of 4096 up to
+/// Whether `block_bytes` is a valid block size: a multiple of 4096, from 4096 to
 /// [`BLOCK_BYTES_MAX`].
 pub const fn block_bytes_ok(block_bytes: u32) -> bool {
     block_bytes > 0 && block_bytes <= BLOCK_BYTES_MAX && crate::align::is_aligned(block_bytes as u64)
@@ -43,22 +46,22 @@ pub fn checksum(bytes: &[u8]) -> Checksum {
     XxHash3_128::oneshot(bytes).to_le_bytes()
 }
 
-/// XXH3-64 of `bytes`: the checksum of what lives for one frame on a link, where nothing is stored under it.
+/// XXH3-64 of `bytes`: the checksum of wire frames, which is never stored.
 pub fn checksum64(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
 
-/// The checksum of a whole key: what an answer names its key by. Never 0.
+/// The checksum of a whole key, by which an outcome names its key. Never 0.
 pub fn key_hash(key: &ObjectKey) -> Checksum {
     u128::from_le_bytes(checksum(key.as_bytes())).max(1).to_le_bytes()
 }
 
-/// The checksum of `bytes` with the 16 bytes at `hole` taken as zero: how a structure covers itself.
-/// `None` if the hole does not lie inside.
+/// The checksum of `bytes` with the 16 bytes at `hole` read as zero, so that a structure covers its
+/// own checksum field. `None` if `hole + 16` exceeds the length of `bytes`.
 pub fn checksum_around(bytes: &[u8], hole: usize) -> Option<Checksum> {
     let rest = bytes.get(hole.checked_add(16)?..)?;
-    // Most headers and every manifest block are one block: a copy of it is hashed at the CPU's width, which the stream is
-    // not, in half of the time.
+    // Most headers, and all manifest blocks, are one block long. Hashing a copy uses the full
+    // vector width, which the streaming hash does not, and takes half the time.
     if bytes.len() <= ALIGN as usize {
         let mut block = [0; ALIGN as usize];
         let copy = &mut block[..bytes.len()];
@@ -78,7 +81,7 @@ pub fn checksum_around(bytes: &[u8], hole: usize) -> Option<Checksum> {
 pub struct StreamChecksum(XxHash3_128);
 
 impl StreamChecksum {
-    /// A checksum of nothing yet.
+    /// A checksum over no bytes yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -88,7 +91,7 @@ impl StreamChecksum {
         self.0.write(bytes);
     }
 
-    /// The checksum so far; starts over.
+    /// The checksum of the bytes so far; resets the state.
     pub fn finish(&mut self) -> Checksum {
         std::mem::take(&mut self.0).finish_128().to_le_bytes()
     }
@@ -99,23 +102,24 @@ pub const fn block_count(length: u64, block_bytes: u32) -> u64 {
     length.div_ceil(block_bytes as u64)
 }
 
-/// What of each block of an object lies in its bytes `stretch`, in order; `block_bytes` must not be 0.
+/// The intersection of each block of an object with the byte range `stretch`, in order;
+/// `block_bytes` must not be 0.
 pub fn blocks_in(stretch: Range<u64>, block_bytes: u32) -> impl Iterator<Item = Range<u64>> {
     let block_bytes = u64::from(block_bytes);
     let inside = move |n: u64| (n * block_bytes).max(stretch.start)..((n + 1) * block_bytes).min(stretch.end);
     (stretch.start / block_bytes..stretch.end.div_ceil(block_bytes)).map(inside)
 }
 
-/// The length in bytes of each of those.
+/// The length in bytes of each range that [`blocks_in`] returns.
 pub fn block_lengths(stretch: Range<u64>, block_bytes: u32) -> impl Iterator<Item = usize> {
     blocks_in(stretch, block_bytes).map(|block| (block.end - block.start) as usize)
 }
 
-/// Length of the key that fingerprints are made with: XXH3's full secret, kept in the superblock.
+/// Length of the fingerprint key in bytes: a full XXH3 secret, stored in the superblock.
 pub const FINGERPRINT_KEY_BYTES: usize = 192;
 
-/// The 128-bit keyed fingerprint of a key under a generation of its namespace. The generation is part of it,
-/// so that raising it makes every older entry of an index unreachable at once. Never 0.
+/// The 128-bit keyed fingerprint of a key under a generation of its namespace. The hash covers the
+/// generation, so that raising it makes every older index entry unreachable at once. Never 0.
 pub fn fingerprint(secret: &[u8; FINGERPRINT_KEY_BYTES], key: &ObjectKey, generation: Generation) -> u128 {
     let generation = if mutant::on(Mutant::GenerationUnchecked) { Generation::FIRST } else { generation };
     let mut input = [0; ObjectKey::BYTES + 8];
@@ -129,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stretch_has_its_part_of_each_block() {
+    fn range_is_split_at_block_boundaries() {
         let of = |stretch| blocks_in(stretch, 10).collect::<Vec<_>>();
         assert_eq!(of(0..30), [0..10, 10..20, 20..30]);
         assert_eq!(of(13..31), [13..20, 20..30, 30..31]);
@@ -139,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_counts_as_zeros() {
+    fn checksum_field_counts_as_zeros() {
         for len in [64, 4095, 4096, 4097, 20_000] {
             let mut bytes: Vec<u8> = (0..len).map(|i| i as u8 | 1).collect();
             for hole in [0, 8, len - 16] {
@@ -154,9 +158,9 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Two implementations of the specification: whichever wrote a store, the other can read it.
+        /// Two implementations of one specification: each reads a store that the other wrote.
         #[test]
-        fn both_implementations_agree(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..5000), cut in 0usize..5000) {
+        fn both_xxh3_implementations_agree(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..5000), cut in 0usize..5000) {
             let other = xxhash_rust::xxh3::xxh3_128(&bytes).to_le_bytes();
             proptest::prop_assert_eq!(checksum(&bytes), other);
             let (a, b) = bytes.split_at(cut.min(bytes.len()));
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_equals_one_pass_and_starts_over() {
+    fn stream_checksum_equals_one_pass_and_resets() {
         let bytes: Vec<u8> = (0..100_000u32).map(|i| i.wrapping_mul(31) as u8).collect();
         let mut s = StreamChecksum::new();
         for _ in 0..2 {
@@ -179,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn block_sizes_have_bounds() {
+    fn block_size_out_of_bounds_is_invalid() {
         let sizes = [0, 512, 4095, 4096, BLOCK_BYTES, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX + 4096, u32::MAX];
         assert_eq!(sizes.map(block_bytes_ok), [false, false, false, true, true, true, false, false]);
     }
 
     #[test]
-    fn a_fingerprint_depends_on_secret_generation_and_every_byte_of_the_key() {
+    fn fingerprint_depends_on_secret_generation_and_every_key_byte() {
         let secret = std::array::from_fn(|i| i as u8);
         let key: ObjectKey = bytemuck::Zeroable::zeroed();
         let mut seen = vec![
@@ -204,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_counted_up() {
+    fn block_count_rounds_up() {
         assert_eq!([1, 32768, 32769].map(|n| block_count(n, BLOCK_BYTES)), [1, 1, 2]);
     }
 }

@@ -1,10 +1,14 @@
-//! The key strings of other stores' clients, to and from [`ObjectKey`]: SGLang's Mooncake backend ([`sglang`]),
-//! vLLM's Mooncake connector ([`vllm`]), and every other string as an opaque key. `docs/names.md` has the tables.
+//! Conversion between the key strings of other stores' clients and [`ObjectKey`]: SGLang's Mooncake
+//! backend ([`sglang`]), vLLM's Mooncake connector ([`vllm`]), and every other string as an opaque
+//! key. `docs/names.md` has the tables.
 //!
-//! Invariants. Under one context a text that is read prints as itself, and a key that is printed reads as itself:
-//! no two texts for one key, no two keys for one text. An opaque key lies in a pool of its own, which no grammar
-//! here can name. What a client's text says beyond the key (its prefix, its payload format) belongs into the
-//! namespace: [`ClientNames::namespace_facts`].
+//! Invariants, under one configuration:
+//! - Text and key are one to one: a parsed text prints as itself, and a printed key parses as
+//!   itself.
+//! - Opaque keys have a pool of their own ([`OPAQUE_POOL`]), which no grammar of this module
+//!   produces.
+//! - Facts in a client's text that the key does not hold (its prefix, its payload format) belong in
+//!   the namespace: [`ClientNames::namespace_facts`].
 
 pub mod chain;
 pub mod sglang;
@@ -19,22 +23,22 @@ use vllm::VllmNames;
 
 /// The pool of opaque keys. No grammar of this module reads a text as a key of this pool.
 pub const OPAQUE_POOL: &str = "opaque";
-/// The component of an opaque key, and of every pool whose page is one object without parts.
+/// The component of an opaque key, and of every pool whose page is a single object.
 pub const DATA: &str = "data";
 
-/// Whose key strings a caller hands over.
+/// The grammar of a caller's key strings.
 #[derive(Clone, Debug)]
 pub enum ClientNames {
-    /// Nobody's that is known: every text is opaque.
+    /// No known client: every text is opaque.
     Opaque,
-    /// SGLang's Mooncake backend under one configuration.
+    /// SGLang's Mooncake backend with one configuration.
     Sglang(SglangNames),
-    /// vLLM's Mooncake connector under one configuration.
+    /// vLLM's Mooncake connector with one configuration.
     Vllm(VllmNames),
 }
 
 impl ClientNames {
-    /// Read a client's text; `None` if it is not exactly what that client would print here.
+    /// Parse a client's text; `None` if this client would not print exactly this text.
     pub fn parse(&self, namespace: NamespaceId, text: &str) -> Option<ObjectKey> {
         match self {
             ClientNames::Opaque => None,
@@ -50,15 +54,16 @@ impl ClientNames {
     pub fn print(&self, key: &ObjectKey) -> Result<String, NoClientName> {
         match self {
             ClientNames::Opaque => {
-                Err(NoClientName::of(key, "an opaque text cannot be had back from its hash"))
+                Err(NoClientName::of(key, "an opaque text cannot be restored from its hash"))
             }
             ClientNames::Sglang(names) => names.print(key),
             ClientNames::Vllm(names) => names.print(key),
         }
     }
 
-    /// What the client's texts say that keys do not: pairs of name and value for [`Namespace::extra`]. A caller who
-    /// leaves them out lets two prefixes (tenants, weights) or two payload formats meet under one key.
+    /// Facts in the client's texts that keys do not hold, as pairs of name and value for
+    /// [`Namespace::extra`]. Without them, two prefixes (tenants, weights) or two payload formats
+    /// would share keys.
     ///
     /// [`Namespace::extra`]: crate::namespace::Namespace::extra
     pub fn namespace_facts(&self) -> Vec<(String, String)> {
@@ -70,7 +75,7 @@ impl ClientNames {
     }
 }
 
-/// The key that stands for a caller's text, whatever bytes it is: the one it spells if it is known under `names`,
+/// The key of a caller's text, which may be any bytes: the parsed key if `names` accepts the text,
 /// else [`opaque_key`]. Never fails.
 pub fn key_of(namespace: NamespaceId, text: &[u8], names: &ClientNames) -> ObjectKey {
     std::str::from_utf8(text)
@@ -79,15 +84,15 @@ pub fn key_of(namespace: NamespaceId, text: &[u8], names: &ClientNames) -> Objec
         .unwrap_or_else(|| opaque_key(namespace, text))
 }
 
-/// The key of a text that says nothing: pool [`OPAQUE_POOL`], the target model's, whole, under
-/// [`opaque_hash`] of the text. A text in the form of [`ObjectKey`]'s own is a text like any other.
+/// The key of an opaque text: pool [`OPAQUE_POOL`], target model, whole, with [`opaque_hash`] of
+/// the text. A text in [`ObjectKey`]'s own text form gets no special treatment.
 pub fn opaque_key(namespace: NamespaceId, text: &[u8]) -> ObjectKey {
     let hash = opaque_hash(text);
     ObjectKey::new(namespace, hash, Role::Target, OPAQUE_POOL, DATA, Shard::Whole)
-        .expect("both constants are names of the alphabet")
+        .expect("OPAQUE_POOL and DATA are valid names")
 }
 
-/// A client's configuration that contradicts itself.
+/// An invalid client configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("client configuration: {rule} field={field} value={value}")]
 pub struct ContextError {
@@ -95,7 +100,7 @@ pub struct ContextError {
     pub field: &'static str,
     /// Its value.
     pub value: String,
-    /// What it must be.
+    /// The rule that the value breaks.
     pub rule: &'static str,
 }
 
@@ -116,13 +121,13 @@ impl ContextError {
     }
 }
 
-/// A key that a client has no text for.
+/// The error for a key that a client has no text for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the client has no name for this key: {rule} key={key}")]
 pub struct NoClientName {
     /// The key in its own text form.
     pub key: String,
-    /// Why not.
+    /// The reason.
     pub rule: &'static str,
 }
 
@@ -132,12 +137,13 @@ impl NoClientName {
     }
 }
 
-/// A number at the head of a text, as a client prints it: decimal, no sign, no leading zero; and what follows it.
+/// Split a number off the start of a text: decimal, no sign, no leading zero. Returns the number
+/// and the rest.
 fn take_number(text: &str) -> Option<(u16, &str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, rest) = text.split_at_checked(digits)?;
-    let spelled_once = digits == 1 || !number.starts_with('0');
-    Some((number.parse().ok().filter(|_| spelled_once)?, rest))
+    let canonical = digits == 1 || !number.starts_with('0');
+    Some((number.parse().ok().filter(|_| canonical)?, rest))
 }
 
 #[cfg(test)]
@@ -145,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_one_spelling() {
+    fn number_with_second_spelling_is_refused() {
         assert_eq!(take_number("0_k"), Some((0, "_k")));
         assert_eq!(take_number("65535"), Some((65_535, "")));
         for bad in ["", "_k", "00", "01", "+1", "-1", " 1", "65536", "99999999999999999999", "\u{661}"] {

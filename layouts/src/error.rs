@@ -2,29 +2,29 @@
 
 use thiserror::Error;
 
-/// Why bytes are not the structure they should be. The caller adds where it read them.
+/// Why bytes are not the expected structure. The caller adds the place where it read them.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FormatError {
-    /// Nothing was ever written here: the magic and all before it are zero.
-    #[error("nothing here structure={structure}")]
+    /// Nothing was written at this place: the magic, and everything before it, is zero.
+    #[error("no {structure} found")]
     Empty {
-        /// Which structure was looked for.
+        /// The expected structure.
         structure: &'static str,
     },
-    /// Other bytes are here.
+    /// The magic is that of no or another structure.
     #[error("not a {structure}: wrong magic")]
     Magic {
-        /// Which structure was looked for.
+        /// The expected structure.
         structure: &'static str,
     },
     /// The bytes end too early.
     #[error("{structure} is cut short need={need} have={have}")]
     Short {
-        /// Which structure was looked for.
+        /// The expected structure.
         structure: &'static str,
-        /// Bytes that it needs.
+        /// Bytes required.
         need: u64,
-        /// Bytes that are there.
+        /// Bytes available.
         have: u64,
     },
     /// The structure's own checksum does not match.
@@ -33,7 +33,7 @@ pub enum FormatError {
         /// Which structure.
         structure: &'static str,
     },
-    /// The structure is of a format this build does not read.
+    /// The structure has a format version that this build does not read.
     #[error("{structure} has a newer format version={found} newest_known={known}")]
     Version {
         /// Which structure.
@@ -43,19 +43,20 @@ pub enum FormatError {
         /// The newest version that this build reads.
         known: u16,
     },
-    /// The structure is whole but names another place, store or time than where it was found.
-    #[error("{structure} belongs elsewhere field={field} found={found} expected={expected}")]
+    /// The structure is intact but names another store, place or incarnation than the one it was
+    /// read from.
+    #[error("identity of {structure} does not match field={field} found={found} expected={expected}")]
     Identity {
         /// Which structure.
         structure: &'static str,
         /// The field that differs.
         field: &'static str,
-        /// What it says.
+        /// Value in the structure.
         found: String,
-        /// What the place demands.
+        /// Value required at this place.
         expected: String,
     },
-    /// The structure is whole but contradicts itself or the format's rules.
+    /// The structure is intact but contradicts itself or a rule of the format.
     #[error("{structure} is malformed field={field} value={value}")]
     Field {
         /// Which structure.
@@ -82,7 +83,7 @@ impl FormatError {
         FormatError::Field { structure, field, value: value.to_string() }
     }
 
-    /// An identity field that must be equal.
+    /// Compare an identity field; [`FormatError::Identity`] if it differs.
     pub(crate) fn same<T: PartialEq + std::fmt::Display>(
         structure: &'static str,
         field: &'static str,

@@ -1,7 +1,10 @@
-//! The footer of a sealed segment: a table of what its record headers say, at the very end of the segment,
-//! so that opening a store reads footers and not segments. Written only after a sync that covers the data.
+//! The footer of a sealed segment: a table of its record headers at the end of the segment, so that
+//! opening a store reads footers instead of whole segments.
 //!
-//! Entries stand in the order of the log, all members of a record together: a reader need not collect a group.
+//! Invariants:
+//! - A footer is written only after a sync that covers the records it lists.
+//! - Entries are in log order and the members of a record are adjacent, so a reader need not
+//!   collect groups.
 
 use crate::align::{ALIGN, align_up, is_aligned};
 use crate::checksum::{Checksum, checksum_around};
@@ -17,9 +20,9 @@ structure! {
     pub struct FooterEntry = 192 {
         /// Whole key.
         pub key: ObjectKey,
-        /// When it was put or removed.
+        /// Sequence of its put or remove.
         pub sequence: u64,
-        /// Generation of its namespace then.
+        /// Generation of its namespace at that time.
         pub generation: u64,
         /// Group name.
         pub group: u64,
@@ -27,9 +30,9 @@ structure! {
         pub base_group: u64,
         /// Length in bytes; 0 in a tombstone.
         pub length: u64,
-        /// Where the record begins in the segment, in units of 4096 bytes.
+        /// Offset of the record in the segment, in units of 4096 bytes.
         pub record_block: u32,
-        /// Where the payload begins in the record, in units of 4096 bytes; 0 in a tombstone.
+        /// Offset of the payload in the record, in units of 4096 bytes; 0 in a tombstone.
         pub payload_delta: u32,
         /// Length of the record in units of 4096 bytes.
         pub record_blocks: u32,
@@ -47,8 +50,8 @@ structure! {
 }
 
 structure! {
-    /// Last 128 bytes of a sealed segment. The entries begin `footer_bytes` before the segment's end; between
-    /// them and this tail is zero.
+    /// Last 128 bytes of a sealed segment. The entries begin `footer_bytes` before the end of the
+    /// segment; the bytes between them and this tail are zero.
     pub struct FooterTail = 128 {
         /// `PLFOOTER`.
         magic: [u8; 8],
@@ -70,13 +73,13 @@ structure! {
         reserved2: u32,
         /// Incarnation.
         incarnation: u64,
-        /// Opened as the store's how-manieth.
+        /// Count of incarnations opened in the store, this one included.
         order: u64,
         /// Smallest sequence of an object in the segment; tombstones do not count. All ones if there is none.
         min_sequence: u64,
         /// Largest sequence in the segment, tombstones included; 0 if it has no record.
         max_sequence: u64,
-        /// Where the last record ends, in bytes from the start of the segment.
+        /// End of the last record, in bytes from the start of the segment.
         data_end: u64,
         /// Zero.
         tail: [u8; 24],
@@ -86,21 +89,22 @@ structure! {
 const WHAT: &str = "footer";
 const MAGIC: [u8; 8] = *b"PLFOOTER";
 
-/// Length in bytes of a footer of `entries` entries.
+/// Length in bytes of a footer with `entries` entries.
 pub const fn footer_bytes(entries: u64) -> u64 {
     align_up(entries * FooterEntry::BYTES as u64 + FooterTail::BYTES as u64)
 }
 
-/// The largest data record in bytes that a segment of `segment_bytes` takes beside its header and a footer
-/// of as many entries as the record has members.
+/// The largest data record in bytes that fits a segment of `segment_bytes`, together with the
+/// segment's header and a footer of `members` entries.
 pub const fn record_bytes_max(segment_bytes: u64, members: u64) -> u64 {
     segment_bytes.saturating_sub(ALIGN).saturating_sub(footer_bytes(members))
 }
 
-/// The largest object in bytes that a segment takes by itself, 0 if it takes none; `block_bytes` must not be 0.
+/// The largest object in bytes that fits an otherwise empty segment, 0 if none fits; `block_bytes`
+/// must not be 0.
 pub fn object_bytes_max(segment_bytes: u64, block_bytes: u32) -> u64 {
     let room = record_bytes_max(segment_bytes, 1);
-    // The header grows with the object; the fixed point is reached in a step or two.
+    // The header grows with the object; one or two steps reach the fixed point.
     let mut length = room.saturating_sub(ALIGN);
     while length > 0 && record_bytes([length], block_bytes) > room {
         length = length.saturating_sub(ALIGN);
@@ -108,23 +112,24 @@ pub fn object_bytes_max(segment_bytes: u64, block_bytes: u32) -> u64 {
     length.min(OBJECT_BYTES_MAX)
 }
 
-/// What a footer says beside its entries.
+/// The fields of a footer other than its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FooterFacts {
-    /// Which segment, in which life.
+    /// Store, segment and incarnation.
     pub identity: SegmentIdentity,
-    /// Its place in the log.
+    /// Position of the segment in the log.
     pub order: SegmentOrder,
-    /// Smallest sequence of a data record inside, `u64::MAX` if there is none. Tombstones do not count: it says
-    /// which tombstones elsewhere may still hide something here.
+    /// Smallest sequence of a data record in the segment, `u64::MAX` without one. Tombstones do not
+    /// count: the value decides which tombstones of other segments may still shadow a record of
+    /// this one.
     pub min_sequence: Sequence,
-    /// Largest sequence inside, tombstones included; 0 if there is none.
+    /// Largest sequence in the segment, tombstones included; 0 if it has no record.
     pub max_sequence: Sequence,
     /// End of the last record in bytes.
     pub data_end: u64,
 }
 
-/// The entries that a footer holds for a record.
+/// The footer entries of a record.
 pub fn entries_of<'a>(record: &'a Record<'_>) -> impl Iterator<Item = FooterEntry> + 'a {
     let facts = record.facts();
     let blocks = |bytes: u64| (bytes / ALIGN) as u32;
@@ -146,8 +151,9 @@ pub fn entries_of<'a>(record: &'a Record<'_>) -> impl Iterator<Item = FooterEntr
     })
 }
 
-/// Write a footer: `footer_bytes(entries.len())` bytes that end where the segment ends. Entries stand in the
-/// order of the log, the members of a record together; a reader refuses any other order.
+/// Encode a footer: `footer_bytes(entries.len())` bytes, to be written at the end of the segment.
+/// Entries must be in log order with the members of a record adjacent; a reader refuses any other
+/// order.
 pub fn encode(facts: &FooterFacts, entries: &[FooterEntry]) -> Vec<u8> {
     debug_assert_eq!(check_entries(facts, entries), Ok(()), "the footer's own reader would refuse it");
     let length = footer_bytes(entries.len() as u64);
@@ -179,8 +185,8 @@ pub fn encode(facts: &FooterFacts, entries: &[FooterEntry]) -> Vec<u8> {
     bytes
 }
 
-/// The length in bytes that the footer ending `last_block` claims, if it ends like one: how much to read
-/// before [`decode`] can judge it.
+/// The length in bytes that the footer at the end of `last_block` claims, if it ends like one: the
+/// number of bytes to read for [`decode`].
 pub fn claimed_bytes(last_block: &[u8], segment_bytes: u64) -> Option<u64> {
     let at = last_block.len().checked_sub(FooterTail::BYTES)?;
     let tail: FooterTail = read(&last_block[at..])?;
@@ -191,8 +197,8 @@ pub fn claimed_bytes(last_block: &[u8], segment_bytes: u64) -> Option<u64> {
     (tail.magic == MAGIC && plausible).then_some(tail.footer_bytes)
 }
 
-/// Read a footer from exactly its bytes and check that it is the one of `identity`. Allocates for the
-/// entries that the bytes themselves hold, never by a count alone.
+/// Read a footer from exactly its bytes and check that it belongs to `identity`. Memory is
+/// allocated only for entries that are present in `bytes`, never by a count alone.
 pub fn decode(
     bytes: &[u8],
     identity: SegmentIdentity,
@@ -245,7 +251,7 @@ pub fn decode(
     Ok((facts, entries))
 }
 
-/// Entry by entry, and that they are whole records, one behind the other.
+/// Check each entry, and that the entries form complete records that do not overlap.
 fn check_entries(facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), FormatError> {
     if facts.data_end < ALIGN || !is_aligned(facts.data_end) {
         return Err(FormatError::field(WHAT, "data_end", facts.data_end));
@@ -284,7 +290,7 @@ fn check_entries(facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), For
     Ok(())
 }
 
-/// What all members of a record have in common.
+/// The fields that all members of a record share.
 fn shared(e: &FooterEntry) -> ([u64; 4], [u32; 3], [u8; 2]) {
     let times = [e.sequence, e.generation, e.group, e.base_group];
     (times, [e.record_blocks, e.member_count, e.depth], [e.kind, e.group_kind])

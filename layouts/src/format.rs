@@ -1,5 +1,6 @@
-//! Field tables: each structure of the format is declared once, as a `Pod` type with a compile-time size,
-//! and its table of offsets comes from the same declaration. `docs/format.md` is rendered from them.
+//! Field tables: each structure of the format is declared once, as a `Pod` type with a compile-time
+//! size. Its table of offsets comes from the same declaration; `docs/format.md` is rendered from
+//! these tables.
 
 /// One field of a structure.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +30,7 @@ pub struct Structure {
     pub fields: &'static [Field],
 }
 
-/// Declare a structure of the format: a `Pod` struct without padding, of the size stated.
+/// Declare a structure of the format: a `Pod` struct without padding, of the stated size.
 macro_rules! structure {
     ($(#[doc = $doc:literal])+ $vis:vis struct $name:ident = $size:literal {
         $($(#[doc = $fdoc:literal])+ $fvis:vis $field:ident: $ty:ty,)+
@@ -62,7 +63,7 @@ macro_rules! structure {
 }
 pub(crate) use structure;
 
-/// The newest version of the format that this build reads and the one it writes.
+/// The format version that this build writes, and the newest one that it reads.
 pub const VERSION: u16 = 1;
 
 /// Every structure of the format, in the order of `docs/format.md`.
@@ -84,20 +85,22 @@ pub const STRUCTURES: &[Structure] = &[
     crate::checkpoint::CheckpointEntry::STRUCTURE,
 ];
 
-/// Read a structure from the start of `bytes`; `None` if they are too few.
+/// Read a structure from the start of `bytes`; `None` if `bytes` is too short.
 pub(crate) fn read<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Option<T> {
     bytes.get(..std::mem::size_of::<T>()).map(bytemuck::pod_read_unaligned)
 }
 
-/// Whether a stored counter is one that was ever given: they count from 1, and whoever counts on from one that
-/// a file holds must not overflow.
+/// Whether a stored counter is valid. Counters start at 1, and incrementing a value read from a
+/// file must not overflow.
 pub(crate) const fn counter_ok(value: u64) -> bool {
     value != 0 && value != u64::MAX
 }
 
-/// Whether all of `bytes` are zero: what is reserved must be, so that a later version may give it a meaning.
+/// Whether all of `bytes` are zero. Reserved fields must be zero, so that a later version can use
+/// them.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    // In lines of words without a branch inside, which compile to wide compares: headers are mostly padding.
+    // Branch-free inside a 64-byte line, which compiles to vector compares: headers are mostly
+    // padding.
     let (lines, rest) = bytes.as_chunks();
     lines.iter().all(|line| is_zero_line(*line)) && rest.iter().all(|b| *b == 0)
 }
@@ -106,8 +109,8 @@ fn is_zero_line(line: [u8; 64]) -> bool {
     bytemuck::cast::<_, [u64; 8]>(line).iter().fold(0, |any, word| any | word) == 0
 }
 
-/// Make all of `bytes` zero. What is zero already is not written: of memory that was written to a disk before, another core may have a
-/// copy, which a write would wait for.
+/// Set all of `bytes` to zero. Lines that are zero already are not written: another core may have
+/// cached a buffer that was written to disk before, and a store to a shared cache line stalls.
 pub(crate) fn clear(bytes: &mut [u8]) {
     bytes.chunks_mut(64).filter(|line| !is_zero(line)).for_each(|line| line.fill(0));
 }
@@ -117,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_follow_one_another_without_gaps() {
+    fn format_structures_have_no_gaps() {
         for s in STRUCTURES {
             let mut at = 0;
             for f in s.fields {
@@ -130,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn reading_past_the_end_is_none() {
+    fn read_past_end_is_none() {
         assert_eq!(read::<u32>(&[1, 0, 0]), None);
         assert_eq!(read::<u32>(&[1, 0, 0, 0, 9]), Some(1));
         assert!(is_zero(&[0; 3]) && !is_zero(&[0, 1]));
     }
 
     #[test]
-    fn one_byte_that_is_not_zero_is_seen_anywhere_and_cleared() {
+    fn nonzero_byte_at_any_offset_is_detected_and_cleared() {
         for len in [0, 1, 63, 64, 65, 200] {
             let mut bytes = vec![0u8; len];
             assert!(is_zero(&bytes));

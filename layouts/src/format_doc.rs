@@ -1,17 +1,18 @@
-//! The field tables as the pages `docs/format.md` and `docs/protocol.md` show them.
+//! Renders the field tables for the pages `docs/format.md` and `docs/protocol.md`.
 
 use std::fmt::Write;
 
 use crate::format::{STRUCTURES, Structure};
 use crate::wire;
 
-/// Every structure of the format as a Markdown section with its field table: what stands in `docs/format.md`
-/// between its markers, so that the page cannot drift from the code.
+/// Every structure of the format as a Markdown section with its field table. `docs/format.md` has
+/// this text between its markers, and a test compares it, so that the page cannot drift from the
+/// code.
 pub fn render_structures() -> String {
     render(STRUCTURES)
 }
 
-/// The same for the structures of the wire protocol, in `docs/protocol.md`.
+/// As [`render_structures`], for the structures of the wire protocol in `docs/protocol.md`.
 pub fn render_wire_structures() -> String {
     render(wire::STRUCTURES)
 }
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_structure_and_field_is_in_the_page() {
+    fn rendered_page_has_every_structure_and_field() {
         let page = render_structures();
         for s in STRUCTURES {
             assert!(page.contains(&format!("### {}: {} bytes\n", s.name, s.size)), "{}", s.name);

@@ -1,9 +1,11 @@
-//! Which bytes a page is: the pools of a model on one rank, and where they lie in the caller's buffers.
+//! Page geometry: the pools of a model on one rank, and the location of their bytes in the caller's
+//! buffers.
 //!
-//! A [`Model`] is described in data, a [`Placement`] says which rank this is and how its host buffers are laid
-//! out. [`Geometry::new`] checks both and gives the [`Pool`]s: components, their bytes, shards and keys.
-//! [`Extents::new`] gives, for a pool of so many pages, the (buffer, offset, length) list of any page;
-//! [`reshard`] the ranged reads with which a rank of another parallel layout takes its heads.
+//! A [`Model`] is plain data. A [`Placement`] names the rank and the layout of its host buffers.
+//! [`Geometry::new`] checks both and returns the [`Pool`]s: components, their bytes, shards and
+//! keys. [`Extents::new`] returns, for a pool with a given number of pages, the (buffer, offset,
+//! length) list of any page. [`reshard`] computes the ranged reads with which a rank of another
+//! parallel layout reads its heads.
 //!
 //! `docs/geometry.md` has the fields, the layouts' shapes and the formulas, and a table of presets that a test
 //! compares with the code.
@@ -29,7 +31,8 @@ pub use model::{
 };
 pub use pool::{Component, Geometry, HitPolicy, Pool};
 
-/// Component names. A pool whose client key has no component name has the one component [`names::DATA`].
+/// Component names. A pool whose client key has no component name has a single component
+/// [`names::DATA`].
 pub mod names {
     /// K rows, and MLA's compressed rows.
     pub const K: &str = "k";
@@ -37,8 +40,9 @@ pub mod names {
     pub const V: &str = "v";
     /// K and V of a head group in one object (`page_unified`).
     pub const KV: &str = "kv";
-    /// A linear-attention model's recurrent state; its convolution states are `conv_0`, `conv_1`, ...
+    /// Recurrent state of a linear-attention model; its convolution states are `conv_0`, `conv_1`,
+    /// ...
     pub const TEMPORAL: &str = "temporal";
-    /// Everything: indexer, MLA-class sliding window, rows.
+    /// The only component of an indexer, an MLA-class sliding window or a row pool.
     pub const DATA: &str = "data";
 }

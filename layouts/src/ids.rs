@@ -1,4 +1,4 @@
-//! Newtypes for every number that has a meaning; no bare `u64` crosses a crate.
+//! Newtypes for identifiers and counters; no bare `u64` crosses a crate boundary.
 
 use std::fmt;
 
@@ -17,24 +17,28 @@ macro_rules! number_ids {
 }
 
 number_ids! {
-    /// A segment's number in the store, from 0; striped over the directories.
+    /// Number of a segment in the store, from 0; segments are striped over the directories.
     SegmentId(u32) as "segment";
-    /// How often a segment has been put to use: 0 never, raised each time before it is written again.
+    /// How often a segment has been reused: 0 if never used, incremented before each reuse.
     Incarnation(u64) as "incarnation";
-    /// When a segment's incarnation was opened, counted over the whole store from 1: the log's order.
+    /// Position in the log of a segment's incarnation: the count of incarnations opened in the
+    /// store, from 1.
     SegmentOrder(u64) as "order";
-    /// The order of puts and removes over the whole store, from 1. A copy made by reclaim keeps it.
+    /// Position of a put or remove among all of the store, from 1. A copy made by reclaim keeps its
+    /// sequence.
     Sequence(u64) as "sequence";
-    /// A namespace's counter, from 1; raising it (clear) makes all older objects invisible for ever.
+    /// Counter of a namespace, from 1; a clear raises it, which makes all older objects invisible
+    /// for ever.
     Generation(u64) as "generation";
-    /// A group's name, unique in a store: the sequence of its record.
+    /// Identifier of a group, unique in a store: the sequence of its record.
     GroupId(u64) as "group";
-    /// An operation on a link, named by its client, from 1; unique among those in flight on that connection.
+    /// Operation on a link, numbered by its client from 1; unique among those in flight on the
+    /// connection.
     OpId(u64) as "op";
 }
 
 impl Generation {
-    /// The generation of a namespace that was never cleared.
+    /// Generation of a namespace that was never cleared.
     pub const FIRST: Generation = Generation(1);
 }
 
@@ -46,7 +50,7 @@ macro_rules! byte_ids {
         pub struct $name(pub [u8; $len]);
 
         impl $name {
-            /// Read from lower-case hexadecimal of exactly the right length.
+            /// Parse lower-case hexadecimal of exactly the right length.
             pub fn from_hex(text: &str) -> Option<$name> {
                 let mut bytes = [0; $len];
                 from_hex(text, &mut bytes).then_some($name(bytes))
@@ -68,15 +72,16 @@ macro_rules! byte_ids {
 }
 
 byte_ids! {
-    /// A store's random name, made when it is made; in every structure, so that no other store's bytes pass.
+    /// Random identifier of a store, chosen at creation. Every structure contains it, so that bytes
+    /// of another store are refused.
     StoreId(16);
-    /// A namespace's fingerprint; see [`crate::namespace::Namespace`].
+    /// Fingerprint of a namespace; see [`crate::namespace::Namespace`].
     NamespaceId(16);
-    /// A page's prefix hash: it stands for every token up to the page's end.
+    /// Prefix hash of a page: it covers every token up to the end of the page.
     PrefixHash(32);
 }
 
-/// Decode lower-case hexadecimal; false (and `out` unspecified) if it is anything else.
+/// Decode lower-case hexadecimal; false (with `out` unspecified) for any other text.
 fn from_hex(text: &str, out: &mut [u8]) -> bool {
     let digit = |c: u8| match c {
         b'0'..=b'9' => Some(c - b'0'),
@@ -97,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hex_is_strict() {
+    fn hex_of_wrong_case_or_length_is_refused() {
         let id = StoreId(std::array::from_fn(|i| i as u8 * 16 + 1));
         assert_eq!(StoreId::from_hex(&id.to_string()), Some(id));
         assert_eq!(StoreId::from_hex(&id.to_string().to_uppercase()), None);

@@ -1,7 +1,10 @@
 //! The key of an object: namespace, prefix hash, pool, component, shard, in 128 bytes.
 //!
-//! Invariant: the bytes of two keys are equal exactly if the keys are, and so are their text forms. Bytes
-//! compare so that the objects of a page are neighbours: namespace and prefix hash come first.
+//! Invariants:
+//! - Two keys are equal exactly if their bytes are equal, and exactly if their text forms are
+//!   equal.
+//! - Keys are ordered by their bytes. Namespace and prefix hash come first, so the objects of a
+//!   page are neighbours in that order.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,38 +16,38 @@ use crate::ids::{NamespaceId, PrefixHash};
 use crate::shard::{RawShard, Shard};
 
 structure! {
-    /// The whole name of an object.
+    /// The full key of an object.
     pub struct ObjectKey = 128 {
         /// Namespace fingerprint.
         namespace: NamespaceId,
         /// Prefix hash of the page.
         hash: PrefixHash,
-        /// Whose state: 1 target model, 2 draft model; 0 is never valid.
+        /// Model that the state belongs to: 1 target model, 2 draft model; 0 is never valid.
         role: u8,
         /// Length of the pool name in bytes, 1 to 30.
         pool_len: u8,
-        /// Pool name, zero behind its length.
+        /// Pool name, padded with zeros.
         pool: [u8; 30],
         /// Length of the component name in bytes, 1 to 23.
         component_len: u8,
-        /// Component name, zero behind its length.
+        /// Component name, padded with zeros.
         component: [u8; 23],
         /// Shard.
         shard: RawShard,
     }
 }
 
-/// Whose state an object is. A typed field: no name can be mistaken for it.
+/// The model whose state an object is. A typed field, so that no pool name can be mistaken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Role {
-    /// The target model's.
+    /// The target model.
     Target = 1,
-    /// The draft model's (speculative decoding); prints as `d:` before the pool.
+    /// The draft model (speculative decoding); prints as `d:` before the pool.
     Draft = 2,
 }
 
-/// A pool or component name that cannot be used.
+/// An invalid pool or component name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("name of a {what} must be 1 to {max} of A-Z a-z 0-9 _ - . and is not name={name:?}")]
 pub struct NameError {
@@ -62,7 +65,7 @@ impl ObjectKey {
     /// Longest component name in bytes.
     pub const COMPONENT_MAX: usize = 23;
 
-    /// A key. Pool and component are an open set: any name of the alphabet works.
+    /// A key. Pools and components are open sets: any name of the alphabet is valid.
     pub fn new(
         namespace: NamespaceId,
         hash: PrefixHash,
@@ -83,14 +86,14 @@ impl ObjectKey {
         })
     }
 
-    /// Read a key from its 128 bytes; refuses whatever [`ObjectKey::new`] cannot make.
+    /// Read a key from its 128 bytes; refuses bytes that [`ObjectKey::new`] cannot produce.
     pub fn decode(bytes: &[u8; ObjectKey::BYTES]) -> Result<ObjectKey, FormatError> {
         let key: ObjectKey = bytemuck::pod_read_unaligned(bytes);
         key.check()?;
         Ok(key)
     }
 
-    /// Whether the bytes are a key that [`ObjectKey::new`] could have made.
+    /// Check that [`ObjectKey::new`] can produce these bytes.
     pub(crate) fn check(&self) -> Result<(), FormatError> {
         const WHAT: &str = "object key";
         if !(1..=2).contains(&self.role) {
@@ -106,8 +109,9 @@ impl ObjectKey {
         Shard::decode(&self.shard).map(|_| ())
     }
 
-    /// All that is checked: any namespace and any page is one.
-    fn behind_page(&self) -> &[u8] {
+    /// The fields after namespace and prefix hash. Only these are checked: any namespace and hash
+    /// is valid.
+    fn checked_fields(&self) -> &[u8] {
         &self.as_bytes()[std::mem::offset_of!(ObjectKey, role)..]
     }
 
@@ -116,17 +120,17 @@ impl ObjectKey {
         bytemuck::cast_ref(self)
     }
 
-    /// Who may share the page.
+    /// Namespace.
     pub fn namespace(&self) -> NamespaceId {
         self.namespace
     }
 
-    /// Which page.
+    /// Prefix hash of the page.
     pub fn hash(&self) -> PrefixHash {
         self.hash
     }
 
-    /// Whose state.
+    /// Target or draft model.
     pub fn role(&self) -> Role {
         if self.role == Role::Draft as u8 { Role::Draft } else { Role::Target }
     }
@@ -141,7 +145,7 @@ impl ObjectKey {
         text(&self.component, self.component_len)
     }
 
-    /// Whose slice.
+    /// Slice of the component.
     pub fn shard(&self) -> Shard {
         Shard::decode(&self.shard).unwrap_or(Shard::Whole)
     }
@@ -170,31 +174,32 @@ fn inline<const N: usize>(what: &'static str, name: &str) -> Result<[u8; N], Nam
     Ok(out)
 }
 
-/// Checks keys one behind the other: those of a request differ in their pages alone, mostly.
+/// Checks a list of keys. The keys of a request mostly differ only in their pages, so that the
+/// checked fields are compared with those of the last valid key first.
 #[derive(Debug, Default)]
 pub(crate) struct KeyCheck {
-    /// The last that was looked at as a whole.
-    whole: Option<ObjectKey>,
+    /// The last key that passed [`ObjectKey::check`].
+    last_valid: Option<ObjectKey>,
 }
 
 impl KeyCheck {
-    /// As [`ObjectKey::check`] of this one.
+    /// As [`ObjectKey::check`].
     pub fn check(&mut self, key: &ObjectKey) -> Result<(), FormatError> {
-        if self.whole.as_ref().is_none_or(|whole| whole.behind_page() != key.behind_page()) {
+        if self.last_valid.as_ref().is_none_or(|last| last.checked_fields() != key.checked_fields()) {
             key.check()?;
-            self.whole = Some(*key);
+            self.last_valid = Some(*key);
         }
         Ok(())
     }
 
-    /// The same of all of these.
+    /// Check every key.
     pub fn check_all(mut keys: impl Iterator<Item = ObjectKey>) -> Result<(), FormatError> {
         let mut checked = KeyCheck::default();
         keys.try_for_each(|key| checked.check(&key))
     }
 }
 
-/// Names are ASCII by [`is_name`]; a key cannot be made otherwise.
+/// A name as text. [`is_name`] admits only ASCII, so the conversion fails for no valid key.
 fn text(bytes: &[u8], len: u8) -> &str {
     bytes.get(..usize::from(len)).and_then(|b| std::str::from_utf8(b).ok()).unwrap_or_default()
 }
@@ -217,7 +222,8 @@ impl std::hash::Hash for ObjectKey {
     }
 }
 
-/// `NAMESPACE/HASH/[d:]POOL/COMPONENT/SHARD`, hexadecimal in lower case. `:` and `/` are in no name.
+/// `NAMESPACE/HASH/[d:]POOL/COMPONENT/SHARD`, hexadecimal in lower case. No name contains `:` or
+/// `/`.
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let draft = if self.role() == Role::Draft { "d:" } else { "" };
@@ -263,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_reads_back_from_bytes_and_text() {
+    fn key_round_trips_as_bytes_and_text() {
         for (role, mark) in [(Role::Target, ""), (Role::Draft, "d:")] {
             let k = key(role, "kv", "k").expect("valid names");
             assert_eq!((k.role(), k.pool(), k.component(), k.shard()), (role, "kv", "k", Shard::Whole));
@@ -275,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_an_alphabet_and_a_length() {
+    fn name_outside_alphabet_or_length_is_refused() {
         for (pool, component) in [("kv", "k"), (&*"p".repeat(30), &*"c".repeat(23)), ("A-z_0.9", "temporal")]
         {
             assert_eq!(key(Role::Target, pool, component).map(|k| k.pool().len()), Ok(pool.len()));
@@ -292,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_no_key_has_are_refused() {
+    fn invalid_key_bytes_are_refused_by_field() {
         let good = *key(Role::Target, "kv", "k").expect("valid names").as_bytes();
         let at = |field: &str| {
             let field = ObjectKey::STRUCTURE.fields.iter().find(|f| f.name == field).expect("a field");
@@ -317,12 +323,12 @@ mod tests {
             bytes[offset] = value;
             let error = ObjectKey::decode(&bytes).expect_err("not a key").to_string();
             assert!(error.contains(&format!("field={named} ")), "offset={offset} value={value}: {error}");
-            // Nor behind one that is a key, or itself.
+            // `KeyCheck` refuses it after a valid key, and after itself.
             let all: [ObjectKey; 4] = [good, bytes, bytes, good].map(bytemuck::cast);
             let mut checked = KeyCheck::default();
-            let said = all.map(|key| checked.check(&key).map_err(|error| error.to_string()));
+            let results = all.map(|key| checked.check(&key).map_err(|error| error.to_string()));
             assert_eq!(
-                said,
+                results,
                 [Ok(()), Err(error.clone()), Err(error), Ok(())],
                 "offset={offset} value={value}"
             );
@@ -331,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_no_key_has_are_refused() {
+    fn invalid_key_texts_are_refused() {
         let (n, h) = ("ab".repeat(16), "01".repeat(32));
         let bad = [
             String::new(),
@@ -354,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_objects_of_a_page_are_neighbours() {
+    fn objects_of_page_are_adjacent_in_key_order() {
         let of = |page: u8, pool: &str| {
             let hash = PrefixHash([page; 32]);
             ObjectKey::new(NamespaceId([1; 16]), hash, Role::Target, pool, "k", Shard::Whole)

@@ -1,8 +1,10 @@
-//! What Pagelith's bytes mean: keys, records, segments, manifest, checkpoint, and the arithmetic around
-//! them. No I/O, no threads, no `unsafe`: everything here is a pure function of bytes, fuzzed alone, and
-//! enough to read a store with (`pagelith inspect` and `pagelith verify` use nothing else).
+//! The formats of Pagelith: keys, records, segments, manifest, checkpoint, wire frames, and the
+//! arithmetic around them. No I/O, no threads, no `unsafe`: every function is a pure function of
+//! bytes and is fuzzed alone. This crate is enough to read a store: `pagelith inspect` and
+//! `pagelith verify` use nothing else.
 //!
-//! `docs/format.md` is rendered from the field tables in this crate ([`format`]) and a test compares them.
+//! `docs/format.md` is rendered from the field tables in this crate ([`format`]); a test compares
+//! the two.
 #![forbid(unsafe_code)]
 
 #[cfg(target_endian = "big")]
@@ -20,7 +22,6 @@ pub mod geometry;
 pub mod ids;
 pub mod key;
 pub mod manifest;
-pub mod mutant;
 pub mod names;
 pub mod namespace;
 pub mod record;

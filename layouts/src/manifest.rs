@@ -1,13 +1,15 @@
-//! The manifest: the facts that no segment may decide for itself. Which incarnation each segment has, which
-//! generation each namespace has, and what the store is.
+//! The manifest: the facts that a segment cannot decide for itself. These are the incarnation of
+//! each segment, the generation of each raised namespace, and the parameters of the store.
 //!
-//! It is a table of self-checking 4096-byte blocks in two copies, each block changed in place: first in one
-//! copy, synced, then in the other, synced. A crash in between leaves the other copy's block; a reader takes,
-//! block by block, the valid one with the higher sequence. So a change costs two blocks whatever the size of
-//! the store, there is no log to compact, and one valid copy of every block is enough.
+//! The manifest is a table of checksummed 4096-byte blocks, stored in two copies. A block is
+//! updated in place: written to one copy and synced, then written to the other and synced. A change
+//! costs two block writes for any size of the store, and there is no log to compact.
 //!
-//! Blocks are independent: several changes may be written to a copy together before its one sync, in any order,
-//! and after a crash each block is as it was before or after.
+//! Invariants:
+//! - At any time, each block is intact in at least one copy. A reader takes, for each block, the
+//!   valid version with the higher sequence.
+//! - Blocks are independent. Several changed blocks may be written to a copy in any order before
+//!   one sync; after a crash each block has its old or its new content.
 
 mod decode;
 mod salvage;
@@ -37,7 +39,7 @@ structure! {
         index: u32,
         /// Store.
         store: StoreId,
-        /// How often this block was written.
+        /// Number of writes of this block.
         sequence: u64,
         /// Number of facts in use.
         count: u32,
@@ -47,15 +49,15 @@ structure! {
 }
 
 structure! {
-    /// Block 0 behind its head: what the store is, for good.
+    /// Block 0 after its header: the permanent parameters of the store.
     pub struct Superblock = 320 {
         /// Length of a segment in bytes, a multiple of 4096 from 16384 to 268435456.
         pub segment_bytes: u64,
-        /// Length that all files of the store together may have, in bytes.
+        /// Largest total length of all files of the store in bytes.
         pub capacity_bytes: u64,
         /// Length of each checkpoint file in bytes.
         pub checkpoint_bytes: u64,
-        /// Objects that a checkpoint has room for.
+        /// Most objects of a checkpoint.
         pub objects_max: u64,
         /// Number of segments, at least 1.
         pub segment_count: u32,
@@ -63,7 +65,7 @@ structure! {
         pub dir_count: u32,
         /// Block size of payload checksums in bytes, a multiple of 4096, at most 1048576.
         pub block_bytes: u32,
-        /// Namespaces that the manifest has room for.
+        /// Most namespaces of the manifest.
         pub namespaces_max: u32,
         /// Key of the index fingerprints.
         pub fingerprint_key: [u8; FINGERPRINT_KEY_BYTES],
@@ -73,11 +75,11 @@ structure! {
 }
 
 structure! {
-    /// What is known of one segment; fact `i` of block `b` is segment `(b - 1) * 126 + i`.
+    /// State of one segment; fact `i` of block `b` is segment `(b - 1) * 126 + i`.
     pub struct SegmentFact = 32 {
         /// Incarnation; 0 if it was never used.
         pub incarnation: u64,
-        /// When that incarnation was opened.
+        /// Order in which that incarnation was opened.
         pub order: u64,
         /// Zero.
         pub reserved: [u8; 16],
@@ -85,7 +87,7 @@ structure! {
 }
 
 structure! {
-    /// A namespace whose generation was raised; others have generation 1.
+    /// A namespace whose generation was raised; all others have generation 1.
     pub struct NamespaceFact = 32 {
         /// Namespace.
         pub namespace: NamespaceId,
@@ -98,7 +100,7 @@ structure! {
 
 const WHAT: &str = "manifest block";
 const MAGIC: [u8; 8] = *b"PLMANIFB";
-/// Facts in a block.
+/// Most facts of a block.
 pub const FACTS: usize = (ALIGN as usize - BlockHead::BYTES) / SegmentFact::BYTES;
 const KIND_SUPER: u8 = 1;
 const KIND_SEGMENTS: u8 = 2;
@@ -107,14 +109,14 @@ const KIND_NAMESPACES: u8 = 3;
 /// Bytes of one manifest block.
 pub type Block = [u8; ALIGN as usize];
 
-/// A store's manifest in memory.
+/// The manifest of a store, in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     store: StoreId,
     superblock: Superblock,
     segments: Vec<SegmentFact>,
-    /// The facts of each namespace block. Each block stands for itself, so that it does not matter which of two
-    /// that changed together were written when the power went.
+    /// The facts of each namespace block. Blocks are independent: after a power failure, any subset
+    /// of the blocks that changed together may have been written.
     namespaces: Vec<Vec<NamespaceFact>>,
     sequences: Vec<u64>,
 }
@@ -134,7 +136,7 @@ impl Manifest {
         m
     }
 
-    /// Number of blocks of a copy.
+    /// Number of blocks in a copy.
     fn block_total(&self) -> u32 {
         Self::blocks_for(self.superblock.segment_count, self.superblock.namespaces_max)
     }
@@ -148,12 +150,12 @@ impl Manifest {
         u64::from(Self::blocks_for(segments, namespaces)) * ALIGN
     }
 
-    /// The store's name.
+    /// The store's identifier.
     pub fn store(&self) -> StoreId {
         self.store
     }
 
-    /// What the store is.
+    /// The parameters of the store.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
@@ -163,7 +165,7 @@ impl Manifest {
         self.segments.get(id.0 as usize).map(|f| (Incarnation(f.incarnation), SegmentOrder(f.order)))
     }
 
-    /// Set a segment's incarnation; returns the block to write.
+    /// Set a segment's incarnation; returns the block to write, `None` if there is no such segment.
     pub fn set_segment(
         &mut self,
         id: SegmentId,
@@ -186,9 +188,9 @@ impl Manifest {
         self.namespaces.iter().flatten().map(|f| (f.namespace, Generation(f.generation)))
     }
 
-    /// Raise a namespace's generation; returns the block to write, `None` if there is no room for another
-    /// namespace. A lower generation than the known one
-    /// changes nothing: what was cleared stays gone.
+    /// Raise a namespace's generation; returns the block to write, `None` if the table of
+    /// namespaces is full. A generation below the current one is ignored: cleared objects stay
+    /// invisible.
     pub fn set_generation(&mut self, namespace: NamespaceId, generation: Generation) -> Option<u32> {
         let place = |facts: &Vec<NamespaceFact>| facts.iter().position(|f| f.namespace == namespace);
         let found = self.namespaces.iter().enumerate().find_map(|(b, facts)| Some((b, place(facts)?)));
@@ -214,7 +216,7 @@ impl Manifest {
         block
     }
 
-    /// The bytes of a block as they are to lie in both copies; all zero beyond the last block.
+    /// The bytes of a block, to be written to both copies; all zero beyond the last block.
     pub fn block(&self, index: u32) -> Block {
         let mut bytes = [0; ALIGN as usize];
         let segment_blocks = self.superblock.segment_count.div_ceil(FACTS as u32);
@@ -254,7 +256,7 @@ impl Manifest {
         bytes
     }
 
-    /// A whole copy.
+    /// The bytes of a whole copy.
     pub fn copy(&self) -> Vec<u8> {
         (0..self.block_total()).flat_map(|i| self.block(i)).collect()
     }

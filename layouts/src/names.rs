@@ -1,23 +1,24 @@
 //! Every file name of a store.
 
-/// Names the owner for people; the lock itself is on the files that hold data.
+/// Describes the owner for people; the locks themselves are on the data files.
 pub const LOCK: &str = "LOCK";
-/// Exists while a store is being made: without the rest being trusted, a directory with it is made anew.
+/// Exists while a store is being created. If it is found at open, the other files are not trusted
+/// and the store is created again.
 pub const CREATING: &str = "CREATING";
-/// The segments of one directory, one after the other.
+/// The segments of one directory, contiguous.
 pub const SEGMENTS: &str = "segments";
-/// The two copies of the manifest: the first lies in the first directory, the second in the last.
+/// The two copies of the manifest: the first in the first directory, the second in the last.
 pub const MANIFESTS: [&str; 2] = ["manifest.0", "manifest.1"];
-/// The two checkpoints, written in turn, in the first directory.
+/// The two checkpoints, written alternately, in the first directory.
 pub const CHECKPOINTS: [&str; 2] = ["checkpoint.0", "checkpoint.1"];
 
-/// Whether a store may own a file of this name.
+/// Whether `name` is a file name that a store uses.
 pub fn is_ours(name: &str) -> bool {
     [LOCK, CREATING, SEGMENTS].contains(&name) || MANIFESTS.contains(&name) || CHECKPOINTS.contains(&name)
 }
 
-/// Where a segment lies: (directory, byte offset in that directory's segments file). Segments are striped
-/// over the directories, so that neighbours in the log lie on different drives.
+/// Location of a segment: (directory, byte offset in that directory's segments file). Segments are
+/// striped over the directories, so that neighbours in the log are on different drives.
 pub fn segment_place(segment: crate::ids::SegmentId, dirs: u32, segment_bytes: u64) -> (usize, u64) {
     let dirs = dirs.max(1);
     ((segment.0 % dirs) as usize, u64::from(segment.0 / dirs) * segment_bytes)
@@ -29,7 +30,7 @@ mod tests {
     use crate::ids::SegmentId;
 
     #[test]
-    fn only_whole_names_are_ours() {
+    fn only_exact_file_names_are_ours() {
         let ours =
             ["LOCK", "CREATING", "segments", "manifest.0", "manifest.1", "checkpoint.0", "checkpoint.1"];
         assert_eq!(ours.map(is_ours), [true; 7]);
@@ -37,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_segments_lie_on_different_drives() {
+    fn neighbouring_segments_are_in_different_directories() {
         let places: Vec<_> = (0..5).map(|i| segment_place(SegmentId(i), 2, 4096)).collect();
         assert_eq!(places, [(0, 0), (1, 0), (0, 4096), (1, 4096), (0, 8192)]);
         assert_eq!(segment_place(SegmentId(7), 0, 4096), (0, 7 * 4096), "no directory counts as one");

@@ -1,39 +1,43 @@
-//! Namespaces: who may share pages. And the cryptographic hash that maps callers' own key strings.
+//! Namespaces: sets of servers that may share pages. And the cryptographic hash that maps opaque
+//! keys.
 
 use sha2::{Digest, Sha256};
 
 use crate::ids::{NamespaceId, PrefixHash};
 
-/// Domain tags of the same length: no description with one hashes as a description with the other.
+/// Domain tags of equal length: descriptions with different tags never hash the same input.
 const TAG: &[u8; 21] = b"pagelith-namespace-v1";
 const TAG_WITH_LAYERS: &[u8; 21] = b"pagelith-namespace-v2";
 
-/// What makes two servers' pages interchangeable. Two that differ in any field never see each other's pages.
+/// Describes pages that servers may share. Two servers that differ in any field never see each
+/// other's pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Namespace {
-    /// Whose pages: tenants never share.
+    /// Tenant; tenants never share pages.
     pub tenant: String,
     /// Model name.
     pub model: String,
     /// Weights revision.
     pub revision: String,
-    /// Element type of the state, as the engine names it.
+    /// Element type of the state, in the inference engine's spelling.
     pub dtype: String,
-    /// Tokens a page.
+    /// Tokens per page.
     pub page_tokens: u32,
-    /// Host or object layout, as the engine names it.
+    /// Host or object layout, in the inference engine's spelling.
     pub layout: String,
     /// Version of that layout.
     pub layout_version: u32,
-    /// Layers of each pipeline stage, in order; empty if one stage holds all of them. Two servers with as many
-    /// stages but other boundaries have pages of the same names and other bytes.
+    /// Layers of each pipeline stage, in order; empty if one stage has all layers. Two servers with
+    /// the same number of stages but different boundaries have pages with equal names and different
+    /// bytes.
     pub layer_split: Vec<LayerRange>,
-    /// Anything else that pages depend on (quantisation, LoRA, salt, and what a client's key strings say:
-    /// [`ClientNames::namespace_facts`](crate::client_names::ClientNames::namespace_facts)), name and value.
+    /// Names and values of everything else that pages depend on: quantisation, LoRA, salt, and
+    /// facts from a client's key strings
+    /// ([`ClientNames::namespace_facts`](crate::client_names::ClientNames::namespace_facts)).
     pub extra: Vec<(String, String)>,
 }
 
-/// The layers that one pipeline stage holds; a packed draft's layers count as layers of its stage.
+/// The layers of one pipeline stage; a packed draft's layers count as layers of its stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerRange {
     /// First layer.
@@ -43,11 +47,12 @@ pub struct LayerRange {
 }
 
 impl Namespace {
-    /// The namespace's stable fingerprint: the first 16 bytes of SHA-256 over a domain tag and every field
-    /// with its length (so that no two descriptions run together). `extra` counts in the order given.
+    /// The namespace's stable fingerprint: the first 16 bytes of SHA-256 over a domain tag and
+    /// every field with its length, so that no two descriptions produce the same input. The order
+    /// of `extra` matters.
     ///
-    /// A layer split has a domain tag of its own: descriptions without one keep the fingerprint they had before
-    /// splits could be described.
+    /// Descriptions with a layer split use a different domain tag: those without one keep the
+    /// fingerprint they had before `layer_split` existed.
     pub fn id(&self) -> NamespaceId {
         let tag = if self.layer_split.is_empty() { TAG } else { TAG_WITH_LAYERS };
         let mut h = Sha256::new_with_prefix(tag);
@@ -78,8 +83,8 @@ impl Namespace {
     }
 }
 
-/// The prefix hash that stands for a caller's own opaque key: SHA-256 with a domain tag, so that it collides
-/// neither with another opaque key nor with a token hash chain.
+/// The prefix hash of a caller's opaque key: SHA-256 with a domain tag, so that it collides neither
+/// with another opaque key nor with a token hash chain.
 pub fn opaque_hash(key: &[u8]) -> PrefixHash {
     let mut h = Sha256::new_with_prefix(b"pagelith-opaque-key-v1");
     h.update((key.len() as u64).to_le_bytes());
@@ -92,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_counts_and_none_run_together() {
+    fn namespace_id_depends_on_every_field_boundary() {
         let base = Namespace { model: "ab".into(), revision: "c".into(), ..Default::default() };
         let mut seen = vec![base.id()];
         for change in [
@@ -118,8 +123,8 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_is_stable() {
-        // Written once by this code; a change would orphan every stored page.
+    fn namespace_id_is_stable() {
+        // Computed once by this code; a change would make every stored page unreachable.
         let n = Namespace {
             model: "llama-3-8b".into(),
             dtype: "bf16".into(),
@@ -130,9 +135,10 @@ mod tests {
     }
     const STABLE: &str = "c28c725d7a0a45db0374830d103add15";
 
-    /// Both values were also computed apart from this code, from the rule as `docs/format.md` states it.
+    /// Both values were also computed independently of this code, from the rule in
+    /// `docs/format.md`.
     #[test]
-    fn a_full_description_and_an_opaque_key_are_stable() {
+    fn ids_of_full_namespace_and_opaque_key_are_stable() {
         let n = Namespace {
             tenant: "acme".into(),
             model: "llama-3-8b".into(),

@@ -1,10 +1,10 @@
-//! Records: a self-naming header in 4096-byte blocks, directly before its payload. One header names all
-//! members of a group, so that a group is one contiguous run, one read, one unit of reclaim, and whole or
-//! not there.
+//! Records: a self-naming header in 4096-byte blocks, directly before its payload. One header names
+//! all members of a group, so that a group is one contiguous run, one read and one unit of reclaim,
+//! and is either complete or absent.
 //!
-//! A header proves that the bytes behind it are *this* key's, put under *this* generation, written to *this*
-//! place of *this* incarnation of *this* segment of *this* store; FAULTS.md section 4 has the measurement
-//! that says why nothing less will do.
+//! A header proves that the bytes after it belong to *this* key, were put under *this* generation
+//! and written to *this* offset of *this* incarnation of *this* segment of *this* store. FAULTS.md
+//! section 4 has the measurement that shows why every one of these is needed.
 
 mod check;
 mod encode;
@@ -20,8 +20,9 @@ use crate::segment::SegmentIdentity;
 pub use encode::{MemberSpec, encode, encode_into, header_bytes, record_bytes, spec_bytes};
 
 structure! {
-    /// Start of a record. Behind it come `member_count` members, `block_count` checksums of 16 bytes, and
-    /// zeros up to `header_bytes`; then the payloads, each padded with zeros to a multiple of 4096.
+    /// Start of a record. It is followed by `member_count` members, `block_count` checksums of 16
+    /// bytes, and zeros up to `header_bytes`; then the payloads, each padded with zeros to a
+    /// multiple of 4096.
     pub struct RecordHead = 192 {
         /// `PLRECORD`.
         magic: [u8; 8],
@@ -50,9 +51,9 @@ structure! {
         incarnation: u64,
         /// Byte offset of this header in the segment, a multiple of 4096, at least 4096.
         offset: u64,
-        /// When the members were put, or removed; at least 1.
+        /// Sequence of the put or remove of the members, at least 1.
         sequence: u64,
-        /// Group name; for a single object its sequence.
+        /// Group name; for a single object, its sequence.
         group: u64,
         /// Length of header and padded payloads in bytes.
         record_bytes: u64,
@@ -60,10 +61,10 @@ structure! {
         block_bytes: u32,
         /// Number of payload checksums.
         block_count: u32,
-        /// Name of the base group that an attached record belongs to: the upper 8 bytes of a member's keyed
-        /// fingerprint; else zero.
+        /// In an attached record, the name of its base group: the upper 8 bytes of the keyed
+        /// fingerprint of one of that group's members; else zero.
         base_group: u64,
-        /// Chain depth of the page, as far as the writer was told; else zero.
+        /// Chain depth of the page if the writer knew it; else zero.
         depth: u32,
         /// Bit 0: re-appended by reclaim. Other bits are zero.
         flags: u32,
@@ -79,9 +80,9 @@ structure! {
         pub key: ObjectKey,
         /// Length in bytes, without padding; 0 in a tombstone.
         pub length: u64,
-        /// Where its payload begins, in bytes from the start of the record; 0 in a tombstone.
+        /// Offset of its payload, in bytes from the start of the record; 0 in a tombstone.
         pub payload_offset: u64,
-        /// Its first payload checksum.
+        /// Number of its first payload checksum in the record.
         pub first_block: u32,
         /// Number of its payload checksums.
         pub block_count: u32,
@@ -102,44 +103,44 @@ pub const MEMBERS_MAX: usize = 1024;
 /// Longest header in bytes that a reader accepts: 1024 members, and 200 MiB in blocks of 4096.
 pub const HEADER_BYTES_MAX: u64 = 1 << 20;
 
-/// What a record is.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RecordKind {
     /// Objects and their bytes.
     Data = 1,
-    /// Keys that were removed; no payload.
+    /// Removed keys; no payload.
     Tombstones = 2,
 }
 
-/// How a record's members belong together.
+/// Kind of group that a record's members form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum GroupKind {
-    /// One object by itself.
+    /// One object, without a group.
     Single = 1,
-    /// The base group of a page: visible together or not at all.
+    /// The base group of a page: its members become visible together.
     Base = 2,
-    /// Attached to a base group and visible only with it.
+    /// Objects attached to a base group, visible only while it is.
     Attached = 3,
 }
 
-/// What a header says beside its members.
+/// The fields of a header other than its members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordFacts {
-    /// Where it lies.
+    /// Store, segment and incarnation.
     pub identity: SegmentIdentity,
     /// Byte offset in the segment.
     pub offset: u64,
     /// Data or tombstones.
     pub kind: RecordKind,
-    /// How members belong together.
+    /// Kind of group.
     pub group_kind: GroupKind,
     /// Namespace of all members.
     pub namespace: NamespaceId,
-    /// Its generation when the members were put.
+    /// Generation of the namespace when the members were put.
     pub generation: Generation,
-    /// When they were put or removed.
+    /// Sequence of the put or remove.
     pub sequence: Sequence,
     /// Group name.
     pub group: GroupId,
@@ -149,12 +150,12 @@ pub struct RecordFacts {
     pub block_bytes: u32,
     /// Chain depth.
     pub depth: u32,
-    /// Re-appended by reclaim.
+    /// Whether reclaim re-appended the record.
     pub moved: bool,
 }
 
-/// A whole, self-consistent header. What it names must still be compared with where it was found
-/// ([`Record::expect`]) and its payload verified block by block.
+/// An intact, self-consistent header. The caller must still compare its identity with the place it
+/// was read from ([`Record::expect`]) and verify its payload block by block.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
     head: RecordHead,
@@ -162,8 +163,9 @@ pub struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// The length in bytes that the header at the start of `block` claims, if `block` begins like one: how
-    /// much to read before [`Record::decode`] can judge it. Not to be trusted for anything else.
+    /// The length in bytes that the header at the start of `block` claims, if `block` begins like
+    /// one: the number of bytes to read for [`Record::decode`]. Not to be trusted for anything
+    /// else.
     pub fn claimed_header_bytes(block: &[u8]) -> Option<u64> {
         let head: RecordHead = read(block)?;
         let bytes = u64::from(head.header_bytes);
@@ -195,32 +197,32 @@ impl<'a> Record<'a> {
         Ok(record)
     }
 
-    /// All of the header that is not padding. What [`Record::decode`] found good can be kept so, in a tenth of the memory,
-    /// and looked at again by [`Record::of_trimmed`].
+    /// The header without its padding. A header that [`Record::decode`] accepted can be kept in
+    /// this form, in a tenth of the memory, and read again with [`Record::of_trimmed`].
     pub fn trimmed(&self) -> &'a [u8] {
         &self.bytes[..Self::end(&self.head).min(self.bytes.len())]
     }
 
-    /// A header of what [`Record::trimmed`] gave, which is not checked again; `None` if it is shorter than it says. Only for bytes that
-    /// stayed in memory meanwhile.
+    /// The header whose [`Record::trimmed`] form is `bytes`; `None` if `bytes` is shorter than its
+    /// counts imply. It is not checked again, so `bytes` must have stayed in memory since.
     pub fn of_trimmed(bytes: &'a [u8]) -> Option<Record<'a>> {
         let head: RecordHead = read(bytes)?;
         let bytes = bytes.get(..Self::end(&head))?;
         Some(Record { head, bytes })
     }
 
-    /// Where padding begins.
+    /// Length in bytes of the header without padding.
     fn end(head: &RecordHead) -> usize {
         RecordHead::BYTES + head.member_count as usize * Member::BYTES + head.block_count as usize * 16
     }
 
-    /// The store that the header at the start of `block` claims to belong to: a test that costs nothing, for
-    /// refusing foreign bytes before anything else is read for their sake.
+    /// The store that the header at the start of `block` names: a cheap test that refuses bytes of
+    /// another store before more is read for them.
     pub fn claimed_store(block: &[u8]) -> Option<StoreId> {
         read::<RecordHead>(block).map(|head| head.store)
     }
 
-    /// Check that the header names the place it was found at.
+    /// Check that the header names the place it was read from.
     pub fn expect(&self, identity: SegmentIdentity, offset: u64) -> Result<(), FormatError> {
         let h = &self.head;
         FormatError::same(WHAT, "store", h.store, identity.store)?;
@@ -229,7 +231,7 @@ impl<'a> Record<'a> {
         FormatError::same(WHAT, "offset", h.offset, offset)
     }
 
-    /// What the header says beside its members.
+    /// The fields of the header other than its members.
     pub fn facts(&self) -> RecordFacts {
         let h = &self.head;
         RecordFacts {
@@ -284,7 +286,7 @@ impl<'a> Record<'a> {
         (0..self.member_count()).filter_map(|i| self.member(i))
     }
 
-    /// The member with this key, compared whole.
+    /// The member with this key; whole keys are compared.
     pub fn find(&self, key: &ObjectKey) -> Option<Member> {
         self.members().find(|m| m.key == *key)
     }

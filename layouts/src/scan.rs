@@ -1,5 +1,6 @@
-//! Finding the records of a segment without its footer: every 4096 is tried, not up to the first bad one,
-//! because writes of an open segment land in any order and one torn record says nothing about the next.
+//! Finds the records of a segment without its footer. Every 4096-byte block is tried as the start
+//! of a record; the scan does not stop at the first bad one. Writes to an open segment complete in
+//! any order, so a torn record says nothing about the next one.
 
 use crate::align::{ALIGN, align_down};
 use crate::checksum::{BLOCK_BYTES_MAX, checksum};
@@ -7,18 +8,18 @@ use crate::error::FormatError;
 use crate::record::{HEADER_BYTES_MAX, Record, RecordKind};
 use crate::segment::SegmentIdentity;
 
-/// What was found at an offset of a segment.
+/// The result at one offset of a segment.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives on the stack for the length of one call")]
 pub enum Found<'a> {
-    /// A whole header that belongs here, and whether its payload verified.
+    /// An intact header that names this place, and the result of verifying its payload.
     Record {
         /// The header.
         record: Record<'a>,
-        /// The first payload block that does not match, if any, with its member.
+        /// The number of the first member with a payload block that does not match, and the error.
         payload: Result<(), (usize, FormatError)>,
     },
-    /// Something that begins like a header and is none, or belongs to another place or time.
+    /// A block that begins like a header but is invalid, or names another place or incarnation.
     Junk {
         /// Byte offset in the segment.
         offset: u64,
@@ -27,14 +28,15 @@ pub enum Found<'a> {
     },
 }
 
-/// Bytes of scratch that [`scan`] needs: the longest header or block, twice, so that most are read once.
+/// Bytes of scratch memory that [`scan`] needs: twice the longest header or block, so that most are
+/// read once.
 pub const SCRATCH_BYTES: usize = 2 * HEADER_BYTES_MAX as usize;
 const _: () = assert!(SCRATCH_BYTES >= BLOCK_BYTES_MAX as usize);
 
-/// Fills a buffer from a byte offset of the segment.
+/// Reads from a byte offset of the segment into a buffer.
 pub type ReadAt<'a, E> = dyn FnMut(u64, &mut [u8]) -> Result<(), E> + 'a;
 
-/// A window onto a segment that is refilled by `read`.
+/// A buffered window of a segment, refilled by `read`.
 struct Window<'a, 'r, E> {
     scratch: &'a mut [u8],
     at: u64,
@@ -44,14 +46,15 @@ struct Window<'a, 'r, E> {
 }
 
 impl<E> Window<'_, '_, E> {
-    /// At least `need` bytes from `offset` (fewer only at the end), reading more if they are not here.
+    /// `need` bytes from `offset`, fewer only at the end of the segment; reads them if the window
+    /// lacks them.
     fn get(&mut self, offset: u64, need: usize) -> Result<&[u8], E> {
         let need = need.min((self.end - offset) as usize).min(self.scratch.len());
         let inside = offset >= self.at && offset + need as u64 <= self.at + self.len as u64;
         if !inside {
             let from = align_down(offset);
             let len = self.scratch.len().min((self.end - from) as usize);
-            // Forget the old content first: a failed read leaves the scratch unspecified.
+            // Invalidate the window first: a failed read leaves the scratch memory unspecified.
             self.len = 0;
             (self.read)(from, &mut self.scratch[..len])?;
             (self.at, self.len) = (from, len);
@@ -61,13 +64,16 @@ impl<E> Window<'_, '_, E> {
     }
 }
 
-/// Walk a segment from behind its head to `end` bytes and report every record and every ruin of one. `read`
-/// fills a buffer from an aligned offset, always whole multiples of 4096. A whole record with a valid payload
-/// is stepped over, so that what looks like a record inside a payload is not one; anything else by one block.
+/// Scan a segment from the end of its header to byte `end` and report every record and every
+/// damaged one to `found`. `read` is called with aligned offsets and lengths that are multiples of
+/// 4096.
+///
+/// After a record with a valid payload the scan continues at the end of the record, so that payload
+/// bytes that look like a record are not reported. Otherwise it continues at the next block.
 ///
 /// # Panics
-/// If `scratch` holds neither [`SCRATCH_BYTES`] nor the whole segment: a record that does not fit would be lost
-/// in silence.
+/// If `scratch` is shorter than both [`SCRATCH_BYTES`] and the segment: a record that does not fit
+/// would be lost silently.
 pub fn scan<E>(
     identity: SegmentIdentity,
     end: u64,
@@ -109,22 +115,22 @@ pub fn scan<E>(
     Ok(())
 }
 
-/// How long the header claims to be that begins here, if one does.
+/// The claimed length of the header at the start of `block`, `None` if no header begins there.
 fn claim(block: &[u8], identity: SegmentIdentity) -> Result<Option<u64>, FormatError> {
     let Some(header_bytes) = Record::claimed_header_bytes(block) else {
         return match Record::decode(block) {
             Err(FormatError::Empty { .. } | FormatError::Magic { .. }) | Ok(_) => Ok(None),
-            Err(ruin) => Err(ruin),
+            Err(damaged) => Err(damaged),
         };
     };
-    // Payload bytes are a client's: of forged headers, each claiming 1 MiB, only those may cost a megabyte of
-    // hashing that know the store's random name.
+    // Clients choose payload bytes. A forged header can claim 1 MiB and cost a megabyte of hashing,
+    // so a header is hashed only if it has the store's random identifier.
     let store = Record::claimed_store(block).unwrap_or(identity.store);
     FormatError::same("record header", "store", store, identity.store)?;
     Ok(Some(header_bytes))
 }
 
-/// The record whose header is `header`, if it belongs at `offset` and ends inside the segment.
+/// Decode `header` and check that it names `offset` and that the record ends inside the segment.
 fn placed(
     header: &[u8],
     identity: SegmentIdentity,
@@ -153,7 +159,8 @@ fn verify_payload<E>(
         let mut left = member.length;
         for (block, sum) in record.checksums(&member).enumerate() {
             let len = left.min(facts.block_bytes.into());
-            // Never short: blocks are at most BLOCK_BYTES_MAX and the record ends inside the segment.
+            // Never short: blocks have at most BLOCK_BYTES_MAX bytes and the record ends inside the
+            // segment.
             let bytes = window.get(at, len as usize)?;
             if bytes.len() as u64 != len || checksum(bytes) != sum {
                 return Ok(Err((i, FormatError::Payload { block: block as u64 })));

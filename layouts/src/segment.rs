@@ -1,5 +1,5 @@
-//! The head of a segment: who it is in this incarnation. The manifest says the same; where they differ the
-//! manifest is right.
+//! The header of a segment: its identity in this incarnation. The manifest has the same facts;
+//! where they differ, the manifest is authoritative.
 
 use crate::align::ALIGN;
 use crate::checksum::{Checksum, checksum_around};
@@ -24,7 +24,7 @@ structure! {
         store: StoreId,
         /// Incarnation.
         incarnation: u64,
-        /// Opened as the store's how-manieth.
+        /// Count of incarnations opened in the store, this one included.
         order: u64,
         /// Length of the segment in bytes.
         segment_bytes: u64,
@@ -37,13 +37,13 @@ const WHAT: &str = "segment header";
 const MAGIC: [u8; 8] = *b"PLSEGMNT";
 const CHECKSUM_AT: usize = 8;
 
-/// Shortest segment in bytes that the format takes.
+/// Shortest segment in bytes that the format allows.
 pub const SEGMENT_BYTES_MIN: u64 = 4 * ALIGN;
-/// Longest segment in bytes: an index entry and a checkpoint entry name a place inside it by a 16-bit number of
-/// a 4096-byte block.
+/// Longest segment in bytes: index entries and checkpoint entries address 4096-byte blocks in it by
+/// 16 bits.
 pub const SEGMENT_BYTES_MAX: u64 = (u16::MAX as u64 + 1) * ALIGN;
 
-/// Which segment, in which life, of which store: what every structure inside it must repeat.
+/// Store, segment and incarnation. Every structure inside a segment repeats them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentIdentity {
     /// The store.
@@ -54,7 +54,7 @@ pub struct SegmentIdentity {
     pub incarnation: Incarnation,
 }
 
-/// Write the head into a 4096-byte block.
+/// Encode the header into a 4096-byte block.
 pub fn encode_head(
     identity: SegmentIdentity,
     order: SegmentOrder,
@@ -80,8 +80,8 @@ pub fn encode_head(
     block
 }
 
-/// Read the head of `segment` and check that it is one of `store`'s. The incarnation is returned, not
-/// checked: only the manifest knows which is right.
+/// Read the header of `segment` and check that it belongs to `store`. The incarnation is returned
+/// and not checked: only the manifest has the current one.
 pub fn decode_head(
     block: &[u8],
     store: StoreId,
@@ -106,7 +106,7 @@ pub fn decode_head(
     FormatError::same(WHAT, "segment", head.segment, segment.0)?;
     let identity = SegmentIdentity { store, segment, incarnation: Incarnation(head.incarnation) };
     let order = SegmentOrder(head.order);
-    // Comparing with the re-encoding demands that all that is reserved is zero.
+    // Equality with the re-encoded header implies that every reserved byte is zero.
     if encode_head(identity, order, head.segment_bytes) != block {
         return Err(FormatError::field(WHAT, "reserved", "not zero"));
     }
@@ -125,7 +125,7 @@ mod tests {
         encode_head(identity, SegmentOrder(21), 1 << 20)
     }
 
-    /// Change a byte and make the checksum right again.
+    /// The header with one byte changed and a valid checksum.
     fn forged(at: usize, value: u8) -> [u8; ALIGN as usize] {
         let mut block = head();
         block[at] = value;
@@ -135,18 +135,18 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_segment_is_256_mib() {
+    fn longest_segment_is_256_mib() {
         assert_eq!(SEGMENT_BYTES_MAX, 256 << 20);
     }
 
     #[test]
-    fn a_head_reads_back() {
+    fn segment_header_round_trips() {
         let read = decode_head(&head(), STORE, SEGMENT);
         assert_eq!(read, Ok((Incarnation(9), SegmentOrder(21), 1 << 20)));
     }
 
     #[test]
-    fn every_flipped_bit_is_seen() {
+    fn every_flipped_bit_of_segment_header_is_detected() {
         let mut block = head();
         for bit in 0..block.len() * 8 {
             block[bit / 8] ^= 1 << (bit % 8);
@@ -156,15 +156,16 @@ mod tests {
     }
 
     #[test]
-    fn a_head_of_another_place_is_refused_by_name() {
+    fn segment_header_of_other_place_is_refused_by_field() {
         let other = decode_head(&head(), StoreId([8; 16]), SEGMENT).unwrap_err();
         assert!(other.to_string().contains("field=store"), "{other}");
         let other = decode_head(&head(), STORE, SegmentId(4)).unwrap_err();
-        assert_eq!(other.to_string(), "segment header belongs elsewhere field=segment found=3 expected=4");
+        let expected = "identity of segment header does not match field=segment found=3 expected=4";
+        assert_eq!(other.to_string(), expected);
     }
 
     #[test]
-    fn what_is_not_a_head_is_named() {
+    fn invalid_segment_header_error_names_reason() {
         let refused = |block: &[u8]| decode_head(block, STORE, SEGMENT).unwrap_err();
         assert_eq!(refused(&[0; 4096]), FormatError::Empty { structure: WHAT });
         assert_eq!(refused(&[1; 4096]), FormatError::Magic { structure: WHAT });

@@ -1,4 +1,4 @@
-//! Whose slice of a component an object is.
+//! Shards: the slice of a component that an object holds.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use crate::error::FormatError;
 use crate::format::structure;
 
 structure! {
-    /// A shard as it lies in a key. Fields that a kind does not use are zero.
+    /// The encoding of a shard in a key. Fields that a kind does not use are zero.
     pub struct RawShard = 24 {
         /// 1 whole, 2 rank, 3 heads; 0 is never valid.
         kind: u8,
@@ -25,31 +25,31 @@ structure! {
     }
 }
 
-/// Slice `rank` of `of` equal ones; `of` is at least 1 and above `rank`.
+/// Slice `rank` of `of` equal slices; `rank < of`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slice {
-    /// Which one, from 0.
+    /// Number of the slice, from 0.
     pub rank: u16,
-    /// How many there are.
+    /// Number of slices, at least 1.
     pub of: u16,
 }
 
 impl Slice {
-    /// All of it.
+    /// The only slice of one.
     pub const ALL: Slice = Slice { rank: 0, of: 1 };
 
-    /// Slice `rank` of `of`, if there is such a one.
+    /// Slice `rank` of `of`; `None` unless `rank < of`.
     pub fn new(rank: u16, of: u16) -> Option<Slice> {
         (rank < of).then_some(Slice { rank, of })
     }
 }
 
-/// Whose slice of a component an object is.
+/// The slice of a component that an object holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Shard {
     /// The whole component; every reader reads the same bytes.
     Whole,
-    /// What one rank of a parallel layout holds.
+    /// The slice of one rank of a parallel layout.
     Rank {
         /// Tensor parallel.
         tp: Slice,
@@ -60,10 +60,10 @@ pub enum Shard {
         /// Decode context parallel.
         dcp: Slice,
     },
-    /// A head group over a range of layers, whatever the parallel layout: what servers of different
-    /// tensor-parallel sizes share.
+    /// A head group over a range of layers, independent of the parallel layout: servers of
+    /// different tensor-parallel sizes share it.
     Heads {
-        /// Which head group of how many.
+        /// Head group.
         group: Slice,
         /// First layer.
         layer_from: u16,
@@ -106,13 +106,14 @@ impl Shard {
             }),
             _ => None,
         };
-        // Comparing with the re-encoding also demands that unused fields are zero: one shard, one spelling.
+        // Equality with the re-encoded shard implies that unused fields are zero: each shard has
+        // one encoding.
         shard
             .filter(|s| s.encode() == *raw)
             .ok_or_else(|| FormatError::field("object key", "shard", format!("{raw:?}")))
     }
 
-    /// Read the text form; `None` if it is not exactly what [`fmt::Display`] writes.
+    /// Parse the text form; `None` if it is not exactly the text that [`fmt::Display`] writes.
     pub fn parse(text: &str) -> Option<Shard> {
         let shard = Self::parse_loosely(text)?;
         (shard.to_string() == text).then_some(shard)
@@ -148,7 +149,7 @@ impl Shard {
     }
 }
 
-/// `whole`, `rank.tp3of8.pp1of2` (slices of one part left out), `heads2of8.layers0to61`.
+/// `whole`, `rank.tp3of8.pp1of2` (dimensions with one slice are omitted), `heads2of8.layers0to61`.
 impl fmt::Display for Shard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_reads_back_from_bytes_and_text() {
+    fn every_shard_kind_round_trips_as_bytes_and_text() {
         let full =
             Shard::Rank { tp: slice(3, 8), pp: slice(1, 2), cp: slice(0, 4), dcp: slice(65_534, 65_535) };
         let heads = Shard::Heads { group: slice(2, 8), layer_from: 0, layer_to: 61 };
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_spelling_is_refused() {
+    fn shard_text_with_second_spelling_is_refused() {
         for text in [
             "",
             "Whole",
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_a_kind_does_not_use_are_zero() {
+    fn shard_with_nonzero_unused_field_is_refused() {
         let raw = Shard::Whole.encode();
         let rank = Shard::tensor_parallel(1, 2).expect("rank below of").encode();
         let heads = Shard::Heads { group: Slice::ALL, layer_from: 1, layer_to: 2 }.encode();

@@ -1,29 +1,30 @@
-//! The arithmetic of the staging budget: what an object costs, and how a batch is split.
+//! The staging budget: the cost of an object, and the split of a batch into sub-batches.
 //!
-//! The cost formula is the one that vLLM's Mooncake connector estimates disk offload staging by
-//! (`align_up(sum of segments, 4096) + 8192` a key, against 0.9 of the budget), so that a batch which its
-//! caller has sized by that rule is never split here.
+//! The cost formula is that of vLLM's Mooncake connector for disk offload staging: `align_up(sum of
+//! segments, 4096) + 8192` per key, against 0.9 of the budget. A batch that a caller has sized by
+//! that rule is therefore never split.
 
 use std::ops::Range;
 
 use crate::align::align_up;
 
-/// Bytes charged beside the payload: one alignment unit in front (the header's block) and one behind (the
-/// ragged end).
+/// Bytes charged in addition to the payload: one alignment unit before it (the header's block) and
+/// one after it (the unaligned tail).
 pub const OVERHEAD: u64 = 8192;
 
-/// What staging an object costs whose parts sum to `bytes`.
+/// Staging cost of an object whose parts add up to `bytes`.
 pub const fn cost(bytes: u64) -> u64 {
     align_up(bytes).saturating_add(OVERHEAD)
 }
 
-/// How much of a budget of `capacity` bytes one batch may hold, at least 1.
+/// The share of a budget of `capacity` bytes that one batch may use, at least 1.
 pub fn usable(capacity: u64, ratio: f64) -> u64 {
     ((capacity as f64 * ratio) as u64).clamp(1, capacity.max(1))
 }
 
-/// Split a batch, in order and greedily, so that the cost of each sub-batch fits `usable`. An object above
-/// it stands alone (it streams in chunks). Every object is in exactly one range; an empty batch has none.
+/// Split a batch, in order and greedily, so that the cost of each sub-batch is at most `usable`. An
+/// object that costs more forms a sub-batch of its own (it is streamed in chunks). Every object is
+/// in exactly one range; an empty batch has no range.
 pub fn split(costs: &[u64], usable: u64) -> Vec<Range<usize>> {
     let mut out = Vec::new();
     let (mut start, mut sum) = (0, 0u64);
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cost_is_the_clients_formula() {
+    fn staging_cost_equals_client_formula() {
         assert_eq!(cost(256 + 512), 12_288);
         assert_eq!(cost(4096), 12_288);
         assert_eq!(cost(4097), 16_384);
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_in_order_and_leaves_nothing_out() {
+    fn split_keeps_order_and_every_object() {
         assert_eq!(split(&[], 10), vec![]);
         assert_eq!(split(&[4, 4, 2], 10), vec![0..3]);
         assert_eq!(split(&[4, 4, 3], 10), vec![0..2, 2..3]);

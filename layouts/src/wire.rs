@@ -1,12 +1,15 @@
-//! The wire protocol: frames between a client and a store process. Both directions are driven by the server. A
-//! client sends control frames, and bulk bytes only where a [`pull`] asked for them; the server sends bulk bytes
-//! only for a get in flight. Nobody names an address: where bytes lie in memory that was
-//! handed over on the connection, it is a place in that memory ([`shown`]).
+//! The wire protocol: frames between a client and a store process.
 //!
-//! Every frame is a [`FrameHead`] and a body. The body of a data frame is an object's bytes, which go where the
-//! reader exposed memory for them; every other body is control: capped, checksummed, and read by the decoder of
-//! its kind. Decoders are pure, allocate nothing that a length in the frame decides, and read the whole body or
-//! refuse it by name.
+//! The server drives transfers in both directions. A client sends control frames, and sends object
+//! bytes only if a [`pull`] requested them. The server sends object bytes only for a get in flight.
+//! No frame contains a memory address: bytes in shared memory are named by a region, which was
+//! passed over the connection, and an offset ([`shown`]).
+//!
+//! A frame is a [`FrameHead`] and a body. The body of a data frame is object bytes, which are read
+//! into the memory that the reader provided for them. Every other body is a control body: its
+//! length is capped, it has a checksum, and the decoder of its kind reads it. Decoders are pure
+//! functions. They never allocate by a length in the frame, and they either decode the whole body
+//! or return an error that names the field.
 
 pub mod auth;
 pub mod greeting;
@@ -30,60 +33,62 @@ pub use list::List;
 pub const VERSION_MIN: u16 = 1;
 /// Newest protocol version that this build speaks.
 pub const VERSION_MAX: u16 = 1;
-/// Version in the heads of frames that come before a version is agreed. The layout of those frames never changes.
+/// Version in the headers of frames that precede version negotiation. The layout of those frames
+/// never changes.
 pub const VERSION_GREETING: u16 = 1;
 
-/// Longest body in bytes of a frame that comes before a peer is known: greetings, refusals, challenge and proof.
+/// Longest body in bytes of a frame that precedes authentication: greetings, refusals, challenge
+/// and proof.
 pub const GREETING_BODY_MAX: u32 = 1024;
-/// Least that either side may state as its longest control body in bytes.
+/// Smallest valid `control_bytes_max` of a greeting.
 pub const CONTROL_BODY_LEAST: u32 = 16 << 10;
-/// Longest control body in bytes that a reader accepts whatever was agreed.
+/// Longest control body in bytes that a reader accepts, regardless of the negotiated limit.
 pub const CONTROL_BODY_MAX: u32 = 16 << 20;
-/// Least that either side may state as its longest data body in bytes.
+/// Smallest valid `data_bytes_max` of a greeting.
 pub const DATA_BODY_LEAST: u32 = 64 << 10;
-/// Longest data body in bytes that a reader accepts whatever was agreed.
+/// Longest data body in bytes that a reader accepts, regardless of the negotiated limit.
 pub const DATA_BODY_MAX: u32 = 128 << 20;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// A client's first frame: what it is and can do.
+    /// First frame of a client: its capabilities.
     Hello = 1,
-    /// The server's answer: what it is and can do.
+    /// The server's reply: its capabilities.
     Welcome = 2,
-    /// The server's last frame to a peer it does not serve, and why.
+    /// Last frame of a server to a client that it does not serve, with the reason.
     Refusal = 3,
     /// The server's nonce.
     Challenge = 4,
-    /// Proof that the sender has the key; the client's comes first.
+    /// Proof that the sender has the key; the client sends its proof first.
     Proof = 5,
-    /// What a client asks for.
+    /// A client's request.
     Request = 6,
-    /// The server asks for bytes of a put.
+    /// The server requests bytes of a put.
     Pull = 7,
-    /// An object's bytes.
+    /// Object bytes.
     Data = 8,
-    /// The last frame of an operation: what became of it.
+    /// Last frame of an operation: its result.
     Outcome = 9,
     /// The client no longer waits for an operation.
     Cancel = 10,
-    /// Is anybody there.
+    /// Liveness probe.
     Ping = 11,
-    /// The answer to a ping, with its operation id.
+    /// Reply to a ping, with its operation id.
     Pong = 12,
-    /// The sender is about to close.
+    /// The sender is about to close the connection.
     Bye = 13,
-    /// Where an object's bytes lie in memory that the sender has handed over.
+    /// Location of an object's bytes in memory that the sender shares.
     Shown = 14,
-    /// The sender no longer looks at what it was shown.
+    /// The sender no longer reads bytes that it was shown.
     Taken = 15,
 }
 
-/// Which end of a link.
+/// End of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// The one that asks.
+    /// The end that sends requests.
     Client,
     /// The store.
     Server,
@@ -100,7 +105,7 @@ impl Side {
 }
 
 impl Kind {
-    /// All kinds, for tables.
+    /// All kinds.
     pub const ALL: [Kind; 15] = [
         Kind::Hello,
         Kind::Welcome,
@@ -119,12 +124,13 @@ impl Kind {
         Kind::Taken,
     ];
 
-    /// The kind of a tag; 0 is none.
+    /// The kind with this tag; no kind has tag 0.
     pub fn of(tag: u8) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| *kind as u8 == tag)
     }
 
-    /// Whether it comes before the peers know each other: its body is at most [`GREETING_BODY_MAX`] bytes.
+    /// Whether the frame precedes authentication; its body then has at most [`GREETING_BODY_MAX`]
+    /// bytes.
     pub fn is_greeting(self) -> bool {
         match self {
             Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof => true,
@@ -145,7 +151,7 @@ impl Kind {
         }
     }
 
-    /// Whether it has no body.
+    /// Whether the frame has no body.
     pub fn is_bare(self) -> bool {
         match self {
             Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => true,
@@ -155,14 +161,14 @@ impl Kind {
     }
 }
 
-/// A control frame: every kind but data.
+/// A control frame: any kind except data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is.
+    /// Kind.
     pub kind: Kind,
-    /// Which operation it is of; 0 where there is none.
+    /// Operation; 0 if none.
     pub op: OpId,
-    /// Its body, as the encoder of its kind wrote it.
+    /// Body, written by the encoder of its kind.
     pub body: Vec<u8>,
 }
 
@@ -203,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_a_tag_of_its_own_and_zero_is_none() {
+    fn every_frame_kind_has_unique_nonzero_tag() {
         assert_eq!(Kind::of(0), None);
         assert_eq!(Kind::of(16), None);
         for kind in Kind::ALL {
@@ -214,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_follow_one_another_without_gaps() {
+    fn wire_structures_have_no_gaps() {
         for s in STRUCTURES {
             let mut at = 0;
             for f in s.fields {

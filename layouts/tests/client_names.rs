@@ -1,5 +1,5 @@
-//! Clients' key strings: every row of `docs/names.md` as a pair written by hand, laws for all values both ways, and
-//! texts that nobody printed.
+//! Key strings of clients: every row of `docs/names.md` as a handwritten pair, properties for
+//! random values in both directions, and texts that no client prints.
 
 #[path = "client_names/chain.rs"]
 mod chain;
@@ -22,7 +22,7 @@ use proptest::prelude::ProptestConfig;
 
 const NS: NamespaceId = NamespaceId([0xab; 16]);
 
-/// A page hash as a client writes it, and `NAMESPACE/HASH/` of the key's own text form.
+/// A page hash as written by a client, and the prefix `NAMESPACE/HASH/` of the key's own text form.
 const H: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 const K: &str = concat!(
     "abababababababababababababababab/",
@@ -37,7 +37,8 @@ fn vllm(config: VllmConfig) -> ClientNames {
     ClientNames::Vllm(VllmNames::new(config).expect("a good configuration"))
 }
 
-/// Each text stands for its key, and each key for its text. Texts are given without what stands before the hash.
+/// Check that each text parses to its key and each key prints as its text. Texts are given without
+/// the part before the hash.
 fn pairs(names: &ClientNames, head: &str, rows: &[(&str, &str)]) {
     for (tail, key) in rows {
         let (text, key) = (format!("{head}{tail}"), format!("{K}{key}").parse().expect("a key's text"));

@@ -1,5 +1,5 @@
-//! Every single bit of every header, flipped: it is noticed, or (in the manifest) mended from the other copy.
-//! Exhaustive, not sampled: FAULTS row 4.
+//! Flips every single bit of every header: each flip is detected, or (in the manifest) repaired
+//! from the other copy. Exhaustive, not sampled: FAULTS row 4.
 
 mod common;
 
@@ -17,7 +17,7 @@ use pagelith_layouts::record::{GroupKind, MEMBERS_MAX, Member, Record, RecordFac
 use pagelith_layouts::segment::{decode_head, encode_head};
 use pagelith_layouts::shard::{Shard, Slice};
 
-/// Flip each of these bits of `bytes` in turn; `survives` says whether it went unnoticed.
+/// Flip each of these bits of `bytes` in turn; `survives` returns whether the flip is undetected.
 fn flip_these(bytes: &mut [u8], bits: impl Iterator<Item = usize>, survives: impl Fn(&[u8]) -> bool) {
     assert!(survives(bytes), "the untouched bytes are read");
     for bit in bits {
@@ -33,29 +33,30 @@ fn flip_all(bytes: &mut [u8], survives: impl Fn(&[u8]) -> bool) {
 }
 
 #[test]
-fn record_header_of_one() {
+fn record_header_with_one_member_detects_every_bit_flip() {
     let object = Object { key: key(1, Role::Target, "kv", "k"), bytes: bytes(1, 70_000) };
     let mut header = try_header(&facts(identity(1, 2), 4096), &[object]).expect("within the rules");
     flip_all(&mut header, |b| Record::decode(b).is_ok());
 }
 
 #[test]
-fn record_header_of_a_group() {
+fn record_header_of_group_detects_every_bit_flip() {
     let (facts, objects) = group_of_three(4096);
     let mut header = try_header(&facts, &objects).expect("within the rules");
     flip_all(&mut header, |b| Record::decode(b).is_ok());
 }
 
 #[test]
-fn tombstones() {
+fn tombstone_header_detects_every_bit_flip() {
     let facts = RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), 4096) };
     let gone = [1, 2].map(|page| Object { key: key(page, Role::Draft, "kv", "k"), bytes: vec![] });
     flip_all(&mut try_header(&facts, &gone).expect("within the rules"), |b| Record::decode(b).is_ok());
 }
 
-/// Headers of as many members as fit one block, of two and three blocks, and tombstones of many.
+/// Headers with as many members as fit one block, headers of two and three blocks, and tombstones
+/// with many members.
 #[test]
-fn record_headers_of_many_members() {
+fn record_headers_with_many_members_detect_every_bit_flip() {
     let some = |members: u8| {
         let object = |i| Object { key: key(i, Role::Target, "kv", "k"), bytes: bytes(i.into(), 50) };
         (0..members).map(object).collect::<Vec<_>>()
@@ -70,10 +71,10 @@ fn record_headers_of_many_members() {
     flip_all(&mut try_header(&facts, &gone).expect("within the rules"), |b| Record::decode(b).is_ok());
 }
 
-/// The longest list of members. Every bit would take minutes; here it is every bit of the head, of the first and last
-/// member and checksum, and one bit of every 64 bytes between.
+/// The header with the most members. All bits would take minutes; this flips every bit of the head,
+/// of the first and last member and checksum, and one bit of every 64 bytes between.
 #[test]
-fn record_header_of_the_most_members() {
+fn record_header_with_most_members_detects_bit_flips() {
     let objects: Vec<_> = (0..MEMBERS_MAX)
         .map(|i| {
             let hash = PrefixHash(std::array::from_fn(|b| (i >> (b % 2 * 8)) as u8));
@@ -94,7 +95,7 @@ fn record_header_of_the_most_members() {
 }
 
 #[test]
-fn record_header_of_attached_objects() {
+fn record_header_of_attached_group_detects_every_bit_flip() {
     let (group, objects) = group_of_three(4096);
     let attached =
         RecordFacts { group_kind: GroupKind::Attached, base_group: GroupId(0x0123_4567_89AB_CDEF), ..group };
@@ -103,12 +104,12 @@ fn record_header_of_attached_objects() {
 }
 
 #[test]
-fn segment_head() {
+fn segment_header_detects_every_bit_flip() {
     let mut block = encode_head(identity(1, 2), SegmentOrder(7), 1 << 20);
     flip_all(&mut block, |b| decode_head(b, STORE, SegmentId(1)).is_ok());
 }
 
-/// A footer of these records, which stand one behind the other.
+/// A footer of these adjacent records.
 fn footer_of(records: &[Vec<u8>]) -> Vec<u8> {
     let decoded: Vec<_> = records.iter().map(|r| Record::decode(r).expect("what was written")).collect();
     let entries: Vec<_> = decoded.iter().flat_map(footer::entries_of).collect();
@@ -123,16 +124,16 @@ fn footer_of(records: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn footer_of_three_entries() {
+fn footer_with_three_entries_detects_every_bit_flip() {
     let (facts, objects) = group_of_three(4096);
     let mut bytes = footer_of(&[record(&facts, &objects)]);
     assert_eq!(bytes.len() as u64, ALIGN);
     flip_all(&mut bytes, |b| footer::decode(b, identity(1, 2), 1 << 20).is_ok());
 }
 
-/// Of nothing, of tombstones and attached objects, and of two blocks.
+/// Footers without entries, with tombstones and attached objects, and with two blocks.
 #[test]
-fn footers_of_other_records() {
+fn footers_of_other_records_detect_every_bit_flip() {
     let (base, objects) = group_of_three(4096);
     let group = record(&base, &objects);
     let at = 4096 + group.len() as u64;
@@ -157,10 +158,10 @@ fn footers_of_other_records() {
     }
 }
 
-/// Each flip in one copy: the store opens with what it had, and the caller learns what to mend. The same flip in
-/// both copies: refused.
+/// A flip in one copy: the manifest is unchanged, and the damaged block is reported for repair. The
+/// same flip in both copies is refused.
 #[test]
-fn manifest_blocks() {
+fn manifest_block_bit_flip_in_one_copy_is_repaired() {
     let superblock = Superblock {
         segment_bytes: 1 << 20,
         capacity_bytes: 1 << 30,
@@ -211,15 +212,15 @@ fn checkpoint_facts() -> CheckpointFacts {
 }
 
 #[test]
-fn checkpoint_head() {
+fn checkpoint_header_detects_every_bit_flip() {
     let mut block = checkpoint::encode_head(&checkpoint_facts());
     flip_all(&mut block, |b| checkpoint::decode_head(b, STORE).is_ok());
 }
 
-/// Items of every kind: marks; objects, attached ones, links and withdrawals. Every bit of what is used, and one of
-/// every byte behind it, which is zero.
+/// Chunks with items of every kind: marks, objects, attached objects, links and withdrawals. Flips
+/// every bit of the used part, and one bit of every byte of the zero padding.
 #[test]
-fn checkpoint_chunks() {
+fn checkpoint_chunks_detect_every_bit_flip() {
     let marks = [SegmentMark { incarnation: 3, order: 4, min_sequence: u64::MAX, data_end: 8192 }; 4];
     let object = CheckpointEntry {
         fingerprint: [9; 16],
@@ -242,14 +243,14 @@ fn checkpoint_chunks() {
         flip_these(&mut chunk, (0..used * 8).chain(behind), |b| {
             checkpoint::decode_chunk(b, &facts, 1).is_ok()
         });
-        // What says of which checkpoint a chunk is reads no less than the chunk.
+        // `chunk_serial` verifies the whole chunk.
         flip_these(&mut chunk, 0..used * 8, |b| checkpoint::chunk_serial(b, STORE).is_some());
     }
 }
 
-/// A chunk that is full: there is no byte that is not used.
+/// A full chunk: every byte is used.
 #[test]
-fn a_full_checkpoint_chunk() {
+fn full_checkpoint_chunk_detects_every_bit_flip() {
     let facts = checkpoint_facts();
     let mut chunk = vec![0; CHUNK_BYTES];
     let items = bytes(3, CHUNK_ITEMS * CheckpointEntry::BYTES);
@@ -258,10 +259,10 @@ fn a_full_checkpoint_chunk() {
     flip_these(&mut chunk, bits, |b| checkpoint::decode_chunk(b, &facts, 1).is_ok());
 }
 
-/// A key of an index: 128 bytes in every record, footer and tombstone. By itself it has no checksum, so a flip that
-/// leaves a key is another key, never the same one.
+/// The 128 bytes of a key, which every record, footer and tombstone contains. A key has no checksum
+/// of its own, so a flip that gives a valid key must give another key.
 #[test]
-fn keys() {
+fn key_with_flipped_bit_is_other_key_or_refused() {
     let rank = Slice::new(3, 8).expect("rank below of");
     let shard = Shard::Rank { tp: rank, pp: rank, cp: rank, dcp: rank };
     let key = ObjectKey::new(NAMESPACE, PrefixHash([5; 32]), Role::Draft, "swa.1", "k", shard)

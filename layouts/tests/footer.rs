@@ -1,4 +1,4 @@
-//! Footers: what is written reads back, and only whole records in log order are believed.
+//! Footers: encoded footers decode, and only complete records in log order are accepted.
 
 mod common;
 
@@ -15,7 +15,7 @@ use pagelith_layouts::segment::SEGMENT_BYTES_MAX;
 const SEGMENT: u64 = 64 * ALIGN;
 const DATA_END: u64 = 10 * ALIGN;
 
-/// The entries of a group of three, an object and two tombstones.
+/// The entries of a group of three, one object and two tombstones.
 fn entries() -> Vec<FooterEntry> {
     let (group, objects) = group_of_three(ALIGN);
     let single = facts(identity(1, 2), 6 * ALIGN);
@@ -41,7 +41,7 @@ fn footer_facts() -> FooterFacts {
     }
 }
 
-/// A footer whose entries a careless writer has changed.
+/// A footer with changed entries and a valid checksum, as a defective writer would produce it.
 fn changed(change: impl FnOnce(&mut Vec<FooterEntry>)) -> Vec<u8> {
     let mut bytes = encode(&footer_facts(), &entries());
     let mut entries = entries();
@@ -56,7 +56,7 @@ fn changed(change: impl FnOnce(&mut Vec<FooterEntry>)) -> Vec<u8> {
 }
 
 #[test]
-fn a_footer_reads_back() {
+fn footer_round_trips() {
     let bytes = encode(&footer_facts(), &entries());
     assert_eq!(bytes.len() as u64, footer_bytes(6));
     let last_block = &bytes[bytes.len() - ALIGN as usize..];
@@ -65,7 +65,7 @@ fn a_footer_reads_back() {
 }
 
 #[test]
-fn an_entry_says_what_its_record_says() {
+fn footer_entry_has_fields_of_record() {
     let e = entries();
     let of = |e: &FooterEntry| (e.record_block, e.payload_delta, e.record_blocks, e.member_count, e.length);
     assert_eq!(
@@ -84,7 +84,7 @@ fn an_entry_says_what_its_record_says() {
 }
 
 #[test]
-fn a_footer_without_entries_reads_back() {
+fn footer_without_entries_round_trips() {
     let facts = FooterFacts {
         min_sequence: Sequence(u64::MAX),
         max_sequence: Sequence(0),
@@ -95,9 +95,9 @@ fn a_footer_without_entries_reads_back() {
     assert_eq!(decode(&bytes, identity(1, 2), SEGMENT), Ok((facts, vec![])));
 }
 
-/// Tombstones hide and are not hidden: the smallest sequence is that of an object.
+/// Tombstones shadow but are never shadowed: `min_sequence` is that of an object.
 #[test]
-fn tombstones_do_not_count_for_the_smallest_sequence() {
+fn tombstones_do_not_lower_min_sequence() {
     let facts = FooterFacts { min_sequence: Sequence(u64::MAX), ..footer_facts() };
     let tombstones = &entries()[4..];
     let bytes = encode(&facts, tombstones);
@@ -105,17 +105,17 @@ fn tombstones_do_not_count_for_the_smallest_sequence() {
 }
 
 #[test]
-fn a_footer_of_another_place_is_refused_by_name() {
+fn footer_of_other_segment_is_refused_by_field() {
     let bytes = encode(&footer_facts(), &entries());
     let foreign = pagelith_layouts::segment::SegmentIdentity { store: StoreId([9; 16]), ..identity(1, 2) };
     for (place, field) in [(foreign, "store"), (identity(2, 2), "segment"), (identity(1, 1), "incarnation")] {
         let error = decode(&bytes, place, SEGMENT).expect_err("another place").to_string();
-        assert!(error.contains(&format!("belongs elsewhere field={field} ")), "{error}");
+        assert!(error.contains(&format!("does not match field={field} ")), "{error}");
     }
 }
 
 #[test]
-fn a_footer_of_another_length_is_refused() {
+fn footer_of_wrong_length_is_refused() {
     let bytes = encode(&footer_facts(), &entries());
     for len in [0, 1, 127, 128, bytes.len() - 1] {
         assert!(decode(&bytes[bytes.len() - len..], identity(1, 2), SEGMENT).is_err(), "len={len}");
@@ -123,14 +123,14 @@ fn a_footer_of_another_length_is_refused() {
     let mut longer = vec![0; ALIGN as usize];
     longer.extend_from_slice(&bytes);
     assert!(decode(&longer, identity(1, 2), SEGMENT).is_err());
-    // A segment with no room for it.
+    // A segment that is too short for it.
     assert_eq!(claimed_bytes(&bytes, bytes.len() as u64), None);
     assert!(decode(&bytes, identity(1, 2), bytes.len() as u64).is_err());
     assert_eq!(decode(&[0; 4096], identity(1, 2), SEGMENT), Err(FormatError::Empty { structure: "footer" }));
 }
 
 #[test]
-fn a_tail_that_breaks_a_rule_is_refused_by_field() {
+fn invalid_footer_tail_is_refused_by_field() {
     let good = encode(&footer_facts(), &entries());
     let tail = good.len() - FooterTail::BYTES;
     let end = 6 * FooterEntry::BYTES;
@@ -161,11 +161,11 @@ fn a_tail_that_breaks_a_rule_is_refused_by_field() {
     }
 }
 
-/// How a careless writer changes a footer, and what the reader says.
+/// Changes to a footer by a defective writer, and the error of the reader.
 type Change = (fn(&mut Vec<FooterEntry>), &'static str);
 
 #[test]
-fn entries_that_are_not_whole_records_in_order_are_refused() {
+fn incomplete_or_unordered_footer_entries_are_refused() {
     let cases: &[Change] = &[
         (|e| e.swap(0, 3), "field=record_block"),
         (|e| e.rotate_left(3), "field=record_block"),
@@ -204,7 +204,7 @@ fn entries_that_are_not_whole_records_in_order_are_refused() {
 }
 
 #[test]
-fn the_largest_object_fits_and_one_byte_more_does_not() {
+fn largest_object_fits_segment_and_larger_one_does_not() {
     for block_bytes in [4096, BLOCK_BYTES, BLOCK_BYTES_MAX] {
         for segment in [1 << 20, 3 << 20, 64 << 20, SEGMENT_BYTES_MAX] {
             let most = object_bytes_max(segment, block_bytes);

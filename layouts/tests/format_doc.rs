@@ -1,6 +1,6 @@
-//! `docs/format.md` shows the field tables of the code. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test
-//! format_doc tables` writes them anew between the page's markers (one test alone, since the others read the page
-//! meanwhile); the prose around them is written by hand.
+//! `docs/format.md` has the field tables of the code. `TEST_PAGELITH_BLESS=1 cargo test -p
+//! pagelith-layouts --test format_doc tables` rewrites them between the page's markers. It must run
+//! alone, since the other tests read the page. The prose around the tables is written by hand.
 
 #![expect(clippy::disallowed_methods, reason = "a test reads the page it checks itself; nothing here ships")]
 
@@ -21,11 +21,11 @@ fn path() -> PathBuf {
 }
 
 fn page() -> String {
-    std::fs::read_to_string(path()).expect("docs/format.md is there")
+    std::fs::read_to_string(path()).expect("docs/format.md is readable")
 }
 
 #[test]
-fn the_page_shows_the_tables_of_the_code() {
+fn format_page_has_field_tables_of_code() {
     let page = page();
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
     let (shown, after) = rest.split_once(END).expect("the end marker");
@@ -36,12 +36,12 @@ fn the_page_shows_the_tables_of_the_code() {
         return;
     }
     let differs = shown.lines().zip(rendered.lines()).find(|(a, b)| a != b);
-    assert!(shown == rendered, "docs/format.md is not what the code says; first difference: {differs:?}");
+    assert!(shown == rendered, "docs/format.md differs from the code; first difference: {differs:?}");
 }
 
-/// Numbers that the page's prose states.
+/// Limits that the page's prose states.
 #[test]
-fn the_prose_states_the_numbers_of_the_code() {
+fn format_page_states_limits_of_code() {
     let page = page();
     for (what, number) in [
         ("unit of alignment", ALIGN),
@@ -62,7 +62,7 @@ fn the_prose_states_the_numbers_of_the_code() {
 }
 
 #[test]
-fn the_prose_names_every_file() {
+fn format_page_names_every_file() {
     let page = page();
     let names = [names::LOCK, names::CREATING, names::SEGMENTS];
     for name in names.into_iter().chain(names::MANIFESTS).chain(names::CHECKPOINTS) {

@@ -1,5 +1,5 @@
-//! Page geometry against a slow tensor model that indexes every element, the sizes of the clients' own tables, and
-//! what is refused.
+//! Page geometry compared with a slow tensor model that visits every element, with the sizes in the
+//! clients' own tables, and refused descriptions.
 
 #[path = "geometry/doc.rs"]
 mod doc;
@@ -15,13 +15,13 @@ mod refused;
 mod reshard;
 #[path = "geometry/sizes.rs"]
 mod sizes;
-#[path = "geometry/slow.rs"]
-mod slow;
+#[path = "geometry/tensor_model.rs"]
+mod tensor_model;
 
 use proptest::prelude::ProptestConfig;
 
-/// So many cases (`PROPTEST_CASES=25600` makes it a hundred times as many), and no file of failures: what a law
-/// finds becomes a named test.
+/// Configuration with `cases` cases (`PROPTEST_CASES=25600` makes it a hundred times as many).
+/// Failures are not stored in a file: a failure that a property finds becomes a named test.
 fn config(cases: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig { cases: cases * (default.cases / 256).max(1), failure_persistence: None, ..default }

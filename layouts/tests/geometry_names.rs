@@ -1,5 +1,5 @@
-//! Geometry and client names are two descriptions of one thing: every object that geometry says a server has is one
-//! that SGLang's Mooncake backend has a name for, and the name is read as that object's key.
+//! Geometry and client names agree: every object of a server's geometry has a name in SGLang's
+//! Mooncake backend, and that name parses to the object's key.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,18 +32,18 @@ fn ranks(server: &Placement) -> impl Iterator<Item = Placement> {
     })
 }
 
-/// The objects of a server's page by their names; those that have none, by their keys.
+/// The objects of a server's page by name; objects without a name, by key.
 struct Named {
     names: BTreeMap<String, ObjectKey>,
     nameless: BTreeSet<ObjectKey>,
 }
 
-/// `None` if model and placement do not go together.
+/// `None` if model and placement do not match.
 fn named(model: &Model, server: &Placement) -> Option<Named> {
     let mut all = Named { names: BTreeMap::new(), nameless: BTreeSet::new() };
     for rank in ranks(server) {
         let geometry = Geometry::new(model, &rank).ok()?;
-        let config = SglangConfig::of(model, &rank).expect("geometry has taken it");
+        let config = SglangConfig::of(model, &rank).expect("geometry accepted the placement");
         let names = SglangNames::new(config).unwrap_or_else(|e| panic!("{e}: {} {rank:?}", model.name));
         let mut keys = Vec::new();
         for pool in &geometry.pools {
@@ -55,7 +55,7 @@ fn named(model: &Model, server: &Placement) -> Option<Named> {
                 continue;
             };
             assert_eq!(names.parse(NS, &name), Some(key), "{name}: {} {rank:?}", model.name);
-            // One name, one object, for all ranks of the server.
+            // A name identifies one object, for all ranks of the server.
             let before = all.names.insert(name.clone(), key);
             assert!(before.is_none_or(|before| before == key), "{name}: {before:?} and {key}");
         }
@@ -76,14 +76,14 @@ fn server(layout: Layout, tp: u16, pp: u16, cp: u16, dcp: u16, lcm: Option<u16>)
     }
 }
 
-/// Every parallel layout that some preset can have.
+/// All parallel layouts that some preset can have.
 fn servers() -> impl Iterator<Item = Placement> {
     let sizes =
         [(1, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 4, 1, 1), (4, 1, 2, 1), (4, 1, 1, 2), (8, 1, 1, 8)];
     let sizes = sizes.into_iter().chain([(8, 1, 1, 1), (16, 1, 1, 1), (8, 2, 2, 1), (8, 1, 2, 4)]);
     sizes.flat_map(|(tp, pp, cp, dcp)| {
         Layout::ALL.into_iter().flat_map(move |layout| {
-            // Head groups know no context-parallel rank.
+            // Head groups have no context-parallel rank.
             let lcms =
                 [None, Some(tp), Some(2 * tp), Some(8)].into_iter().filter(move |l| l.is_none() || cp == 1);
             lcms.map(move |lcm| server(layout, tp, pp, cp, dcp, lcm))
@@ -92,7 +92,7 @@ fn servers() -> impl Iterator<Item = Placement> {
 }
 
 #[test]
-fn every_object_of_every_preset_has_a_client_name_that_reads_back() {
+fn every_preset_object_has_client_name_that_round_trips() {
     let (mut names, mut split, mut unified) = (0, 0, 0);
     let mut tried: BTreeMap<String, usize> = BTreeMap::new();
     for model in models() {
@@ -101,7 +101,8 @@ fn every_object_of_every_preset_has_a_client_name_that_reads_back() {
             *tried.entry(model.name.clone()).or_default() += 1;
             names += all.names.len();
             split += all.names.values().filter(|key| matches!(key.shard(), Shard::Heads { .. })).count();
-            // K and V in one object have no name in this backend: that layout has a key scheme of its own.
+            // K and V in one object have no name in this backend: that layout has another key
+            // scheme.
             let by_design = |key: &ObjectKey| server.layout == Layout::PageUnified && key.component() == "kv";
             let others: Vec<_> = all.nameless.iter().filter(|key| !by_design(key)).collect();
             assert!(others.is_empty(), "{} {server:?}: {others:?}", model.name);
@@ -112,15 +113,19 @@ fn every_object_of_every_preset_has_a_client_name_that_reads_back() {
     assert!(names > 10_000 && split > 1000 && unified > 100, "{names} {split} {unified}");
 }
 
-/// Where servers name one `tp_lcm_size`, all sizes that divide it have the same names for the same objects, in each
-/// number of stages; the one of as many ranks too, which splits nothing.
+/// With one `tp_lcm_size`, all sizes that divide it have the same names for the same objects, for
+/// each number of stages. This includes the server with `tp_size == tp_lcm_size`, which splits no
+/// heads.
 #[test]
-fn servers_that_share_head_groups_have_the_same_names_for_the_same_objects() {
+fn servers_sharing_head_groups_print_equal_names() {
     for (model, lcm) in [("llama-3-8b+llama-3-8b-eagle3", 8), ("gpt-oss-20b", 8), ("qwen3-235b", 4)] {
         let model = presets::model(model).expect("a preset");
         for pp in [1, 2] {
-            let at =
-                |tp| named(&model, &server(Layout::PageHead, tp, pp, 1, 1, Some(lcm))).expect("goes").names;
+            let at = |tp| {
+                named(&model, &server(Layout::PageHead, tp, pp, 1, 1, Some(lcm)))
+                    .expect("valid geometry")
+                    .names
+            };
             let one = at(1);
             assert!(one.values().all(|key| matches!(key.shard(), Shard::Heads { .. })));
             for tp in [2, 4, 8].into_iter().filter(|tp| *tp <= lcm) {
@@ -130,9 +135,10 @@ fn servers_that_share_head_groups_have_the_same_names_for_the_same_objects() {
     }
 }
 
-/// Written by hand: what a rank of 2 prints with `tp_lcm_size` 8, in one stage and in two.
+/// A handwritten list: the names that a rank of 2 prints with `tp_lcm_size` 8, in one stage and in
+/// two.
 #[test]
-fn names_of_head_groups() {
+fn head_group_names_equal_handwritten_list() {
     let model = presets::model("llama-3-8b+llama-3-8b-eagle3").expect("a preset");
     let packed = presets::model("llama-3-8b+packed-mtp").expect("a preset");
     for (model, pp, tail, object) in [
@@ -141,12 +147,12 @@ fn names_of_head_groups() {
         (&model, 2, "_4_0_k", "kv/k/heads4of8.layers0to16"),
         (&model, 2, "_4_1_k", "kv/k/heads4of8.layers16to32"),
         (&model, 2, "_4_1_draft_v", "d:kv/v/heads4of8.layers0to1"),
-        // A draft layer that is packed behind the target's.
+        // A draft layer that is packed after the target's.
         (&packed, 1, "_7_v", "kv/v/heads7of8.layers0to33"),
         (&packed, 2, "_7_1_v", "kv/v/heads7of8.layers16to33"),
     ] {
         assert!(matches!(model.attention, Attention::Heads(_)));
-        let all = named(model, &server(Layout::PageHead, 2, pp, 1, 1, Some(8))).expect("goes");
+        let all = named(model, &server(Layout::PageHead, 2, pp, 1, 1, Some(8))).expect("valid geometry");
         let key = all.names.get(&format!("{PAGE}{tail}")).map(ToString::to_string);
         assert_eq!(key, Some(format!("{NS}/{PAGE}/{object}")), "{tail}");
     }

@@ -1,9 +1,11 @@
-//! Golden files: a small store in the bytes of format version 1, kept in `golden/v1/`. The reader must read them
-//! for as long as it claims to read that version, and today's encoder must write exactly them.
+//! Golden files: the bytes of a small store in format version 1, in `golden/v1/`. The reader must
+//! read them as long as it supports that version, and the current encoder must write exactly these
+//! bytes.
 //!
-//! `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test golden todays_encoder` writes them anew (one test
-//! alone, since the others read them meanwhile). That is right only while no version of the format was released
-//! with the old ones: after that a change of bytes is a new version, in a folder of its own.
+//! `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test golden todays_encoder` rewrites
+//! them. It must run alone, since the other tests read them. Do this only while no released version
+//! wrote the old bytes: after a release, a change of bytes is a new format version with a folder of
+//! its own.
 
 #![expect(clippy::disallowed_methods, reason = "a test reads its golden files itself; nothing here ships")]
 
@@ -33,7 +35,7 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1").join(name)
 }
 
-/// A golden file's bytes as they are kept.
+/// The stored bytes of a golden file.
 fn golden(name: &str) -> Vec<u8> {
     std::fs::read(path(name)).unwrap_or_else(|e| panic!("golden file {name} must be there: {e}"))
 }
@@ -57,7 +59,7 @@ fn todays_encoder_writes_exactly_these_bytes() {
 }
 
 #[test]
-fn there_is_no_golden_file_that_nobody_checks() {
+fn every_golden_file_is_checked() {
     let mut kept: Vec<_> = std::fs::read_dir(path(""))
         .expect("the golden folder")
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("a plain name"))
@@ -80,13 +82,13 @@ fn check_member(image: &[u8], r: &Record<'_>, m: &Member, o: &Object) {
 }
 
 #[test]
-fn the_segment_head_is_read() {
+fn golden_segment_header_is_read() {
     let head = decode_head(&golden("segment.bin"), STORE, SegmentId(SEGMENT));
     assert_eq!(head, Ok((Incarnation(2), SegmentOrder(3), SEGMENT_BYTES)));
 }
 
 #[test]
-fn the_group_is_read_in_every_field() {
+fn golden_group_is_read_in_every_field() {
     let image = golden("segment.bin");
     let r = Record::decode(&image[GROUP_AT as usize..]).expect("a record");
     let (_, objects) = group();
@@ -119,7 +121,7 @@ fn the_group_is_read_in_every_field() {
 }
 
 #[test]
-fn the_object_of_several_blocks_is_read() {
+fn golden_object_of_several_blocks_is_read() {
     let image = golden("segment.bin");
     let r = Record::decode(&image[OBJECT_AT as usize..]).expect("a record");
     let (facts, objects) = object();
@@ -130,7 +132,7 @@ fn the_object_of_several_blocks_is_read() {
 }
 
 #[test]
-fn the_tombstones_are_read() {
+fn golden_tombstones_are_read() {
     let image = golden("segment.bin");
     let r = Record::decode(&image[TOMBSTONES_AT as usize..]).expect("a record");
     let (facts, objects) = tombstones();
@@ -141,15 +143,15 @@ fn the_tombstones_are_read() {
 }
 
 #[test]
-fn what_an_earlier_life_left_behind_is_whole_and_refused() {
+fn golden_records_of_old_incarnation_are_intact_and_refused() {
     let image = golden("segment.bin");
     for at in LEFT_AT {
-        let r = Record::decode(&image[at as usize..]).expect("a record, whole in itself");
+        let r = Record::decode(&image[at as usize..]).expect("an intact record");
         assert_eq!(r.expect(identity(SEGMENT, 1), at), Ok(()));
-        let refused = r.expect(identity(SEGMENT, 2), at).expect_err("of an earlier life");
+        let refused = r.expect(identity(SEGMENT, 2), at).expect_err("of an earlier incarnation");
         assert_eq!(
             refused.to_string(),
-            "record header belongs elsewhere field=incarnation found=1 expected=2"
+            "identity of record header does not match field=incarnation found=1 expected=2"
         );
     }
     let mut whole = Vec::new();
@@ -172,7 +174,7 @@ fn what_an_earlier_life_left_behind_is_whole_and_refused() {
 }
 
 #[test]
-fn the_footer_says_what_the_records_say() {
+fn golden_footer_matches_records() {
     let image = golden("segment.bin");
     let claimed = footer::claimed_bytes(&image[image.len() - ALIGN as usize..], SEGMENT_BYTES);
     assert_eq!(claimed, Some(ALIGN));
@@ -194,7 +196,7 @@ fn the_footer_says_what_the_records_say() {
 }
 
 #[test]
-fn the_manifest_is_read_from_either_copy() {
+fn golden_manifest_is_read_from_either_copy() {
     let [first, second] = ["manifest.0.bin", "manifest.1.bin"].map(golden);
     for copies in [[&first[..], &second], [&first, &[]], [&[], &second]] {
         let (m, _) = manifest::decode(copies).expect("a whole copy");
@@ -207,7 +209,7 @@ fn the_manifest_is_read_from_either_copy() {
 }
 
 #[test]
-fn a_store_of_the_next_version_is_refused_by_name() {
+fn golden_store_of_next_version_is_refused_by_name() {
     let newer = golden("superblock_newer.bin");
     let good = golden("manifest.0.bin");
     for copies in [[&newer[..], &newer], [&good, &newer], [&newer, &good]] {
@@ -218,7 +220,7 @@ fn a_store_of_the_next_version_is_refused_by_name() {
 }
 
 #[test]
-fn the_checkpoint_is_read() {
+fn golden_checkpoint_is_read() {
     let kept = golden("checkpoint.bin");
     let facts = checkpoint::decode_head(&kept, STORE).expect("a head");
     assert_eq!(facts, checkpoint_facts());
@@ -239,7 +241,7 @@ fn the_checkpoint_is_read() {
 }
 
 #[test]
-fn what_is_attached_is_read() {
+fn golden_attached_record_is_read() {
     let bytes = golden("attached_record.bin");
     let record = Record::decode(&bytes).expect("a record");
     assert_eq!((record.facts(), record.member_count()), (attached().0, 2));
@@ -255,9 +257,9 @@ fn what_is_attached_is_read() {
     assert_eq!(link.fingerprint, object.fingerprint);
 }
 
-/// The fingerprint that the index and the checkpoint know a key by is part of the format too.
+/// The key fingerprint of index and checkpoint is part of the format too.
 #[test]
-fn a_fingerprint_is_stable() {
+fn golden_fingerprint_is_stable() {
     let key: ObjectKey = keys()[0];
     let secret = superblock().fingerprint_key;
     assert_eq!(format!("{:032x}", fingerprint(&secret, &key, GENERATION)), FINGERPRINT);
@@ -265,7 +267,7 @@ fn a_fingerprint_is_stable() {
 const FINGERPRINT: &str = "50b7be865fc2480a9292067f1513b6ed";
 
 #[test]
-fn key_texts_are_read_and_printed() {
+fn golden_key_texts_are_parsed_and_printed() {
     let text = String::from_utf8(golden("keys.txt")).expect("text");
     let read: Vec<ObjectKey> = text.lines().map(|line| line.parse().expect("a key")).collect();
     assert_eq!(read, keys());

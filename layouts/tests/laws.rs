@@ -1,5 +1,5 @@
-//! Laws that hold for all values: decode(encode(x)) = x; a text has one reading and a key one text; whatever the
-//! bytes are, reading them never panics and believes no length that they do not have.
+//! Properties of random values: `decode(encode(x)) == x`; each text has one key and each key one
+//! text; decoding of any bytes never panics and never uses a length beyond the bytes.
 
 mod common;
 
@@ -21,8 +21,8 @@ use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::{Shard, Slice};
 use proptest::prelude::*;
 
-/// So many cases (`PROPTEST_CASES=25600` makes it a hundred times as many), and no file of failures: what a law
-/// finds becomes a named test.
+/// Configuration with `cases` cases (`PROPTEST_CASES=25600` makes it a hundred times as many).
+/// Failures are not stored in a file: a failure that a property finds becomes a named test.
 fn config(cases: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig { cases: cases * (default.cases / 256).max(1), failure_persistence: None, ..default }

@@ -1,4 +1,4 @@
-//! The manifest: two copies, one answer, or a refusal by name.
+//! The manifest: two copies decode to one manifest, or are refused by name.
 
 mod common;
 
@@ -50,7 +50,7 @@ fn damaged(damage: &[BlockDamage]) -> Vec<(usize, u32)> {
 }
 
 #[test]
-fn facts_read_back() {
+fn manifest_facts_round_trip() {
     let m = manifest();
     let copy = m.copy();
     assert_eq!(copy.len() as u64, Manifest::copy_bytes(SEGMENTS, NAMESPACES));
@@ -67,7 +67,7 @@ fn facts_read_back() {
 }
 
 #[test]
-fn a_change_names_the_one_block_to_write() {
+fn manifest_change_returns_one_block_to_write() {
     let mut m = manifest();
     let before = m.copy();
     for (block, expected) in [
@@ -88,7 +88,7 @@ fn a_change_names_the_one_block_to_write() {
 }
 
 #[test]
-fn a_generation_is_only_ever_raised_and_namespaces_have_a_bound() {
+fn generation_is_never_lowered_and_namespaces_are_bounded() {
     let mut m = manifest();
     m.set_generation(namespace(5), Generation(3)).expect("known");
     assert_eq!(m.generation(namespace(5)), Generation(7));
@@ -102,7 +102,7 @@ fn a_generation_is_only_ever_raised_and_namespaces_have_a_bound() {
 }
 
 #[test]
-fn each_copy_alone_opens_the_store_and_blocks_of_both_together_too() {
+fn manifest_decodes_from_one_copy_or_blocks_of_both() {
     let m = manifest();
     let good = m.copy();
     for missing in [&[][..], &good[..BLOCK], &good[..good.len() - 1]] {
@@ -111,7 +111,7 @@ fn each_copy_alone_opens_the_store_and_blocks_of_both_together_too() {
         assert!(!damage.is_empty() && damage.iter().all(|d| d.copy == 0), "{damage:?}");
         assert_eq!(decode([&good, missing]).expect("one whole copy").0, m);
     }
-    // Every other block torn, in the one copy the even and in the other the odd ones.
+    // Even blocks are torn in one copy, odd blocks in the other.
     let mut copies = [good.clone(), good.clone()];
     for block in 0..5 {
         copies[block % 2][block * BLOCK + 2048..][..2048].fill(0xee);
@@ -122,7 +122,7 @@ fn each_copy_alone_opens_the_store_and_blocks_of_both_together_too() {
 }
 
 #[test]
-fn a_block_torn_in_both_copies_is_refused_by_name() {
+fn block_torn_in_both_copies_is_refused_by_name() {
     let good = manifest().copy();
     for block in 0..5 {
         let mut torn = good.clone();
@@ -140,7 +140,7 @@ fn a_block_torn_in_both_copies_is_refused_by_name() {
 }
 
 #[test]
-fn the_newer_version_of_each_block_wins_whichever_copy_has_it() {
+fn newer_block_version_is_used_from_either_copy() {
     let old = manifest();
     let mut new = old.clone();
     let block = new.set_segment(SegmentId(0), Incarnation(4), SegmentOrder(11)).expect("a segment");
@@ -151,16 +151,16 @@ fn the_newer_version_of_each_block_wins_whichever_copy_has_it() {
         assert_eq!((&read, damaged(&damage)), (&new, vec![(stale, block)]));
         assert!(damage[0].error.to_string().contains("older than the other copy"));
     }
-    // A crash in the first write: the torn block's other copy holds.
+    // A crash during the first write: the block in the other copy is used.
     mixed[block as usize * BLOCK + 4000] ^= 1;
     let (read, damage) = decode([&mixed, &old_copy]).expect("one valid");
     assert_eq!((read, damaged(&damage)), (old, vec![(0, block)]));
 }
 
-/// Two changes in one round: a new namespace fills a block, another begins the next. Power goes when only the
-/// second of the two blocks was written.
+/// Two changes in one round: a new namespace fills a block, another one begins the next block.
+/// Power fails after only the second of the two blocks was written.
 #[test]
-fn blocks_that_changed_together_may_be_written_in_any_order() {
+fn blocks_changed_together_may_be_written_in_any_order() {
     let mut m = Manifest::new(STORE, superblock());
     (0..125).for_each(|n| _ = m.set_generation(namespace(n), Generation(2)));
     let before = m.copy();
@@ -173,7 +173,7 @@ fn blocks_that_changed_together_may_be_written_in_any_order() {
     let raised = [124, 125, 126].map(|n| read.generation(namespace(n)).0);
     assert_eq!(raised, [2, 1, 2]);
     assert_eq!(read.copy(), half, "every fact stays in its block");
-    // Life goes on: the gap is filled, and what is in the last block is raised there.
+    // Later changes fill the gap, and raise a namespace of the last block in place.
     assert_eq!(read.set_generation(namespace(126), Generation(3)), Some(4));
     assert_eq!(read.set_generation(namespace(127), Generation(2)), Some(3));
     let copy = read.copy();
@@ -181,26 +181,27 @@ fn blocks_that_changed_together_may_be_written_in_any_order() {
 }
 
 #[test]
-fn copies_that_contradict_each_other_are_refused() {
+fn contradicting_manifest_copies_are_refused() {
     let a = manifest();
-    // Another store's copy, as after a drive was mounted in the wrong place; even if it is the younger one.
+    // A copy of another store, as after a drive was mounted in the wrong place, even if it is
+    // newer.
     let mut b = Manifest::new(StoreId([9; 16]), superblock()).copy();
     let newer = 5u64.to_le_bytes();
     forge(&mut b[..BLOCK], 8, at(&BlockHead::STRUCTURE, "sequence"), &newer);
     let error = decode([&a.copy(), &b]).expect_err("two stores");
     assert_eq!((error.copy, error.index), (1, 0));
-    assert!(error.error.to_string().contains("belongs elsewhere field=store"), "{}", error.error);
-    // Equal sequence, other facts: a write was lost, and nothing says which.
+    assert!(error.error.to_string().contains("does not match field=store"), "{}", error.error);
+    // Equal sequence with different facts: a write was lost, and it cannot be identified.
     let (mut x, mut y) = (a.clone(), a);
     x.set_generation(namespace(0), Generation(70)).expect("known");
     y.set_generation(namespace(0), Generation(80)).expect("known");
     let error = decode([&x.copy(), &y.copy()]).expect_err("two histories");
     assert_eq!(error.index, 3);
-    assert!(error.error.to_string().contains("equal in copies that differ"), "{}", error.error);
+    assert!(error.error.to_string().contains("equal in copies with different content"), "{}", error.error);
 }
 
 #[test]
-fn a_foreign_block_inside_a_copy_counts_as_damage() {
+fn block_of_other_store_counts_as_damage() {
     let m = manifest();
     let good = m.copy();
     let mut strange = good.clone();
@@ -211,7 +212,7 @@ fn a_foreign_block_inside_a_copy_counts_as_damage() {
 }
 
 #[test]
-fn a_newer_version_is_named_even_if_the_other_copy_could_be_read() {
+fn newer_format_in_one_copy_is_refused_by_name() {
     let good = manifest().copy();
     for block in [0, 4] {
         let mut newer = good.clone();
@@ -226,7 +227,7 @@ fn a_newer_version_is_named_even_if_the_other_copy_could_be_read() {
 }
 
 #[test]
-fn a_block_that_breaks_a_rule_is_refused_by_field() {
+fn invalid_manifest_block_is_refused_by_field() {
     let good = manifest().copy();
     let head = |field| at(&BlockHead::STRUCTURE, field);
     let body = |field| BlockHead::BYTES + at(&Superblock::STRUCTURE, field);
@@ -279,7 +280,7 @@ fn a_block_that_breaks_a_rule_is_refused_by_field() {
 
 /// Found by the fuzz target `manifest_decode`.
 #[test]
-fn a_block_that_leaves_segments_out_is_refused() {
+fn manifest_block_with_missing_segments_is_refused() {
     const COUNT_AT: usize = 56;
     let copy = manifest().copy();
     for (index, count) in [(1, 0), (1, 125), (2, 0), (2, 3)] {

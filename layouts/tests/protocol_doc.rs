@@ -1,6 +1,6 @@
-//! `docs/protocol.md` shows the field tables of the code. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test
-//! protocol_doc tables` writes them anew between the page's markers (one test alone, since the others read the page
-//! meanwhile); the prose around them is written by hand.
+//! `docs/protocol.md` has the field tables of the code. `TEST_PAGELITH_BLESS=1 cargo test -p
+//! pagelith-layouts --test protocol_doc tables` rewrites them between the page's markers. It must
+//! run alone, since the other tests read the page. The prose around the tables is written by hand.
 
 #![expect(clippy::disallowed_methods, reason = "a test reads the page it checks itself; nothing here ships")]
 
@@ -18,11 +18,11 @@ fn path() -> PathBuf {
 }
 
 fn page() -> String {
-    std::fs::read_to_string(path()).expect("docs/protocol.md is there")
+    std::fs::read_to_string(path()).expect("docs/protocol.md is readable")
 }
 
 #[test]
-fn the_page_shows_the_tables_of_the_code() {
+fn protocol_page_has_field_tables_of_code() {
     let page = page();
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
     let (shown, after) = rest.split_once(END).expect("the end marker");
@@ -33,12 +33,12 @@ fn the_page_shows_the_tables_of_the_code() {
         return;
     }
     let differs = shown.lines().zip(rendered.lines()).find(|(a, b)| a != b);
-    assert!(shown == rendered, "docs/protocol.md is not what the code says; first difference: {differs:?}");
+    assert!(shown == rendered, "docs/protocol.md differs from the code; first difference: {differs:?}");
 }
 
-/// Numbers that the page's prose states.
+/// Limits that the page's prose states.
 #[test]
-fn the_prose_states_the_numbers_of_the_code() {
+fn protocol_page_states_limits_of_code() {
     let page = page();
     for (what, number) in [
         ("body of a greeting", wire::GREETING_BODY_MAX.into()),
@@ -56,9 +56,9 @@ fn the_prose_states_the_numbers_of_the_code() {
     assert_eq!((wire::VERSION_MIN, wire::VERSION_MAX), (1, 1), "the page's first line names the version");
 }
 
-/// Tags that the field tables spell out.
+/// Tags that the field tables name.
 #[test]
-fn the_page_spells_out_every_kind_and_error() {
+fn protocol_page_names_every_kind_and_error() {
     let page = page().replace("\n", " ");
     for kind in Kind::ALL {
         let tag = format!("{} {}", kind as u8, format!("{kind:?}").to_lowercase());

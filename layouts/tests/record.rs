@@ -1,4 +1,4 @@
-//! Record headers: what is written reads back, what breaks a rule is refused by name.
+//! Record headers: encoded headers decode, and headers that break a rule are refused by name.
 
 mod common;
 
@@ -12,7 +12,7 @@ use pagelith_layouts::record::*;
 const SUM: usize = 8;
 
 #[test]
-fn a_group_reads_back() {
+fn group_record_round_trips() {
     let (facts, objects) = group_of_three(4096);
     let facts = RecordFacts { moved: true, generation: Generation(7), ..facts };
     let image = record(&facts, &objects);
@@ -32,7 +32,7 @@ fn a_group_reads_back() {
 }
 
 #[test]
-fn an_object_of_several_blocks_has_a_checksum_for_each() {
+fn object_of_several_blocks_has_one_checksum_per_block() {
     let objects = [Object { key: key(1, Role::Target, "kv", "k"), bytes: bytes(9, 100_000) }];
     let image = record(&facts(identity(1, 2), 4096), &objects);
     let r = Record::decode(&image).expect("what was written");
@@ -56,7 +56,7 @@ fn tombstones_have_keys_and_no_payload() {
 }
 
 #[test]
-fn a_header_says_where_it_belongs() {
+fn record_header_of_other_place_is_refused_by_field() {
     let (facts, objects) = group_of_three(4096);
     let image = record(&facts, &objects);
     let r = Record::decode(&image).expect("what was written");
@@ -70,12 +70,12 @@ fn a_header_says_where_it_belongs() {
         (identity(1, 2), 8192, "offset"),
     ] {
         let error = r.expect(place, offset).expect_err("another place").to_string();
-        assert!(error.contains(&format!("belongs elsewhere field={field} ")), "{error}");
+        assert!(error.contains(&format!("does not match field={field} ")), "{error}");
     }
 }
 
 #[test]
-fn a_header_cut_short_is_refused_at_every_length() {
+fn truncated_record_header_is_refused_at_every_length() {
     let (facts, objects) = group_of_three(4096);
     let header = try_header(&facts, &objects).expect("within the rules");
     for len in 0..header.len() {
@@ -86,14 +86,14 @@ fn a_header_cut_short_is_refused_at_every_length() {
 }
 
 #[test]
-fn nothing_and_other_bytes_are_told_apart() {
+fn zeros_and_wrong_magic_are_distinct_errors() {
     assert_eq!(Record::decode(&[0; 4096]).unwrap_err(), FormatError::Empty { structure: "record header" });
     assert_eq!(Record::decode(&[1; 4096]).unwrap_err(), FormatError::Magic { structure: "record header" });
 }
 
-/// Every rule that a whole header must keep beyond its checksum, broken one at a time.
+/// Breaks, one at a time, every rule for a header with a valid checksum.
 #[test]
-fn a_header_that_breaks_a_rule_is_refused_by_field() {
+fn invalid_record_header_is_refused_by_field() {
     let (facts, objects) = group_of_three(4096);
     let good = try_header(&facts, &objects).expect("within the rules");
     let head = |field| at(&RecordHead::STRUCTURE, field);
@@ -151,7 +151,7 @@ fn a_header_that_breaks_a_rule_is_refused_by_field() {
 }
 
 #[test]
-fn tombstones_are_refused_with_anything_that_only_data_has() {
+fn tombstones_with_data_fields_are_refused() {
     let facts = RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), 4096) };
     let gone = [Object { key: key(1, Role::Target, "kv", "k"), bytes: vec![] }];
     let good = try_header(&facts, &gone).expect("within the rules");
@@ -169,7 +169,7 @@ fn tombstones_are_refused_with_anything_that_only_data_has() {
 }
 
 #[test]
-fn a_newer_version_is_named() {
+fn newer_record_version_is_refused_by_name() {
     let (facts, objects) = group_of_three(4096);
     let mut header = try_header(&facts, &objects).expect("within the rules");
     forge(&mut header, SUM, at(&RecordHead::STRUCTURE, "version"), &[2, 0]);
@@ -178,7 +178,7 @@ fn a_newer_version_is_named() {
 }
 
 #[test]
-fn what_the_format_does_not_take_is_not_written() {
+fn record_that_breaks_format_rule_is_not_encoded() {
     let (good, objects) = group_of_three(4096);
     assert!(try_header(&good, &objects).is_some());
     let none = |facts: RecordFacts, objects: &[Object]| try_header(&facts, objects).is_none();
@@ -195,9 +195,9 @@ fn what_the_format_does_not_take_is_not_written() {
     assert!(none(good, &vec![objects[2].clone(); MEMBERS_MAX + 1]));
 }
 
-/// Lengths that only a defect of a caller can pass: an answer, not an overflow.
+/// Lengths that only a defective caller can pass: `None` instead of an overflow.
 #[test]
-fn absurd_lengths_are_not_written() {
+fn record_with_overflowing_length_is_not_encoded() {
     let (facts, objects) = group_of_three(4096);
     let sums = checksums(&objects[2].bytes, BLOCK_BYTES);
     for length in [u64::MAX, u64::MAX - 4096, OBJECT_BYTES_MAX + 1, 40_000, 0] {
@@ -206,9 +206,9 @@ fn absurd_lengths_are_not_written() {
     }
 }
 
-/// Buffers are used again: nothing of what was in one may be in the next header.
+/// Buffers are reused: no byte of the old content may remain in the new header.
 #[test]
-fn a_header_in_used_memory_is_the_same() {
+fn record_header_encoded_into_used_buffer_is_identical() {
     let (facts, objects) = group_of_three(4096);
     let sums: Vec<_> = objects.iter().map(|o| checksums(&o.bytes, BLOCK_BYTES)).collect();
     let spec = |(i, o): (usize, &Object)| MemberSpec {
@@ -227,7 +227,7 @@ fn a_header_in_used_memory_is_the_same() {
 }
 
 #[test]
-fn header_lengths_at_their_boundaries() {
+fn record_header_length_at_block_boundaries_is_exact() {
     // 192 + 160 + 16 n fills a block at n = 234.
     assert_eq!([(1, 1), (1, 234), (1, 235)].map(|(m, b)| header_bytes(m, b)), [4096, 4096, 8192]);
     let longest = record_bytes([OBJECT_BYTES_MAX], 4096) - OBJECT_BYTES_MAX;

@@ -1,4 +1,4 @@
-//! What is left of a manifest that is refused, and a manifest written over it.
+//! Salvage of a manifest that does not decode, and a manifest written over it.
 
 mod common;
 
@@ -36,7 +36,7 @@ fn wipe(copy: &mut [u8], block: usize) {
 }
 
 #[test]
-fn each_block_is_saved_by_itself() {
+fn salvage_takes_each_block_independently() {
     let m = manifest(STORE);
     let [mut first, mut second] = [m.copy(), m.copy()];
     wipe(&mut first, 1);
@@ -54,7 +54,7 @@ fn each_block_is_saved_by_itself() {
 }
 
 #[test]
-fn of_two_versions_the_newer_counts_and_of_contradictions_the_higher() {
+fn salvage_prefers_newer_version_and_higher_facts() {
     let (older, mut newer) = (manifest(STORE), manifest(STORE));
     newer.set_segment(SegmentId(2), Incarnation(8), SegmentOrder(11)).expect("a segment");
     let saved = salvage([&newer.copy(), &older.copy()]).expect("whole");
@@ -68,20 +68,20 @@ fn of_two_versions_the_newer_counts_and_of_contradictions_the_higher() {
 }
 
 #[test]
-fn without_a_superblock_or_with_two_nothing_can_be_said() {
+fn salvage_without_single_superblock_is_refused() {
     let mut copy = manifest(STORE).copy();
     let said = |copies: [&[u8]; 2]| salvage(copies).expect_err("nothing to go by").to_string();
     let other = manifest(StoreId([9; 16])).copy();
     assert!(said([&copy, &other]).contains("two stores"));
     wipe(&mut copy, 0);
-    assert_eq!(said([&copy, &[]]), "nothing here structure=superblock");
-    assert_eq!(said([&[], &[7; 100]]), "nothing here structure=superblock");
+    assert_eq!(said([&copy, &[]]), "no superblock found");
+    assert_eq!(said([&[], &[7; 100]]), "no superblock found");
 }
 
-/// However far the writing of the new manifest got, block by block in either order, a reader takes new blocks where
-/// they are there, and both copies agree at the end.
+/// The new manifest is written block by block in any order and may be incomplete: a reader uses
+/// each new block that was written, and both copies are equal at the end.
 #[test]
-fn what_is_written_over_a_ruin_supersedes_it() {
+fn manifest_written_over_damaged_copies_supersedes_them() {
     let old = manifest(STORE);
     let [mut first, mut second] = [old.copy(), old.copy()];
     wipe(&mut first, 1);

@@ -1,4 +1,4 @@
-//! Finding records without a footer: exactly the intact ones, whatever lies between them.
+//! Scans for records without a footer find exactly the intact ones, with any bytes between them.
 
 mod common;
 
@@ -13,8 +13,8 @@ use pagelith_layouts::record::*;
 use pagelith_layouts::scan::{Found, SCRATCH_BYTES, scan};
 use pagelith_layouts::segment::SegmentIdentity;
 
-/// What a scan reported: offsets of records whose payload verified, (offset, member) of those whose did not,
-/// and offset and reason of the junk.
+/// Result of a scan: offsets of records with a valid payload, (offset, member) of records with an
+/// invalid one, and offset and reason of junk.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Report {
     intact: Vec<u64>,
@@ -41,7 +41,8 @@ fn report(identity: SegmentIdentity, image: &[u8], end: u64) -> Report {
     report
 }
 
-/// A segment of single records of these lengths, in 8 KiB blocks, one behind the other; their offsets and it.
+/// A segment of adjacent single records of these lengths, in blocks of 8 KiB; returns their offsets
+/// and the segment.
 fn segment_of(lengths: &[usize]) -> (Vec<u64>, Vec<u8>) {
     let mut image = vec![0; ALIGN as usize];
     let mut offsets = Vec::new();
@@ -56,7 +57,7 @@ fn segment_of(lengths: &[usize]) -> (Vec<u64>, Vec<u8>) {
 }
 
 #[test]
-fn every_record_is_found_also_behind_a_torn_one() {
+fn scan_finds_records_after_torn_one() {
     let (offsets, mut image) = segment_of(&[5000, 20_000, 1, 4096]);
     let end = image.len() as u64;
     assert_eq!(report(identity(1, 2), &image, end).intact, offsets);
@@ -66,13 +67,13 @@ fn every_record_is_found_also_behind_a_torn_one() {
 }
 
 #[test]
-fn a_damaged_header_is_reported_and_costs_its_own_record_only() {
+fn scan_reports_damaged_header_and_loses_only_its_record() {
     let (offsets, good) = segment_of(&[5000, 5000, 5000]);
     let second = offsets[1] as usize;
     for (at, reason) in [
         (at(&RecordHead::STRUCTURE, "sequence"), "checksum of record header does not match"),
         (at(&RecordHead::STRUCTURE, "header_bytes"), "record header is malformed field=header_bytes"),
-        (at(&RecordHead::STRUCTURE, "store"), "record header belongs elsewhere field=store"),
+        (at(&RecordHead::STRUCTURE, "store"), "identity of record header does not match field=store"),
         (4095, "checksum of record header does not match"),
     ] {
         let mut image = good.clone();
@@ -86,7 +87,7 @@ fn a_damaged_header_is_reported_and_costs_its_own_record_only() {
 }
 
 #[test]
-fn records_of_another_life_place_or_store_are_junk() {
+fn records_of_other_incarnation_place_or_store_are_junk() {
     let (offsets, image) = segment_of(&[5000, 5000]);
     let foreign = SegmentIdentity { store: StoreId([9; 16]), ..identity(1, 2) };
     for (place, field) in [(identity(1, 3), "incarnation"), (identity(2, 2), "segment"), (foreign, "store")] {
@@ -99,7 +100,7 @@ fn records_of_another_life_place_or_store_are_junk() {
             r.junk
         );
     }
-    // The same bytes one block further: a misdirected write.
+    // The same bytes one block later: a misdirected write.
     let mut moved = vec![0; ALIGN as usize];
     moved.extend_from_slice(&image);
     let r = report(identity(1, 2), &moved, moved.len() as u64);
@@ -107,8 +108,9 @@ fn records_of_another_life_place_or_store_are_junk() {
 }
 
 #[test]
-fn what_looks_like_a_record_inside_a_payload_is_not_one() {
-    // A client that could guess the store's name puts an object that holds a whole record of another namespace.
+fn record_inside_payload_is_not_reported() {
+    // A client that knows the store's identifier puts an object that contains a complete record of
+    // another namespace.
     let forged_at = 3 * ALIGN;
     let inner = record(
         &facts(identity(1, 2), forged_at),
@@ -125,9 +127,9 @@ fn what_looks_like_a_record_inside_a_payload_is_not_one() {
     assert_eq!((r.intact, r.junk), (vec![ALIGN], vec![]));
 }
 
-/// A header whose payload was lost does not hide what was written where the payload should be.
+/// A header whose payload was lost does not hide records in the place of its payload.
 #[test]
-fn behind_a_torn_header_every_block_is_tried() {
+fn scan_tries_every_block_after_torn_header() {
     let (offsets, mut image) = segment_of(&[60_000, 5000]);
     let inside = offsets[0] + 3 * ALIGN;
     let object = Object { key: key(9, Role::Target, "kv", "k"), bytes: bytes(9, 100) };
@@ -138,7 +140,7 @@ fn behind_a_torn_header_every_block_is_tried() {
 }
 
 #[test]
-fn a_record_that_runs_over_the_end_is_not_reported() {
+fn record_beyond_segment_end_is_not_reported() {
     let (offsets, image) = segment_of(&[5000, 20_000]);
     for end in [image.len() as u64 - ALIGN, offsets[1] + ALIGN, offsets[1] + ALIGN + 1] {
         let r = report(identity(1, 2), &image, end);
@@ -151,7 +153,7 @@ fn a_record_that_runs_over_the_end_is_not_reported() {
 }
 
 #[test]
-fn objects_longer_than_the_scratch_are_verified_whole() {
+fn object_longer_than_scratch_is_verified_completely() {
     let (offsets, mut image) = segment_of(&[SCRATCH_BYTES * 2 + 777, 5000]);
     let end = image.len() as u64;
     assert_eq!(report(identity(1, 2), &image, end).intact, offsets);
@@ -161,7 +163,7 @@ fn objects_longer_than_the_scratch_are_verified_whole() {
 }
 
 #[test]
-fn a_failed_read_ends_the_scan() {
+fn failed_read_ends_scan() {
     let (_, image) = segment_of(&[5000, 5000]);
     let mut read = |_: u64, _: &mut [u8]| Err("sick");
     let mut found = |f: Found<'_>| panic!("nothing was read, found {f:?}");
@@ -171,13 +173,13 @@ fn a_failed_read_ends_the_scan() {
 
 #[test]
 #[should_panic(expected = "scan needs more scratch")]
-fn too_little_scratch_is_a_defect_of_the_caller() {
+fn scan_with_too_little_scratch_panics() {
     let mut read = |_: u64, _: &mut [u8]| Ok::<(), Infallible>(());
     let _ = scan(identity(1, 2), 8192, &mut [0; 8191], &mut read, &mut |_| {});
 }
 
 #[test]
-fn a_scratch_as_long_as_a_short_segment_is_enough() {
+fn scratch_of_segment_length_suffices() {
     let (offsets, image) = segment_of(&[20_000, 5000]);
     let mut read = |offset: u64, out: &mut [u8]| {
         out.copy_from_slice(&image[offset as usize..][..out.len()]);

@@ -1,5 +1,6 @@
-//! The wire protocol: what is written reads back, every flipped bit of a head is seen, whatever the bytes are nothing
-//! panics, and the recorded frames of the first version are read and written for as long as it is spoken.
+//! The wire protocol: encoded frames decode, every flipped bit of a header is detected, no bytes
+//! cause a panic, and the recorded frames of version 1 are read and written as long as that version
+//! is supported.
 
 #![expect(clippy::disallowed_methods, reason = "a test reads its golden files itself; nothing here ships")]
 
@@ -16,8 +17,8 @@ mod laws;
 
 use proptest::prelude::ProptestConfig;
 
-/// So many cases (`PROPTEST_CASES=25600` makes it a hundred times as many), and no file of failures: what a law
-/// finds becomes a named test.
+/// Configuration with `cases` cases (`PROPTEST_CASES=25600` makes it a hundred times as many).
+/// Failures are not stored in a file: a failure that a property finds becomes a named test.
 fn config(cases: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig { cases: cases * (default.cases / 256).max(1), failure_persistence: None, ..default }

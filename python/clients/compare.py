@@ -1,11 +1,14 @@
-"""Pagelith beside SGLang's file backend, Mooncake and LMCache's adapters for files, in one run and of the same shapes: GB/s and CPU-seconds
-per GB of puts (until they are on the drive, where the side has one) and of gets, and existence of keys a second.
+"""Compares Pagelith with SGLang's file backend, Mooncake and LMCache's file adapters, in one run
+with the same shapes: GB/s and CPU-seconds per GB of puts (until they are on the drive, for the
+sides that use one) and of gets, and existence look-ups per second.
 
     python compare.py CLIENTS DIR [--sizes 65536,1048576] [--rounds 3] [--bytes 536870912] [--sides "SGLang: file/LMCache: fs"]
 
-CLIENTS was made by `setup.sh`, with Pagelith's wheel in it by `run.sh`; DIR is on the drive that is meant. Each engine's sides run in one
-process of its environment for each size; all of them take turns, a round each: calls of 128 objects of the size, one after the other,
-as many bytes once before the clock runs, and the page cache dropped before reads (as root). Medians of the rounds; ratios hold within a size.
+CLIENTS was created by `setup.sh`, and `run.sh` installed Pagelith's wheel in it; DIR is on the
+drive to be measured. The sides of one engine run in one process of its environment per size. All
+sides alternate, one round each: calls of 128 objects of the size, one after the other. The same
+number of bytes is written once before the measurement, and the page cache is dropped before reads
+(as root). Results are medians of the rounds; ratios are comparable within a size.
 """
 
 import argparse
@@ -20,15 +23,15 @@ HEADING = "| object | side | put GB/s | CPU-s/GB | get GB/s | CPU-s/GB | exists,
 
 
 class Worker:
-    """An engine's sides, in its environment."""
+    """The sides of one engine, in its environment."""
 
     def __init__(self, clients, engine, size, length, directory):
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"compare_{engine}.py")
-        # Mooncake's package lies beside SGLang's environment, not in it.
+        # Mooncake's package is outside of SGLang's environment.
         path = os.pathsep.join([os.path.join(clients, "mooncake"), *filter(None, [os.environ.get("PYTHONPATH")])])
         programs = os.path.join(os.path.realpath(clients), engine, "bin")
         command = [os.path.join(programs, "python"), "-W", "ignore", script, str(size), str(length), directory]
-        # SGLang builds its hash helper with ninja when it is first used.
+        # SGLang builds its hash helper with ninja on its first use.
         changed = {"PYTHONPATH": path, "PATH": os.pathsep.join([programs, os.environ["PATH"]])}
         self.log = open(os.path.join(directory, f"{engine}.log"), "a")
         self.process = subprocess.Popen(
@@ -58,7 +61,7 @@ class Worker:
 
 
 def table_of(size, given):
-    """Rounds of every side, in turns, and what is in the middle of them."""
+    """Alternating rounds of every side, and their medians."""
     wanted = given.sides.split("/") if given.sides else None
     engines = [name for name in ENGINES if wanted is None or any(one.startswith(f"{name}: ") for one in wanted)]
     workers = {name: Worker(given.clients, ENGINES[name], size, given.bytes, given.dir) for name in engines}

@@ -1,5 +1,6 @@
-"""The sides of `compare.py` that are LMCache's L2 adapters, made by its own factory: Pagelith's beside LMCache's for files, in Python, in
-C++ and in C++ with O_DIRECT. Loads are by an adapter that was made anew.
+"""The sides of `compare.py` that are LMCache's L2 adapters, created by its own factory: Pagelith's,
+and LMCache's for files in Python, in C++, and in C++ with O_DIRECT. Loads use a newly created
+adapter.
 """
 
 import os
@@ -17,7 +18,7 @@ from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_clas
 from lmcache.v1.distributed.memory_manager import L1MemoryManager
 from lmcache.v1.platform import consume_fd
 
-# Tasks at a time, as its controllers submit them.
+# Concurrent tasks, as its controllers submit them.
 UNDER_WAY = 4
 
 
@@ -39,7 +40,8 @@ def make(spec):
 
 
 def run(fd, submit, take, batches):
-    """Submit a task for each batch, some at a time; what each said, in the order of the batches."""
+    """Submit a task per batch, a limited number at a time; returns the results in the order of the
+    batches."""
     poller, waiting, under_way, said = select.poll(), list(enumerate(batches)), {}, {}
     poller.register(fd, select.POLLIN)
     while waiting or under_way:
@@ -82,7 +84,7 @@ def look(adapter, batches, layouts):
 
 
 def settle(adapter):
-    """What was stored is on the drive."""
+    """Wait until stored objects are on the drive."""
     if hasattr(adapter, "_store"):
         adapter._store.flush()
     else:
@@ -90,15 +92,15 @@ def settle(adapter):
 
 
 def one_round(spec_of, folder, size, count, memory, layouts):
-    """What an adapter took: GB/s and CPU-s/GB of stores and of loads, keys a second."""
+    """The figures of an adapter: GB/s and CPU-s/GB of stores and of loads, keys per second."""
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     keys, others = ([[parts.key(from_ + n * BATCH + at) for at in range(BATCH)] for n in range(count)] for from_ in (0, 1 << 32))
-    # As many bytes in each slot as its place says, whichever chunk is in it.
+    # Each slot contains bytes that depend on the slot, not on its chunk.
     patterns = [[(slot * BATCH + at) % 251 + 1 for at in range(BATCH)] for slot in range(len(memory))]
     fill(memory, patterns)
     adapter = make(spec_of(folder))
-    # As much once before: memory that was never touched costs more than the work.
+    # A run before the measurement: the first access to memory costs more than the work.
     store(adapter, others, memory)
     settle(adapter)
     with Clock() as written:

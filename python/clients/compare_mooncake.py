@@ -1,11 +1,14 @@
-"""Gets and puts of a client that shares a store process, in host memory: Pagelith's over TCP, through rings in shared memory, and shown
-where they lie, beside Mooncake's, in turns. GB/s and CPU-seconds per GB of both processes together, and keys looked up a second.
+"""Gets and puts of a client of a store process, in host memory: Pagelith over TCP, through rings in
+shared memory, and from shared memory without a transfer, against Mooncake, alternating. GB/s and
+CPU-seconds per GB of both processes together, and look-ups per second.
 
     python compare_mooncake.py PROGRAM [--sizes 65536,1048576] [--rounds 5] [--modes "pagelith TCP/mooncake TCP"]
 
-PROGRAM is `pagelith`. Needs the wheels of Pagelith and of mooncake-transfer-engine-non-cuda, and numpy. Batches of 32; every byte that comes
-is compared. Medians of the rounds; ratios hold within a run. Mooncake's modes: TCP to the segment of another process; a segment in the
-client's own process; and the pool that a client without a segment shares with a store process (`setup_dummy`), which that process fills.
+PROGRAM is `pagelith`. Needs the wheels of Pagelith and of mooncake-transfer-engine-non-cuda, and
+numpy. Batches of 32; every byte read is compared. Results are medians of the rounds; ratios are
+comparable within a run. Mooncake's modes: TCP to the segment of another process; a segment in the
+client's own process; and the pool that a client without a segment shares with a store process
+(`setup_dummy`), which that process fills.
 """
 
 import argparse
@@ -51,7 +54,7 @@ def answers(port):
 
 
 class Clock:
-    """Wall time, and CPU time of this process and of those that serve it."""
+    """Wall time, and CPU time of this process and of its servers."""
 
     def __init__(self, pids):
         self.pids = pids
@@ -68,7 +71,7 @@ class Clock:
 
 
 class Side:
-    """A client, the processes that it needs, and two buffers of a batch: what is put, and what is got."""
+    """A client, its server processes, and two buffers of one batch, for puts and for gets."""
 
     def __init__(self):
         self.processes, self.told = [], tempfile.TemporaryFile()
@@ -139,7 +142,8 @@ class Mooncake(Side):
             assert self.store.setup("127.0.0.1", metadata, SEGMENT, POOL, "tcp", "", at) == 0
         elif how == "TCP":
             self.start(sys.executable, __file__, "--segment", at)
-            # What is in no segment cannot be put: until the other process has mounted its own.
+            # An object outside of every segment cannot be put: wait until the other process has
+            # mounted its own.
             assert self.store.setup("127.0.0.1", metadata, 0, POOL, "tcp", "", at) == 0
             wait_for(lambda: self.store.put("ready", b"1") == 0, "the segment")
         else:
@@ -173,7 +177,7 @@ class Mooncake(Side):
         assert all(one == 1 for one in self.store.batch_is_exist(keys))
 
     def clear(self, objects):
-        # What was asked for has a lease still.
+        # Objects that were looked up still have a lease.
         removed = [0]
         wait_for(lambda: removed.append(self.store.remove_all()) or sum(removed) >= objects, "an empty store")
 
@@ -192,7 +196,7 @@ MODES = {
 
 
 def one_round(side, size):
-    """What a side took: (GB/s, CPU-s/GB) of puts and of gets, keys a second."""
+    """The figures of a side: (GB/s, CPU-s/GB) of puts and of gets, keys per second."""
     count = BATCHES.get(size, max(1, (256 << 20) // (BATCH * size)))
     gigabytes = count * BATCH * size / 1e9
     batches = [side.keys(range(at * BATCH, (at + 1) * BATCH)) for at in range(count)]
@@ -221,7 +225,7 @@ def one_round(side, size):
 
 
 def segment(master):
-    """A process that has a segment for others, until it is ended."""
+    """A process that provides a segment to others, until it is ended."""
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
@@ -255,7 +259,7 @@ def main():
                 for name, side in sides.items():
                     rounds[name].append(one_round(side, size))
             for name, seen in rounds.items():
-                # Not the first: memory that was never touched costs more than the work.
+                # Not the first round: the first access to memory costs more than the work.
                 middle = [statistics.median(column) for column in zip(*seen[1:], strict=True)]
                 print(f"| {size >> 10} KiB | {name} | {middle[0]:.2f} | {middle[1]:.2f} | {middle[2]:.2f} | {middle[3]:.2f} | {middle[4]:,.0f} |", flush=True)
     finally:

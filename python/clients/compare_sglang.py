@@ -1,7 +1,9 @@
-"""The sides of `compare.py` that run under SGLang's cache controller: Pagelith, SGLang's file backend and Mooncake.
+"""The sides of `compare.py` that run under SGLang's cache controller: Pagelith, SGLang's file
+backend and Mooncake.
 
-A page is one object (MLA's). Backends that keep pages on the drive are asked for them by one that was opened anew; those in memory in the
-process that stored them. Mooncake's master is started here, and its CPU time not counted.
+A page is one object (MLA's). For backends that keep pages on the drive, reads use a newly opened
+backend; for those in memory, the process that stored the pages. Mooncake's master is started here,
+and its CPU time is not counted.
 """
 
 import importlib.util
@@ -17,7 +19,8 @@ import sglang_drive as drive
 import sglang_parts as parts
 from compare_worker import BATCH, Clock, drop_caches, figures, serve
 
-# Seconds after which Mooncake's master takes a client that is gone for gone, and has it come again with what is on its drive.
+# Seconds after which Mooncake's master considers a client ended, and lets it attach again with its
+# files on the drive.
 CLIENT_TTL = 5
 
 
@@ -31,12 +34,12 @@ class Pagelith:
         self.extra = {**named, "store": {**store, "index": {"max_objects": 1000000}}, "put_wait_ms": 60000}
 
     def settle(self, controller, _keys):
-        """What was stored is on the drive, if it goes there."""
+        """Wait until stored pages are on the drive, if the backend uses one."""
         if self.on_drive:
             controller.storage_backend._store.flush()
 
     def ready(self, _controller, _keys):
-        """What is on the drive can be asked for."""
+        """Wait until pages on the drive can be read."""
 
     def close(self, controller):
         controller.detach_storage_backend()
@@ -56,7 +59,8 @@ class File(Pagelith):
 
 
 class Mooncake(Pagelith):
-    """With a master of its own. On the drive as it is meant for speed: io_uring, a heartbeat each second, buckets that a batch fills."""
+    """With its own master. On the drive in its fast configuration: io_uring, a heartbeat each
+    second, buckets of one batch."""
 
     def __init__(self, folder, length, ssd):
         os.makedirs(folder, exist_ok=True)
@@ -83,7 +87,7 @@ class Mooncake(Pagelith):
         if not self.on_drive:
             return
         if not self.filled:
-            # It writes full buckets alone, and SGLang has put an object to warm up.
+            # It writes only full buckets, and SGLang's warm-up has put one object.
             self.fill(controller, BATCH - 1)
         names, store, filled = self.objects(controller, keys), controller.storage_backend.store, time.monotonic()
 
@@ -95,7 +99,7 @@ class Mooncake(Pagelith):
                 filled = time.monotonic()
             return self.lies_on_drive(store, names)
 
-        # Now and then it never comes: that round is asked for again.
+        # At times it never becomes ready: that round is repeated.
         until(settled, "Mooncake's drive", 60)
 
     def fill(self, controller, count):
@@ -154,13 +158,13 @@ def until(ready, what, seconds=120):
 
 
 def pool(size):
-    """A pool whose pages have so many bytes each."""
+    """A pool with pages of `size` bytes."""
     rope = 16
     return parts.mla("page_first", rank=size // (parts.PAGE * parts.LAYERS * 2) - rope, rope=rope, pages=BATCH)
 
 
 def one_round(make, folder, size, batches):
-    """What a backend took: GB/s and CPU-s/GB of backup and of prefetch, keys a second."""
+    """The figures of a backend: GB/s and CPU-s/GB of backup and of prefetch, keys per second."""
     shutil.rmtree(folder, ignore_errors=True)
     side = make(folder, batches * BATCH * size)
     try:
@@ -178,7 +182,8 @@ def round_of(side, size, batches):
     keys, others = ([drive.hashes_of(drive.tokens_of(n + from_, BATCH)) for n in range(batches)] for from_ in (0, 10_000))
     operation = SimpleNamespace(request_id="compare", is_terminated=lambda: False)
     controller = parts.plain(device, host, side.extra, backend=side.backend)
-    # As much once before: memory that was never touched costs each backend more than its work.
+    # A run before the measurement: the first access to memory costs each backend more than its
+    # work.
     assert all(controller.page_set_func(some, indices, None) for some in others)
     side.settle(controller, others)
     with Clock() as written:
@@ -189,7 +194,7 @@ def round_of(side, size, batches):
         side.close(controller)
         controller = parts.plain(device, host, side.extra, backend=side.backend)
         side.ready(controller, [*others, *keys])
-        # The others' first: this backend's memory was never touched either.
+        # The others first: this backend's memory was not accessed before either.
         assert sum(controller.page_get_func(operation, some, indices, None) for some in others) == batches * BATCH
         drop_caches()
     drive.fill(host, indices, "nothing")

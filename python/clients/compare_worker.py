@@ -1,4 +1,5 @@
-"""What the workers of `compare.py` share: clocks, the page cache, and how they are asked for rounds."""
+"""Shared by the workers of `compare.py`: clocks, the page cache, and the protocol for requesting
+rounds."""
 
 import gc
 import json
@@ -7,12 +8,12 @@ import sys
 import time
 import traceback
 
-# Objects of a call, or of a task.
+# Objects per call, or per task.
 BATCH = 128
 
 
 class Clock:
-    """Wall time and CPU time of this process, its threads with it."""
+    """Wall time, and CPU time of this process with all its threads."""
 
     def __enter__(self):
         self.wall, self.cpu = time.perf_counter(), time.process_time()
@@ -23,22 +24,23 @@ class Clock:
 
 
 def figures(nbytes, written, read, looks, asked):
-    """What a round comes to: GB/s and CPU-s/GB of puts and of gets, keys a second."""
+    """The figures of a round: GB/s and CPU-s/GB of puts and of gets, keys per second."""
     gigabytes = nbytes / 1e9
     speed = [figure for clock in (written, read) for figure in (gigabytes / clock.wall, clock.cpu / gigabytes)]
     return [*speed, looks / asked.wall]
 
 
 def drop_caches():
-    """Have reads come from the drive (as root)."""
+    """Drop the page cache, so that reads use the drive (as root)."""
     os.sync()
     with open("/proc/sys/vm/drop_caches", "w") as caches:
         caches.write("3")
 
 
 def serve(sides, one_round):
-    """Say which sides there are and, of each that is named on standard input, what a round of it came to, or why it failed."""
-    # What engines print goes elsewhere.
+    """Print the names of the sides and, for each that is named on standard input, the figures of
+    one round, or why it failed."""
+    # Output of the engines is redirected.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps(sides), file=answers, flush=True)
@@ -49,6 +51,6 @@ def serve(sides, one_round):
             traceback.print_exc()
             told = {"failed": f"{type(error).__name__}: {error}"}
         print(json.dumps(told), file=answers, flush=True)
-        # Pools of a gigabyte each refer to themselves.
+        # Pools of a gigabyte each are in reference cycles.
         gc.collect()
     os._exit(0)

@@ -1,15 +1,20 @@
-"""Pages of a GPU through a store: page-locked host memory as source and destination, bit for bit and in GB/s, beside pageable memory.
+"""Moves pages of a GPU through a store: with page-locked host memory as source and destination,
+verified bit for bit, in GB/s, against pageable memory.
 
     python gpu.py DIR [--device cuda] [--page-bytes 65536,1048576] [--pages N] [--rounds 3] [--program PAGELITH] [--json FILE]
 
-In an environment with torch and Pagelith's wheel; DIR is on the drive that is meant, and what is made in it is removed. Pages of random bytes are
-made on the GPU, copied to a pool in host memory, put, and made durable. Then the pool is filled with something else, every page is read back in
-random order into another page's place, from DRAM and, by a store that was opened anew, from SSD alone; the pool is copied to the GPU, and compared
-there. So for each kind of memory: pageable, torch's pin_memory, cudaHostRegister, that in huge pages; SSD also with the pool registered with the
-store. With --program (`pagelith serve`), through a store process as well, with memfds that it looks at. Kinds take turns, in an order that changes
-each round; medians of the rounds, and in parentheses of their ratios to pageable memory. The last table has SSD to GPU with the copies of one half
-of the pool under the reads into the other.
-Status 1 if a page is wrong or missing, or none was compared. What cannot be done is said, and the rest goes on.
+Runs in an environment with torch and Pagelith's wheel. DIR is on the drive to be measured; files
+created in it are removed. Pages of random bytes are generated on the GPU, copied to a pool in host
+memory, put, and made durable. Then the pool is overwritten, and every page is read back in random
+order into another page's slot: from DRAM, and from SSD with a newly opened store. The pool is
+copied to the GPU and compared there. This is done for each kind of memory: pageable, torch's
+pin_memory, cudaHostRegister, and that in huge pages; for SSD also with the pool registered with the
+store. With --program (`pagelith serve`), it is done through a store process as well, with memfds
+that it maps. The kinds alternate, in an order that changes each round. Results are medians of the
+rounds, with the medians of their ratios to pageable memory in parentheses. The last table has SSD
+to GPU, with the copies of one half of the pool concurrent with the reads into the other. The exit
+status is 1 if a page is wrong or missing, or none was compared. Unsupported measurements are
+reported, and the rest continues.
 """
 
 import argparse
@@ -52,7 +57,7 @@ def machine(device):
 
 
 def made(kinds, device, length):
-    """A pool of each kind that can be made, None for what cannot; and why not."""
+    """A pool of each kind, None for a kind that cannot be created; and the reasons."""
     hosts, failed = {}, {}
     for kind, make in kinds.items():
         try:
@@ -81,14 +86,14 @@ def arguments():
 
 
 def record(path, here, given, rows):
-    """All that is known so far, as JSON."""
+    """All results so far, as JSON."""
     if path:
         with open(path, "w") as file:
             json.dump({"machine": here, "asked": vars(given), "rows": [row.saved() for row in rows]}, file, indent=1)
 
 
 def run(bench, given, failed, until):
-    """Its rounds, the first in any case; what ends all of it is said in each row."""
+    """Run the rounds, at least one; an error that ends all of them is recorded in each row."""
     folder = tempfile.mkdtemp(prefix="pagelith-gpu-", dir=given.dir)
     for row in bench.rows:
         row.failed.update({"memory": failed[row.kind]} if row.kind in failed else {})
@@ -108,7 +113,7 @@ def run(bench, given, failed, until):
 def main():
     faulthandler.enable()
     begun, given = time.monotonic(), arguments()
-    # Settings of the environment would go before this run's.
+    # Settings in the environment would override this run's.
     for name in [name for name in os.environ if name.startswith("PAGELITH_")]:
         del os.environ[name]
     device = memory.Device(given.device)
@@ -119,7 +124,7 @@ def main():
     here, rows = machine(device), []
     print(json.dumps(here), file=sys.stderr, flush=True)
     os.makedirs(given.dir, exist_ok=True)
-    # With a store in this process there is twice as much to do.
+    # An embedded store has twice as many measurements.
     steps = [(size, way, 2 if way == "own" else 1) for size in pages_of for way in ways]
     whole, until = sum(share for _, _, share in steps), begun
     for size, way, share in steps:

@@ -1,4 +1,5 @@
-"""What `gpu.py` does with pages of one size, by one way to a store: put, read and compare, in turns of the kinds of memory."""
+"""The measurements of `gpu.py` with pages of one size, over one kind of store: put, read and
+compare, alternating between the kinds of memory."""
 
 import contextlib
 import random
@@ -13,7 +14,7 @@ from gpu_rows import Row
 
 import pagelith
 
-# Seconds that a call may take.
+# Timeout of a call, in seconds.
 LONG = 120
 
 
@@ -34,7 +35,7 @@ class Bench:
         return (row.host.address + page * self.page_bytes, self.page_bytes)
 
     def write(self, row, store, turn):
-        """Pages of the GPU into the store, until they are on the drive."""
+        """Put pages of the GPU into the store, until they are on the drive."""
         seed = random.getrandbits(62)
         source = self.device.random(self.pages, self.page_bytes, seed)
         row.add("D2H", turn, self.nbytes, self.device.copied(source, row.host.pages(self.pages, self.page_bytes)))
@@ -55,13 +56,15 @@ class Bench:
         row.put[turn] = keys, seed
 
     def read(self, row, store, turn, what, before=1):
-        """Every page into another's place, in random order, and to the GPU; so many of them once before the clock runs."""
+        """Read every page into another page's slot, in random order, and copy it to the GPU;
+        `before` reads of all precede the measurement."""
         keys, source = self.kept(row, turn)
         order = random.sample(range(self.pages), self.pages)
         places = order[1:] + order[:1]
         asked = [keys[page] for page in order]
         into = [self.place(row, place) for place in places]
-        # The first read of a ring looks up what is registered, and the first look at another process's memory maps it.
+        # The first read of a ring looks up registered memory, and the first access to another
+        # process's memory maps it.
         store.get(asked[:before], into[:before], timeout=LONG)
         row.host.spoil()
         staged = store.stats()["staged_bytes"]
@@ -75,7 +78,8 @@ class Bench:
         self.compare(row, what, outcomes, places, source, order)
 
     def both_ways(self, row, store, turn):
-        """From SSD into one half of the pool while the other goes to the GPU; and the same reads without copies."""
+        """Read from SSD into one half of the pool while the other is copied to the GPU; and the
+        same reads without copies."""
         keys, source = self.kept(row, turn)
         most = max(1, min(BATCH, self.pages // 8))
         order = random.sample(range(self.pages), self.pages)
@@ -99,14 +103,14 @@ class Bench:
                 self.compare(row, what, outcomes, list(range(self.pages)), source, order)
 
     def kept(self, row, turn):
-        """The keys of what was put in that turn, and the pages, made again."""
+        """The keys of the pages put in that turn, and the pages, generated again."""
         if turn not in row.put:
             raise RuntimeError("it was not put")
         keys, seed = row.put[turn]
         return keys, self.device.random(self.pages, self.page_bytes, seed)
 
     def compare(self, row, what, outcomes, places, source, order):
-        """Count pages that are not there, and those that are and differ."""
+        """Count pages that are missing, and pages that differ."""
         hits = [n for n, one in enumerate(outcomes) if one]
         missed = [one for one in outcomes if not one]
         row.told.update(f"{what}: from {outcomes[n].tier}" for n in hits)
@@ -119,7 +123,7 @@ class Bench:
             print(f"{row.way}, {row.kind}, {what}: {len(missed)} missing, {len(differing)} wrong", file=sys.stderr, flush=True)
 
     def tensors(self, row, store):
-        """Pages named as tensors and not by address, and a page on the GPU refused."""
+        """Put pages passed as tensors instead of addresses; a page on the GPU must be refused."""
         count = min(8, self.pages // 2)
         pool = row.host.pages(self.pages, self.page_bytes)
         space = pagelith.Namespace("gpu", dtype="tensors", extra=[("kind", row.kind)])
@@ -141,7 +145,7 @@ class Bench:
             raise RuntimeError("memory of the GPU was taken for the host's")
 
     def prove(self):
-        """That one bit that differs is found, or what is compared says nothing."""
+        """Check that one flipped bit is detected, or the comparison proves nothing."""
         source = self.device.random(self.pages, self.page_bytes, 2)
         self.back.copy_(source)
         self.back[self.pages // 2, -1] ^= 1 << 17
@@ -151,7 +155,7 @@ class Bench:
             raise SystemExit(f"a planted difference in page {self.pages // 2} was not found: {found}")
 
     def own(self, folder, rounds, goes_on):
-        """A store in this process."""
+        """Measure an embedded store."""
         ssd = {"dirs": [folder], "bytes": self.room(rounds)}
         whole = {"dram": {"bytes": self.room(1), "prefault": True}, "ssd": ssd}
         for turn in filter(goes_on, range(rounds)):
@@ -165,7 +169,8 @@ class Bench:
                         with row.attempt("tensors", self.device):
                             self.tensors(row, store)
             for row in self.in_turns(turn):
-                # Opened for each: a store that could not read into one kind of memory may take the drive for broken.
+                # Opened for each kind: after failed reads into one kind of memory a store may
+                # consider the drive broken.
                 with row.attempt("SSD", self.device), pagelith.Store({"dram": {"bytes": 0}, "ssd": ssd}) as store:
                     self.from_ssd(row, store, turn)
             self.say(turn)
@@ -184,7 +189,8 @@ class Bench:
             self.both_ways(row, store, turn)
 
     def process(self, program, folder, rounds, goes_on):
-        """A store process, over a Unix socket; and another one that reads what the first has left on the drive."""
+        """Measure a store process over a Unix socket; and another one that reads what the first has
+        left on the drive."""
         room, done = self.room(rounds), []
         with gpu_process.serving(program, folder, ssd=room, dram=room, prefault=True) as address, self.attached(address) as stores:
             for turn in filter(goes_on, range(rounds)):
@@ -194,7 +200,7 @@ class Bench:
                     with row.attempt("DRAM", self.device):
                         self.read(row, stores[row], turn, "DRAM", before=self.pages)
                 done.append(turn)
-        # So that clients read segment files themselves, straight into their pools.
+        # So that clients read segment files themselves, directly into their pools.
         with gpu_process.serving(program, folder, ssd=room, dram=64 << 20, promote="never") as address, self.attached(address) as stores:
             for turn in done:
                 for row in self.in_turns(turn):
@@ -204,7 +210,7 @@ class Bench:
 
     @contextlib.contextmanager
     def attached(self, address):
-        """A client for each kind of memory, which shows the process what can be shown."""
+        """A client for each kind of memory, with its memory shared as far as possible."""
         with contextlib.ExitStack() as stack:
             stores = {row: stack.enter_context(pagelith.Store.attach(address)) for row in self.in_turns(0)}
             for row, store in stores.items():
@@ -214,7 +220,8 @@ class Bench:
             yield stores
 
     def room(self, rounds):
-        """For what so many rounds put, with headers and ends of segments; sizes are multiples of 1 MiB."""
+        """Bytes that the puts of these rounds need, with headers and ends of segments; sizes are
+        multiples of 1 MiB."""
         return ((self.nbytes * len(self.rows) * rounds * 3 // 2) >> 20 << 20) + (256 << 20)
 
     def say(self, turn):

@@ -1,6 +1,8 @@
-"""What `gpu.py` copies between: a GPU (or, for trying it out, this host in its place), and host memory of the kinds that engines have.
+"""The memory between which `gpu.py` copies: a GPU (or this host in its place, to try it), and host
+memory of the kinds that engines use.
 
-What can be done with a kind is found out by doing it: a maker that cannot make its kind raises, and says why.
+Support for a kind is determined by creating it: the function raises an error with the reason if it
+cannot.
 """
 
 import contextlib
@@ -10,14 +12,15 @@ import time
 
 import torch
 
-# What is in memory before something is read into it: no page of random bytes is all of these.
+# Content of memory before a read: no page of random bytes consists of these.
 STALE = 0xA5
-# Direct reads go straight into memory that begins at a multiple of this.
+# Direct reads require memory at a multiple of this.
 ALIGNED = 4096
 
 
 class Device:
-    """Where pages come from, and where what was read back is compared. `cpu` stands in for a GPU, and all host memory is plain then."""
+    """The source of pages, and the place where pages read back are compared. `cpu` replaces a GPU,
+    and all host memory is plain then."""
 
     def __init__(self, name):
         self.on_gpu = name == "cuda"
@@ -27,12 +30,13 @@ class Device:
         self.stream = torch.cuda.Stream() if self.on_gpu else None
 
     def random(self, pages, page_bytes, seed):
-        """Pages of random bytes, made there: the same for the same seed."""
+        """Pages of random bytes, generated there: equal for equal seeds."""
         made = torch.Generator(self.device).manual_seed(seed)
         return torch.randint(-(2**63), 2**63 - 1, (pages, page_bytes // 8), dtype=torch.int64, device=self.device, generator=made)
 
     def begin_copy(self, source, destination):
-        """Have the stream copy it; an event behind it. From and to memory that is not page-locked it may have happened on return."""
+        """Start a copy on the stream; returns an event after it. For memory that is not
+        page-locked, the copy may be complete on return."""
         if not self.on_gpu:
             destination.copy_(source)
             return None
@@ -41,7 +45,7 @@ class Device:
             return self.stream.record_event()
 
     def copied(self, source, destination):
-        """Copy it, all of it there; the seconds."""
+        """Copy, and wait for completion; returns the seconds."""
         self.settle()
         begun = time.perf_counter()
         self.wait(self.begin_copy(source, destination))
@@ -52,23 +56,25 @@ class Device:
             event.synchronize()
 
     def settle(self):
-        """Whatever was begun has happened."""
+        """Wait until all submitted operations are complete."""
         if self.on_gpu:
             torch.cuda.synchronize()
 
     def spoil(self, pages):
-        """Let nothing that was there before pass for what comes."""
+        """Overwrite the pages, so that earlier content cannot pass for a read."""
         pages.fill_(-1)
         self.settle()
 
     def differing(self, pages, at, source, of):
-        """Which pages `at` are not bit for bit those `of` the source: their places in the two lists."""
+        """The pages `at` that differ from the pages `of` of the source, as positions in the two
+        lists."""
         here, there = (torch.tensor(places, device=self.device) for places in (at, of))
         differ = (pages[here] != source[there]).any(dim=1)
         return differ.nonzero().flatten().tolist()
 
     def forget_error(self):
-        """A call that the GPU's runtime refused is otherwise told to the next one that has nothing to do with it."""
+        """Clear an error of the GPU's runtime, which the next, unrelated call would report
+        otherwise."""
         for _ in range(2 if self.on_gpu else 0):
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=self.device)
@@ -91,7 +97,7 @@ class Host:
         self.address, self.length = tensor.data_ptr(), tensor.numel()
 
     def pages(self, pages, page_bytes):
-        """Its first pages, as the device has them."""
+        """Its first pages, in the device's form."""
         return self.tensor[: pages * page_bytes].view(torch.int64).view(pages, page_bytes // 8)
 
     def spoil(self):
@@ -106,12 +112,12 @@ class Host:
 
 
 def plain(device, length):
-    """Anonymous memory, as malloc has it for a pool of that size, but at a multiple of a page."""
+    """Anonymous memory, as from malloc for a pool of that size, but page-aligned."""
     return Host(touched(anonymous(length)))
 
 
 def huge(device, length):
-    """Anonymous memory in huge pages, which the GPU's runtime locks."""
+    """Anonymous memory in huge pages, locked by the GPU's runtime."""
     memory = anonymous(length)
     memory.madvise(mmap.MADV_HUGEPAGE)
     host = Host(touched(memory))
@@ -126,11 +132,11 @@ def anonymous(length):
 
 
 def pinned(device, length):
-    """As vLLM's offloading to host memory has it."""
+    """The memory of vLLM's offloading."""
     # Without a GPU nothing is page-locked.
     tensor = torch.empty(length, dtype=torch.uint8, pin_memory=device.on_gpu)
     if skip := -tensor.data_ptr() % ALIGNED:
-        # Longer only where it has to be: torch makes it twice as long behind a power of two.
+        # Longer only if required: torch rounds lengths above a power of two up to the next one.
         tensor = torch.empty(length + ALIGNED, dtype=torch.uint8, pin_memory=device.on_gpu)
         skip = -tensor.data_ptr() % ALIGNED
         tensor = tensor[skip : skip + length]
@@ -139,12 +145,12 @@ def pinned(device, length):
 
 
 def locked(device, length):
-    """Anonymous memory that the GPU's runtime locks, as SGLang's host pools have it."""
+    """Anonymous memory locked by the GPU's runtime, as in SGLang's host pools."""
     return lock(device, plain(device, length))
 
 
 def shared(device, length):
-    """A memfd, which a store process looks at."""
+    """A memfd, which a store process maps."""
     fd = os.memfd_create("pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, length)
     return Host(touched(mmap.mmap(fd, length)), fd=fd)
@@ -172,14 +178,15 @@ def lock(device, host):
     return host
 
 
-# By their names in the table. The first is what the others are compared with; the second is the same again, and says how far that differs
-# from itself: pages that happen to lie side by side are fewer pieces to a drive.
+# The kinds by their names in the table. The first is the baseline; the second is the same again,
+# and shows the baseline's own variation: pages that happen to be adjacent are fewer pieces for a
+# drive.
 OWN = {"pageable": plain, "pageable, another": plain, "pin_memory": pinned, "cudaHostRegister": locked, "huge pages, cudaHostRegister": huge}
 PROCESS = {"pageable": plain, "pin_memory": pinned, "memfd": shared, "memfd, cudaHostRegister": shared_locked}
 
 
 def mapping_of(address):
-    """What the kernel says of the mapping there: its flags, and how much of it lies in huge pages."""
+    """The kernel's information about the mapping: its flags, and the amount in huge pages."""
     wanted = {"Rss", "AnonHugePages", "ShmemPmdMapped", "Locked", "VmFlags"}
     found, inside = {}, False
     with contextlib.suppress(OSError, ValueError), open("/proc/self/smaps") as maps:
@@ -196,7 +203,8 @@ def mapping_of(address):
 
 
 def buffers_of_rings():
-    """How many stretches of memory this process's rings have registered, by the kernel's own word; None where it says nothing."""
+    """The number of memory ranges that the kernel reports as registered with this process's rings;
+    None if it reports nothing."""
     counts = []
     for fd in os.listdir("/proc/self/fdinfo"):
         with contextlib.suppress(OSError, ValueError):

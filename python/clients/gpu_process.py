@@ -1,4 +1,4 @@
-"""A store process for `gpu.py`, as long as a `with`."""
+"""A store process for `gpu.py`, as a context manager."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import select
 import subprocess
 import tempfile
 
-# Seconds that it may take to listen, and to end.
+# Longest times until it listens, and until it has ended, in seconds.
 LONG = 60
 
 
@@ -14,7 +14,7 @@ LONG = 60
 def serving(program, folder, *, ssd, dram, **dram_settings):
     """The address of a `pagelith serve` over the store in `folder`."""
     said = tempfile.TemporaryFile("w+")
-    # Paths of sockets are short.
+    # The path of a socket must be short.
     with said, tempfile.TemporaryDirectory(prefix="pagelith-") as near:
         socket = os.path.join(near, "socket")
         command = [program, "serve", "--listen", f"unix:{socket}", "--dir", folder, "--ssd", str(ssd), "--dram", str(dram)]

@@ -1,4 +1,5 @@
-"""What `gpu.py` finds out, a row for each kind of memory under pages of one size and one way to a store, and its tables."""
+"""The results of `gpu.py`: a row per kind of memory, for pages of one size and one kind of store;
+and its tables."""
 
 import collections
 import contextlib
@@ -16,14 +17,14 @@ COLUMNS = {
 
 
 class Row:
-    """What is known of one kind of memory, under pages of one size and one way to a store."""
+    """The results for one kind of memory, with pages of one size and one kind of store."""
 
     def __init__(self, page_bytes, way, kind, host):
         self.page_bytes, self.way, self.kind, self.host, self.turns = page_bytes, way, kind, host, 0
         self.figures = collections.defaultdict(lambda: collections.defaultdict(list))
         self.cpu = collections.defaultdict(list)
         self.compared, self.wrong, self.missing, self.failed, self.told = 0, 0, 0, {}, collections.Counter()
-        # What was put in each turn: keys, and the seed of the pages.
+        # The puts of each turn: keys, and the seed of the pages.
         self.put = {}
 
     def add(self, what, turn, nbytes, seconds):
@@ -31,7 +32,7 @@ class Row:
 
     @contextlib.contextmanager
     def attempt(self, what, device):
-        """What fails here fails by itself."""
+        """Limits a failure to this measurement."""
         try:
             yield
         except Exception as error:
@@ -43,7 +44,7 @@ class Row:
         return statistics.median(turns) if turns else None
 
     def ratio(self, what, base, other=None):
-        """The median of the rounds' ratios to what a row has, by default of the same."""
+        """The median of the rounds' ratios to `base`, by default for the same measurement."""
         theirs = base.figures.get(other or what, {})
         both = [(mine, theirs[turn]) for turn, mine in self.figures.get(what, {}).items() if turn in theirs]
         return statistics.median(statistics.median(mine) / statistics.median(its) for mine, its in both) if both else None
@@ -63,7 +64,7 @@ def cell(row, what, base):
 
 
 def tables(rows):
-    """All of it, as Markdown."""
+    """All results, as Markdown."""
     bases = {(row.page_bytes, row.way): row for row in reversed(rows)}
     lines = [f"| page | store | memory | {' | '.join(COLUMNS.values())} | rounds | wrong | missing |"]
     lines.append("| ---: | --- | --- |" + " ---: |" * (len(COLUMNS) + 3))

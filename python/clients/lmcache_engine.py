@@ -1,4 +1,5 @@
-"""LMCache in an engine's process, without the engine and without a GPU: its remote backend over its own host memory, configured as an engine does.
+"""LMCache in an engine's process, without the engine and without a GPU: its remote backend over its
+own host memory, configured as by an engine.
 
     python lmcache_engine.py write '{"store": ...}'     puts chunks, and ends when they are durable
 """
@@ -22,7 +23,7 @@ from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend  # noqa
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend  # noqa: E402
 
 CHUNK, CHUNKS = 64, 24
-# No engine is in this process, so nothing but the revision says which model it is.
+# No engine runs in this process, so only the revision identifies the model.
 NAMED = {"module_path": "pagelith.lmcache.connector", "class_name": "PagelithConnector", "revision": "a test"}
 
 
@@ -41,7 +42,7 @@ def metadata(worker=0, world=1, heads=8):
 
 @contextlib.contextmanager
 def backend(params, worker=0, world=1, heads=8, **more):
-    """LMCache's backend for what it calls a remote storage plugin, with an event loop of its own as its engine has it."""
+    """LMCache's backend for a remote storage plugin, with its own event loop, as in an engine."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -61,7 +62,7 @@ def key(chunk, worker=0, world=1):
 
 
 def tokens_of(chunk):
-    """The last one is not whole."""
+    """The tokens of a chunk. The last chunk is incomplete."""
     return CHUNK if chunk < CHUNKS - 1 else CHUNK // 4
 
 
@@ -76,13 +77,13 @@ def view(memory):
 
 
 def allocated(remote, chunk, heads=8):
-    """Memory of LMCache's for a chunk."""
+    """Memory from LMCache for a chunk."""
     shape = torch.Size([2, 4, tokens_of(chunk), heads * 32])
     return remote.local_cpu_backend.allocate([shape], [torch.bfloat16], MemoryFormat.KV_2LTD)
 
 
 def write(remote, chunks, worker=0, world=1, heads=8):
-    """Put chunks out of LMCache's memory, and wait until it has been told that they are stored."""
+    """Put chunks from LMCache's memory, and wait until LMCache reports them stored."""
     keys, objects, done = [key(chunk, worker, world) for chunk in chunks], [], threading.Semaphore(0)
     for chunk in chunks:
         memory = allocated(remote, chunk, heads)
@@ -96,7 +97,7 @@ def write(remote, chunks, worker=0, world=1, heads=8):
 
 
 def read(remote, chunks, worker=0, world=1, heads=8):
-    """Which chunks came, and of how many the bytes are others."""
+    """Whether each chunk was read, and the number of chunks with wrong bytes."""
     got = remote.batched_get_blocking([key(chunk, worker, world) for chunk in chunks])
     wrong = 0
     for chunk, memory in zip(chunks, got, strict=True):
@@ -107,7 +108,7 @@ def read(remote, chunks, worker=0, world=1, heads=8):
 
 
 def free_of(remote):
-    """Bytes of LMCache's memory that nobody has."""
+    """Free bytes of LMCache's memory."""
     return remote.local_cpu_backend.memory_allocator.memcheck()
 
 

@@ -1,4 +1,4 @@
-"""One life of LMCache's storage manager: it writes chunks, or reads them, and says what it found.
+"""One run of LMCache's storage manager: it writes chunks, or reads them, and prints the result.
 
     python lmcache_life.py write|read L2_ADAPTER_JSON CHUNKS [--flushed N] [--killed]
 

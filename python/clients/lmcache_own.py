@@ -1,6 +1,7 @@
-"""A plugin for pytest: LMCache's own tests of its mock adapter, and of its controllers over that, with Pagelith in its place.
+"""A pytest plugin: runs LMCache's own tests of its mock adapter, and of its controllers over it,
+with Pagelith in its place.
 
-    python -m pytest -p lmcache_own TESTS...     TESTS are of LMCache's source distribution, in its root folder
+    python -m pytest -p lmcache_own TESTS...     TESTS are those of LMCache's source distribution, run in its root directory
 """
 
 import os
@@ -17,14 +18,15 @@ from pagelith.lmcache import PagelithL2Adapter  # noqa: E402
 
 
 class MockL2Adapter(PagelithL2Adapter):
-    """Made of the mock's configuration, with what LMCache's tests ask it beside the interface."""
+    """Created from the mock's configuration, with the members that LMCache's tests use in addition
+    to the interface."""
 
     def __init__(self, config):
         self._home = tempfile.mkdtemp()
         ssd = {"dirs": [self._home], "bytes": "64MiB", "segment_bytes": "4MiB"}
         super().__init__({"revision": "a test", "store": {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 10000}, "ssd": ssd}})
 
-        # The mock's bandwidth, and its capacity, which it says and this one does not.
+        # The mock's bandwidth, and its capacity, which Pagelith's adapter does not report.
         self._rate = config.mock_bandwidth_gb * (1 << 30)
         self._max_capacity_bytes = int(config.max_size_gb * (1 << 30))
 
@@ -51,5 +53,5 @@ class MockL2Adapter(PagelithL2Adapter):
 
 
 mock_l2_adapter.MockL2Adapter = MockL2Adapter
-# They ask for a GPU, whose memory none of them touches.
+# They require a GPU, but do not access its memory.
 lmcache.torch_dev.is_available = lambda: True

@@ -1,4 +1,5 @@
-"""LMCache's storage manager with one L2 adapter, without a GPU: its flags as a server has them, its memory, its controllers."""
+"""LMCache's storage manager with one L2 adapter, without a GPU: its flags as for a server, its
+memory, its controllers."""
 
 import contextlib
 import hashlib
@@ -16,7 +17,7 @@ from lmcache.v1.distributed.storage_controllers.store_controller import StoreCon
 from lmcache.v1.distributed.storage_manager import StorageManager  # noqa: E402
 
 MODEL = "a/model"
-# Two object groups, as of a model with sliding windows: other layers, other types.
+# Two object groups, as for a model with sliding windows: different layers and types.
 LAYOUTS = {
     0: MemoryLayoutDesc(shapes=[torch.Size([2, 4, 64, 256])], dtypes=[torch.bfloat16]),
     1: MemoryLayoutDesc(shapes=[torch.Size([2, 64, 128]), torch.Size([1, 64, 96])], dtypes=[torch.uint8, torch.float32]),
@@ -24,14 +25,14 @@ LAYOUTS = {
 
 
 def plugin(**params):
-    """The JSON of `--l2-adapter`. LMCache's server does not know which weights the model has."""
+    """The JSON of `--l2-adapter`. LMCache's server does not know the model's weights."""
     params = {"revision": "a test", **params}
     return {"type": "plugin", "module_path": "pagelith.lmcache", "class_name": "PagelithL2Adapter", "adapter_params": params}
 
 
 @contextlib.contextmanager
 def manager(*adapters, l1_gb=0.25, flags=()):
-    """LMCache's storage manager, as its server makes it of its flags."""
+    """LMCache's storage manager, created from flags as its server does."""
     said = [*flags, "--l1-size-gb", str(l1_gb), "--eviction-policy", "LRU", "--no-l1-use-lazy"]
     for adapter in adapters:
         said += ["--l2-adapter", json.dumps(adapter)]
@@ -49,7 +50,7 @@ def adapter_of(storage):
 
 
 def key(chunk, rank=0, world=2, group=0, salt="", model=MODEL):
-    """LMCache's key of a chunk, whose hash has 32 bytes, as SHA-256 makes them."""
+    """LMCache's key of a chunk, with a hash of 32 bytes, as SHA-256 produces."""
     kv_rank = ObjectKey.ComputeKVRank(world, rank, world, rank)
     return ObjectKey(chunk.to_bytes(32, "little"), model, kv_rank, object_group_id=group, cache_salt=salt)
 
@@ -64,7 +65,7 @@ def rows(chunks, ranks=2, groups=(0, 1), layouts=LAYOUTS, **fields):
 
 
 def expected(of, length):
-    """The bytes of an object, which its key and nothing else decides."""
+    """The bytes of an object, which depend only on its key."""
     said = f"{of.chunk_hash.hex()} {of.model_name} {of.kv_rank} {of.object_group_id} {of.cache_salt}"
     seed = int.from_bytes(hashlib.sha256(said.encode()).digest()[:8], "little") >> 1
     return torch.randint(0, 256, (length,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
@@ -92,25 +93,26 @@ def _counted(process):
     return counted
 
 
-# Between what is pending and what is in flight, LMCache counts keys nowhere.
+# LMCache does not count keys between the states pending and in flight.
 StoreController._process_new_keys = _counted(StoreController._process_new_keys)
 
 
 def finish(storage, keys):
-    """End writing to L1, from where LMCache stores in L2."""
+    """End writing to L1, so that LMCache stores the keys in L2."""
     storage.finish_write(keys)
     storage.finished = getattr(storage, "finished", 0) + len(keys)
 
 
 def settled(storage):
-    """Whether everything that was finished is stored, or failed to be."""
+    """Whether all finished keys were stored, or failed."""
     processed = sum(getattr(controller, "processed", 0) for controller in storage._store_controllers.values())
     flying = sum(state["in_flight_task_count"] for state in storage.report_status()["store_controllers"].values())
     return processed == getattr(storage, "finished", 0) and not flying
 
 
 def write(storage, requests, settle=True):
-    """Write rows into L1, and wait until LMCache has stored them; how many objects L1 had room for."""
+    """Write rows into L1, and wait until LMCache has stored them; returns the number of objects
+    that fit into L1."""
     written = 0
     for row in requests:
         objects = storage.reserve_write(row.keys, row.layout_desc)
@@ -124,7 +126,8 @@ def write(storage, requests, settle=True):
 
 
 def read(storage, requests, policy="full"):
-    """Prefetch rows: the bits of each, which of them came from L2, and how many objects have other bytes than were written."""
+    """Prefetch rows; returns their bits, which of them came from L2, and the number of objects with
+    wrong bytes."""
     handle = storage.submit_prefetch_task(PrefetchTaskSpec(requests, fetching_policy=policy))
     result = wait(lambda: storage.query_prefetch_status(handle))
     wrong = 0

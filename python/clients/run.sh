@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs Pagelith under the engines' own code: what one process backs up, and the next one reads, byte for byte.
+# Runs Pagelith under the engines' own code: pages that one process stores are read by the next one and compared byte for byte.
 #
-#   [ENGINES="..."] python/clients/run.sh DIR     DIR was made by setup.sh; a wheel and the program are built here
+#   [ENGINES="..."] python/clients/run.sh DIR     DIR was created by setup.sh; builds the wheel and the program
 set -euo pipefail
 engines=${ENGINES:-sglang vllm lmcache}
 dir=$(realpath "${1:?a directory that setup.sh made}")
@@ -17,7 +17,7 @@ export STORE_PROGRAM LMCACHE_TESTS
 for engine in $engines; do
     bin=$dir/$engine/bin
     "$bin/pip" install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-index "$out/python/wheels"/pagelith-*.whl
-    # SGLang builds its hash helper with ninja when it is first used.
+    # SGLang builds its hash helper with ninja on its first use.
     modules=(test_"$engine"*.py)
     PATH="$bin:$PATH" "$bin/python" -W ignore -m unittest --verbose "${modules[@]%.py}"
 done

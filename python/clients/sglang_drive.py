@@ -1,4 +1,5 @@
-"""What SGLang's scheduler does with a cache controller: back pages up, and prefetch them; and bytes to do it with."""
+"""The operations of SGLang's scheduler on a cache controller: backup and prefetch of pages; and the
+bytes of the pages."""
 
 import ctypes
 import random
@@ -38,7 +39,8 @@ def fill(host, indices, seed):
 
 
 def wrong(host, indices, seed, count=None):
-    """How many pieces of the first `count` do not hold what `fill` put there."""
+    """The number of pieces among the first `count` whose bytes differ from those that `fill`
+    wrote."""
     given = pieces(host, indices)[:count]
     return sum(ctypes.string_at(at, length) != content((seed, n).__repr__(), length) for n, (at, length) in enumerate(given))
 
@@ -48,15 +50,15 @@ def slots(first, count, size=PAGE):
 
 
 def backup(controller, indices, tokens, extra_pools=None):
-    """Back pages up; how many tokens the controller says are stored."""
+    """Back pages up; returns the number of tokens that the controller reports as stored."""
     more = {} if extra_pools is None else {"extra_pools": extra_pools}
     controller.write_storage(indices, tokens, hash_value=hashes_of(tokens, controller.page_size), **more)
     return controller.ack_backup_queue.get(timeout=WAIT).completed_tokens
 
 
 def prefetch(controller, tokens, into, extra_pools=None):
-    """Ask for a prompt and read what is stored of it into `into`: tokens that were found, tokens that were read, and of each
-    pool beside KV how many pages came."""
+    """Look up a prompt and read the stored pages into `into`; returns the tokens found, the tokens
+    read, and the pages read from each pool other than KV."""
     more = {} if extra_pools is None else {"extra_pools": extra_pools}
     handle = CacheRequestHandle("request", 0) if extra_pools is not None else None
     if handle is None:
@@ -78,15 +80,15 @@ def prefetch(controller, tokens, into, extra_pools=None):
 
 
 def each_page(name):
-    """A pool that has state for each page that KV has, in the same slots."""
+    """A pool with state for each page of KV, in the same slots."""
     return PoolTransfer(name=name, indices_from_pool=PoolName.KV)
 
 
 def last_pages(name, indices, keys):
-    """A pool that has state for the last pages alone."""
+    """A pool with state for the last pages only."""
     return PoolTransfer(name=name, host_indices=indices, keys=keys, hit_policy=PoolHitPolicy.TRAILING_PAGES)
 
 
 def same_pages(name, source, keys):
-    """A pool that has state in the slots of another one that has it for the last pages alone."""
+    """A pool with state in the slots of another pool that has state for the last pages only."""
     return PoolTransfer(name=name, keys=keys, hit_policy=PoolHitPolicy.TRAILING_PAGES, indices_from_pool=source)

@@ -1,7 +1,7 @@
 """SGLang's own memory pools, host pools and cache controllers, on a machine without a GPU.
 
-What stands in: the allocator, of which the controllers ask only the device pool. The parallel layout is `place`d, and the
-configuration is one that SGLang makes of flags.
+The only stand-in is the allocator, which the controllers ask only for the device pool. `place` sets
+the parallel layout, and SGLang creates the configuration from flags.
 """
 
 import atexit
@@ -34,7 +34,8 @@ TOKENS = 64 * PAGE
 LAYERS = 4
 
 
-# A model that SGLang has a configuration of. Its weights are of no account: pools are filled without it.
+# A model for which SGLang has a configuration. Its weights are not used: the pools are filled
+# without it.
 MODEL = dict(
     architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=LAYERS,
     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=131072, torch_dtype="bfloat16",
@@ -51,7 +52,8 @@ def model_folder():
 
 
 def configure(extra, layout="page_first", page=PAGE, backend="dynamic", **more):
-    """Have SGLang make a server's configuration of its flags, of which host pools read their allocator and layout."""
+    """Let SGLang create a server's configuration from flags; host pools read their allocator and
+    layout from it."""
     flags = dict(hicache_storage_backend=backend, hicache_storage_backend_extra_config=json.dumps(extra), hicache_mem_layout=layout)
     flags.update(hicache_io_backend="direct", hicache_ratio=2.0, page_size=page, enable_hierarchical_cache=True)
     flags.update(model_path=model_folder(), load_format="dummy", device="cpu")
@@ -59,19 +61,19 @@ def configure(extra, layout="page_first", page=PAGE, backend="dynamic", **more):
 
 
 def place(**changed):
-    """Say which rank this is, of how many: 0 of 1."""
+    """Set this process's rank and the numbers of ranks: by default 0 of 1."""
     sizes = dict.fromkeys(("tp", "pp", "attn_tp", "attn_dp", "attn_dcp", "attn_cp", "moe_ep", "moe_dp"), 1)
     ranks = dict.fromkeys((f"{name}_rank" for name in sizes if not name.startswith("moe")), 0)
     values = {**{f"{name}_size": size for name, size in sizes.items()}, **ranks, "dp_rank": None, **changed}
-    # Experts are the layout's business alone, which has to add up.
+    # Experts matter only for the layout, whose sizes must be consistent.
     values["moe_tp_size"] = values["tp_size"]
     get_parallel().override_permanently(**values)
-    # Which it makes of the sizes before these are placed.
+    # SGLang derives these from the sizes before they are set.
     get_flags().dp.enabled = values["attn_dp_size"] > 1
 
 
 def one_rank_group():
-    """The process group of one rank that the controllers reduce over."""
+    """The process group of one rank over which the controllers reduce."""
     if not torch.distributed.is_initialized():
         meeting = os.path.join(tempfile.mkdtemp(), "meeting")
         torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
@@ -122,7 +124,8 @@ def mamba(slots=32, layout="page_first"):
 
 
 def plain(device, host, extra, backend="dynamic", group=None, **more):
-    """The controller of a model whose state is KV alone; `group` is of the ranks of tensor parallelism."""
+    """The controller of a model whose only state is KV; `group` has the ranks of tensor
+    parallelism."""
     return HiCacheController(
         SimpleNamespace(get_kvcache=lambda: device), host, PAGE, group or one_rank_group(), threading.Event(),
         write_policy="write_through", io_backend="direct", storage_backend=backend, prefetch_threshold=PAGE,

@@ -1,9 +1,11 @@
-"""One of several ranks, each a process with SGLang's controller, over real collectives: `test_sglang_ranks.py` starts them.
+"""One of several ranks, each a process with SGLang's controller, over real collectives:
+`test_sglang_ranks.py` starts them.
 
     python sglang_ranks.py RANK FOLDER PHASES DIRECTORY|ADDRESS
 
-For each model it prints what each phase said, as JSON. Phases, with commas: `write`; `read`; `lose`, which removes the last five pages of
-the second rank, and reads then. FOLDER is where the ranks meet; the stores lie in DIRECTORY, or are the process at ADDRESS.
+For each model it prints the results of each phase, as JSON. Phases, separated by commas: `write`;
+`read`; `lose`, which removes the last five pages of the second rank and then reads. In FOLDER the
+ranks rendezvous; the stores are in DIRECTORY, or in the process at ADDRESS.
 """
 
 import json
@@ -17,9 +19,9 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang_scenarios import NAMED, PAGES, Scenario, embedded, folder
 
 RANKS = 2
-# KV that all ranks have alike, of which one rank writes it all.
+# KV that is equal on all ranks, of which one rank writes all.
 SHARED_KV = "context, mla and indexer"
-# What each model's ranks are to each other, as `place` has it.
+# The parallel layout of each model's ranks, as for `place`.
 LAYOUTS = {
     "pipeline": lambda rank: dict(pp_size=RANKS, pp_rank=rank),
     "pipeline, mla and mamba": lambda rank: dict(pp_size=RANKS, pp_rank=rank),
@@ -28,12 +30,12 @@ LAYOUTS = {
     "data": lambda rank: dict(tp_size=RANKS, tp_rank=rank, attn_dp_size=RANKS, attn_dp_rank=rank),
     "data, mla and mamba": lambda rank: dict(tp_size=RANKS, tp_rank=rank, attn_dp_size=RANKS, attn_dp_rank=rank),
 }
-# Whose ranks are replicas: each serves prompts of its own, and asks nobody else.
+# Models whose ranks are replicas: each serves its own prompts, independent of the others.
 REPLICAS = [model for model in LAYOUTS if model.startswith("data")]
 
 
 class Rank(Scenario):
-    """This rank's pools: of a stage of the pipeline, its own layers."""
+    """This rank's pools: those of its own layers for a pipeline stage."""
 
     def __init__(self, model, rank, alone):
         super().__init__(None)
@@ -62,7 +64,8 @@ class Rank(Scenario):
 
     @property
     def seed(self):
-        """What makes this rank's bytes up: of KV that all ranks share, and of a prompt that two replicas serve, the same."""
+        """The seed of this rank's bytes: equal for KV that all ranks share, and for a prompt that
+        two replicas serve."""
         return 1 if self.model in (SHARED_KV, *REPLICAS) else 1 + self.rank
 
     def of_each_page(self, prompt):
@@ -73,7 +76,8 @@ class Rank(Scenario):
 
 
 def settings(model, where):
-    """One model's pages are nobody else's, and in a store of this process its ranks have a folder of their own."""
+    """Each model's pages are separate, and in an embedded store its ranks have their own
+    directory."""
     if where.startswith("unix:"):
         return {**NAMED, "attach": where, "allocator": "shm", "revision": model}
     return embedded(folder(where, model))
@@ -83,14 +87,14 @@ def phase_of(scenario, controller, phase):
     backend = controller.storage_backend
     if phase == "write":
         if scenario.rank and scenario.model in REPLICAS and backend.settings.attach:
-            # What the other replica stores is for this one too.
+            # Pages stored by the other replica are found by this one too.
             return 0
         told = scenario.write(controller, 1)
         backend._store.flush()
         return told
     if phase == "lose" and scenario.rank == 1:
         last = drive.hashes_of(drive.tokens_of(1, PAGES))[-5:]
-        backend._store.remove(backend._standing(last))
+        backend._store.remove(backend._anchor_keys(last))
     torch.distributed.barrier()
     return scenario.read(controller, 1)
 
@@ -106,7 +110,7 @@ def main(rank, meeting, phases, where):
         scenario = Rank(model, rank, alone)
         controller = scenario.controller(settings(model, where))
         said[model] = [phase_of(scenario, controller, phase) for phase in phases.split(",")]
-        # None goes while another one waits for it.
+        # No rank ends while another one waits for it.
         torch.distributed.barrier()
         controller.detach_storage_backend()
     print(json.dumps(said), flush=True)

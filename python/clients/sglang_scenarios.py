@@ -1,4 +1,5 @@
-"""Models as their pools: what each backs up, what it prefetches, and whether the right bytes came. `test_sglang*.py` run them."""
+"""Models by their pools: the pages that each backs up and prefetches, and the check of the bytes.
+`test_sglang*.py` run them."""
 
 import glob
 import os
@@ -21,18 +22,18 @@ NAMED = {"backend_name": "pagelith", "module_path": "pagelith.sglang", "class_na
 
 
 def embedded(directory, **more):
-    """The settings of a store in this process."""
+    """The settings of an embedded store."""
     ssd = {"dirs": [directory], "bytes": "128MiB", "segment_bytes": "16MiB"}
     return {**NAMED, "store": {"dram": {"bytes": "64MiB"}, "index": {"max_objects": 100000}, "ssd": ssd}, **more}
 
 
 class Scenario:
-    """A model's pools: the controller over them, and which of them a page has."""
+    """A model's pools: the controller over them, and the pools of each page."""
 
     page = parts.PAGE
-    # Pages at the end of a prompt that pools have which not every page has.
+    # Pages at the end of a prompt for which pools have state that not every page has.
     window = 1
-    # More of the server's flags.
+    # Further flags of the server.
     flags: dict = {}
 
     def __init__(self, make, **changed):
@@ -49,7 +50,8 @@ class Scenario:
         return parts.hybrid(self.device, self.anchor, self.sidecars + self.trailing, extra)
 
     def transfers(self, keys, slot):
-        """What a backup or prefetch of these pages has beside KV: None for nothing at all."""
+        """The transfers of these pools other than KV, for a backup or prefetch; None if there are
+        none."""
         last = keys[-self.window :]
         each = [drive.each_page(name) for name, _ in self.sidecars]
         some = [drive.last_pages(name, self.last_slots(host, slot), last) for name, host in self.trailing]
@@ -60,7 +62,7 @@ class Scenario:
         return drive.slots(slot, self.window, host.page_size)
 
     def of_each_page(self, prompt):
-        """Pools that every page has, with what makes their bytes up."""
+        """Pools of which every page has objects, with the seeds of their bytes."""
         kv = [(self.anchor, prompt)] if self.anchor is not None else []
         return kv + [(host, (prompt, n)) for n, (_, host) in enumerate(self.sidecars)]
 
@@ -77,7 +79,8 @@ class Scenario:
         return drive.backup(controller, indices, tokens, self.transfers(drive.hashes_of(tokens, self.page), 5))
 
     def read(self, controller, prompt, pages=PAGES):
-        """Tokens that were found and that are of use, and how many pieces of what was read are wrong."""
+        """The tokens that were found and usable, and the number of wrong pieces among those
+        read."""
         tokens, into = drive.tokens_of(prompt, pages, self.page), drive.slots(30, pages, self.page)
         for host, _ in self.of_each_page(prompt):
             drive.fill(host, into, "nothing")
@@ -90,7 +93,7 @@ class Scenario:
         for name, host, seed in self.of_last_pages(prompt) if here else ():
             came = pools.get(name, 0)
             bad += drive.wrong(host, self.last_slots(host, 9), seed, came * drive.pieces_of_a_page(host))
-            # As SGLang has it: without all of its last pages the rest is of no use.
+            # As in SGLang: without all of its last pages the rest is unusable.
             read = read if came == self.window else 0
         return found, read, bad
 
@@ -129,7 +132,7 @@ def with_everything():
 
 
 class Stack(Scenario):
-    """Pools and controller as SGLang's own assembler makes them of a model's device pools."""
+    """Pools and controller as SGLang's own assembler creates them from a model's device pools."""
 
     def __init__(self, build, layout, page=parts.PAGE, window=1, **changed):
         super().__init__(None, **changed)
@@ -144,7 +147,8 @@ class Stack(Scenario):
         return controller
 
     def take(self, group, specs):
-        """Which of the group's pools each page has, and which its last pages have: what has no spec of its own has its own slots."""
+        """Which of the group's pools each page has, and which only its last pages have: a pool
+        without a spec has its own slots."""
         of = {spec.pool_name: spec.indices_from_pool for spec in specs}
         hosts = {entry.name: entry.host_pool for entry in group.entries}
         anchor = hosts.pop(PoolName.KV)
@@ -194,7 +198,7 @@ def folder(home, name):
 
 
 def write_all(home, end, attach="", allocator=""):
-    """Back all scenarios up, in a process of their own, and end as `end` says."""
+    """Back all scenarios up, in a separate process, and end it as `end` defines."""
     for n, (name, scenario) in enumerate(SCENARIOS.items()):
         extra = {**NAMED, "attach": attach} if attach else embedded(folder(home, name))
         controller = scenario.controller({**extra, "allocator": allocator} if allocator else extra)
@@ -209,7 +213,7 @@ def write_all(home, end, attach="", allocator=""):
 
 
 def in_a_process(*arguments, ends=0, **environment):
-    """Run `write_all`, or another function of `__main__` below."""
+    """Run `write_all`, or another function of `__main__` below, in a separate process."""
     command = [sys.executable, "-W", "ignore", os.path.abspath(__file__), *arguments]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     if done.returncode != ends:
@@ -217,7 +221,7 @@ def in_a_process(*arguments, ends=0, **environment):
 
 
 def fail(home):
-    """Back up and read while calls fail by chance."""
+    """Back up and read while calls fail at random."""
     read = 0
     for name in ("mha page_first", "mla, indexer, draft and mamba"):
         scenario = SCENARIOS[name]
@@ -234,7 +238,7 @@ def fail(home):
 
 
 def flip(directory, seed, start=1 << 20):
-    """Turn a bit in every 64 KiB of the payloads, from a byte of the file on."""
+    """Flip a bit in every 64 KiB of the payloads, from byte `start` of each file on."""
     for path in glob.glob(os.path.join(directory, "**", "*"), recursive=True):
         if not os.path.isfile(path) or os.path.getsize(path) < 16 << 20:
             continue
@@ -248,7 +252,7 @@ def flip(directory, seed, start=1 << 20):
 
 
 class StoreProcess:
-    """`pagelith serve` behind a Unix socket."""
+    """`pagelith serve` at a Unix socket."""
 
     def __init__(self, home, **environment):
         self.address = "unix:" + os.path.join(home, "socket")
@@ -283,7 +287,7 @@ class Case(unittest.TestCase):
         self.end()
 
     def end(self):
-        """Detach what was started."""
+        """Detach the started controllers."""
         while self.running:
             self.running.pop().detach_storage_backend()
 

@@ -1,7 +1,9 @@
-"""Stacks of host pools as SGLang assembles them for a model: sliding windows, DeepSeek-V4, recurrent layers, sparse attention, drafts.
+"""Stacks of host pools as SGLang assembles them for a model: sliding windows, DeepSeek-V4,
+recurrent layers, sparse attention, drafts.
 
-SGLang's own device pools, on the CPU, and its own strategies (`hybrid_pool_assembler`), which say of each pool whose slots it uses. What stands
-in beside the allocators: host memory is not pinned, for which SGLang's host pools call CUDA ("Found no NVIDIA driver on your system").
+SGLang's own device pools, on the CPU, and its own strategies (`hybrid_pool_assembler`), which
+define for each pool whose slots it uses. Besides the allocators one thing is replaced: host memory
+is not pinned, for which SGLang's host pools call CUDA ("Found no NVIDIA driver on your system").
 """
 
 import threading
@@ -22,12 +24,13 @@ PAGES = 32
 
 
 def unpinned():
-    """Leave host memory as it is."""
+    """Do not pin host memory."""
     common._cuda_host_register = lambda *_, **__: None
 
 
 def params(device, page, drafts=(), states=None, **allocator):
-    """What SGLang hands its assembler: sizes, groups of one rank, and allocators that nobody asks here."""
+    """The arguments of SGLang's assembler: sizes, groups of one rank, and allocators that are not
+    used here."""
     unpinned()
     nothing = SimpleNamespace(alloc=None, free=None)
     own = SimpleNamespace(get_kvcache=lambda: device, swa_attn_allocator=nothing, **allocator)
@@ -39,7 +42,8 @@ def params(device, page, drafts=(), states=None, **allocator):
 
 
 def assembled(device, extra, components, page, **more):
-    """Group, controller, and whose slots each pool uses, as SGLang's cache of a model with such state has them."""
+    """Group, controller, and the slots that each pool uses, as in SGLang's cache of a model with
+    such state."""
     components = {ComponentType.FULL, *components}
     cache = SimpleNamespace(components=dict.fromkeys(components), page_size=page, evict_host=None)
     built = assembler._select_strategy(device, components).build(
@@ -51,7 +55,7 @@ def assembled(device, extra, components, page, **more):
 
 
 def with_draft_of(group, controller, specs, draft):
-    """A draft model's pools beside a stack that is there, as SGLang adds them."""
+    """Add a draft model's pools to a stack, as SGLang does."""
     more, entries = assembler.build_hicache_draft_sidecars(draft_device_pools=(draft,), tree_cache=SimpleNamespace(cache_controller=controller))
     for entry in entries:
         controller.register_host_pool_entry(entry)
@@ -59,7 +63,7 @@ def with_draft_of(group, controller, specs, draft):
 
 
 def window_pools(page, layers=2):
-    """The device pools of a model half of whose layers look at a window."""
+    """The device pools of a model half of whose layers have a window."""
     window, full = list(range(layers)), list(range(layers, 2 * layers))
     return SWAKVPool(
         size=PAGES * page, size_swa=16 * page, page_size=page, dtype=torch.bfloat16, head_num=2, head_dim=32,
@@ -72,7 +76,7 @@ def sliding_window(extra, page, drafts=()):
 
 
 def sliding_window_with_draft(extra, page):
-    """With a draft that looks at a window of its own, and has all its tokens."""
+    """With a draft that has its own window, and has all its tokens."""
     draft = window_pools(page, layers=1)
     draft.full_kv_pool.layer_num, draft.swa_uses_full_indices = 0, True
     draft.swa_kv_pool = parts.MHATokenToKVPool(PAGES * page, page, torch.bfloat16, 1, 64, 1, "cpu", False)
@@ -122,17 +126,17 @@ def sparse(layers=parts.LAYERS, page=parts.PAGE):
 
 
 def sparse_with_sparse_draft(extra, page):
-    """With a draft of the target's kind, whose indexer is a pool of its own."""
+    """With a draft of the target's kind, whose indexer has its own pool."""
     return with_draft_of(*assembled(sparse(page=page), extra, set(), page), sparse(layers=1, page=page))
 
 
 def sparse_with_packed_draft(extra, page):
-    """With draft layers that lie behind the target's in its own pools."""
+    """With draft layers after the target's in the target's pools."""
     return assembled(sparse(page=page), extra, set(), page, drafts=(sparse(layers=1, page=page),))
 
 
 def minimax(extra, page):
-    """MiniMax's sparse layers, of which some keep keys to search by and no values."""
+    """MiniMax's sparse layers, some of which keep search keys and no values."""
     device = MiniMaxSparseKVPool(
         size=PAGES * page, page_size=page, dtype=torch.bfloat16, head_num=2, head_dim=32, idx_head_dim=64, dense_layer_ids=[0, 1],
         sparse_layer_ids=[2, 3], disable_value_sparse_layer_ids=[2, 3], device="cpu", start_layer=0, end_layer=4,
@@ -155,11 +159,11 @@ def deepseek_v4(extra, page, ratios=(4, 128, 4, 128), **more):
 
 
 def deepseek_v4_of_low_ratios(extra, page):
-    """V4.1's shared layers beside the compressed ones."""
+    """V4.1's shared layers and the compressed ones."""
     return deepseek_v4(extra, page, (1, 2, 4, 1), kv_source_layers=(0, 1), full_size=PAGES * page)
 
 
 def deepseek_v4_with_draft(extra, page):
-    """With a draft that looks at the target's window, in its slots."""
+    """With a draft that uses the target's window, in its slots."""
     nothing = dict.fromkeys(("c4_size", "c128_size", "c4_state_pool_size", "c128_state_pool_size"), 0)
     return with_draft_of(*deepseek_v4(extra, page), v4_pools(page, (0,), is_draft_worker=True, **nothing))

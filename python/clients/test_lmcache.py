@@ -1,8 +1,9 @@
-"""LMCache's storage manager, its L1, controllers, policies, factory, serde and failure injector, with `pagelith.lmcache` as its L2:
-what one process stored, the next one prefetches, byte for byte.
+"""LMCache's storage manager, its L1, controllers, policies, factory, serde and failure injector,
+with `pagelith.lmcache` as its L2: chunks stored by one process are prefetched by the next, byte for
+byte.
 
-Run by clients/run.sh. `STORE_PROGRAM` is the program `pagelith`, for the tests with a store process; `LMCACHE_TESTS` is the root of
-LMCache's source distribution, for its own tests.
+Run by clients/run.sh. `STORE_PROGRAM` is the program `pagelith`, for the tests with a store
+process; `LMCACHE_TESTS` is the root of LMCache's source distribution, for its own tests.
 """
 
 import contextlib
@@ -34,14 +35,14 @@ class Home(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
 
     def embedded(self, ssd="128MiB", dram="32MiB", **params):
-        """The JSON of an adapter whose store is in its process."""
+        """The JSON of an adapter with an embedded store."""
         ssd = {"dirs": [os.path.join(self.home, "ssd")], "bytes": ssd, "segment_bytes": "4MiB"}
         store = {"dram": {"bytes": dram}, "index": {"max_objects": 20000}, "ssd": ssd}
         return parts.plugin(**{"store": store, **params})
 
     @contextlib.contextmanager
     def store_process(self):
-        """`pagelith serve`, and the JSON of an adapter that is attached to it."""
+        """`pagelith serve`, and the JSON of an adapter that attaches to it."""
         if "STORE_PROGRAM" not in os.environ:
             print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
             self.skipTest("no STORE_PROGRAM")
@@ -59,7 +60,7 @@ class Home(unittest.TestCase):
             store.stdout.close()
 
     def flip(self):
-        """Turn a bit in every 16 KiB that is written."""
+        """Flip a bit in every 16 KiB that is written."""
         for path in glob.glob(os.path.join(self.home, "**", "*"), recursive=True):
             if not os.path.isfile(path) or os.path.getsize(path) < 8 << 20:
                 continue
@@ -73,7 +74,7 @@ class Home(unittest.TestCase):
 
 
 class Lives(Home):
-    """Each life is a process of its own."""
+    """Each run is a separate process."""
 
     def live(self, action, adapter, *more, ends=0):
         command = [sys.executable, "-W", "ignore", os.path.join(HERE, "lmcache_life.py"), action, json.dumps(adapter), "24", *more]
@@ -82,7 +83,7 @@ class Lives(Home):
             raise AssertionError(f"it ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
         return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
 
-    def test_the_next_process_reads_what_the_first_stored_and_nothing_else_after_bits_turned(self):
+    def test_next_process_reads_stored_chunks_and_misses_damaged_ones(self):
         adapter = self.embedded()
         self.assertEqual(self.live("write", adapter), {"written": 96})
         self.assertEqual(self.live("read", adapter), {"hits": [ALL] * 4, "from_l2": 96, "wrong": 0})
@@ -91,20 +92,20 @@ class Lives(Home):
         self.assertEqual(after["wrong"], 0)
         self.assertLess(after["from_l2"], 96)
 
-    def test_adapter_with_another_revision_finds_nothing(self):
+    def test_adapter_with_other_revision_finds_nothing(self):
         self.live("write", self.embedded())
         self.assertEqual(self.live("read", self.embedded(revision="another"))["from_l2"], 0)
         self.assertEqual(self.live("read", self.embedded())["from_l2"], 96)
 
-    def test_after_the_first_was_killed(self):
+    def test_chunks_survive_kill(self):
         adapter = self.embedded()
         self.live("write", adapter, "--flushed", "12", "--killed", ends=-signal.SIGKILL)
         after = self.live("read", adapter)
         self.assertEqual(after["wrong"], 0)
-        # What was flushed is here; of the rest, what had reached the drive.
+        # Flushed chunks are stored; of the others, those that had reached the drive.
         self.assertEqual([row[:12] for row in after["hits"]], [ALL[:12]] * 4)
 
-    def test_a_store_process_serves_several(self):
+    def test_store_process_serves_several_servers(self):
         with self.store_process() as (adapter, _):
             self.assertEqual(self.live("write", adapter, "--killed", ends=-signal.SIGKILL), {"written": 96})
             with parts.manager(adapter) as other:
@@ -112,7 +113,7 @@ class Lives(Home):
                     self.assertEqual(self.live("read", adapter), {"hits": [ALL] * 4, "from_l2": 96, "wrong": 0})
                 self.assertEqual(parts.read(other, parts.rows(ALL)), ([ALL] * 4, 96, 0))
 
-    def test_what_is_looked_up_in_a_store_process_is_pinned_there_until_it_was_read(self):
+    def test_found_objects_are_pinned_in_store_process_until_read(self):
         with self.store_process() as (adapter, _), parts.manager(adapter) as storage:
             parts.write(storage, parts.rows(ALL))
             asked, row = parts.adapter_of(storage), parts.rows(ALL)[0]
@@ -122,13 +123,13 @@ class Lives(Home):
             self.assertEqual(pinned(), len(row.keys))
             asked.submit_unlock(row.keys)
             parts.wait(lambda: pinned() == 0)
-            # LMCache's own controllers let go of what they have read.
+            # LMCache's own controllers unlock the chunks that they have read.
             storage.clear(force=True)
             self.assertEqual(parts.read(storage, parts.rows(ALL)), ([ALL] * 4, 96, 0))
             parts.wait(lambda: pinned() == 0 and asked.report_status()["pins_to_be_released"] == 0)
             self.assertEqual((asked.report_status()["locked_key_count"], asked.report_status()["pins_taken"]), (0, True))
 
-    def test_a_store_process_that_ends_costs_misses(self):
+    def test_ended_store_process_causes_misses(self):
         with self.store_process() as (adapter, store), parts.manager(adapter) as storage:
             parts.write(storage, parts.rows(ALL))
             store.terminate()
@@ -140,14 +141,14 @@ class Lives(Home):
 
 
 class Controllers(Home):
-    """One process."""
+    """All in one process."""
 
     def again(self, adapter, requests, **more):
-        """What a new storage manager reads of them."""
+        """The chunks that a new storage manager reads."""
         with parts.manager(adapter) as storage:
             return parts.read(storage, requests, **more)
 
-    def test_what_turned_out_damaged_is_found_no_more_until_it_is_stored_again(self):
+    def test_damaged_chunk_is_a_miss_until_stored_again(self):
         adapter = self.embedded()
         with parts.manager(adapter) as storage:
             parts.write(storage, parts.rows(ALL))
@@ -164,7 +165,7 @@ class Controllers(Home):
             storage.clear(force=True)
             self.assertEqual(parts.read(storage, parts.rows(ALL)), ([ALL] * 4, 96, 0))
 
-    def test_another_layout_rank_salt_or_model_is_a_miss(self):
+    def test_other_layout_rank_salt_or_model_is_a_miss(self):
         adapter = self.embedded()
         with parts.manager(adapter) as storage:
             parts.write(storage, parts.rows(ALL))
@@ -180,13 +181,13 @@ class Controllers(Home):
             self.assertEqual(self.again(adapter, requests), ([[]] * len(requests), 0, 0), fields)
         self.assertEqual(self.again(adapter, parts.rows(ALL)), ([ALL] * 4, 96, 0))
 
-    def test_a_prefix_ends_at_the_first_chunk_that_is_missing(self):
+    def test_prefix_ends_at_first_missing_chunk(self):
         adapter = self.embedded()
         with parts.manager(adapter) as storage:
             parts.write(storage, parts.rows([chunk for chunk in ALL if chunk != 17]))
         self.assertEqual(self.again(adapter, parts.rows(ALL), policy="prefix"), ([ALL[:17]] * 4, 68, 0))
 
-    def test_under_lmcaches_failure_injector(self):
+    def test_failure_injector_causes_misses_only(self):
         adapter = self.embedded()
         with parts.manager({"type": "fault_inject", "inner": adapter, "rate": 0.3, "seed": 7}) as storage:
             parts.write(storage, parts.rows(ALL))
@@ -196,7 +197,7 @@ class Controllers(Home):
             self.assertTrue(0 < from_l2 < 96)
         self.assertEqual(self.again(adapter, parts.rows(ALL)), ([ALL] * 4, 96, 0))
 
-    def test_lmcaches_serde_with_its_name(self):
+    def test_serde_with_its_setting_works(self):
         serde = {"serde": {"type": "fp8"}}
         layout = {0: MemoryLayoutDesc(shapes=[torch.Size([2, 4, 64, 256])], dtypes=[torch.bfloat16])}
         (row,) = parts.rows(ALL, ranks=1, groups=[0], layouts=layout)
@@ -216,27 +217,27 @@ class Controllers(Home):
                     read = parts.view(memory).view(torch.bfloat16)
                     self.assertTrue(torch.equal(read, values.to(torch.float8_e4m3fn).to(torch.bfloat16)))
             storage.finish_read_prefetched(row.keys)
-        # Without its name nothing is found, and that is said.
+        # Without the setting nothing is found, and an error is logged.
         with parts.manager({**self.embedded(), **serde}) as storage:
             parts.write(storage, [row])
             storage.clear(force=True)
             with self.assertLogs("pagelith.lmcache.names", "ERROR"):
                 self.assertEqual(parts.read(storage, [row]), ([[]], 0, 0))
 
-    def test_l1_as_a_buffer_alone(self):
+    def test_l1_as_buffer_only_works(self):
         adapter = self.embedded()
         with parts.manager(adapter, flags=["--l2-store-policy", "skip_l1"]) as storage:
             parts.write(storage, parts.rows(ALL))
             parts.wait(lambda: storage.get_l1_usage()[0] == 0)
             self.assertEqual(parts.read(storage, parts.rows(ALL)), ([ALL] * 4, 96, 0))
 
-    def test_adapters_come_and_go_while_the_server_runs(self):
+    def test_adapters_are_added_and_removed_at_run_time(self):
         adapter = self.embedded()
         config = get_l2_adapter_config_class("plugin").from_dict(adapter)
         with parts.manager() as storage:
             one = storage.add_l2_adapter(config)
             parts.write(storage, parts.rows(ALL[:12]))
-            # Some of its stores are under way when it goes.
+            # Some of its stores are in progress when it is removed.
             parts.write(storage, parts.rows(ALL[12:]), settle=False)
             storage.delete_l2_adapter(one)
             storage.clear(force=True)
@@ -244,14 +245,14 @@ class Controllers(Home):
             storage.add_l2_adapter(config)
             self.assertEqual(parts.read(storage, parts.rows(ALL[:12])), ([ALL[:12]] * 4, 48, 0))
 
-    def test_a_quota_of_lmcache_removes_what_is_over_it(self):
+    def test_quota_removes_excess_chunks(self):
         adapter = self.embedded()
         adapter["eviction"] = {"eviction_policy": "IsolatedLRU"}
         with parts.manager(adapter) as storage:
             storage.quota_manager.set_quota("kept", 1 << 30)
             kept = parts.rows(ALL, salt="kept")
             parts.write(storage, kept)
-            # One without a quota keeps nothing.
+            # One without a quota stores nothing.
             parts.write(storage, parts.rows(ALL, salt="dropped"))
             parts.wait(lambda: "dropped" not in storage.get_usage_bytes_by_cache_salt())
             size = sum(row.layout_desc.shapes[0].numel() for row in kept)
@@ -259,15 +260,16 @@ class Controllers(Home):
         self.assertEqual(self.again(adapter, kept), ([ALL] * 4, 96, 0))
         self.assertEqual(self.again(adapter, parts.rows(ALL, salt="dropped"))[1], 0)
 
-    def test_what_is_wrong_with_its_flags_is_said_at_the_start(self):
+    def test_invalid_flags_are_refused_at_start(self):
         adapter = self.embedded()
         misplaced = {**adapter, "adapter_params": {}, "store": adapter["adapter_params"]["store"]}
-        for wrong, said in ((misplaced, "one of the two"), (self.embedded(ssd_dir="/x"), "'ssd_dir' is no key")):
+        for wrong, said in ((misplaced, "one of the two"), (self.embedded(ssd_dir="/x"), "'ssd_dir' is an unknown key")):
             with self.assertRaisesRegex(ValueError, said), parts.manager(wrong):
                 pass
 
-    def test_several_requests_at_once_over_a_store_that_evicts(self):
-        """Writers and readers of overlapping chunks, an L1 and an L2 that are both too small: never another byte."""
+    def test_concurrent_requests_over_evicting_store_are_correct(self):
+        """Writers and readers of overlapping chunks, with an L1 and an L2 that are both too small:
+        no wrong byte is read."""
         adapter = self.embedded(ssd="32MiB", dram="8MiB", put_wait_ms=200)
         wrong, reads, until = [], [], time.monotonic() + 15
 
@@ -296,7 +298,7 @@ class Controllers(Home):
 
 
 class OwnTests(unittest.TestCase):
-    def test_lmcaches_own_tests_of_adapters_and_controllers(self):
+    def test_lmcache_own_tests_pass(self):
         root = os.environ.get("LMCACHE_TESTS")
         if not root:
             print("skipped: no LMCACHE_TESTS, so none of LMCache's own tests", file=sys.stderr)

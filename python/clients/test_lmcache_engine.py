@@ -1,6 +1,8 @@
-"""`pagelith.lmcache.connector` under LMCache's own remote backend: what one process stores, the next one reads, byte for byte.
+"""`pagelith.lmcache.connector` under LMCache's own remote backend: chunks stored by one process are
+read by the next, byte for byte.
 
-Run by clients/run.sh; `STORE_PROGRAM` is the program `pagelith`, for what needs a store process.
+Run by clients/run.sh; `STORE_PROGRAM` is the program `pagelith`, for the tests with a store
+process.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ ALL = range(engine.CHUNKS)
 
 
 def flip(directory):
-    """Turn a bit in every 64 KiB of what is stored."""
+    """Flip a bit in every 64 KiB of the stored bytes."""
     for folder, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(folder, name)
@@ -32,7 +34,7 @@ def flip(directory):
                         file.write(bytes([byte[0] ^ 4]))
 
 
-class InAnEnginesProcess(unittest.TestCase):
+class EngineProcess(unittest.TestCase):
     def setUp(self):
         self.home = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
@@ -44,11 +46,11 @@ class InAnEnginesProcess(unittest.TestCase):
         done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
 
-    def test_the_next_process_reads_what_the_first_stored_and_nothing_else(self):
+    def test_next_process_reads_stored_chunks_only(self):
         self.written_by_another_process()
         with engine.backend(self.params) as remote:
             self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
-            # One that is not there costs no other, and a prefix ends at it.
+            # A missing chunk does not affect others, and ends a prefix.
             self.assertEqual(engine.read(remote, [0, 500, 2]), ([True, False, True], 0))
             keys = [engine.key(chunk) for chunk in (0, 1, 500, 2)]
             self.assertEqual((remote.batched_contains(keys), remote.contains(keys[2]), remote.contains(keys[3])), (2, False, True))
@@ -59,19 +61,19 @@ class InAnEnginesProcess(unittest.TestCase):
                 memory.ref_count_down()
             self.assertTrue(engine.free_of(remote))
 
-    def test_after_bits_turned_chunks_are_missed_and_nothing_wrong_is_read(self):
+    def test_damaged_chunks_are_misses_and_no_wrong_byte_is_read(self):
         self.written_by_another_process()
         flip(self.home)
         with engine.backend(self.params) as remote:
             came, wrong = engine.read(remote, ALL)
             self.assertEqual(wrong, 0)
             self.assertLess(sum(came), engine.CHUNKS)
-            # What was missed for its bytes is not found again, until it was stored again.
+            # A chunk missed for its bytes is not found again until it was stored again.
             self.assertEqual([remote.contains(engine.key(chunk)) for chunk in ALL], came)
             engine.write(remote, ALL)
             self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
 
-    def test_another_workers_and_another_layouts_chunks_are_others(self):
+    def test_chunks_of_other_worker_or_layout_are_misses(self):
         with engine.backend(self.params, worker=1, world=2) as remote:
             engine.write(remote, ALL, worker=1, world=2)
             self.assertEqual(engine.read(remote, ALL, worker=0, world=2)[0], [False] * engine.CHUNKS)
@@ -79,7 +81,7 @@ class InAnEnginesProcess(unittest.TestCase):
         with engine.backend(self.params, worker=1, world=2, heads=16) as remote:
             self.assertEqual(engine.read(remote, ALL, worker=1, world=2, heads=16)[0], [False] * engine.CHUNKS)
 
-    def test_connector_starts_with_an_explicit_revision_alone_and_finds_nothing_of_another(self):
+    def test_connector_requires_revision_and_finds_nothing_of_another(self):
         from pagelith.lmcache.connector import PagelithConnector
 
         self.written_by_another_process()
@@ -92,7 +94,7 @@ class InAnEnginesProcess(unittest.TestCase):
         with engine.backend(self.params) as remote:
             self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
 
-    def test_a_removed_chunk_and_a_closed_store(self):
+    def test_removed_chunk_and_closed_store_are_misses(self):
         with engine.backend(self.params) as remote:
             engine.write(remote, ALL)
             self.assertTrue(remote.remove(engine.key(3)))
@@ -101,14 +103,14 @@ class InAnEnginesProcess(unittest.TestCase):
             self.assertEqual(engine.read(remote, [2]), ([False], 0))
             self.assertFalse(remote.contains(engine.key(2)))
 
-    def test_a_read_that_is_given_up_has_let_go_of_its_memory(self):
+    def test_cancelled_read_releases_its_memory(self):
         with engine.backend(self.params) as remote:
             engine.write(remote, ALL)
             connector = remote.connection.getWrappedConnector()
             keys, batches, given_up = [engine.key(chunk) for chunk in ALL], [], []
 
-            class Seen:
-                """The store, and what was handed over to it."""
+            class RecordingStore:
+                """The store, with a record of its submitted batches."""
 
                 def __init__(self, store):
                     self.store = store
@@ -120,7 +122,7 @@ class InAnEnginesProcess(unittest.TestCase):
             async def give_up():
                 for turn in range(60):
                     task = asyncio.ensure_future(connector.batched_get(keys))
-                    # When the first batch is handed over, the second one, or later.
+                    # When the first batch is submitted, the second one, or a later one.
                     while len(batches) < turn % 3 and not task.done():
                         await asyncio.sleep(0)
                     await asyncio.sleep(0)
@@ -132,7 +134,7 @@ class InAnEnginesProcess(unittest.TestCase):
                         given_up.append([batch.done() for batch in batches])
                     batches.clear()
 
-            connector._store = Seen(store := connector._store)
+            connector._store = RecordingStore(store := connector._store)
             try:
                 asyncio.run_coroutine_threadsafe(give_up(), remote.loop).result(60)
             finally:
@@ -142,7 +144,7 @@ class InAnEnginesProcess(unittest.TestCase):
             self.assertTrue(engine.free_of(remote))
             self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
 
-    def test_workers_share_a_store_process_which_is_started_again(self):
+    def test_workers_share_restarted_store_process(self):
         if "STORE_PROGRAM" not in os.environ:
             print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
             self.skipTest("no STORE_PROGRAM")
@@ -169,14 +171,14 @@ class InAnEnginesProcess(unittest.TestCase):
             store.wait()
             self.assertEqual(engine.read(remote, [1]), ([False], 0))
 
-    def test_what_is_wrong_with_the_configuration_is_said(self):
+    def test_invalid_configuration_is_reported(self):
         from pagelith.lmcache.connector import PagelithConnector
 
         config = engine.configuration({"store": {}, "attach": "unix:/x", "tenants": "a"})
         memory = engine.LocalCPUBackend(config, engine.metadata(), dst_device="cpu")
         with self.assertRaises(ValueError) as caught:
             PagelithConnector(asyncio.new_event_loop(), memory, config)
-        for words in ("remote_storage_plugin.pagelith", "'tenants' is no key", "one of the two"):
+        for words in ("remote_storage_plugin.pagelith", "'tenants' is an unknown key", "one of the two"):
             self.assertIn(words, str(caught.exception))
 
 

@@ -1,7 +1,8 @@
-"""SGLang's real controllers and host pools over `pagelith.sglang`: what one process backs up, another prefetches, byte for byte.
+"""SGLang's real controllers and host pools over `pagelith.sglang`: pages backed up by one process
+are prefetched by another, byte for byte.
 
-Run by clients/run.sh. What each scenario writes is written by another process than reads it; `STORE_PROGRAM` is the program
-`pagelith`, for the scenarios with a store process.
+Run by clients/run.sh. The pages of each scenario are written by another process than reads them;
+`STORE_PROGRAM` is the program `pagelith`, for the scenarios with a store process.
 """
 
 import importlib.util
@@ -42,27 +43,28 @@ class AfterARestart(Case):
                 controller = self.start(scenario, embedded(folder(home, name)))
                 whole = scenario.whole
                 self.assertEqual(scenario.read(controller, n), (whole, whole, 0))
-                # Nobody else's prompt.
+                # Another prompt has no pages.
                 self.assertEqual(scenario.read(controller, n + 500)[:2], (0, 0))
             self.end()
 
     def folder(self, name):
-        """Somewhere for the stores of all scenarios, which take some gigabytes until the test ends."""
+        """A directory for the stores of all scenarios, which take some gigabytes until the test
+        ends."""
         home = os.path.join(self.home, name)
         self.addCleanup(shutil.rmtree, home, ignore_errors=True)
         return home
 
-    def test_what_a_closed_store_had_is_read_by_the_next_process(self):
+    def test_pages_survive_close(self):
         home = self.folder("closed")
         in_a_process("write", home, "closed")
         self.assert_all_is_there(home)
 
-    def test_what_was_flushed_is_read_after_the_process_was_killed(self):
+    def test_flushed_pages_survive_kill(self):
         home = self.folder("killed")
         in_a_process("write", home, "killed", ends=-signal.SIGKILL)
         self.assert_all_is_there(home)
 
-    def test_a_file_whose_bytes_were_flipped_is_missed_and_nothing_wrong_is_read(self):
+    def test_damaged_pages_are_misses_and_no_wrong_byte_is_read(self):
         home = self.folder("flipped")
         in_a_process("write", home, "closed")
         shorter = 0
@@ -73,7 +75,7 @@ class AfterARestart(Case):
                 found, read, bad = scenario.read(controller, n)
                 self.assertEqual(bad, 0)
                 shorter += read < scenario.whole
-                # What was missed by its bytes is not found again.
+                # A page missed for its bytes is not found again.
                 again = scenario.read(controller, n)
                 self.assertEqual((again[1], again[2]), (again[0], 0))
             self.end()
@@ -81,7 +83,7 @@ class AfterARestart(Case):
 
 
 class Visible(Case):
-    """What of a page is found while its pools come in separate calls."""
+    """Visibility of a page while its pools are written in separate calls."""
 
     def setUp(self):
         super().setUp()
@@ -101,7 +103,7 @@ class Visible(Case):
     def found(self, *transfers):
         return self.backend.batch_exists_v2(self.keys, list(transfers))
 
-    def test_nothing_until_kv_is_there_and_then_all_of_it(self):
+    def test_page_is_visible_with_its_kv(self):
         each = self.sidecars(PoolName.INDEXER, PoolName.DRAFT)
         stored = self.backend.batch_set_v2([*each, self.last(3)])
         self.assertEqual(stored, {PoolName.INDEXER: [True] * 6, PoolName.DRAFT: [True] * 6, PoolName.MAMBA: [True]})
@@ -115,25 +117,25 @@ class Visible(Case):
         self.assertEqual(self.found(*each).restorable_prefix_pages, [1, 2, 3, 4, 5, 6])
         self.assertEqual(self.backend.batch_exists(self.keys), 6)
 
-    def test_a_page_whose_sidecars_could_not_be_stored_is_not_stored(self):
+    def test_page_without_stored_sidecars_is_not_stored(self):
         wrong = self.sidecars(PoolName.INDEXER)
         wrong[0].host_indices = self.indices[: 2 * parts.PAGE]
         self.assertEqual(self.backend.batch_set_v2(wrong), {PoolName.INDEXER: [False] * 6})
         self.assertEqual(self.backend.batch_set_v1(self.keys, self.indices), [False] * 6)
         self.assertEqual(self.backend.batch_exists(self.keys), 0)
-        # The next backup of the same pages is as if nothing had been.
+        # The next backup of the same pages works as if this one had not been made.
         self.backend.batch_set_v2(self.sidecars(PoolName.INDEXER))
         self.assertEqual(self.backend.batch_set_v1(self.keys, self.indices), [True] * 6)
         self.assertEqual(self.found(*self.sidecars(PoolName.INDEXER)).kv_hit_pages, 6)
 
-    def test_a_sidecar_of_pages_that_are_there_joins_them(self):
+    def test_sidecar_joins_stored_pages(self):
         self.assertEqual(self.backend.batch_set_v1(self.keys, self.indices), [True] * 6)
         self.assertEqual(self.found(*self.sidecars(PoolName.INDEXER)).kv_hit_pages, 0)
         self.backend.batch_set_v2(self.sidecars(PoolName.INDEXER))
         self.assertEqual(self.found(*self.sidecars(PoolName.INDEXER)).kv_hit_pages, 6)
         self.assertEqual(self.backend.batch_get_v2(self.sidecars(PoolName.INDEXER)), {PoolName.INDEXER: [True] * 6})
 
-    def test_a_pool_that_nobody_has_heard_of(self):
+    def test_unknown_pool_works(self):
         self.backend.register_mem_host_pool_v2(parts.mha("page_first")[1], "novel_state")
         novel = self.sidecars("novel_state")
         self.backend.batch_set_v2(novel)
@@ -142,7 +144,7 @@ class Visible(Case):
         self.assertEqual(self.found(*self.sidecars("never_registered")).kv_hit_pages, 0)
         self.assertEqual(self.backend.batch_get_v2(self.sidecars("never_registered")), {"never_registered": [False] * 6})
 
-    def test_block_groups_give_a_verdict_of_their_own(self):
+    def test_block_groups_have_own_hit_policy(self):
         self.backend.batch_set_v1(self.keys, self.indices)
         self.backend.batch_set_v2(self.sidecars(PoolName.INDEXER)[:1])
         blocks = PoolTransfer(
@@ -151,14 +153,14 @@ class Visible(Case):
         found = self.found(blocks)
         self.assertEqual((found.kv_hit_pages, found.extra_pool_hit_pages[PoolName.INDEXER]), (6, 6))
 
-    def test_cleared_while_attached(self):
+    def test_clear_works_while_attached(self):
         self.backend.batch_set_v1(self.keys, self.indices)
         self.backend.clear()
         self.assertEqual(self.backend.batch_exists(self.keys), 0)
         self.assertEqual(self.backend.batch_set_v1(self.keys, self.indices), [True] * 6)
         self.assertEqual(self.backend.batch_exists(self.keys), 6)
 
-    def test_a_full_store_says_so_at_once_and_takes_pages_again(self):
+    def test_full_store_refuses_at_once_and_recovers(self):
         extra = embedded(os.path.join(self.home, "full"))
         del extra["store"]["ssd"]
         extra["store"]["dram"]["bytes"] = "4MiB"
@@ -166,14 +168,14 @@ class Visible(Case):
         backend = self.start(scenario, extra).storage_backend
         keys, indices = drive.hashes_of(drive.tokens_of(2, 64)), drive.slots(0, 64)
         self.assertEqual(backend.batch_set_v1(keys, indices), [True] * 64)
-        held = backend._store.pin(backend._standing(keys))
+        held = backend._store.pin(backend._anchor_keys(keys))
         more = drive.hashes_of(drive.tokens_of(3, 60))
         stored = backend.batch_set_v1(more, drive.slots(0, 60))
         self.assertEqual(stored, [False] * 60)
         held.release()
         self.assertEqual(backend.batch_set_v1(more, drive.slots(0, 60)), [True] * 60)
 
-    def test_measures_are_handed_over_once(self):
+    def test_metrics_are_returned_once(self):
         self.assertIsNone(self.backend.get_stats())
         extra = embedded(os.path.join(self.home, "measured"))
         parts.configure(extra)
@@ -190,13 +192,13 @@ class Visible(Case):
         self.assertEqual(backend.get_stats().backup_pgs, [])
 
 
-class AtTheSameTime(Case):
-    def test_queries_reads_and_writes_of_target_and_draft(self):
+class ConcurrentCalls(Case):
+    def test_target_and_draft_work_concurrently(self):
         scenario = Scenario(with_draft)
         controller = self.start(scenario, embedded(os.path.join(self.home, "overlap")))
         for prompt in range(4):
             self.assertEqual(scenario.write(controller, prompt), scenario.whole)
-        # Backups of new prompts lie in the queue while old ones are read.
+        # Backups of new prompts are queued while old ones are read.
         tokens = [drive.tokens_of(100 + n, PAGES) for n in range(30)]
         for prompt in tokens:
             keys = drive.hashes_of(prompt)
@@ -207,10 +209,10 @@ class AtTheSameTime(Case):
         self.assertEqual(done, [scenario.whole] * 30)
 
 
-class AnotherModel(Case):
-    """What SGLang's own configuration and its updates of weights say of the model."""
+class OtherModel(Case):
+    """The model's identity in SGLang's own configuration and in its updates of weights."""
 
-    def test_pages_of_a_server_with_another_model_are_not_found(self):
+    def test_pages_of_other_model_are_not_found(self):
         extra, scenario = embedded(os.path.join(self.home, "models")), mha("page_first")
         self.assertEqual(scenario.write(self.start(scenario, extra), 1), scenario.whole)
         self.end()
@@ -229,11 +231,12 @@ class AnotherModel(Case):
             self.end()
         self.assertEqual(scenario.read(self.start(scenario, extra), 1), (scenario.whole, scenario.whole, 0))
 
-    def test_pages_from_before_a_weight_update_are_not_found_and_none_is_stored_until_the_cache_is_flushed(self):
+    def test_weight_update_hides_pages_and_blocks_puts_until_flush(self):
         scenario = mha("page_first")
         controller = self.start(scenario, embedded(os.path.join(self.home, "updated")))
         self.assertEqual(scenario.write(controller, 1), scenario.whole)
-        # As SGLang's scheduler does behind an update of weights, and then flushes its tree, which resets the controller and clears its host pool.
+        # As SGLang's scheduler after an update of weights; then it flushes its tree, which resets
+        # the controller and clears its host pool.
         get_context().override("scheduler.weight_version", weight_version="2")
         self.assertEqual(scenario.read(controller, 1), (0, 0, 0))
         self.assertEqual(scenario.write(controller, 2), 0)
@@ -249,21 +252,21 @@ class AnotherModel(Case):
         self.assertEqual(scenario.read(controller, 1), (scenario.whole, scenario.whole, 0))
         self.assertEqual(scenario.read(controller, 2), (0, 0, 0))
 
-    def test_model_whose_weights_nothing_names_needs_an_explicit_revision(self):
+    def test_model_with_unidentified_weights_requires_revision(self):
         extra, scenario = embedded(os.path.join(self.home, "weights")), mha("page_first")
-        # A folder with a configuration, and no weights.
+        # A directory with a configuration, and no weights.
         scenario.flags = {"load_format": "auto"}
-        with self.assertRaisesRegex(ValueError, "cannot read weights here.*set 'revision'"):
+        with self.assertRaisesRegex(ValueError, "cannot identify weights.*set 'revision'"):
             scenario.controller(extra)
         self.assertEqual(scenario.write(self.start(scenario, {**extra, "revision": "weights-1"}), 1), scenario.whole)
 
 
-class WhenCallsFail(Case):
-    def test_sglangs_failure_injector_costs_hits_and_no_byte(self):
+class FailingCalls(Case):
+    def test_failure_injector_causes_misses_only(self):
         in_a_process("fail", os.path.join(self.home, "injected"), SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE="0.25")
 
 
-class WithAStoreProcess(Case):
+class AttachedStore(Case):
     def setUp(self):
         super().setUp()
         self.store = self.serve()
@@ -271,7 +274,7 @@ class WithAStoreProcess(Case):
     def extra(self):
         return {**NAMED, "attach": self.store.address}
 
-    def test_what_one_process_backs_up_another_reads_also_after_the_store_was_started_again(self):
+    def test_other_process_reads_pages_after_store_restart(self):
         for n, (name, scenario) in enumerate(SCENARIOS.items()):
             with self.subTest(name):
                 controller = self.start(scenario, self.extra())
@@ -287,7 +290,7 @@ class WithAStoreProcess(Case):
                 self.assertEqual(scenario.read(controller, n), (whole, whole, 0))
             self.end()
 
-    def test_of_two_ranks_that_share_kv_one_writes_and_both_read(self):
+    def test_one_of_two_ranks_with_shared_kv_writes_and_both_read(self):
         ranks = []
         parts.configure(self.extra())
         for rank in range(2):
@@ -301,7 +304,7 @@ class WithAStoreProcess(Case):
             ranks.append((controller, scenario))
         self.assertEqual([controller.backup_skip for controller, _ in ranks], [False, True])
         whole = scenario.whole
-        # The second comes first: what it has of its own waits for the first one's KV.
+        # The second rank first: its own objects wait for the first one's KV.
         self.assertEqual(ranks[1][1].write(ranks[1][0], 1), whole)
         self.assertEqual(ranks[1][1].read(ranks[1][0], 1), (0, 0, 0))
         self.assertEqual(ranks[0][1].write(ranks[0][0], 1), whole)
@@ -309,13 +312,13 @@ class WithAStoreProcess(Case):
             self.assertEqual(scenario.read(controller, 1), (whole, whole, 0))
 
 
-class ThroughMooncakesInterface(Case):
+class MooncakeInterface(Case):
     """SGLang's own backend for Mooncake, over `pagelith.compat.mooncake`."""
 
-    def test_sglangs_own_test_file(self):
+    def test_sglang_own_tests_pass(self):
         file = importlib.util.find_spec("sglang.srt.mem_cache.storage.mooncake_store.test_mooncake_store").origin
         before = [mooncake.path(), *filter(None, [os.environ.get("PYTHONPATH")])]
-        # It is no server, so nothing in its process says which model it has.
+        # It is no server, so nothing in its process identifies the model.
         named = {"MOONCAKE_PAGELITH_REVISION": "a test"}
         environment = {"MOONCAKE_MASTER": "127.0.0.1:50051", "MOONCAKE_GLOBAL_SEGMENT_SIZE": str(64 << 20), **named}
         environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(before)}
@@ -323,9 +326,9 @@ class ThroughMooncakesInterface(Case):
         self.assertIn("All tests passed", done.stdout + done.stderr)
         self.assertEqual(done.returncode, 0)
 
-    def test_backed_up_and_read_after_a_restart(self):
+    def test_pages_survive_restart(self):
         mooncake.install()
-        # Else it takes most of what the disk has free.
+        # Otherwise it takes most of the disk's free space.
         os.environ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"] = str(512 << 20)
         self.addCleanup(os.environ.pop, "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
         offload = {"enable_ssd_offload": True, "ssd_offload_path": os.path.join(self.home, "mooncake")}
@@ -333,7 +336,7 @@ class ThroughMooncakesInterface(Case):
         for name in ("mha page_first", "mla layer_first"):
             scenario = SCENARIOS[name]
             for turn in ("write", "read"):
-                # What the page's bytes lie in is any memory here.
+                # Any memory can hold a page's bytes here.
                 parts.configure(extra, backend="file")
                 parts.place()
                 scenario.device, scenario.anchor, scenario.sidecars, scenario.trailing = scenario.make()
@@ -349,7 +352,7 @@ class ThroughMooncakesInterface(Case):
 
 
 class Misconfigured(Case):
-    """Each raises where the server starts, and names the flag."""
+    """Each raises an error when the server starts, and names the flag."""
 
     def assert_refused(self, scenario, extra, *words):
         with self.assertRaises(ValueError) as caught:
@@ -357,33 +360,33 @@ class Misconfigured(Case):
         for word in words:
             self.assertIn(word, str(caught.exception))
 
-    def test_what_the_json_says(self):
+    def test_invalid_json_settings_are_refused(self):
         scenario, good = mha("page_first"), embedded(os.path.join(self.home, "never"))
-        self.assert_refused(scenario, {**good, "dram_bytes": 1, "tenant": 3}, "'dram_bytes' is no key", "'tenant' is a string")
+        self.assert_refused(scenario, {**good, "dram_bytes": 1, "tenant": 3}, "'dram_bytes' is an unknown key", "'tenant' must be a string")
         self.assert_refused(scenario, {**good, "attach": "unix:/x"}, "one of the two")
         self.assert_refused(scenario, NAMED, "one of the two")
-        self.assert_refused(scenario, {**good, "put_wait_ms": True}, "'put_wait_ms' is a whole number")
+        self.assert_refused(scenario, {**good, "put_wait_ms": True}, "'put_wait_ms' must be a whole number")
         self.assert_refused(scenario, {**good, "key_name": "rank"}, "go together")
 
-    def test_a_pool_that_does_not_say_where_its_pages_lie(self):
+    def test_pool_without_page_addresses_is_refused(self):
         def unsaid():
             device, anchor = parts.mla("layer_first", dsa=True)
             return device, anchor, [(PoolName.INDEXER, parts.indexer(device, anchor))], []
 
         self.assert_refused(Scenario(unsaid), embedded(os.path.join(self.home, "unsaid")), "'indexer'", "--hicache-mem-layout")
 
-    def test_ranks_that_split_the_layers_and_do_not_all_write(self):
+    def test_layer_split_without_all_ranks_writing_is_refused(self):
         store = self.serve()
         extra = {**NAMED, "attach": store.address}
         parts.configure(extra)
         parts.place(tp_size=2, tp_rank=1, attn_cp_size=2, attn_cp_rank=1)
-        # One of two, of which the other one is not here.
+        # One of two ranks, without the other one.
         of_two = mock.patch.object(parts.HiCacheController, "get_attn_cp_rank_and_size", lambda _: (1, 2))
         with of_two, self.assertRaises(ValueError) as caught:
             parts.plain(*parts.mla("page_first", layer_shard_enabled=True), extra)
         self.assertIn("--enable-dsa-cache-layer-split", str(caught.exception))
 
-    def test_ranks_that_read_what_another_wrote_need_a_store_process(self):
+    def test_ranks_sharing_pages_require_store_process(self):
         extra = embedded(os.path.join(self.home, "ranks"))
         parts.configure(extra)
         parts.place(tp_size=2, attn_tp_size=2)

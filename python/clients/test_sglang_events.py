@@ -1,4 +1,5 @@
-"""What a router hears of pages in the store: published by SGLang's own publisher while its own controllers back up and prefetch."""
+"""The events that a router receives of pages in the store: published by SGLang's own publisher
+while its own controllers back up and prefetch."""
 
 import os
 import tempfile
@@ -15,7 +16,8 @@ BOTH = {StorageMedium.EXTERNAL, StorageMedium.DISK}
 
 
 class Router:
-    """Hears all that was published, however late it comes, as SGLang's publisher has it for those who missed something."""
+    """Receives all published events, however late, by the replay that SGLang's publisher offers to
+    those who missed some."""
 
     def __init__(self, address):
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
@@ -24,7 +26,7 @@ class Router:
         self.next, self.there, self.removed = 0, {medium: set() for medium in BOTH}, 0
 
     def listen(self):
-        """Ask from where it was heard last, and note what is there."""
+        """Request a replay from the last received event on, and apply it."""
         self.socket.send_multipart([b"", self.next.to_bytes(8, "big")])
         while True:
             _, _, number, payload = self.socket.recv_multipart()
@@ -41,7 +43,8 @@ class Router:
                     self.removed += len(event.block_hashes)
 
     def until(self, known):
-        """Listen until that is so; what happened is published a tenth of a second later, and each question is answered as late."""
+        """Listen until the condition holds; events are published up to a tenth of a second late,
+        and each replay request is answered as late."""
         for _ in range(600):
             self.listen()
             if known():
@@ -65,11 +68,11 @@ class Published(Case):
         return controller, router
 
     def hashes(self, scenario, prompts):
-        """As SGLang publishes them of its own memory."""
+        """The hashes that SGLang publishes for its own memory."""
         keys = [key for n in prompts for key in drive.hashes_of(drive.tokens_of(n, PAGES, scenario.page), scenario.page)]
         return {hash_str_to_int64(key) for key in keys}
 
-    def test_of_each_model_what_is_stored_is_heard_by_tier_and_all_of_it_goes_when_it_is_detached(self):
+    def test_events_report_pages_by_tier_and_removal_at_detach(self):
         for name in ("mha page_first", "mla, indexer, draft and mamba", "sliding window page_first", "deepseek v4 page_first"):
             with self.subTest(name):
                 scenario = SCENARIOS[name]
@@ -86,7 +89,7 @@ class Published(Case):
                 shutdown()
                 self.assertEqual(told, [True])
 
-    def test_what_is_evicted_is_heard(self):
+    def test_events_report_evictions(self):
         scenario = SCENARIOS["mha page_first"]
         extra = {**NAMED, "store": {"dram": {"bytes": "4MiB"}, "index": {"max_objects": 10000}}}
         controller, router = self.listening(scenario, extra)
@@ -99,12 +102,12 @@ class Published(Case):
         self.assertTrue(router.until(lambda: router.anywhere() == here))
         self.assertGreater(router.removed, 0)
 
-    def test_of_a_store_process_all_who_listen_hear_what_one_stored(self):
+    def test_all_listeners_of_store_process_get_events(self):
         store = self.serve(PAGELITH_EVENTS__MAX="100000")
         scenario, extra = SCENARIOS["mla page_first"], {**NAMED, "attach": store.address}
         writer, first = self.listening(scenario, extra)
         _, second = self.listening(scenario, extra)
-        # It hears of what comes from now on.
+        # It receives events from here on.
         self.assertEqual(scenario.write(writer, 5), scenario.whole)
         wanted = self.hashes(scenario, [5])
         for router in (first, second):
@@ -114,8 +117,8 @@ class Published(Case):
             self.assertTrue(router.until(lambda heard=router: not heard.anywhere()))
 
 
-class HandedOut(Case):
-    def test_by_sglangs_hashes(self):
+class ReturnedEvents(Case):
+    def test_events_have_sglang_hashes(self):
         scenario = SCENARIOS["mha page_first"]
         controller = self.start(scenario, embedded(os.path.join(self.home, "handed"), enable_kv_events=True))
         scenario.write(controller, 1)

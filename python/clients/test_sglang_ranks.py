@@ -1,5 +1,5 @@
-"""Several ranks over `pagelith.sglang`, each a process with SGLang's own controller, over its own collectives: pipeline and context
-parallelism, and replicas whose attention is data parallel."""
+"""Several ranks over `pagelith.sglang`, each a process with SGLang's own controller, over its own
+collectives: pipeline and context parallelism, and replicas with data parallel attention."""
 
 import json
 import os
@@ -17,7 +17,7 @@ WHOLE = PAGES * parts.PAGE
 
 class Ranks(Case):
     def run_ranks(self, phases, where):
-        """What the ranks say of each model: of each phase, what each of them says."""
+        """The results of the ranks for each model: for each phase, one per rank."""
         meeting = os.path.join(tempfile.mkdtemp(dir=self.home), "meeting")
         program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sglang_ranks.py")
         commands = [[sys.executable, "-W", "ignore", program, str(rank), meeting, phases, where] for rank in range(RANKS)]
@@ -29,27 +29,29 @@ class Ranks(Case):
         told = [json.loads(out.splitlines()[-1]) for out, _ in said]
         return {model: list(zip(*(one[model] for one in told), strict=True)) for model in told[0]}
 
-    def test_embedded_each_rank_reads_what_it_wrote_and_no_more_than_all_have(self):
+    def test_embedded_ranks_read_common_prefix(self):
         directory = tempfile.mkdtemp(dir=self.home)
         models = [model for model in LAYOUTS if model != SHARED_KV]
         self.assertEqual(self.run_ranks("write", directory), dict.fromkeys(models, [(WHOLE,) * RANKS]))
         read = self.run_ranks("read,lose", directory)
         for model in models:
-            # A prefix that one rank has lost is shorter for all, or where a state at its end is needed, of no use.
+            # A prefix that one rank has lost is shorter for all, or useless if a state at its end
+            # is needed.
             fewer = 0 if "mamba" in model else WHOLE - 5 * parts.PAGE
             whole, short = [WHOLE, WHOLE, 0], [fewer, fewer, 0]
-            # A replica has lost it for itself.
+            # A replica's loss does not affect the others.
             lost = (whole, short) if model in REPLICAS else (short, short)
             self.assertEqual(read[model], [(whole,) * RANKS, lost], model)
-        # What a replica of MLA has takes less than a MiB.
+        # The pages of an MLA replica take less than a MiB.
         flip(directory, 5, start=96 << 10)
         for model, [ranks] in self.run_ranks("read", directory).items():
             self.assertEqual([bad for _, _, bad in ranks], [0] * RANKS, model)
             self.assertTrue(all(read < WHOLE for _, read, _ in ranks), (model, ranks))
 
-    def test_attached_all_ranks_use_one_store_process_which_is_started_again(self):
+    def test_attached_ranks_share_restarted_store_process(self):
         store = self.serve()
-        # One rank alone writes what all have alike, and one replica what the other one reads.
+        # Only one rank writes bytes that are equal on all, and one replica reads the pages of the
+        # other.
         written = {**dict.fromkeys(LAYOUTS, [(WHOLE,) * RANKS]), **dict.fromkeys([SHARED_KV, *REPLICAS], [(WHOLE, 0)])}
         self.assertEqual(self.run_ranks("write", store.address), written)
         store.stop()

@@ -1,4 +1,5 @@
-"""SGLang's host pools of its `shm` allocator over a store process: what is backed up is copied out of them by that process."""
+"""SGLang's host pools of its `shm` allocator over a store process: the store process copies
+backed-up pages from them."""
 
 import contextlib
 import os
@@ -11,7 +12,7 @@ from sglang_scenarios import NAMED, SCENARIOS, Case, Stack, flip, in_a_process, 
 
 
 def pools_of(pid):
-    """SGLang's host pools that a process holds: the files' inodes."""
+    """SGLang's host pools that a process has open: the files' inodes."""
     held = [entry.path for entry in os.scandir(f"/proc/{pid}/fd")]
     pools = set()
     for path in held:
@@ -22,7 +23,7 @@ def pools_of(pid):
     return pools
 
 
-class InSharedMemory(Case):
+class SharedMemoryPools(Case):
     def setUp(self):
         super().setUp()
         self.store = self.serve()
@@ -30,9 +31,9 @@ class InSharedMemory(Case):
     def extra(self):
         return {**NAMED, "attach": self.store.address, "allocator": "shm"}
 
-    def test_what_one_process_backs_up_another_reads_and_nothing_wrong_once_bits_of_the_ssd_were_turned(self):
+    def test_other_process_reads_pages_and_misses_damaged_ones(self):
         in_a_process("write", self.home, "closed", self.store.address, "shm")
-        # Out of the process's memory.
+        # From the process's memory.
         for n, (name, scenario) in enumerate(SCENARIOS.items()):
             with self.subTest(name):
                 controller = self.start(scenario, self.extra())
@@ -61,10 +62,10 @@ class InSharedMemory(Case):
             self.end()
         self.assertGreater(shorter, len(SCENARIOS) // 2, "flips that nothing noticed show nothing")
 
-    def test_the_store_process_looks_at_every_pool(self):
+    def test_store_process_maps_every_pool(self):
         for name, scenario in SCENARIOS.items():
             if scenario.changed.get("interface_v1") == 0:
-                # What is put are copies that the controller made.
+                # The controller puts copies.
                 continue
             with self.subTest(name):
                 controller = self.start(scenario, self.extra())
@@ -73,11 +74,11 @@ class InSharedMemory(Case):
                 files = {os.fstat(fd).st_ino for host in hosts.values() for fd in host.allocator.fds}
                 self.assertTrue(files)
                 self.assertEqual(scenario.write(controller, 7), scenario.whole)
-                # Links of those before may not have ended yet.
+                # Earlier links may not have ended yet.
                 self.assertLessEqual(files, pools_of(self.store.process.pid))
             self.end()
 
-    def test_of_more_pools_than_a_store_process_looks_at_some_are_sent(self):
+    def test_pools_beyond_mapping_limit_are_sent(self):
         scenario = SCENARIOS["deepseek v4 layer_first"]
         many = Stack(partial(stacks.deepseek_v4, ratios=(4, 128) * 6), scenario.layout, page=scenario.page, window=scenario.window)
         with self.assertLogs("pagelith.shared", "WARNING") as logs:
@@ -86,8 +87,9 @@ class InSharedMemory(Case):
         self.assertEqual(many.write(controller, 3), many.whole)
         self.assertEqual(many.read(controller, 3), (many.whole, many.whole, 0))
 
-    def test_memory_that_is_not_the_pools_is_not_taken_for_its_bytes(self):
-        # As a pool whose file is another one's: the store looks there, and stores none of it.
+    def test_foreign_memory_is_not_taken_for_pool_bytes(self):
+        # As with a pool whose file is a different one: the store compares the bytes, and stores
+        # none of it.
         scenario, other = mha("page_first"), mha("page_first")
         other.controller(self.extra()).detach_storage_backend()
         controller = self.start(scenario, {**NAMED, "attach": self.store.address})

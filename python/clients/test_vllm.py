@@ -1,5 +1,6 @@
-"""A vLLM engine on the CPU with `pagelith.vllm.PagelithTier` below its host memory, or with `pagelith.vllm.PagelithConnector`: what one
-process computed, the next one does not, and answers the same tokens with the same log-probabilities as one without a cache.
+"""A vLLM engine on the CPU with `pagelith.vllm.PagelithTier` below its host memory, or with
+`pagelith.vllm.PagelithConnector`: blocks computed by one process are not computed by the next,
+whose answers have the same tokens and log-probabilities as those without a cache.
 
 Run by clients/run.sh. `STORE_PROGRAM` is the program `pagelith`, for the test with a store process.
 """
@@ -18,7 +19,7 @@ import unittest
 from pagelith.compat import mooncake
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Prompt tokens of which vLLM may take all but the last block from elsewhere.
+# Prompt tokens of which vLLM may take all but the last block from the cache.
 PROMPT, BLOCK = 320, 32
 
 
@@ -27,7 +28,8 @@ def setUpModule():
     unittest.addModuleCleanup(shutil.rmtree, Lives.home, ignore_errors=True)
 
 
-# Other models in the same folder, and whether their answers are others too: of a folder vLLM takes any revision.
+# Other models in the same directory, and whether their answers differ too: for a directory vLLM
+# accepts any revision.
 OTHERS = (
     ({"hf_overrides": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}}, True),
     ({"revision": "other"}, False),
@@ -43,7 +45,7 @@ def tiers(tier, own=False):
 
 
 class Lives(unittest.TestCase):
-    # The kind of model, and what each answers without a cache.
+    # The kind of model, and its answers without a cache.
     model, without, whole = "full", {}, None
 
     @classmethod
@@ -54,7 +56,7 @@ class Lives(unittest.TestCase):
 
     @classmethod
     def live(cls, transfer, ends=0, **environment):
-        """One engine's life: what it answered. What it complained of is in `said`."""
+        """The answers of one run of an engine. Its log is in `said`."""
         command = [sys.executable, "-W", "ignore", os.path.join(HERE, "vllm_life.py"), os.path.join(cls.home, cls.model), transfer]
         environment = {**os.environ, "PYTHONPATH": HERE, **environment}
         done = subprocess.run(command, env=environment, cwd=cls.home, capture_output=True, text=True, timeout=300)
@@ -69,13 +71,14 @@ class Lives(unittest.TestCase):
         return json.loads(lines[-1])
 
     def store(self, name):
-        """Settings of a store of the engine's process."""
+        """Settings of an embedded store in the engine's process."""
         self.directory = os.path.join(self.home, f"{self.model}_{name}")
         ssd = {"dirs": [self.directory], "bytes": "128MiB", "segment_bytes": "8MiB"}
         return {"dram": {"bytes": "32MiB"}, "index": {"max_objects": 10000}, "ssd": ssd}
 
     def assert_same(self, answers):
-        """As without a cache; and of whom the whole prompt was taken from elsewhere, as with the tier of vLLM's own that keeps files."""
+        """The answers are those without a cache; for a prompt found completely, those with vLLM's
+        own tier that keeps files."""
         prompts = len(self.expected)
         self.assertEqual([one["tokens"] for one in answers], [self.expected[n % prompts]["tokens"] for n in range(len(answers))])
         for n, one in enumerate(answers):
@@ -84,7 +87,8 @@ class Lives(unittest.TestCase):
 
     @classmethod
     def taken_whole(cls):
-        """What is answered where vLLM computes the last token alone: some CPUs add up one token's sums in another order than many's."""
+        """The answers if vLLM computes only the last token: some CPUs sum a single token in another
+        order than many."""
         if Lives.whole is None:
             transfer = tiers({"type": "fs", "root_dir": os.path.join(Lives.home, "files")}, own=True)
             said = cls.said
@@ -98,7 +102,8 @@ class Lives(unittest.TestCase):
         self.assertTrue(all(count >= PROMPT - BLOCK for count in self.cached(answers)), self.cached(answers))
 
     def other_models(self, transfer):
-        """Lives of other models between two of one: none takes a block of another, and each answers as without a cache."""
+        """Runs of other models between two runs of one: none uses a block of another, and each
+        answers as without a cache."""
         self.assert_same(self.live(transfer))
         for options, answers_others in OTHERS:
             with self.subTest(options):
@@ -141,7 +146,7 @@ class Tiers(Lives):
     def embedded(self, name):
         return self.tiered(store=self.store(name))
 
-    def test_the_next_process_takes_what_the_first_computed(self):
+    def test_next_process_reads_computed_blocks(self):
         transfer = self.embedded("closed")
         first = self.live(transfer)
         self.assert_same(first)
@@ -149,16 +154,16 @@ class Tiers(Lives):
         second = self.live(transfer)
         self.assert_same(second)
         self.assert_hits(second)
-        # Bits turned: what they are in is computed again.
+        # Bits are flipped: the blocks that contain them are computed again.
         flip(self.directory)
         third = self.live(transfer)
         self.assert_same(third)
         self.assertLess(sum(self.cached(third)), sum(self.cached(second)))
 
-    def test_tier_of_another_model_finds_nothing(self):
+    def test_tier_of_other_model_finds_nothing(self):
         self.other_models(self.embedded("models"))
 
-    def test_tier_below_vllms_own_connector_starts_with_an_explicit_revision_alone(self):
+    def test_tier_below_vllm_connector_requires_revision(self):
         tier = {"type": "PagelithTier", "module_path": "pagelith.vllm", "store": self.store("own")}
         self.live(tiers(tier, own=True), ends=1)
         self.assertIn("PagelithOffloadingConnector", self.said)
@@ -166,21 +171,21 @@ class Tiers(Lives):
         self.assertFalse(os.path.exists(self.directory))
         self.assert_same(self.live(tiers({**tier, "revision": "weights-1"}, own=True)))
 
-    def test_after_the_first_was_killed(self):
+    def test_blocks_survive_kill(self):
         transfer = self.embedded("killed")
         self.assert_same(self.live(transfer, ends=-signal.SIGKILL, VLLM_LIFE_ENDS="killed"))
         second = self.live(transfer)
         self.assert_same(second)
         self.assertGreater(sum(self.cached(second)), 0)
 
-    def test_a_store_process_keeps_it_between_them(self):
+    def test_store_process_shares_blocks(self):
         with self.store_process("socket") as address:
             self.assert_same(self.live(self.tiered(attach=address)))
             second = self.live(self.tiered(attach=address))
             self.assert_same(second)
             self.assert_hits(second)
 
-    def test_vllms_own_connector_for_mooncake(self):
+    def test_mooncake_connector_works(self):
         with self.store_process("mooncake") as address:
             config = os.path.join(self.home, "mooncake.json")
             with open(config, "w") as file:
@@ -201,7 +206,7 @@ class Connected(Lives):
         })
 
     def lives(self, transfer):
-        """Two, of which the second takes all from the first."""
+        """Two runs, of which the second loads all blocks of the first."""
         first = self.live(transfer)
         self.assert_same(first)
         self.assertEqual(self.cached(first), [0] * 4)
@@ -211,7 +216,8 @@ class Connected(Lives):
         self.assertNotIn("could not be", self.said)
 
     def damaged_lives(self, transfer):
-        """Two more over damaged files: what could not be read is computed and stored again."""
+        """Two more runs over damaged files: blocks that could not be read are computed and stored
+        again."""
         flip(self.directory)
         self.assert_same(self.live(transfer))
         self.assertIn("could not be read", self.said)
@@ -221,15 +227,16 @@ class Connected(Lives):
         self.assertNotIn("could not be", self.said)
 
     def killed_lives(self, transfer):
-        """Two, of which the first is killed when it has answered."""
+        """Two runs, of which the first is killed after its answers."""
         self.assert_same(self.live(transfer, ends=-signal.SIGKILL, VLLM_LIFE_ENDS="killed"))
         second = self.live(transfer)
         self.assert_same(second)
         self.assertGreater(sum(self.cached(second)), 0)
 
     def late_lives(self, name):
-        """Two with few blocks, so that each prompt's are the next one's, and saves that end when they have to. Prompts come twice: the second time
-        what vLLM has no block of any more is loaded behind what it has."""
+        """Two runs with few blocks, so that each prompt's are reused by the next one, and saves end
+        as late as possible. Prompts are repeated: the second time, blocks that vLLM has evicted are
+        loaded after those that it has."""
         transfer = self.connected("vllm_late_saves", store=self.store(name), save_async=True)
         first = self.live(transfer, VLLM_LIFE_CACHE=str(self.few), VLLM_LIFE_ROUNDS="2", VLLM_LIFE_STEP="128")
         self.assert_same(first)
@@ -241,7 +248,8 @@ class Connected(Lives):
         self.assertNotIn("could not be", self.said)
 
     def preempted_lives(self, name):
-        """Two, of which the first has blocks for prompts and none for their answers: what it preempts has saves under way, as late as can be."""
+        """Two runs, of which the first has blocks for prompts but not for answers: preempted
+        requests have saves in progress, ended as late as possible."""
         transfer = self.connected("vllm_late_saves", store=self.store(name), save_async=True)
         long = dict(VLLM_LIFE_TOKENS=str(self.long), VLLM_LIFE_STEP="128")
         expected = self.live("none", **long)
@@ -249,14 +257,15 @@ class Connected(Lives):
         self.assertRegex(self.said, "requests that were preempted: [1-9]")
         self.assertRegex(self.said, "saves that a step waited for: [1-9]")
         self.assertEqual([one["tokens"] for one in answers], [one["tokens"] for one in expected])
-        # What it stored.
+        # The blocks that it stored.
         again = self.live(transfer, **long)
         self.assert_hits(again)
         self.assertEqual([(one["tokens"], one["logprobs"]) for one in again], [(one["tokens"], one["logprobs"]) for one in expected])
         self.assertNotIn("could not be", self.said)
 
-    def assert_told(self, first, again, groups):
-        """Events of two lives, of which the second loads: each block of each prompt by each group, with its tokens, behind the one before it."""
+    def assert_events(self, first, again, groups):
+        """The events of two runs, of which the second loads: each block of each prompt by each
+        group, with its tokens, after the previous block."""
         for told in (first, again):
             stored = {(event["group_idx"], event["block_hashes"][0]): event for event in told if event["type"] == "BlockStored"}
             self.assertEqual(len(stored), len([event for event in told if event["type"] == "BlockStored"]), "told twice")
@@ -272,7 +281,8 @@ class Connected(Lives):
                 self.assertLessEqual({prompt[:end] for prompt in whole for end in range(BLOCK, PROMPT + 1, BLOCK)}, prompts)
 
     def several_lives(self, name, **workers):
-        """Two with several workers, over a store process, as those are processes: a core each, or as many as there are."""
+        """Two runs with several workers, over a store process, since the workers are processes: one
+        core each, or as many as exist."""
         cores = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(str(n % os.cpu_count()) for n in range(2))}
         with self.store_process(name) as address:
             expected = self.live("none", **workers, **cores)
@@ -289,11 +299,11 @@ class Connected(Lives):
 
 
 class Connectors(Connected):
-    # Of 24 KiB a block: one prompt at a time, and a part of the next.
+    # With 24 KiB per block: one prompt at a time, and a part of the next.
     few = tight = 1 << 19
     long = 40
 
-    def test_a_damaged_block_under_vllms_default_policy_ends_its_request_and_the_start_said_so(self):
+    def test_damaged_block_with_default_policy_ends_request_after_warning(self):
         given = {"store": self.store("policy")}
         recompute = self.connected(**given)
         default = json.dumps({name: value for name, value in json.loads(recompute).items() if name != "kv_load_failure_policy"})
@@ -311,7 +321,7 @@ class Connectors(Connected):
         self.assert_same(self.live(recompute))
         self.assertNotIn('"kv_load_failure_policy": "recompute"', self.said)
 
-    def test_an_engine_starts_while_its_store_process_is_down_and_says_so_in_a_line_of_each_side(self):
+    def test_engine_starts_while_store_process_is_down(self):
         address = "unix:" + os.path.join(self.home, "nobody")
         self.live(self.connected(attach=address), ends=1)
         self.assertIn(address, self.said)
@@ -321,83 +331,83 @@ class Connectors(Connected):
         self.assertEqual(len(lines), 2, self.said)
         self.assertNotIn("Traceback", self.said)
 
-    def test_connector_of_another_model_finds_nothing(self):
+    def test_connector_of_other_model_finds_nothing(self):
         self.other_models(self.connected(store=self.store("models")))
 
-    def test_what_is_preempted_while_it_is_saved(self):
+    def test_preemption_during_save_is_correct(self):
         self.preempted_lives("preempted")
 
-    def test_saves_beside_the_computation(self):
+    def test_concurrent_saves_are_correct(self):
         self.late_lives("late")
 
-    def test_the_next_process_takes_what_the_first_computed(self):
+    def test_next_process_reads_computed_blocks(self):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
         self.damaged_lives(transfer)
 
-    def test_loads_in_threads(self):
+    def test_asynchronous_loads_are_correct(self):
         transfer = self.connected(store=self.store("threads"), load_async=True)
         self.lives(transfer)
         self.damaged_lives(transfer)
 
-    def test_after_the_first_was_killed(self):
+    def test_blocks_survive_kill(self):
         self.killed_lives(self.connected(store=self.store("connector_killed")))
 
-    def test_through_memory_of_its_own_as_with_a_device(self):
+    def test_staged_copies_are_correct(self):
         self.lives(self.staged())
 
-    def test_a_store_process_keeps_it_between_them(self):
+    def test_store_process_shares_blocks(self):
         with self.store_process("connector_socket") as address:
             self.lives(self.connected(attach=address))
 
-    def test_two_workers(self):
+    def test_two_workers_are_correct(self):
         self.several_lives("workers", VLLM_LIFE_RANKS="2")
 
-    def test_two_stages(self):
+    def test_two_stages_are_correct(self):
         self.several_lives("stages", VLLM_LIFE_STAGES="2")
 
 
 class Hybrids(Connected):
-    """Several groups of caches, of which some have windows."""
+    """Several cache groups, some of which have windows."""
 
     model = "hybrid"
     # Blocks of 16 KiB, of which a prompt has ten in each of three groups.
     few, tight = 1 << 20, 74 << 14
-    # Windows leave blocks behind as an answer grows.
+    # Windows leave blocks as an answer grows.
     long = 120
 
-    def test_what_is_preempted_while_it_is_saved(self):
+    def test_preemption_during_save_is_correct(self):
         self.preempted_lives("preempted")
 
-    def test_saves_beside_the_computation(self):
+    def test_concurrent_saves_are_correct(self):
         self.late_lives("late")
         transfer = self.connected(store=self.store("thread"), save_async=True)
         self.lives(transfer)
 
-    def test_the_next_process_takes_what_the_first_computed(self):
+    def test_next_process_reads_computed_blocks(self):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
         self.damaged_lives(transfer)
 
-    def test_after_the_first_was_killed(self):
+    def test_blocks_survive_kill(self):
         self.killed_lives(self.connected(store=self.store("connector_killed")))
 
-    def test_through_memory_of_its_own_as_with_a_device(self):
+    def test_staged_copies_are_correct(self):
         self.lives(self.staged())
 
-    def test_a_store_process_keeps_it_between_them(self):
+    def test_store_process_shares_blocks(self):
         with self.store_process("connector_socket") as address:
             self.lives(self.connected(attach=address))
 
 
-    def test_routers_are_told_of_every_group(self):
+    def test_events_report_every_group(self):
         transfer = self.connected(store=self.store("events"))
         self.assert_same(self.live(transfer, VLLM_LIFE_EVENTS="1"))
         first = self.told
         second = self.live(transfer, VLLM_LIFE_EVENTS="1")
         self.assert_same(second)
         self.assert_hits(second)
-        self.assert_told(first, self.told, 3)
+        self.assert_events(first, self.told, 3)
 
 
 class Windows(Connected):
@@ -405,31 +415,31 @@ class Windows(Connected):
 
     model = "windows"
 
-    def test_the_next_process_takes_what_the_first_computed(self):
+    def test_next_process_reads_computed_blocks(self):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
         self.damaged_lives(transfer)
 
 
 class Recurrent(Connected):
-    """Layers with recurrent states beside full attention: short convolutions."""
+    """Layers with recurrent states and full attention: short convolutions."""
 
     model = "states"
     # Blocks of 16 KiB: one prompt at a time, and a part of the next.
     few = 22 << 14
 
-    def test_the_next_process_takes_what_the_first_computed(self):
+    def test_next_process_reads_computed_blocks(self):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
         self.damaged_lives(transfer)
 
-    def test_two_workers(self):
+    def test_two_workers_are_correct(self):
         self.several_lives("workers", VLLM_LIFE_RANKS="2")
 
-    def test_after_the_first_was_killed(self):
+    def test_blocks_survive_kill(self):
         self.killed_lives(self.connected(store=self.store("connector_killed")))
 
-    def test_what_vllm_has_no_block_of_any_more_is_loaded_behind_what_it_has(self):
+    def test_blocks_evicted_by_vllm_are_loaded_after_its_own(self):
         # In steps of four blocks, each of which leaves its state.
         steps = dict(VLLM_LIFE_STEP="128", VLLM_LIFE_RETAIN=str(BLOCK))
         answers = self.live(self.connected(store=self.store("few")), **steps, VLLM_LIFE_ROUNDS="2", VLLM_LIFE_CACHE=str(self.few))
@@ -438,8 +448,9 @@ class Recurrent(Connected):
         self.assert_hits(answers[4:])
         self.assertNotIn("could not be", self.said)
 
-    def test_an_answer_is_gone_on_from_as_from_vllms_own_cache(self):
-        # Of an answer that is longer than a block, which a step of one token made whole. vLLM keeps the state behind it if it is to keep all.
+    def test_answer_is_continued_as_from_vllm_cache(self):
+        # For an answer longer than a block, completed by a step of one token. vLLM keeps the state
+        # after it if it is set to keep all.
         long = dict(VLLM_LIFE_TOKENS="48", VLLM_LIFE_RETAIN=str(BLOCK))
         asked = [[(7 * n + 13 * prompt) % 500 + 1 for n in range(PROMPT)] for prompt in range(4)]
         answered = self.live("none", **long)
@@ -452,10 +463,10 @@ class Recurrent(Connected):
         self.assertEqual(self.cached(taken), self.cached(own))
         self.assert_alike(taken, own)
 
-    def test_through_memory_of_its_own_as_with_a_device(self):
+    def test_staged_copies_are_correct(self):
         self.lives(self.staged())
 
-    def test_a_store_process_keeps_it_between_them(self):
+    def test_store_process_shares_blocks(self):
         with self.store_process("connector_socket") as address:
             self.lives(self.connected(attach=address))
 
@@ -471,17 +482,17 @@ class Recurrent(Connected):
 
 
 class Deltas(Recurrent):
-    """The same of gated delta rules, whose states remember a whole prompt."""
+    """The same with gated delta rules, whose states depend on a whole prompt."""
 
     model = "deltas"
-    # Of its states' one head two workers would have half each.
-    test_two_workers = None
+    # Two workers would have half a head of the states each.
+    test_two_workers_are_correct = None
     # Blocks of 64 KiB.
     few = 22 << 16
 
 
 def flip(directory):
-    """Turn a bit in every 16 KiB that is written."""
+    """Flip a bit in every 16 KiB that is written."""
     for path in glob.glob(os.path.join(directory, "**", "*"), recursive=True):
         if not os.path.isfile(path) or os.path.getsize(path) < 8 << 20:
             continue

@@ -1,7 +1,9 @@
-"""vLLM's tiered offloading on a machine without a GPU: what it copies between GPU and host memory is copied within host memory.
+"""vLLM's tiered offloading on a machine without a GPU: copies between GPU and host memory are made
+within host memory.
 
-An offloading spec, by `"spec_name": "HostCopies", "spec_module_path": "vllm_host_copies"`. All else is vLLM's own: its manager, its
-primary tier, its worker and the shared region of host memory.
+An offloading spec, selected by `"spec_name": "HostCopies", "spec_module_path": "vllm_host_copies"`.
+Everything else is vLLM's own: its manager, its primary tier, its worker and the shared region of
+host memory.
 """
 
 import contextlib
@@ -14,7 +16,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
 class OnGpu(torch.Tensor):
-    """A tensor of the engine's, which says that it is where the worker demands it."""
+    """A tensor of the engine that reports the device which the worker requires."""
 
     is_cuda = True
 
@@ -25,7 +27,7 @@ class Handler(gpu_worker.SingleDirectionOffloadingHandler):
 
 
 class Done:
-    """A stream, and an event on it: whatever was submitted has happened."""
+    """A stream, and an event on it: all submitted operations are complete."""
 
     def __init__(self, **_):
         pass
@@ -48,7 +50,7 @@ class Done:
         return 1.0
 
 
-class Over:
+class PatchedModule:
     """A module with some of its names replaced."""
 
     def __init__(self, module, **names):
@@ -65,9 +67,9 @@ def copy(sources, destinations, lengths, **_):
 
 gpu_worker.SingleDirectionOffloadingHandler = Handler
 gpu_worker.HAS_TRITON = False
-gpu_worker.ops = Over(None, swap_blocks_batch=copy)
-gpu_worker.torch = Over(torch, Event=Done)
-gpu_worker.current_platform = Over(
+gpu_worker.ops = PatchedModule(None, swap_blocks_batch=copy)
+gpu_worker.torch = PatchedModule(torch, Event=Done)
+gpu_worker.current_platform = PatchedModule(
     current_platform, Stream=Done, current_stream=Done, stream=lambda _: contextlib.nullcontext()
 )
 

@@ -1,7 +1,8 @@
-"""The connector with saves beside the computation that are as late as can be: none begins before somebody waits for it.
+"""The connector with asynchronous saves that are as late as possible: none starts before it is
+waited for.
 
-Loaded by `"kv_connector_module_path": "vllm_late_saves"`. A block that is overwritten while a save still reads it is stored as it is then.
-Says at its end how many began before that.
+Loaded by `"kv_connector_module_path": "vllm_late_saves"`. If a block is overwritten while a save
+still reads it, wrong bytes are stored. At its end it reports how many saves a step waited for.
 """
 
 import sys
@@ -12,7 +13,7 @@ __all__ = ["PagelithConnector"]
 
 
 class Late:
-    """A thread of which each job runs when it is waited for, behind those before it."""
+    """A thread that runs a job only when it is waited for, after the earlier jobs."""
 
     def __init__(self, *_):
         self.jobs, self.begun = [], 0

@@ -1,10 +1,13 @@
-"""One life of a vLLM engine on the CPU: a tiny model with weights of a seed, prompts, and what it answers.
+"""One run of a vLLM engine on the CPU: a tiny model with weights from a seed, prompts, and its
+answers.
 
-    python vllm_life.py MODEL_DIR KV_TRANSFER_CONFIG     the folder's name is the model's kind; the second is JSON, or "none"
+    python vllm_life.py MODEL_DIR KV_TRANSFER_CONFIG     the directory's name is the model's kind; the second is JSON, or "none"
 
-Prints one line of JSON: for each prompt the tokens and their log-probabilities, and how many prompt tokens came from outside. With `VLLM_LIFE_EVENTS`
-another before it: the events of blocks that vLLM would have published, of caches that are not its own. `VLLM_LIFE_PROMPTS` is a file with other prompts, a
-list of lists of tokens in JSON. `VLLM_LIFE_OPTIONS` are more arguments of the engine, in JSON.
+Prints one line of JSON: for each prompt the tokens and their log-probabilities, and the number of
+external prompt tokens. With `VLLM_LIFE_EVENTS`, it prints another line before it: the events of
+blocks that vLLM would have published, except those of its own caches. `VLLM_LIFE_PROMPTS` is a file
+with other prompts, a list of lists of tokens in JSON. `VLLM_LIFE_OPTIONS` has further arguments of
+the engine, in JSON.
 """
 
 import json
@@ -16,14 +19,14 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", PYTHONHASHSEED="0", VLLM_L
 
 import torch  # noqa: E402
 
-# Listed by some virtual CPUs, and faulting there.
+# Listed by some virtual CPUs, but faulting there.
 for name in ("_is_amx_tile_supported", "_is_amx_fp16_supported"):
     if hasattr(torch.cpu, name):
         setattr(torch.cpu, name, lambda: False)
 
 if "VLLM_LIFE_STAGES" in os.environ:
-    # Also in each stage's process, which imports this. What a stage gets from the one before it is received into memory that vLLM makes as it warms up,
-    # which on CPUs it leaves out for models that it does not compile.
+    # Also in each stage's process, which imports this. A stage receives its input in memory that
+    # vLLM allocates during its warm-up, which it omits on CPUs for models that it does not compile.
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
     from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -45,7 +48,7 @@ def model(kind):
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
     if kind == "hybrid":
-        # Three groups of caches: full attention, and two with windows.
+        # Three cache groups: full attention, and two with windows.
         layers = ["sliding_attention", "sliding_attention", "full_attention"] * 2
         more = dict(head_dim=32, query_pre_attn_scalar=32, sliding_window=WINDOW, layer_types=layers, num_hidden_layers=len(layers))
         return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **more))
@@ -57,16 +60,17 @@ def model(kind):
 
 
 def recurrent(kind):
-    """Three groups of caches: full attention, and two with recurrent states. Of those kinds that vLLM computes on CPUs without a kernel for GPUs."""
+    """Three cache groups: full attention, and two with recurrent states, of those kinds that vLLM
+    computes on CPUs without a GPU kernel."""
     from transformers import Lfm2Config, Lfm2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
     if kind == "states":
-        # Short convolutions, as LFM2's.
+        # Short convolutions, as in LFM2.
         layers = ["conv", "conv", "full_attention"] * 2
         more = dict(block_auto_adjust_ff_dim=False, conv_dim=128, block_dim=128, block_ff_dim=256)
         return Lfm2ForCausalLM(Lfm2Config(**SIZES, **more, layer_types=layers, num_hidden_layers=len(layers)))
-    # Gated delta rules, as Qwen3-Next's, whose states remember the whole prompt. Attention has so many heads that a block of 32 tokens is no
-    # smaller than a state.
+    # Gated delta rules, as in Qwen3-Next, whose states depend on the whole prompt. The number of
+    # attention heads makes a block of 32 tokens at least as large as a state.
     layers = ["linear_attention", "linear_attention", "full_attention"] * 2
     heads = dict(num_key_value_heads=4, head_dim=64, linear_key_head_dim=64, linear_value_head_dim=64)
     states = dict(linear_num_key_heads=1, linear_num_value_heads=1)
@@ -81,7 +85,7 @@ def make_model(folder):
 
 
 def listen(publisher):
-    """What is published from here on: each event as whoever subscribes reads it."""
+    """The events published from here on, each in the form that a subscriber reads."""
     import msgspec
 
     told, published = [], publisher.publish
@@ -95,7 +99,7 @@ def listen(publisher):
 
 
 def count(scheduler):
-    """The requests that are preempted from here on, once for each time."""
+    """The requests that are preempted from here on, once for each preemption."""
     preempted, preempt = [], scheduler._preempt_request
 
     def counted(request, *arguments, **more):
@@ -137,7 +141,7 @@ def main(folder, transfer):
         with open(os.environ["VLLM_LIFE_PROMPTS"]) as file:
             prompts = json.load(file)
     prompts = [{"prompt_token_ids": prompt} for prompt in prompts * int(os.environ.get("VLLM_LIFE_ROUNDS", 1))]
-    # One after the other, unless told otherwise: the same batches in every life, so the same sums.
+    # One after the other by default: equal batches in every run, so equal sums.
     together = len(prompts) if "VLLM_LIFE_TOGETHER" in os.environ else 1
     for at in range(0, len(prompts), together):
         for answer in engine.generate(prompts[at : at + together], sampling, use_tqdm=False):

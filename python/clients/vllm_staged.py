@@ -1,4 +1,5 @@
-"""The connector as it works on a device's caches, over caches in host memory: each block goes through torch's copies and memory of its own.
+"""The connector's path for a device's caches, over caches in host memory: each block goes through
+torch's copies and staging memory.
 
 Loaded by `"kv_connector_module_path": "vllm_staged"`.
 """

@@ -7,11 +7,13 @@
         if store.get([key], [page])[0]:
             ...
 
-One call is one batch; each object of it has an outcome of its own, and a miss raises nothing. The interpreter's lock is free
-while a call works. The memory of a call is named by what has a buffer, by (address, length), or by lists of those.
+One call is one batch. Each of its objects has an outcome; a miss raises no exception. The GIL is
+released while a call works. The memory of a call is an object with a buffer, a tensor, (address,
+length), or a list of those.
 """
 
-# Here, and not when the first store is opened: a fork meanwhile would find it half imported.
+# Imported here, and not when the first store is opened: a fork meanwhile would see it half
+# imported.
 from . import _log  # noqa: F401
 from ._native import (
     BusyError,

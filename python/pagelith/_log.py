@@ -1,7 +1,9 @@
-"""The engine's log events as records of the logger `pagelith`, each with its fields in `record.fields` and its module in `record.target`.
+"""Passes the engine's log events to the logger `pagelith`, with their fields in `record.fields` and
+their module in `record.target`.
 
-The engine keeps them in a bounded queue (python/src/log.rs). They are logged by the thread that opened, flushed or closed a store before that
-call returns, and else by a thread of their own, which waits for a byte of a socket: no thread of the engine ever waits for the interpreter.
+The engine queues its events (python/src/log.rs). A call that opens, flushes or closes a store logs
+the queued events before it returns. All others are logged by a thread that waits on a socket: no
+thread of the engine ever waits for the interpreter.
 """
 
 import atexit
@@ -15,7 +17,8 @@ from ._native import _log_begin, _log_forked, _log_take, _log_wake
 
 logger = logging.getLogger("pagelith")
 
-# Longest that a call waits for another thread's handlers: one of them may itself wait for who calls.
+# Longest that a call waits for another thread's log handlers, one of which may itself wait for the
+# caller.
 _WAIT_S = 1.0
 
 _lock = threading.RLock()
@@ -23,12 +26,13 @@ _thread: threading.Thread | None = None
 
 
 def begin() -> None:
-    """Hear of what happens from now on: of INFO and above, and of what the logger's level has below that."""
+    """Start to record events: those of INFO and above, and those below that the logger's level
+    includes."""
     global _thread
     _log_begin(min(logger.getEffectiveLevel(), logging.INFO))
     with _lock:
         if _thread is None:
-            # Without a descriptor or a thread, calls that log remain.
+            # Without a descriptor or a thread, events are logged by calls only.
             with contextlib.suppress(OSError, RuntimeError):
                 thread = threading.Thread(target=_run, args=(_log_wake(),), name="pagelith-log", daemon=True)
                 thread.start()
@@ -36,7 +40,7 @@ def begin() -> None:
 
 
 def deliver(wait: float = _WAIT_S) -> None:
-    """Log what waits."""
+    """Log the queued events."""
     if not _lock.acquire(timeout=wait):
         return
     try:
@@ -45,13 +49,13 @@ def deliver(wait: float = _WAIT_S) -> None:
             _log(*record)
         if dropped:
             fields = {"dropped": dropped}
-            _log(logging.WARNING, __name__, None, 0, None, "log events were dropped, since they came faster than they were logged", fields)
+            _log(logging.WARNING, __name__, None, 0, None, "log events were dropped: they arrived faster than they could be logged", fields)
     finally:
         _lock.release()
 
 
 def _log(level: int, target: str, file: str | None, line: int, at: float | None, message: str, fields: dict[str, Any]) -> None:
-    # A filter or handler that fails is no fault of the call that logs.
+    # An exception of a filter or handler must not fail the call that logs.
     with contextlib.suppress(Exception):
         if not logger.isEnabledFor(level):
             return

@@ -39,16 +39,16 @@ __all__ = [
 __version__: str
 
 class _Tensor(Protocol):
-    # In host memory, its elements side by side.
+    # A tensor in host memory, with contiguous elements.
     def __dlpack__(self) -> object: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# Bytes side by side: what has a buffer, a tensor, or an address and a length in bytes.
+# Contiguous bytes: an object with a buffer, a tensor, or an address and a length in bytes.
 _Piece = Buffer | _Tensor | tuple[int, int]
 _Memory = _Piece | list[_Piece] | list[tuple[int, int]]
-# What becomes of one object of a batch, or of one page.
+# The outcome of one object of a batch, or of one page.
 _Outcome = TypeVar("_Outcome")
-# A page's prefix hash: 32 bytes, or a string, which is hashed.
+# The prefix hash of a page: 32 bytes, or a string, which is hashed.
 _Page = bytes | str
 
 class PagelithError(Exception): ...
@@ -167,7 +167,7 @@ class Event:
 class OpenReport:
     @property
     def made(self) -> bool: ...
-    # Seconds.
+    # In seconds.
     @property
     def recovery(self) -> float: ...
     @property
@@ -176,7 +176,7 @@ class OpenReport:
     def side(self) -> str | None: ...
     @property
     def side_reason(self) -> str: ...
-    # Bytes, by what for; `total` is all of them.
+    # Bytes by purpose; `total` is their sum.
     @property
     def memory(self) -> dict[str, int]: ...
     @property
@@ -453,7 +453,7 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-# For `_log.py`.
+# Used by `_log.py`.
 def _log_begin(level: int) -> None: ...
 def _log_wake() -> int: ...
 def _log_take() -> tuple[list[tuple[int, str, str | None, int, float, str, dict[str, Any]]], int]: ...

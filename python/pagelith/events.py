@@ -1,4 +1,4 @@
-"""What a store tells of what came and went, as the adapters take it."""
+"""A store's events, as the adapters read them."""
 
 import logging
 
@@ -6,23 +6,24 @@ from ._native import Event, Store
 
 logger = logging.getLogger(__name__)
 
-# Events that a store of this process keeps until they are taken.
+# Events that a store in this process keeps until they are taken.
 EVENTS_MAX = 1 << 18
-# Events that one call of the store brings at the most.
-_MOST = 1 << 16
+# Most events that one call of the store returns.
+_EVENTS_PER_CALL = 1 << 16
 
 
 def taken(store: Store) -> tuple[list[Event], bool]:
-    """What came and went since this was asked last, in that order, and whether that is all of it: what was lost, or is gone from
-    SSD without a name, is said in the log. Raises IncompatibleError where the store keeps no events."""
-    told, whole = [], True
+    """The events since the last call, in order, and whether they are complete. Events that were
+    dropped, and objects lost from SSD whose keys are unknown, are logged. Raises IncompatibleError
+    if the store records no events."""
+    all_events, complete = [], True
     while True:
-        events, lost = store.take_events(_MOST)
+        events, lost = store.take_events(_EVENTS_PER_CALL)
         if lost:
-            logger.warning("pagelith: %d events of the store were dropped before they were taken: routers may be wrong about it", lost)
+            logger.warning("pagelith: %d events of the store were dropped before they were read: routers may have wrong information", lost)
         if any(event.kind == "forgot" for event in events):
-            logger.warning("pagelith: what could not be read from SSD is gone, and is not told of by name: routers may be wrong about it")
-        whole = whole and not lost and all(event.kind != "forgot" for event in events)
-        told += events
-        if len(events) < _MOST:
-            return told, whole
+            logger.warning("pagelith: objects lost from SSD have no removal events, since their keys are unknown: routers may have wrong information")
+        complete = complete and not lost and all(event.kind != "forgot" for event in events)
+        all_events += events
+        if len(events) < _EVENTS_PER_CALL:
+            return all_events, complete

@@ -1,8 +1,9 @@
-"""Log lines about calls that failed and about objects that could not be read.
+"""Log lines about failed calls and unreadable objects.
 
-A store process that is down fails every call: one line says so, with its address. The next one comes `EVERY_S` seconds later at the earliest, and has the
-number of calls that failed since. Each other kind of failure has lines of its own, as rarely. Objects that the store had and could not read are named,
-with the cause.
+A store process that is down fails every call. One line reports it, with its address; the next line
+follows after `EVERY_S` seconds at the earliest, with the number of calls that failed meanwhile.
+Every other kind of failure has its own lines, limited in the same way. Objects that the store had
+and could not read are named, with the cause.
 """
 
 import logging
@@ -18,23 +19,25 @@ from .identity import ModelError
 if TYPE_CHECKING:
     from . import GetOutcome, Key, PutOutcome
 
-# Seconds from one line of a kind to the next.
+# Seconds between two lines of the same kind.
 EVERY_S = 30.0
-# Objects of a cause that are named within that time; the others are counted.
+# Objects named per cause within that time; further ones are counted.
 NAMED_MAX = 16
-# Misses that say nothing of the store: an object is evicted at any time.
+# Causes of a miss that are normal: an object may be evicted at any time.
 _ORDINARY = ("absent", "gone")
-# Kinds that are told apart.
+# Most kinds of failures that are limited separately.
 _KINDS_MAX = 256
 _VALUES = re.compile(r" \w+=")
-# Unavailable errors by which a store process says nothing: others are its answers, such as that a checksum is wrong.
+# Unavailable errors that mean that the store process did not respond. Others are responses, such as
+# a wrong checksum.
 _DOWN = re.compile("link to the (store|peer)|did not answer in time|cannot attach to the store")
-# Errors that pass by themselves, or with a store process that is started again.
+# Errors that end by themselves, or when the store process is restarted.
 _PASSING = (UnavailableError, BusyError, NoSpaceError)
 
 
 class Failures:
-    """The lines of one adapter about one store. Errors of the types in `always` are said each time: where callers see codes alone."""
+    """The log lines of one adapter about one store. Errors of the types in `always` are logged each
+    time: for adapters whose callers see only error codes."""
 
     def __init__(
         self, log: logging.Logger, attach: str | None, now: Callable[[], float] = time.monotonic, always: tuple[type[BaseException], ...] = ()
@@ -42,42 +45,45 @@ class Failures:
         self._log, self._now, self._always = log, now, always
         self._store = attach or "in this process"
         self._lock = threading.Lock()
-        # By kind of failure: when its next line may be, and how many failures there were since its last.
+        # By kind of failure: earliest time of its next line, and number of failures since its last
+        # line.
         self._kinds: dict[str, tuple[float, int]] = {}
-        # By cause: until when names count, how many were said, and how many objects were not named.
+        # By cause: end of the current period, objects named in it, and objects not named.
         self._causes: dict[str, tuple[float, int, int]] = {}
 
     def call(self, what: str, error: BaseException) -> None:
-        """A call failed as a whole. An error of neither the store nor the model is the adapter's fault, and is logged with its traceback."""
-        failed = self._due(what, error)
+        """Log that a whole call failed. An error of neither the store nor the model is a bug of the
+        adapter, and is logged with its traceback."""
+        failed = self._due_count(what, error)
         if failed:
             trace = None if isinstance(error, (PagelithError, ModelError)) else error
             self._log.log(_level(error), "pagelith: a %s failed: %s store=%s failed_calls=%d", what, error, self._store, failed, exc_info=trace)
 
     def written(self, outcomes: "Sequence[PutOutcome]", what: str = "write") -> None:
-        """A put returned: some of it may have failed."""
-        self._errors(what, outcomes)
+        """Log the errors among the outcomes of a put."""
+        self._log_errors(what, outcomes)
 
     def read(self, keys: "Iterable[Key]", outcomes: "Sequence[GetOutcome]", what: str = "read", found: bool = False) -> None:
-        """A get of these objects returned: some of it may have failed, or may not have come. Objects that were `found` before are named also if they have gone."""
+        """Log the errors and the unreadable objects among the outcomes of a get. With `found`, the
+        objects were found before, so those that are gone are named too."""
         if all(outcomes):
             return
-        self._errors(what, outcomes)
+        self._log_errors(what, outcomes)
         missed: dict[str, list[Key]] = {}
         for key, outcome in zip(keys, outcomes, strict=True):
             if outcome.cause is not None and (found or outcome.cause not in _ORDINARY):
                 missed.setdefault(outcome.cause, []).append(key)
         for cause, unread in missed.items():
-            self._name(cause, unread, len(outcomes))
+            self._log_unread(cause, unread, len(outcomes))
 
-    def _errors(self, what: str, outcomes: "Sequence[GetOutcome | PutOutcome]") -> None:
+    def _log_errors(self, what: str, outcomes: "Sequence[GetOutcome | PutOutcome]") -> None:
         errors = [error for outcome in outcomes if (error := outcome.error) is not None]
-        failed = self._due(what, errors[0]) if errors else 0
+        failed = self._due_count(what, errors[0]) if errors else 0
         if failed:
             said = (what, len(errors), len(outcomes), errors[0], self._store, failed)
             self._log.log(_level(errors[0]), "pagelith: a %s failed for %d of %d objects: %s store=%s failed_calls=%d", *said)
 
-    def _name(self, cause: str, keys: "Sequence[Key]", of: int) -> None:
+    def _log_unread(self, cause: str, keys: "Sequence[Key]", of: int) -> None:
         now = self._now()
         with self._lock:
             until, said, unnamed = self._causes.get(cause, (now, 0, 0))
@@ -89,15 +95,16 @@ class Failures:
         if some:
             named = " ".join(map(str, some))
             self._log.warning(
-                "pagelith: %d of %d objects could not be read, and are misses: cause=%s store=%s not_named=%d objects=%s",
+                "pagelith: %d of %d objects could not be read and count as misses: cause=%s store=%s not_named=%d objects=%s",
                 len(keys), of, cause, self._store, unnamed, named,
             )  # fmt: skip
 
-    def _due(self, what: str, error: BaseException) -> int:
-        """Of how many failures of this kind a line is due now; 0 if it is not."""
+    def _due_count(self, what: str, error: BaseException) -> int:
+        """The number of failures of this kind to report now; 0 if no line is due yet."""
         if isinstance(error, self._always):
             return 1
-        # A store process that is down is one failure, whatever it was asked; of the store's other errors the values behind the text are no part.
+        # A store process that is down is one kind, whatever the call. Other store errors are of one
+        # kind if their texts agree up to the first value.
         text = _VALUES.split(str(error), 1)[0] if isinstance(error, PagelithError) else str(error)
         is_down = isinstance(error, UnavailableError) and _DOWN.search(text) is not None
         kind = "store" if is_down else f"{what} {type(error).__name__} {text}"

@@ -1,4 +1,5 @@
-"""What engines' configurations say of the store: the keys that all adapters have, their types, and what contradicts what."""
+"""Settings that engines' configurations pass to all adapters: their keys, types, and contradictions
+among them."""
 
 import logging
 import os
@@ -13,29 +14,29 @@ from .shared import share
 
 logger = logging.getLogger(__name__)
 
-# Longest file of a secret.
+# Longest secret file.
 _SECRET_BYTES_MAX = 64 << 10
 
 _Settings = TypeVar("_Settings", bound="StoreSettings")
 
 
 def of_type(kind: type, words: str, default: Any) -> Any:
-    """A key whose value is of a type, which `words` name."""
+    """A key whose value has this type, described by `words` in errors."""
     return field(default=default, metadata={"kind": kind, "words": words})
 
 
 def path(words: str, prefix: str = "") -> Any:
-    """A key whose value is text, or a path, which is that text behind `prefix`."""
+    """A key whose value is a string, or a path, which is prefixed with `prefix`."""
     return field(default=None, metadata={"kind": str, "words": words, "prefix": prefix})
 
 
 def number(default: int, most: int = 1 << 40) -> Any:
-    """A key whose value is a whole number from 1 to `most`."""
+    """A key whose value is an integer from 1 to `most`."""
     return field(default=default, metadata={"kind": int, "words": f"a whole number, at least 1 and at most {most}", "most": most})
 
 
 def milliseconds(default: int) -> Any:
-    """A key that bounds a wait: as long as `deadline_ms` of a store may be."""
+    """A key that bounds a wait. It has the range of a store's `deadline_ms`."""
     return number(default, 3_600_000)
 
 
@@ -46,36 +47,36 @@ def threads(default: int) -> Any:
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """Which store, and whose pages. Adapters derive their own from it."""
+    """The store, and the namespace of its pages. Adapters derive their own settings from it."""
 
-    # Settings of a store in this process, as docs/operations.md has them.
+    # Settings of an embedded store, as in docs/operations.md.
     store: dict[str, Any] | None = of_type(dict, "a dictionary", None)
-    # A store process instead: `unix:PATH`, `tcp:HOST:PORT`, or the path of a socket.
+    # Instead of `store`: a store process, `unix:PATH`, `tcp:HOST:PORT`, or the path of a socket.
     attach: str | None = path("a string, or the path of a socket", "unix:")
-    # The name by which that process knows this one, and the file with the secret, where it demands one.
+    # The key's name and the file with its secret, where the store process requires authentication.
     key_name: str | None = of_type(str, "a string", None)
     key_file: str | None = path("a string or a path")
-    # Start the engine though that process is down: nothing is found or stored until it is up.
+    # Start the engine while that process is down: nothing is found or stored until it is up.
     start_without_store: bool = of_type(bool, "true or false", False)
-    # Who may share pages, beside what the engine says of the model.
+    # Separate pages, in addition to the engine's facts about the model.
     tenant: str = of_type(str, "a string", "")
     revision: str = of_type(str, "a string", "")
-    # Longest that a write waits for room in a full store, and a read for its bytes.
+    # Longest wait of a write for space in a full store, and of a read for its bytes.
     put_wait_ms: int = milliseconds(50)
     get_timeout_ms: int = milliseconds(30000)
 
     @classmethod
     def read(cls: type[_Settings], where: str, given: Mapping[str, Any]) -> _Settings:
-        """The settings; all problems in one error, which says `where` they are."""
+        """The settings. One error reports all problems, and `where` the settings come from."""
         if not isinstance(given, Mapping):
-            raise ValueError(f"{where} for pagelith: it is a dictionary, not {given!r}")
+            raise ValueError(f"{where} for pagelith must be a dictionary, not {given!r}")
         known = {f.name: f for f in fields(cls)}
         given = {name: _text(known[name].metadata, value) if name in known else value for name, value in given.items()}
-        problems = [f"{name!r} is no key of it (there are {', '.join(known)})" for name in given if name not in known]
+        problems = [f"{name!r} is an unknown key (known keys: {', '.join(known)})" for name in given if name not in known]
         for name, value in given.items():
             about = known[name].metadata if name in known else {}
             if "kind" in about and not _is(about, value):
-                problems.append(f"{name!r} is {about['words']}, not {value!r}")
+                problems.append(f"{name!r} must be {about['words']}, not {value!r}")
         settings = cls(**{name: value for name, value in given.items() if name in known})
         problems += settings._contradictions()
         if problems:
@@ -85,17 +86,18 @@ class StoreSettings:
     def _contradictions(self) -> list[str]:
         problems = []
         if (self.store is None) == (self.attach is None):
-            problems.append("it takes 'store' (a store in this process) or 'attach' (a store process), one of the two")
+            problems.append("pass 'store' (a store in this process) or 'attach' (a store process), one of the two")
         if (self.key_name is None) != (self.key_file is None) or (self.key_name and not self.attach):
-            problems.append("'key_name' and 'key_file' go together, and with 'attach'")
+            problems.append("'key_name' and 'key_file' go together, and require 'attach'")
         if self.start_without_store and not self.attach:
-            problems.append("'start_without_store' goes with 'attach': a store in this process is there or is refused")
+            problems.append("'start_without_store' requires 'attach': a store in this process opens or fails at the start")
         return problems
 
     def open(self, part: str, events_max: int = 0) -> Store:
-        """The store: one in this process has directories of its own, named `part`, and keeps so many events, or what `store` says.
+        """Open the store. An embedded one uses the directories named `part`, and keeps `events_max`
+        events, unless `store` says otherwise.
 
-        What `store` says is validated by `Store`, and not looked at here: nothing is made before it is right.
+        `Store` validates the content of `store`, before it creates anything.
         """
         if self.attach is not None:
             return self._attached(self.attach)
@@ -110,10 +112,10 @@ class StoreSettings:
             return Store.attach(address, key=self._key(), may_be_down=self.start_without_store)
         except UnavailableError as error:
             remedy = "start it (`pagelith serve`), or set 'start_without_store': true to serve without it until it is up"
-            raise UnavailableError(f"{error}: the store process is not there: {remedy}") from error
+            raise UnavailableError(f"{error}: the store process is unavailable: {remedy}") from error
 
     def failures(self, log: logging.Logger) -> Failures:
-        """What goes wrong with that store, for this adapter's log."""
+        """Log lines about failures of this store, in an adapter's log."""
         return Failures(log, self.attach)
 
     def _key(self) -> tuple[str, bytes] | None:
@@ -127,15 +129,16 @@ class StoreSettings:
 
 @dataclass(frozen=True)
 class PoolSettings(StoreSettings):
-    """The same, of adapters that the engine tells where its host memory is."""
+    """The same, for adapters that get the engine's host memory from the engine."""
 
-    # Have the kernel look that memory's pages up once, and keep them, where a store of this process reads into it from SSD.
+    # Look up and pin the pages of that memory once, if an embedded store reads into it from SSD.
     register_memory: bool = of_type(bool, "true or false", True)
 
     def register(self, store: Store, spans: Iterable[tuple[int, int]]) -> list[Registration]:
-        """Say where host memory is, by address and length: a store in this process registers it, a store process is shown what it can be of it.
+        """Register host memory, by address and length: an embedded store pins its pages, a store
+        process maps those parts that it can.
 
-        What cannot be is said, and costs no read.
+        Memory that cannot be registered is logged; reads into it work all the same.
         """
         if self.attach is not None:
             share(store, spans)
@@ -145,12 +148,12 @@ class PoolSettings(StoreSettings):
             try:
                 held.append(store.register((address, length)))
             except PagelithError as error:
-                logger.warning("pagelith: %d bytes of host memory are not registered, reads into them cost more CPU: %s", length, error)
+                logger.warning("pagelith: %d bytes of host memory are not registered, so reads into them cost more CPU: %s", length, error)
         return held
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same addresses, in as few spans as they are."""
+    """The same addresses, as few ranges as possible."""
     found: list[tuple[int, int]] = []
     for address, length in sorted(spans):
         if found and address <= found[-1][0] + found[-1][1]:
@@ -162,16 +165,17 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _secret(path: str) -> bytes:
-    """A file of a secret, as `pagelith` takes one: a regular file, not waited for, of this user or root, that nobody else can read."""
+    """The content of a secret file, under the rules of `pagelith` itself: a regular file of this
+    user or root that no other user can read. A pipe does not block."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
-        # Of the file that was opened, whatever lies at the path by now.
-        there = os.fstat(file.fileno())
-        if not stat.S_ISREG(there.st_mode):
+        # Checked on the open file: the path may name another file by now.
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(f"not a regular file path={path}")
-        if there.st_uid not in (os.geteuid(), 0):
-            raise OSError(f"it is another user's, who can change it (chown) path={path} owner={there.st_uid} user={os.geteuid()}")
-        if there.st_mode & 0o077:
-            raise OSError(f"other users can read it (chmod 600) path={path} mode={stat.S_IMODE(there.st_mode):o}")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise OSError(f"another user owns it and can change it (chown it) path={path} owner={status.st_uid} user={os.geteuid()}")
+        if status.st_mode & 0o077:
+            raise OSError(f"other users can read it (chmod 600) path={path} mode={stat.S_IMODE(status.st_mode):o}")
         secret = file.read(_SECRET_BYTES_MAX + 1)
         if len(secret) > _SECRET_BYTES_MAX:
             raise OSError(f"it is too long for a secret path={path} bytes_max={_SECRET_BYTES_MAX}")
@@ -179,7 +183,7 @@ def _secret(path: str) -> bytes:
 
 
 def _text(about: Mapping[str, Any], value: Any) -> Any:
-    """What a key is given, a path as text."""
+    """A key's value, with a path as text."""
     return about["prefix"] + os.fsdecode(value) if "prefix" in about and isinstance(value, os.PathLike) else value
 
 

@@ -1,4 +1,5 @@
-"""Host memory that a store process copies from without its bytes being sent."""
+"""Host memory that a store process maps, so that it copies from there without its bytes being
+sent."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class Mapping(NamedTuple):
-    """A file in memory that this process shares by a mapping from its first byte on."""
+    """A shared mapping of an in-memory file in this process, from the first byte of the file."""
 
     address: int
     length: int
-    # As the kernel writes it, also where nothing has this name any more; and which file it is.
+    # The name in the kernel's list, also of a deleted file; and the identity of the file.
     name: str
     device: int
     inode: int
@@ -33,20 +34,21 @@ class Mapping(NamedTuple):
         return self.address + self.length
 
     def is_of(self, fd: int) -> bool:
-        there = os.fstat(fd)
-        return (there.st_dev, there.st_ino) == (self.device, self.inode)
+        status = os.fstat(fd)
+        return (status.st_dev, status.st_ino) == (self.device, self.inode)
 
 
 def mappings(spans: Iterable[tuple[int, int]]) -> list[Mapping]:
-    """Those in which some of these addresses lie: of memfds, and of files in /dev/shm."""
+    """The mappings that overlap these address ranges: of memfds, and of files in /dev/shm."""
     wanted = list(spans)
     return [mapping for mapping in _files_in_memory() if any(at < mapping.end and at + length > mapping.address for at, length in wanted)]
 
 
 def _files_in_memory() -> list[Mapping]:
-    """All of them. The kernel lists a mapping in parts, where its parts have other flags (`mlock`)."""
+    """All mappings of in-memory files. The kernel splits a mapping whose parts differ in flags
+    (`mlock`); they are joined."""
     found: list[Mapping] = []
-    # A name has any bytes but newlines.
+    # A name may contain any bytes but newlines.
     with open("/proc/self/maps", "rb") as maps:
         for line in maps:
             addresses, allowed, at, device, inode, *name = line.rstrip(b"\n").split(maxsplit=5)
@@ -63,16 +65,17 @@ def _files_in_memory() -> list[Mapping]:
 
 
 def share(store: Store, spans: Iterable[tuple[int, int]]) -> int:
-    """Let a store process look at what of this memory it can be shown; in how many mappings that is.
+    """Let a store process map this memory, as far as possible. Returns the number of mappings.
 
-    What it cannot be shown is sent to it: that costs more, and is all. It is memory that is no shared mapping of a file in memory, and what
-    the store refuses, since it is shown as much as it takes, which is said.
+    All other memory is sent to the store process, which costs more. This is memory that is not a
+    shared mapping of an in-memory file, and memory that the store refuses because it would exceed
+    its limits, which is logged.
     """
     shared = 0
     try:
         found = mappings(spans)
     except OSError as error:
-        logger.warning("pagelith: no host memory is shown to the store process, but sent: this process's mappings cannot be listed: %s", error)
+        logger.warning("pagelith: host memory is not shared with the store process but sent: the mappings of this process cannot be listed: %s", error)
         return 0
     for mapping in found:
         try:
@@ -80,28 +83,30 @@ def share(store: Store, spans: Iterable[tuple[int, int]]) -> int:
                 store.share(fd, mapping.address, mapping.length)
             shared += 1
         except (PagelithError, OSError) as error:
-            logger.warning("pagelith: %d bytes of host memory are not shown to the store process, but sent: %s", mapping.length, error)
+            logger.warning("pagelith: %d bytes of host memory are not shared with the store process but sent: %s", mapping.length, error)
     return shared
 
 
 @contextlib.contextmanager
 def _descriptor(mapping: Mapping) -> Iterator[int]:
-    """One of the file: this process's own, or by its name."""
+    """A descriptor of the mapped file: one that this process has open, or a new one, opened by
+    name."""
     for name in os.listdir("/proc/self/fd"):
-        # By its name first: a look at another file may take as long as its owner likes.
+        # The name is compared first: fstat on an unrelated file may block as long as its file
+        # system does.
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") == mapping.name and mapping.is_of(int(name)):
                 found = os.dup(int(name))
                 break
     else:
-        # Another file may have the name that the kernel writes for one that has none any more.
+        # A different file may now have the name that the kernel shows for a deleted one.
         if mapping.name.endswith(" (deleted)"):
-            raise FileNotFoundError(f"its file has no name any more, and this process no descriptor of it: {mapping.name}")
-        # A pipe in its place is not waited for.
+            raise FileNotFoundError(f"the mapped file was deleted, and this process has no descriptor of it: {mapping.name}")
+        # O_NONBLOCK: a pipe in its place must not block.
         found = os.open(mapping.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not mapping.is_of(found):
-            raise FileNotFoundError(f"another file has this name by now: {mapping.name}")
+            raise FileNotFoundError(f"a different file has this name now: {mapping.name}")
         yield found
     finally:
         os.close(found)

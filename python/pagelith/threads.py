@@ -1,4 +1,5 @@
-"""Work for threads that may not all be there: a process can be short of them."""
+"""Submitting work to an executor that may be unable to start threads: a process may have reached
+its limit."""
 
 import threading
 from collections.abc import Callable
@@ -7,11 +8,12 @@ from typing import Any
 
 
 def submit(threads: Executor, body: Callable[..., None], *arguments: Any) -> "Future[None] | None":
-    """Have one of the threads do it.
+    """Run `body` on one of the threads, exactly once or not at all.
 
-    RuntimeError if it is never done: they were shut down, or none could be started. An executor keeps what it could start no thread
-    for, and another thread may do it any time later, when its memory is somebody else's: here it is done once or refused, and never
-    both. None if it is done though the executor said otherwise.
+    Raises RuntimeError if it will never run: the executor was shut down, or could not start a
+    thread. An executor keeps work for which it could start no thread, and another thread may run it
+    at any later time, when the caller has reused its memory; the claim prevents that. Returns None
+    if the work ran although the executor raised an error.
     """
     claim = threading.Lock()
 

@@ -1,4 +1,4 @@
-//! What every call has: how it is to be treated, and the memory that it lends.
+//! Options and memory of one call.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use pagelith::layouts::key::ObjectKey;
 use pagelith::{GetSlice, Options, PutSlice};
 use pyo3::prelude::*;
 
-use crate::arguments::no_time;
+use crate::arguments::invalid_seconds;
 use crate::errors::InvalidError;
-use crate::given::{Listed, Memories};
+use crate::handle::StoreHandle;
 use crate::keys::{Key, keys};
 use crate::memory::Memory;
 use crate::outcome::PutOutcome;
-use crate::reached::Reached;
+use crate::sequences::{ListOf, Memories};
 
-/// One request of a cache controller: what is asked for under it counts as equally recent.
+/// One request of an engine: all objects that calls touch under it count as equally recent.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Request(pub pagelith::Request);
 
@@ -25,13 +25,13 @@ impl Request {
     }
 }
 
-/// How a call is to be treated.
+/// Options of a call.
 pub fn options(request: Option<pagelith::Request>, depth: u32, timeout: Option<f64>) -> PyResult<Options> {
     let timeout = seconds("timeout", timeout)?;
     Ok(Options { request, depth, timeout, ..Options::default() })
 }
 
-/// How a put is to be treated.
+/// Options of a put.
 pub fn put_options(
     request: Option<pagelith::Request>,
     depth: u32,
@@ -41,58 +41,60 @@ pub fn put_options(
     Ok(Options { wait: seconds("wait", wait)?, ..options(request, depth, timeout)? })
 }
 
-/// A time that Python gave in seconds; [`crate::arguments`] has looked at it.
-pub fn seconds(what: &str, given: Option<f64>) -> PyResult<Option<Duration>> {
-    let one = |seconds| Duration::try_from_secs_f64(seconds).map_err(|_| no_time(what, &seconds));
-    given.map(one).transpose()
+/// A duration in seconds that [`crate::arguments`] has already checked.
+pub fn seconds(arg_name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
+    let one = |seconds| Duration::try_from_secs_f64(seconds).map_err(|_| invalid_seconds(arg_name, &seconds));
+    value.map(one).transpose()
 }
 
-/// Objects of a call, to be put.
-pub struct Objects<'a> {
+/// The objects of a put call, with their source memory borrowed.
+pub struct PutBatch<'a> {
     keys: &'a [ObjectKey],
     pieces: Vec<Vec<&'a [u8]>>,
 }
 
-impl Objects<'_> {
+impl PutBatch<'_> {
     pub fn slices(&self) -> Vec<PutSlice<'_>> {
         self.keys.iter().zip(&self.pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect()
     }
 }
 
-/// The puts of a call: what is put, and the memory that it is read from, which is held as long as this is there.
-pub struct Puts {
+/// The arguments of a put call. The source memory stays exported until this value is dropped.
+pub struct PutArgs {
     keys: Vec<ObjectKey>,
     memory: Memory,
 }
 
-impl Puts {
-    pub fn of(given: Vec<Bound<'_, Key>>, sources: &Memories<'_>) -> PyResult<Puts> {
-        as_many(given.len(), sources.0.len())?;
-        Ok(Puts { keys: keys(given), memory: Memory::to_read(&sources.0)? })
+impl PutArgs {
+    pub fn of(key_args: Vec<Bound<'_, Key>>, sources: &Memories<'_>) -> PyResult<PutArgs> {
+        check_counts(key_args.len(), sources.0.len())?;
+        Ok(PutArgs { keys: keys(key_args), memory: Memory::to_read(&sources.0)? })
     }
 
-    /// Lend the memory to a call.
-    pub fn lend(&self) -> Objects<'_> {
-        // SAFETY: the documentation of puts asks that nobody writes there until they have ended, and `memory` is borrowed as long.
+    /// Borrows the source memory for a call.
+    pub fn lend(&self) -> PutBatch<'_> {
+        // SAFETY: the documentation of puts forbids writes to the memory until the put has ended,
+        // and `memory` is borrowed for that long.
         let pieces = unsafe { self.memory.read() };
-        Objects { keys: &self.keys, pieces }
+        PutBatch { keys: &self.keys, pieces }
     }
 }
 
-/// Lend the memory of objects to `put`.
+/// Calls `put` with the keys and their source memory.
 pub fn puts(
-    given: Vec<Bound<'_, Key>>,
+    key_args: Vec<Bound<'_, Key>>,
     sources: &Memories<'_>,
-    put: impl FnOnce(Objects<'_>) -> PyResult<Vec<pagelith::Result<pagelith::PutOutcome>>>,
+    put: impl FnOnce(PutBatch<'_>) -> PyResult<Vec<pagelith::Result<pagelith::PutOutcome>>>,
 ) -> PyResult<Vec<PutOutcome>> {
-    let outcomes = put(Puts::of(given, sources)?.lend())?;
+    let outcomes = put(PutArgs::of(key_args, sources)?.lend())?;
     Ok(outcomes.into_iter().map(PutOutcome).collect())
 }
 
-/// Make pages of objects: those of one page lie next to each other. What is in them, or a base, comes from any page.
+/// Puts one group per page: adjacent objects with the same page hash form a group. The keys in
+/// `required`, and `base`, may be those of any page.
 pub fn put_pages(
-    store: &Reached,
-    objects: &Objects<'_>,
+    store: &StoreHandle,
+    objects: &PutBatch<'_>,
     base: Option<ObjectKey>,
     required: Option<&[ObjectKey]>,
     options: Options,
@@ -105,61 +107,69 @@ pub fn put_pages(
     }
 }
 
-/// What the pages of a call are put with: a base, or all that a page consists of.
-pub fn together(
+/// The group options of a call: either a base object, or the complete list of a page's objects.
+pub fn group_options(
     base: Option<ObjectKey>,
     required: Option<Vec<Bound<'_, Key>>>,
 ) -> PyResult<(Option<ObjectKey>, Option<Vec<ObjectKey>>)> {
     if base.is_some() && required.is_some() {
-        return Err(InvalidError::new_err("what is attached to a base is whole: base and required"));
+        return Err(InvalidError::new_err(
+            "base and required exclude each other: a group attached to a base is put whole",
+        ));
     }
     Ok((base, required.map(keys)))
 }
 
-/// Some of an object's bytes, from and to.
-pub type Span = Option<(u64, u64)>;
+/// A byte range (from, to) of an object; `None` selects all of it.
+pub type ByteRange = Option<(u64, u64)>;
 
-/// The gets of a call: what is asked for, and the memory that it is read into, which is held as long as this is there.
-pub struct Gets {
+/// The arguments of a get call. The destination memory stays exported until this value is dropped.
+pub struct GetArgs {
     keys: Vec<ObjectKey>,
-    ranges: Vec<Span>,
+    ranges: Vec<ByteRange>,
     memory: Memory,
 }
 
-impl Gets {
+impl GetArgs {
     pub fn of(
-        given: Vec<Bound<'_, Key>>,
+        key_args: Vec<Bound<'_, Key>>,
         destinations: &Memories<'_>,
-        ranges: Option<Listed<Span>>,
-    ) -> PyResult<Gets> {
-        as_many(given.len(), destinations.0.len())?;
-        let keys = keys(given);
+        ranges: Option<ListOf<ByteRange>>,
+    ) -> PyResult<GetArgs> {
+        check_counts(key_args.len(), destinations.0.len())?;
+        let keys = keys(key_args);
         let ranges = ranges.map_or_else(|| vec![None; keys.len()], |ranges| ranges.0);
         if ranges.len() != keys.len() {
             let (keys, ranges) = (keys.len(), ranges.len());
-            return Err(InvalidError::new_err(format!("a range for each key keys={keys} ranges={ranges}")));
+            return Err(InvalidError::new_err(format!(
+                "ranges must have one entry per key keys={keys} ranges={ranges}"
+            )));
         }
-        Ok(Gets { keys, ranges, memory: Memory::to_write(&destinations.0)? })
+        Ok(GetArgs { keys, ranges, memory: Memory::to_write(&destinations.0)? })
     }
 
-    /// Lend the memory to a call.
-    pub fn lend(&mut self) -> Destinations<'_> {
-        // SAFETY: the documentation of gets asks that nobody touches it until they have ended; `memory` is borrowed as long, and was
-        // taken to be written.
+    /// Borrows the destination memory for a call.
+    pub fn lend(&mut self) -> GetBatch<'_> {
+        // SAFETY: the documentation of gets forbids any access to the memory until the get has
+        // ended; `memory` is borrowed for that long, and was exported as writable.
         let pieces = unsafe { self.memory.write() };
-        Destinations { keys: &self.keys, ranges: &self.ranges, pieces }
+        GetBatch { keys: &self.keys, ranges: &self.ranges, pieces }
     }
 }
 
-/// Objects of a call, to be got.
-pub struct Destinations<'a> {
+/// The objects of a get call, with their destination memory borrowed.
+pub struct GetBatch<'a> {
     keys: &'a [ObjectKey],
-    ranges: &'a [Span],
+    ranges: &'a [ByteRange],
     pieces: Vec<Vec<&'a mut [u8]>>,
 }
 
-impl Destinations<'_> {
-    pub fn get(&mut self, store: &Reached, options: Options) -> Vec<pagelith::Result<pagelith::GetOutcome>> {
+impl GetBatch<'_> {
+    pub fn get(
+        &mut self,
+        store: &StoreHandle,
+        options: Options,
+    ) -> Vec<pagelith::Result<pagelith::GetOutcome>> {
         let wanted = self.keys.iter().zip(self.ranges).zip(&mut self.pieces);
         let mut gets: Vec<_> = wanted
             .map(|((key, range), pieces)| GetSlice {
@@ -172,9 +182,11 @@ impl Destinations<'_> {
     }
 }
 
-fn as_many(keys: usize, memories: usize) -> PyResult<()> {
+fn check_counts(keys: usize, memories: usize) -> PyResult<()> {
     match keys == memories {
         true => Ok(()),
-        false => Err(InvalidError::new_err(format!("a memory for each key keys={keys} memories={memories}"))),
+        false => Err(InvalidError::new_err(format!(
+            "there must be one memory per key keys={keys} memories={memories}"
+        ))),
     }
 }

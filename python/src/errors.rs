@@ -1,4 +1,5 @@
-//! Errors as Python's: one class a kind, so that a program says in its `except` what it can do something about.
+//! Python exceptions: one class per error kind, so that an `except` clause can name the kinds that
+//! the program can handle.
 
 use pagelith::{ConfigError, Error, ErrorKind};
 use pyo3::create_exception;
@@ -67,7 +68,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// The error as Python has it.
+/// The Python exception for an error of the engine.
 pub fn raised(error: &Error) -> PyErr {
     let message = error.to_string();
     match error.kind {
@@ -83,7 +84,7 @@ pub fn raised(error: &Error) -> PyErr {
     }
 }
 
-/// A configuration that was refused, with every problem in it.
+/// The Python exception for a refused configuration; the message lists every problem.
 pub fn refused(error: &ConfigError) -> PyErr {
     InvalidError::new_err(error.to_string())
 }

@@ -1,86 +1,89 @@
-//! What is told of objects that come and go.
+//! Events: objects that were stored in a tier or removed from it.
 
-use pagelith::{Event as Told, Tier};
+use pagelith::{Event as StoreEvent, Tier};
 use pyo3::prelude::*;
 
 use crate::keys::{Key, Namespace};
-use crate::repr::truth;
+use crate::repr::python_bool;
 
-/// What happened to an object.
+/// A change of one object or one namespace.
 #[pyclass(frozen, module = "pagelith")]
-pub struct Event(pub Told);
+pub struct Event(pub StoreEvent);
 
 #[pymethods]
 impl Event {
-    /// `stored`, `removed`, `cleared` (all of a namespace is gone), or `forgot` (objects are gone from SSD that cannot be named).
+    /// `stored`, `removed`, `cleared` (all objects of a namespace were removed), or `forgot`
+    /// (objects were lost from SSD whose keys are unknown).
     #[getter]
     fn kind(&self) -> &'static str {
         match &self.0 {
-            Told::Stored { .. } => "stored",
-            Told::Removed { .. } => "removed",
-            Told::Cleared { .. } => "cleared",
-            Told::Forgot { .. } => "forgot",
+            StoreEvent::Stored { .. } => "stored",
+            StoreEvent::Removed { .. } => "removed",
+            StoreEvent::Cleared { .. } => "cleared",
+            StoreEvent::Forgot { .. } => "forgot",
         }
     }
 
-    /// `dram` or `ssd`; `None` of what was cleared, which is both.
+    /// `dram` or `ssd`; `None` for `cleared`, which concerns both.
     #[getter]
     fn tier(&self) -> Option<&'static str> {
         match &self.0 {
-            Told::Stored { tier, .. } | Told::Removed { tier, .. } | Told::Forgot { tier } => {
-                Some(match tier {
-                    Tier::Memory => "dram",
-                    Tier::Ssd => "ssd",
-                    Tier::Remote => "remote",
-                })
-            }
-            Told::Cleared { .. } => None,
+            StoreEvent::Stored { tier, .. }
+            | StoreEvent::Removed { tier, .. }
+            | StoreEvent::Forgot { tier } => Some(match tier {
+                Tier::Memory => "dram",
+                Tier::Ssd => "ssd",
+                Tier::Remote => "remote",
+            }),
+            StoreEvent::Cleared { .. } => None,
         }
     }
 
-    /// Which object was stored or removed.
+    /// The key of the object that was stored or removed.
     #[getter]
     fn key(&self) -> Option<Key> {
         match &self.0 {
-            Told::Stored { key, .. } | Told::Removed { key, .. } => Some(Key(*key)),
-            Told::Cleared { .. } | Told::Forgot { .. } => None,
+            StoreEvent::Stored { key, .. } | StoreEvent::Removed { key, .. } => Some(Key(*key)),
+            StoreEvent::Cleared { .. } | StoreEvent::Forgot { .. } => None,
         }
     }
 
-    /// The namespace that was cleared, or the object's.
+    /// The namespace that was cleared, or that of the object.
     #[getter]
     fn namespace(&self) -> Option<Namespace> {
         match &self.0 {
-            Told::Stored { key, .. } | Told::Removed { key, .. } => Some(Namespace(key.namespace())),
-            Told::Cleared { namespace } => Some(Namespace(*namespace)),
-            Told::Forgot { .. } => None,
+            StoreEvent::Stored { key, .. } | StoreEvent::Removed { key, .. } => {
+                Some(Namespace(key.namespace()))
+            }
+            StoreEvent::Cleared { namespace } => Some(Namespace(*namespace)),
+            StoreEvent::Forgot { .. } => None,
         }
     }
 
-    /// It was stored and in no tier before.
+    /// The object was stored, and was in no tier before.
     #[getter(new)]
     fn is_new(&self) -> bool {
-        matches!(self.0, Told::Stored { new: true, .. })
+        matches!(self.0, StoreEvent::Stored { new: true, .. })
     }
 
-    /// It was removed and is in no tier any more.
+    /// The object was removed, and is in no tier any more.
     #[getter]
     fn gone(&self) -> bool {
-        matches!(self.0, Told::Removed { gone: true, .. })
+        matches!(self.0, StoreEvent::Removed { gone: true, .. })
     }
 
     fn __repr__(&self) -> String {
         match &self.0 {
-            Told::Stored { key, new, .. } => {
-                let new = truth(*new);
+            StoreEvent::Stored { key, new, .. } => {
+                let new = python_bool(*new);
                 format!("Event(stored, {}, key={key}, new={new})", self.tier().unwrap_or_default())
             }
-            Told::Removed { key, gone, .. } => {
-                let gone = truth(*gone);
+            StoreEvent::Removed { key, gone, .. } => {
+                let gone = python_bool(*gone);
                 format!("Event(removed, {}, key={key}, gone={gone})", self.tier().unwrap_or_default())
             }
-            Told::Cleared { namespace } => format!("Event(cleared, namespace={namespace})"),
-            Told::Forgot { .. } => format!("Event(forgot, {})", self.tier().unwrap_or_default()),
+            StoreEvent::Cleared { namespace } => format!("Event(cleared, namespace={namespace})"),
+            StoreEvent::Forgot { .. } => format!("Event(forgot, {})", self.tier().unwrap_or_default()),
         }
     }
 }

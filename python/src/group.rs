@@ -4,69 +4,78 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{ErrorKind, GroupId, Options, PutSlice, Result, attach};
+use pagelith::{ErrorKind, GroupId, Options, PutSlice, Result, client};
 use pyo3::prelude::*;
 
 use crate::arguments;
 use crate::call::{put_options, puts};
 use crate::errors::{UnavailableError, raised};
-use crate::given::Memories;
+use crate::handle::StoreHandle;
 use crate::keys::Key;
 use crate::outcome::PutOutcome;
-use crate::reached::Reached;
-use crate::repr::truth;
+use crate::repr::python_bool;
+use crate::sequences::Memories;
 use crate::store::{Store, is_forked};
 
-/// A group that was begun: its objects become visible together when it is committed.
+/// An open group: its objects become visible together when it is committed.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Group {
     store: Py<Store>,
-    /// `None` only while it is dropped.
-    id: Option<Id>,
-    /// It was committed or given up here. A store process answers all the same, of what is visible now.
-    over: AtomicBool,
+    /// `None` only while the group is dropped.
+    id: Option<GroupName>,
+    /// This object committed or aborted the group. A store process would still answer calls for it,
+    /// with the state that is visible now.
+    is_over: AtomicBool,
     process: u32,
 }
 
-/// What names a group to its store.
-enum Id {
-    Own(GroupId),
-    Attached(attach::GroupId),
+/// The name of a group within its store.
+enum GroupName {
+    Embedded(GroupId),
+    Attached(client::GroupId),
 }
 
-/// A group, to whom it is open.
-enum Open<'a> {
-    Own(pagelith::Group<'a>),
-    Attached(attach::Group<'a>),
+/// A group, resolved in the store that it belongs to.
+enum OpenGroup<'a> {
+    Embedded(pagelith::Group<'a>),
+    Attached(client::Group<'a>),
 }
 
-impl Id {
-    fn begin(store: &Reached, required: &[ObjectKey], options: Options) -> Result<Id> {
+impl GroupName {
+    fn begin(store: &StoreHandle, required: &[ObjectKey], options: Options) -> Result<GroupName> {
         match store {
-            Reached::Own(store) => store.begin_group(required, options).map(|group| Id::Own(group.id())),
-            Reached::Attached(store) => {
-                store.begin_group(required, options).map(|group| Id::Attached(group.id()))
+            StoreHandle::Embedded(store) => {
+                store.begin_group(required, options).map(|group| GroupName::Embedded(group.id()))
+            }
+            StoreHandle::Attached(store) => {
+                store.begin_group(required, options).map(|group| GroupName::Attached(group.id()))
             }
         }
     }
 
-    /// `None` if it is over, as far as is known here.
-    fn open<'a>(&self, store: &'a Reached) -> Option<Open<'a>> {
+    /// `None` if the group has ended, as far as this process knows.
+    fn open<'a>(&self, store: &'a StoreHandle) -> Option<OpenGroup<'a>> {
         match (self, store) {
-            (Id::Own(id), Reached::Own(store)) => store.open_group(*id).map(Open::Own),
-            (Id::Attached(id), Reached::Attached(store)) => store.open_group(id).map(Open::Attached),
-            (Id::Own(_), Reached::Attached(_)) | (Id::Attached(_), Reached::Own(_)) => None,
+            (GroupName::Embedded(id), StoreHandle::Embedded(store)) => {
+                store.open_group(*id).map(OpenGroup::Embedded)
+            }
+            (GroupName::Attached(id), StoreHandle::Attached(store)) => {
+                store.open_group(id).map(OpenGroup::Attached)
+            }
+            (GroupName::Embedded(_), StoreHandle::Attached(_))
+            | (GroupName::Attached(_), StoreHandle::Embedded(_)) => None,
         }
     }
 }
 
-impl Open<'_> {
+impl OpenGroup<'_> {
     fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Result<Vec<Result<pagelith::PutOutcome>>> {
         match self {
-            Open::Own(group) => Ok(group.put(objects, options)),
-            Open::Attached(group) => {
+            OpenGroup::Embedded(group) => Ok(group.put(objects, options)),
+            OpenGroup::Attached(group) => {
                 let outcomes = group.put(objects, options);
-                // Raised where there is nothing else to say, as where its end is known beforehand.
+                // Raised if every object failed for this reason, as an embedded store raises it
+                // when it finds the group ended before the put.
                 match outcomes.iter().all(is_unavailable) {
                     true => outcomes.into_iter().map(|outcome| outcome.map(Ok)).collect(),
                     false => Ok(outcomes),
@@ -77,15 +86,15 @@ impl Open<'_> {
 
     fn missing(&self) -> Result<Vec<ObjectKey>> {
         match self {
-            Open::Own(group) => Ok(group.missing()),
-            Open::Attached(group) => group.missing(Options::default()),
+            OpenGroup::Embedded(group) => Ok(group.missing()),
+            OpenGroup::Attached(group) => group.missing(Options::default()),
         }
     }
 
     fn commit(&self, options: Options) -> Result<PutOutcome> {
         match self {
-            Open::Own(group) => Ok(PutOutcome(group.commit(options))),
-            Open::Attached(group) => {
+            OpenGroup::Embedded(group) => Ok(PutOutcome(group.commit(options))),
+            OpenGroup::Attached(group) => {
                 let outcome = group.commit(options);
                 if is_unavailable(&outcome) {
                     outcome.map(|put| PutOutcome(Ok(put)))
@@ -98,34 +107,39 @@ impl Open<'_> {
 
     fn abort(self) -> Result<()> {
         match self {
-            Open::Own(group) => {
+            OpenGroup::Embedded(group) => {
                 group.abort();
                 Ok(())
             }
-            Open::Attached(group) => group.abort(),
+            OpenGroup::Attached(group) => group.abort(),
         }
     }
 }
 
-/// The group is over, by the store process's word, or with the link that it was begun on; or the process did not answer in time.
+/// The store process says that the group has ended, or the link that it was begun on has ended, or
+/// the store process did not respond in time.
 fn is_unavailable<T>(outcome: &Result<T>) -> bool {
     outcome.as_ref().is_err_and(|error| error.kind == ErrorKind::Unavailable)
 }
 
 impl Group {
     pub fn begin(store: &Bound<'_, Store>, required: Vec<ObjectKey>, options: Options) -> PyResult<Group> {
-        let id = store.get().with(store.py(), |store| Id::begin(store, &required, options))?;
+        let id = store.get().with(store.py(), |store| GroupName::begin(store, &required, options))?;
         let id = Some(id.map_err(|error| raised(&error))?);
-        let (store, over) = (store.clone().unbind(), AtomicBool::new(false));
-        Ok(Group { store, id, over, process: std::process::id() })
+        let (store, is_over) = (store.clone().unbind(), AtomicBool::new(false));
+        Ok(Group { store, id, is_over, process: std::process::id() })
     }
 
-    fn name(&self) -> Option<&Id> {
-        self.id.as_ref().filter(|_| !self.over.load(Relaxed))
+    fn name(&self) -> Option<&GroupName> {
+        self.id.as_ref().filter(|_| !self.is_over.load(Relaxed))
     }
 
-    /// Do something with the group, unless it is over.
-    fn with<R: Send>(&self, py: Python<'_>, body: impl FnOnce(Open<'_>) -> Result<R> + Send) -> PyResult<R> {
+    /// Calls `body` with the group, unless the group has ended.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(OpenGroup<'_>) -> Result<R> + Send,
+    ) -> PyResult<R> {
         let done = self
             .store
             .get()
@@ -140,7 +154,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if is_forked(self.process) {
-            // The link of another process.
+            // The link belongs to the parent process.
             std::mem::forget(self.id.take());
         }
     }
@@ -148,7 +162,7 @@ impl Drop for Group {
 
 #[pymethods]
 impl Group {
-    /// Put some of its objects. `waiting` is what becomes of them, until the group is committed.
+    /// Put some objects of the group. Their state is `waiting` until the group is committed.
     #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put(
@@ -165,13 +179,13 @@ impl Group {
         puts(keys, &sources, |objects| self.with(py, |group| group.put(&objects.slices(), options)))
     }
 
-    /// What is still to be put.
+    /// The keys of the objects that are still to be put.
     fn missing(&self, py: Python<'_>) -> PyResult<Vec<Key>> {
         let missing = self.with(py, |group| group.missing())?;
         Ok(missing.into_iter().map(Key).collect())
     }
 
-    /// Make it visible. `waiting` if something is missing.
+    /// Make the group visible. The state is `waiting` if an object is missing.
     #[pyo3(signature = (*, request=None, depth=0, timeout=None, wait=None))]
     fn commit(
         &self,
@@ -184,19 +198,19 @@ impl Group {
         let options = put_options(request, depth, timeout, wait)?;
         let outcome = self.with(py, |group| group.commit(options))?;
         if matches!(outcome.0, Ok(pagelith::PutOutcome::Stored | pagelith::PutOutcome::AlreadyPresent)) {
-            self.over.store(true, Relaxed);
+            self.is_over.store(true, Relaxed);
         }
         Ok(outcome)
     }
 
     fn __repr__(&self) -> String {
-        format!("Group(over={})", truth(self.over.load(Relaxed)))
+        format!("Group(over={})", python_bool(self.is_over.load(Relaxed)))
     }
 
-    /// Drop what was put of it.
+    /// Drop the objects that were put into the group.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |group| group.abort())?;
-        self.over.store(true, Relaxed);
+        self.is_over.store(true, Relaxed);
         Ok(())
     }
 }

@@ -1,21 +1,22 @@
-//! How long a prefix can be restored when a page's state lies in several pools.
+//! Queries for the longest restorable prefix when the state of a page is spread over several pools.
 
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
 use pyo3::prelude::*;
 
 use crate::arguments;
-use crate::given::Listed;
 use crate::keys::{Key, Page, keys};
+use crate::sequences::ListOf;
 
-/// Which lengths a pool allows, owned.
+/// The prefix lengths that a pool allows, as an owned value.
 enum Policy {
     AllPages,
     TrailingPages(usize),
     BlockGroups { block_pages: usize, group_pages: usize, keys: Vec<PrefixHash> },
 }
 
-/// A pool that is asked about beside the anchor: which objects a page has in it, and which lengths it allows.
+/// One pool of a query, besides the anchor: its objects per page, and the prefix lengths that it
+/// allows.
 #[pyclass(frozen, module = "pagelith")]
 pub struct PoolQuery {
     objects: Vec<ObjectKey>,
@@ -24,13 +25,14 @@ pub struct PoolQuery {
 
 #[pymethods]
 impl PoolQuery {
-    /// A length is allowed if all of its pages are here: KV, draft KV, indexers.
+    /// A length is allowed if all of its pages are stored: KV, draft KV, indexers.
     #[staticmethod]
     fn all_pages(#[pyo3(from_py_with = arguments::objects)] objects: Vec<Bound<'_, Key>>) -> PoolQuery {
         PoolQuery { objects: keys(objects), policy: Policy::AllPages }
     }
 
-    /// A length is allowed if its last `pages` are here: 1 for a Mamba checkpoint, a sliding window's length.
+    /// A length is allowed if its last `pages` pages are stored: 1 for a Mamba checkpoint, the
+    /// window's length for a sliding window.
     #[staticmethod]
     #[pyo3(signature = (objects, pages=1))]
     fn trailing_pages(
@@ -40,13 +42,14 @@ impl PoolQuery {
         PoolQuery { objects: keys(objects), policy: Policy::TrailingPages(pages) }
     }
 
-    /// Every length is allowed; the pool has pages of its own, in groups, each for a block of pages.
+    /// Every length is allowed; the pool has pages of its own, in groups, one group per block of
+    /// pages.
     #[staticmethod]
     fn block_groups(
         #[pyo3(from_py_with = arguments::objects)] objects: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::block_pages)] block_pages: usize,
         #[pyo3(from_py_with = arguments::group_pages)] group_pages: usize,
-        #[pyo3(from_py_with = arguments::pages)] pages: Listed<Page>,
+        #[pyo3(from_py_with = arguments::pages)] pages: ListOf<Page>,
     ) -> PoolQuery {
         let pages = pages.0.into_iter().map(|page| page.0).collect();
         PoolQuery {
@@ -71,8 +74,8 @@ impl PoolQuery {
 }
 
 impl PoolQuery {
-    /// As the store is asked.
-    pub fn lent(&self) -> pagelith::PoolQuery<'_> {
+    /// The query in the engine's form.
+    pub fn borrowed(&self) -> pagelith::PoolQuery<'_> {
         let policy = match &self.policy {
             Policy::AllPages => pagelith::HitPolicy::AllPages,
             Policy::TrailingPages(pages) => pagelith::HitPolicy::TrailingPages(*pages),
@@ -86,7 +89,7 @@ impl PoolQuery {
     }
 }
 
-/// How long a prefix can be restored, in pages.
+/// The longest restorable prefix, in pages.
 #[pyclass(frozen, get_all, module = "pagelith")]
 pub struct PagesFound {
     usable_pages: usize,

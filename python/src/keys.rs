@@ -2,7 +2,7 @@
 
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, ParseKeyError, Role};
-use pagelith::layouts::namespace::{LayerRange, Namespace as Facts, opaque_hash};
+use pagelith::layouts::namespace::{LayerRange, Namespace as NamespaceFields, opaque_hash};
 use pagelith::layouts::shard::Shard;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -10,10 +10,11 @@ use pyo3::types::{PyBytes, PyString};
 
 use crate::arguments::{self, wrong_type};
 use crate::errors::InvalidError;
-use crate::given::{Listed, Octets};
+use crate::sequences::{ByteString, ListOf};
 
-/// Who may share pages: two namespaces that differ in any field never see each other's. A value: equal ones are interchangeable, and it can
-/// be copied, pickled and sorted.
+/// The sharing boundary of pages: two namespaces that differ in any field never see each other's
+/// pages. An immutable value: equal ones are interchangeable, and it can be copied, pickled and
+/// sorted.
 #[pyclass(frozen, eq, ord, hash, module = "pagelith")]
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(pub NamespaceId);
@@ -32,10 +33,10 @@ impl Namespace {
         #[pyo3(from_py_with = arguments::page_tokens)] page_tokens: u32,
         #[pyo3(from_py_with = arguments::layout)] layout: &str,
         #[pyo3(from_py_with = arguments::layout_version)] layout_version: u32,
-        #[pyo3(from_py_with = arguments::layer_split)] layer_split: Option<Listed<(u32, u32)>>,
-        #[pyo3(from_py_with = arguments::extra)] extra: Option<Listed<(String, String)>>,
+        #[pyo3(from_py_with = arguments::layer_split)] layer_split: Option<ListOf<(u32, u32)>>,
+        #[pyo3(from_py_with = arguments::extra)] extra: Option<ListOf<(String, String)>>,
     ) -> Namespace {
-        let facts = Facts {
+        let fields = NamespaceFields {
             tenant: tenant.into(),
             model: model.into(),
             revision: revision.into(),
@@ -50,25 +51,25 @@ impl Namespace {
                 .collect(),
             extra: extra.map(|extra| extra.0).unwrap_or_default(),
         };
-        Namespace(facts.id())
+        Namespace(fields.id())
     }
 
-    /// Its fingerprint, 16 bytes, equal wherever the same is described.
+    /// The fingerprint, 16 bytes; equal for equal fields in every process.
     #[getter]
     fn id<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.0)
     }
 
-    /// The namespace of this fingerprint, as `id` has it.
+    /// The namespace with this fingerprint, as returned by `id`.
     #[staticmethod]
     fn of_id(#[pyo3(from_py_with = arguments::id)] id: &[u8]) -> PyResult<Namespace> {
         let wrong = |_| InvalidError::new_err(format!("id must have 16 bytes length={}", id.len()));
         id.try_into().map(|id| Namespace(NamespaceId(id))).map_err(wrong)
     }
 
-    fn __reduce__<'py>(this: &Bound<'py, Namespace>) -> PyResult<Reduced<'py>> {
-        let made = this.get_type().getattr("of_id")?;
-        Ok((made, (this.get().id(this.py()).into_any(),)))
+    fn __reduce__<'py>(this: &Bound<'py, Namespace>) -> PyResult<PickleCall<'py>> {
+        let constructor = this.get_type().getattr("of_id")?;
+        Ok((constructor, (this.get().id(this.py()).into_any(),)))
     }
 
     fn __copy__(this: Py<Namespace>) -> Py<Namespace> {
@@ -84,10 +85,11 @@ impl Namespace {
     }
 }
 
-/// What a value is pickled as: whom to call, with what.
-type Reduced<'py> = (Bound<'py, PyAny>, (Bound<'py, PyAny>,));
+/// The result of `__reduce__`: a callable and its arguments.
+type PickleCall<'py> = (Bound<'py, PyAny>, (Bound<'py, PyAny>,));
 
-/// Names an object: namespace, page, whose state, pool, component and shard. A value, as a namespace is; `str` has its text.
+/// The name of an object: namespace, page, role (target or draft), pool, component and shard. An
+/// immutable value, as a namespace is; `str` returns its text.
 #[pyclass(frozen, eq, ord, hash, module = "pagelith")]
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub ObjectKey);
@@ -107,18 +109,18 @@ impl Key {
     ) -> PyResult<Key> {
         let role = if draft { Role::Draft } else { Role::Target };
         let shard = Shard::parse(shard)
-            .ok_or_else(|| InvalidError::new_err(format!("is no shard shard={shard:?}")))?;
+            .ok_or_else(|| InvalidError::new_err(format!("shard is not valid shard={shard:?}")))?;
         let key = ObjectKey::new(namespace, page.0, role, pool, component, shard);
         key.map(Key).map_err(|error| InvalidError::new_err(error.to_string()))
     }
 
-    /// The same object of another page.
+    /// The key of the same object for another page.
     fn on_page(&self, page: Page) -> Key {
         Key(self.0.on_page(page.0))
     }
 
-    /// The same object of several pages.
-    fn on_pages(&self, #[pyo3(from_py_with = arguments::pages)] pages: Listed<Page>) -> Vec<Key> {
+    /// The keys of the same object for several pages.
+    fn on_pages(&self, #[pyo3(from_py_with = arguments::pages)] pages: ListOf<Page>) -> Vec<Key> {
         pages.0.into_iter().map(|page| Key(self.0.on_page(page.0))).collect()
     }
 
@@ -152,15 +154,16 @@ impl Key {
         self.0.shard().to_string()
     }
 
-    /// The key of this text, as `str` has it: `NAMESPACE/PAGE/[d:]POOL/COMPONENT/SHARD`, the first two in hexadecimal digits.
+    /// The key with this text, as returned by `str`: `NAMESPACE/PAGE/[d:]POOL/COMPONENT/SHARD`, the
+    /// first two in hexadecimal digits.
     #[staticmethod]
     fn parse(#[pyo3(from_py_with = arguments::text)] text: &str) -> PyResult<Key> {
         text.parse().map(Key).map_err(|error: ParseKeyError| InvalidError::new_err(error.to_string()))
     }
 
-    fn __reduce__<'py>(this: &Bound<'py, Key>) -> PyResult<Reduced<'py>> {
-        let made = this.get_type().getattr("parse")?;
-        Ok((made, (this.str()?.into_any(),)))
+    fn __reduce__<'py>(this: &Bound<'py, Key>) -> PyResult<PickleCall<'py>> {
+        let constructor = this.get_type().getattr("parse")?;
+        Ok((constructor, (this.str()?.into_any(),)))
     }
 
     fn __copy__(this: Py<Key>) -> Py<Key> {
@@ -180,29 +183,28 @@ impl Key {
     }
 }
 
-/// A page's prefix hash, as callers have it.
+/// The prefix hash of a page, as an argument.
 pub struct Page(pub PrefixHash);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Page {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Page> {
-        if given.is_instance_of::<PyString>() {
-            return Ok(Page(opaque_hash(arguments::text_of("page", &given)?.as_bytes())));
+    fn extract(arg: Borrowed<'a, 'py, PyAny>) -> PyResult<Page> {
+        if arg.is_instance_of::<PyString>() {
+            return Ok(Page(opaque_hash(arguments::text_of("page", &arg)?.as_bytes())));
         }
-        let Octets(bytes) = given.extract().map_err(|error: PyErr| {
-            match error.is_instance_of::<PyTypeError>(given.py()) {
-                true => wrong_type("page", "32 bytes, or a string, which is hashed", &given),
+        let ByteString(bytes) =
+            arg.extract().map_err(|error: PyErr| match error.is_instance_of::<PyTypeError>(arg.py()) {
+                true => wrong_type("page", "32 bytes, or a string, which is hashed", &arg),
                 false => error,
-            }
-        })?;
+            })?;
         let hash = <[u8; 32]>::try_from(bytes.as_slice());
         let wrong = |_| InvalidError::new_err(format!("a page's hash has 32 bytes length={}", bytes.len()));
         hash.map(|hash| Page(PrefixHash(hash))).map_err(wrong)
     }
 }
 
-/// The keys of a call.
-pub fn keys(given: Vec<Bound<'_, Key>>) -> Vec<ObjectKey> {
-    given.iter().map(|key| key.get().0).collect()
+/// The keys of a call, in the engine's form.
+pub fn keys(arg: Vec<Bound<'_, Key>>) -> Vec<ObjectKey> {
+    arg.iter().map(|key| key.get().0).collect()
 }

@@ -1,44 +1,45 @@
-//! The Python package `pagelith`: a store, its keys and what comes back, as Python objects.
+//! The Python package `pagelith`: a store, its keys and its outcomes, as Python objects.
 //!
-//! One call of Python is one batch of the store. The interpreter's lock is given up for as long as the store works, and the
-//! memory that a call names is held for as long as the call: the store has let go of it when the call returns, whatever
-//! came of it. Of a batch that is handed over it is held until that has ended.
+//! One Python call is one batch of the store. The GIL is released while the store works. The memory
+//! that a call names stays exported for the whole call: the store uses it no longer once the call
+//! has returned, also when it failed. The memory of a submitted batch stays exported until the
+//! batch has ended.
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "reads the configuration file that it is given, and has threads for batches that are handed over"
+    reason = "reads a configuration file, and starts threads for submitted batches"
 )]
 
+mod access;
 mod arguments;
 mod call;
 mod closing;
+mod drop_with_gil;
 mod errors;
 mod events;
-mod given;
 mod group;
+mod handle;
 mod hits;
 mod keys;
-mod lent;
 mod log;
 mod mapped;
 mod memory;
 mod opening;
 mod outcome;
 mod pin;
-mod reached;
 mod registered;
 mod repr;
+mod sequences;
 mod shared;
 mod store;
 mod submitted;
 mod tensor;
-mod using;
 mod view;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// In a child: the files of stores that its parent has open are let go.
+/// Runs in a forked child: releases the files of the stores that the parent has open.
 #[pyfunction]
 fn leave_files() {
     pagelith::io::forked::leave_files();
@@ -65,7 +66,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pin::Pin>()?;
     module.add_class::<registered::Registration>()?;
     module.add_class::<view::View>()?;
-    // Not by `add_function`, which would export them.
+    // Set as attributes: `add_function` would add them to `__all__`.
     module.setattr("_log_begin", wrap_pyfunction!(log::_log_begin, module)?)?;
     module.setattr("_log_wake", wrap_pyfunction!(log::_log_wake, module)?)?;
     module.setattr("_log_take", wrap_pyfunction!(log::_log_take, module)?)?;

@@ -1,8 +1,9 @@
-//! The engine's log events, kept until Python takes them as records of the logger `pagelith`.
+//! The engine's log events, queued until Python takes them as records of the logger `pagelith`.
 //!
-//! An event may happen on any thread, also while Python code waits for a call of the store, or while the interpreter ends. So nothing here asks for
-//! the interpreter's lock: an event is put into a bounded queue, and `pagelith/_log.py` takes it from there. What finds the queue full is
-//! counted.
+//! An event may occur on any thread, also while Python code waits for a call of the store, or while
+//! the interpreter exits. So this module never acquires the GIL to record one: it pushes the event
+//! into a bounded queue, and `pagelith/_log.py` pops it. Events that find the queue full are
+//! counted and dropped.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
@@ -21,32 +22,33 @@ use tracing::span;
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Most events that wait for Python: some 2 MiB.
-const WAITING_MAX: usize = 8192;
+/// Most events queued for Python: about 2 MiB.
+const QUEUED_EVENTS_MAX: usize = 8192;
 
-/// Python's numbers of the levels.
+/// Python's numbers for the levels.
 const DEBUG: u8 = 10;
 const INFO: u8 = 20;
 
-/// The least level that is kept, as Python counts them.
-static LEAST: AtomicU8 = AtomicU8::new(INFO);
+/// Lowest level that is recorded, as a Python level number.
+static MIN_LEVEL: AtomicU8 = AtomicU8::new(INFO);
 
-/// Most forks in a row whose children each log: what is deeper shares the last queue.
-const FORKS_MAX: usize = 16;
+/// Most nested forks with a queue of their own; deeper children share the last queue.
+const FORK_DEPTH_MAX: usize = 16;
 
-/// A queue for this process and one for each child that it may fork, that child's child, and so on: another thread may hold the
-/// parent's at the moment of a fork, and in the child nobody lets go of it. A lock that is held over a fork instead would be held
-/// while other hooks of Python wait for the interpreter's lock.
-static QUEUES: [Mutex<Waiting>; FORKS_MAX] =
-    [const { Mutex::new(Waiting { records: VecDeque::new(), dropped: 0, wake: None }) }; FORKS_MAX];
+/// One queue for this process, one for a child that it forks, one for the child's child, and so on.
+/// Another thread may hold the parent's queue lock at the moment of a fork, and no thread of the
+/// child would ever release it. Holding the lock across the fork instead could deadlock with other
+/// fork hooks of Python, which wait for the GIL.
+static QUEUES: [Mutex<LogQueue>; FORK_DEPTH_MAX] =
+    [const { Mutex::new(LogQueue { records: VecDeque::new(), dropped: 0, wake: None }) }; FORK_DEPTH_MAX];
 
-/// How many forks lie between this process and the first one.
-static FORKS: AtomicUsize = AtomicUsize::new(0);
+/// Number of forks between the first process and this one.
+static FORK_DEPTH: AtomicUsize = AtomicUsize::new(0);
 
-struct Waiting {
+struct LogQueue {
     records: VecDeque<Record>,
     dropped: u64,
-    /// Wakes the thread that takes them.
+    /// Wakes the thread that pops the queue.
     wake: Option<UnixStream>,
 }
 
@@ -69,8 +71,8 @@ enum Value {
     Text(String),
 }
 
-fn waiting() -> MutexGuard<'static, Waiting> {
-    QUEUES[FORKS.load(Ordering::Relaxed)].lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_queue() -> MutexGuard<'static, LogQueue> {
+    QUEUES[FORK_DEPTH.load(Ordering::Relaxed)].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn python_level(level: &Level) -> u8 {
@@ -83,22 +85,22 @@ fn python_level(level: &Level) -> u8 {
     }
 }
 
-/// Keeps events; spans are nothing to Python's records.
-struct Keeper;
+/// Queues events; spans have no equivalent in Python's log records and are ignored.
+struct Collector;
 
-impl Keeper {
-    fn keeps(metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && python_level(metadata.level()) >= LEAST.load(Ordering::Relaxed)
+impl Collector {
+    fn wants(metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && python_level(metadata.level()) >= MIN_LEVEL.load(Ordering::Relaxed)
     }
 }
 
-impl Subscriber for Keeper {
+impl Subscriber for Collector {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        if Keeper::keeps(metadata) { Interest::always() } else { Interest::never() }
+        if Collector::wants(metadata) { Interest::always() } else { Interest::never() }
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(match LEAST.load(Ordering::Relaxed) {
+        Some(match MIN_LEVEL.load(Ordering::Relaxed) {
             INFO => LevelFilter::INFO,
             DEBUG.. => LevelFilter::DEBUG,
             _ => LevelFilter::TRACE,
@@ -106,7 +108,7 @@ impl Subscriber for Keeper {
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        Keeper::keeps(metadata)
+        Collector::wants(metadata)
     }
 
     fn event(&self, event: &Event<'_>) {
@@ -122,15 +124,15 @@ impl Subscriber for Keeper {
             fields: Vec::new(),
         };
         event.record(&mut record);
-        let mut waiting = waiting();
-        if waiting.records.len() == WAITING_MAX {
-            waiting.dropped += 1;
+        let mut queue = lock_queue();
+        if queue.records.len() == QUEUED_EVENTS_MAX {
+            queue.dropped += 1;
             return;
         }
-        waiting.records.push_back(record);
-        if waiting.records.len() == 1 {
-            // A full socket wakes it as well.
-            let _ = waiting.wake.as_ref().map(|mut wake| wake.write(&[0]));
+        queue.records.push_back(record);
+        if queue.records.len() == 1 {
+            // A write to a full socket fails, but the reader is woken anyway.
+            let _ = queue.wake.as_ref().map(|mut wake| wake.write(&[0]));
         }
     }
 
@@ -200,37 +202,37 @@ impl<'py> IntoPyObject<'py> for Value {
 }
 
 /// Level, target, file and line, time, message, and fields.
-type Taken<'py> = (u8, &'static str, Option<&'static str>, u32, f64, String, Bound<'py, PyDict>);
+type RecordTuple<'py> = (u8, &'static str, Option<&'static str>, u32, f64, String, Bound<'py, PyDict>);
 
-/// Keep events from now on, and no others than those of this level and above.
+/// Start to record events of this level and above.
 #[pyfunction]
 pub fn _log_begin(level: u8) {
-    // Only the first of this process is taken, which is one of these.
-    let _ = tracing::subscriber::set_global_default(Keeper);
-    if LEAST.swap(level.min(INFO), Ordering::Relaxed) != level.min(INFO) {
+    // Only the first subscriber of a process is accepted; a repeated call passes an equal one.
+    let _ = tracing::subscriber::set_global_default(Collector);
+    if MIN_LEVEL.swap(level.min(INFO), Ordering::Relaxed) != level.min(INFO) {
         tracing::callsite::rebuild_interest_cache();
     }
 }
 
-/// A descriptor from which a byte can be read once there is something to take; it is the caller's.
+/// A descriptor that becomes readable once an event is queued; the caller owns it.
 #[pyfunction]
 pub fn _log_wake() -> PyResult<RawFd> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
-    let mut waiting = waiting();
-    if !waiting.records.is_empty() {
+    let mut queue = lock_queue();
+    if !queue.records.is_empty() {
         let _ = (&ours).write(&[0]);
     }
-    waiting.wake = Some(ours);
+    queue.wake = Some(ours);
     Ok(theirs.into_raw_fd())
 }
 
-/// What waits, and how many events before the last of them were dropped.
+/// The queued events, and the number of events that were dropped since the last call.
 #[pyfunction]
-pub fn _log_take(py: Python<'_>) -> PyResult<(Vec<Taken<'_>>, u64)> {
+pub fn _log_take(py: Python<'_>) -> PyResult<(Vec<RecordTuple<'_>>, u64)> {
     let (records, dropped) = {
-        let mut waiting = waiting();
-        (std::mem::take(&mut waiting.records), std::mem::take(&mut waiting.dropped))
+        let mut queue = lock_queue();
+        (std::mem::take(&mut queue.records), std::mem::take(&mut queue.dropped))
     };
     let taken = records.into_iter().map(|record| {
         let fields = PyDict::new(py);
@@ -243,18 +245,20 @@ pub fn _log_take(py: Python<'_>) -> PyResult<(Vec<Taken<'_>>, u64)> {
     Ok((taken.collect::<PyResult<_>>()?, dropped))
 }
 
-/// This process is a child that was just forked: it begins with nothing, what waits is the parent's to tell.
+/// Called in a child right after a fork: it starts with an empty queue; queued events belong to the
+/// parent.
 #[pyfunction]
 pub fn _log_forked() {
-    FORKS.store((FORKS.load(Ordering::Relaxed) + 1).min(FORKS_MAX - 1), Ordering::Relaxed);
+    FORK_DEPTH.store((FORK_DEPTH.load(Ordering::Relaxed) + 1).min(FORK_DEPTH_MAX - 1), Ordering::Relaxed);
 }
 
-/// Have Python log what waits, on this thread: what a call gave rise to is logged when it returns. An error is one of a signal's handler.
+/// Make Python log the queued events, on this thread: events that a call caused are logged before
+/// it returns. Fails only with an exception raised by a signal handler.
 pub fn deliver(py: Python<'_>) -> PyResult<()> {
     py.import("pagelith._log")?.call_method0("deliver").map(drop)
 }
 
-/// Have Python hear of what happens from now on.
+/// Make Python start to record events.
 pub fn begin(py: Python<'_>) -> PyResult<()> {
     py.import("pagelith._log")?.call_method0("begin").map(drop)
 }

@@ -1,78 +1,80 @@
-//! Which addresses are memory of this process: a wrong one is an error then, where a look would end the process.
+//! The mapped address ranges of this process. A wrong address is reported as an error; without this
+//! check its use would end the process.
 //!
-//! The kernel lists them (`/proc/self/maps`), in a millisecond where an engine has two thousand mappings. So the list is kept, and read anew
-//! only where an address is not in it: what was unmapped since is not noticed.
+//! The kernel lists the mappings (`/proc/self/maps`); that takes about a millisecond in an engine
+//! with two thousand mappings. So the list is cached, and read again only when an address is not in
+//! it. A range that was unmapped after the list was read is not detected.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 
-/// First address and one past the last.
-type Span = (usize, usize);
+/// First address, and one past the last address.
+type AddressRange = (usize, usize);
 
-/// What may be read, and what may be written: sorted, and joined where mappings meet.
+/// Readable and writable ranges: sorted, with adjacent mappings joined.
 #[derive(Default)]
-struct Mapped {
-    read: Vec<Span>,
-    written: Vec<Span>,
+struct MemoryMap {
+    readable: Vec<AddressRange>,
+    writable: Vec<AddressRange>,
 }
 
-/// Only looked at with the interpreter's lock held, and never while that is given up, as for a look at the kernel's list: so a fork finds it
-/// free.
-static MAPPED: Mutex<Mapped> = Mutex::new(Mapped { read: Vec::new(), written: Vec::new() });
+/// Locked only with the GIL held, and never while the GIL is released, as it is to read the
+/// kernel's list. So the lock is free in a forked child.
+static MEMORY_MAP: Mutex<MemoryMap> = Mutex::new(MemoryMap { readable: Vec::new(), writable: Vec::new() });
 
-/// Why memory cannot be read, or written.
-pub fn problem(py: Python<'_>, address: usize, length: usize, written: bool) -> Option<&'static str> {
-    if known().has(address, length, written) {
+/// The reason why memory cannot be read, or cannot be written if `writable`.
+pub fn access_problem(py: Python<'_>, address: usize, length: usize, writable: bool) -> Option<&'static str> {
+    if lock_cached().contains(address, length, writable) {
         return None;
     }
-    // Without a list there is nothing to say against it.
-    let list = py.detach(|| std::fs::read("/proc/self/maps").ok().map(|list| Mapped::of(&list)))?;
-    let mut mapped = known();
+    // If the list cannot be read, the address is accepted.
+    let list = py.detach(|| std::fs::read("/proc/self/maps").ok().map(|list| MemoryMap::parse(&list)))?;
+    let mut mapped = lock_cached();
     *mapped = list;
-    if mapped.has(address, length, written) {
+    if mapped.contains(address, length, writable) {
         None
-    } else if mapped.has(address, length, false) {
-        Some("this process may not write there")
+    } else if mapped.contains(address, length, false) {
+        Some("address is not writable in this process")
     } else {
-        Some("this process has no such memory (GPU memory is not in it)")
+        Some("address is not mapped in this process (GPU memory never is)")
     }
 }
 
-fn known() -> MutexGuard<'static, Mapped> {
-    MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_cached() -> MutexGuard<'static, MemoryMap> {
+    MEMORY_MAP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Mapped {
-    /// Of the kernel's list. A name in it is of any bytes but newlines.
-    fn of(list: &[u8]) -> Mapped {
-        let mut mapped = Mapped::default();
+impl MemoryMap {
+    /// Parses the kernel's list. The mapping names in it may contain any bytes but newlines.
+    fn parse(list: &[u8]) -> MemoryMap {
+        let mut mapped = MemoryMap::default();
         for line in list.split(|byte| *byte == b'\n') {
-            let Some((span, allowed)) = parsed(line) else { continue };
-            for (spans, letter) in [(&mut mapped.read, 'r'), (&mut mapped.written, 'w')] {
-                match spans.last_mut() {
+            let Some((range, allowed)) = parse_line(line) else { continue };
+            for (ranges, letter) in [(&mut mapped.readable, 'r'), (&mut mapped.writable, 'w')] {
+                match ranges.last_mut() {
                     _ if !allowed.contains(letter) => {}
-                    Some(last) if last.1 == span.0 => last.1 = span.1,
-                    _ => spans.push(span),
+                    Some(last) if last.1 == range.0 => last.1 = range.1,
+                    _ => ranges.push(range),
                 }
             }
         }
         mapped
     }
 
-    fn has(&self, address: usize, length: usize, written: bool) -> bool {
-        let spans = if written { &self.written } else { &self.read };
-        let after = spans.partition_point(|span| span.0 <= address);
+    fn contains(&self, address: usize, length: usize, writable: bool) -> bool {
+        let ranges = if writable { &self.writable } else { &self.readable };
+        let after = ranges.partition_point(|range| range.0 <= address);
         after
             .checked_sub(1)
-            .is_some_and(|at| address.checked_add(length).is_some_and(|end| end <= spans[at].1))
+            .is_some_and(|at| address.checked_add(length).is_some_and(|end| end <= ranges[at].1))
     }
 }
 
-/// A line's addresses, and what is allowed there.
-fn parsed(line: &[u8]) -> Option<(Span, &str)> {
+/// The address range of a line, and its permissions.
+fn parse_line(line: &[u8]) -> Option<(AddressRange, &str)> {
     let mut words = line.split(|byte| *byte == b' ').map_while(|word| std::str::from_utf8(word).ok());
     let (from, to) = words.next()?.split_once('-')?;
-    let span = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
-    Some((span, words.next()?))
+    let range = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
+    Some((range, words.next()?))
 }

@@ -1,4 +1,4 @@
-//! What a store is opened with, and what opening it found.
+//! Opening a store or attaching to one: the settings, and the report.
 
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
@@ -17,39 +17,39 @@ use serde_json::{Map, Value};
 
 use crate::arguments;
 use crate::errors::{InvalidError, raised, refused};
-use crate::given::{Octets, entries};
+use crate::handle::StoreHandle;
 use crate::log;
-use crate::reached::Reached;
-use crate::repr::truth;
+use crate::repr::python_bool;
+use crate::sequences::{ByteString, entries};
 
-/// Dictionaries and lists within each other: more than any setting has.
+/// Deepest nesting of dictionaries and lists in settings; more than any setting needs.
 const DEPTH_MAX: usize = 16;
-/// Longest file of settings, which the configuration itself bounds as well.
+/// Longest settings file; the configuration itself has the same bound.
 const SETTINGS_BYTES_MAX: u64 = 2 << 20;
 
-/// Open the store of these settings, and say what was found.
+/// Open the store with these settings; returns it with its description and its report.
 pub fn open(
     py: Python<'_>,
-    given: Option<&Bound<'_, PyAny>>,
+    arg: Option<&Bound<'_, PyAny>>,
     subdirectory: Option<PathBuf>,
-) -> PyResult<(Reached, String, Py<OpenReport>)> {
-    let config = config(given, subdirectory.as_deref())?;
+) -> PyResult<(StoreHandle, String, Py<OpenReport>)> {
+    let config = config(arg, subdirectory.as_deref())?;
     let name = format!("dirs={:?}", config.ssd_dirs());
     log::begin(py)?;
     let opened = py.detach(|| pagelith::Store::open(config));
     log::deliver(py)?;
     let store = opened.map_err(|error| raised(&error))?;
     let report = Py::new(py, OpenReport::of(py, store.opened())?)?;
-    Ok((Reached::Own(Box::new(store)), name, report))
+    Ok((StoreHandle::Embedded(Box::new(store)), name, report))
 }
 
-/// Attach to the store process at an address, and say what it is.
+/// Attach to the store process at an address; returns the store and its description.
 pub fn attach(
     py: Python<'_>,
     address: &Bound<'_, PyAny>,
     key: Option<&Bound<'_, PyAny>>,
     may_be_down: bool,
-) -> PyResult<(Reached, String)> {
+) -> PyResult<(StoreHandle, String)> {
     let wrong = |error: &dyn std::fmt::Display| InvalidError::new_err(error.to_string());
     let address = address_text(address)?;
     let address: Address =
@@ -58,40 +58,43 @@ pub fn attach(
     let key = key.map_err(|error| wrong(&error))?;
     let name = format!("attached=\"{address}\"");
     log::begin(py)?;
-    let attached = py.detach(|| Reached::attach(&address, key.as_ref(), may_be_down));
+    let attached = py.detach(|| StoreHandle::attach(&address, key.as_ref(), may_be_down));
     log::deliver(py)?;
     attached.map(|store| (store, name)).map_err(|error| raised(&error))
 }
 
-/// An address is text; a path is that of a Unix socket.
-fn address_text(given: &Bound<'_, PyAny>) -> PyResult<String> {
-    if given.is_instance_of::<PyString>() {
-        return given.extract();
+/// An address is a string; a path object is the path of a Unix socket.
+fn address_text(arg: &Bound<'_, PyAny>) -> PyResult<String> {
+    if arg.is_instance_of::<PyString>() {
+        return arg.extract();
     }
     let must_be = "unix:PATH, tcp:HOST:PORT, or the path of a socket";
-    let path = arguments::path("address", must_be, given)?;
+    let path = arguments::path("address", must_be, arg)?;
     let path = path.to_str().ok_or_else(|| InvalidError::new_err("address must be a path in UTF-8"))?;
     Ok(format!("unix:{path}"))
 }
 
-/// A name and a secret, which no message repeats.
-fn secret(given: &Bound<'_, PyAny>) -> PyResult<(String, Vec<u8>)> {
+/// A name and a secret. No error message contains the secret.
+fn secret(arg: &Bound<'_, PyAny>) -> PyResult<(String, Vec<u8>)> {
     let wrong = |_| PyTypeError::new_err("key must be a pair of a name and a secret: a string and bytes");
-    let (name, Octets(secret)) = given.extract().map_err(wrong)?;
+    let (name, ByteString(secret)) = arg.extract().map_err(wrong)?;
     Ok((name, secret))
 }
 
-/// The settings that Python gave, validated: nothing is made before. With `subdirectory` each of the store's directories is the one of that
-/// name in what `ssd.dirs` says.
-fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyResult<ValidConfig> {
-    let (format, text) = match given {
+/// The settings from Python, validated; nothing is created before that. With `subdirectory`, each
+/// directory of the store is the one of that name within a directory of `ssd.dirs`.
+fn config(arg: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyResult<ValidConfig> {
+    let (format, text) = match arg {
         None => (ConfigFormat::Json, "{}".to_owned()),
-        Some(given) if items(given)?.is_some() => (ConfigFormat::Json, value(given, "", 0)?.to_string()),
-        Some(given) => {
+        Some(arg) if items(arg)?.is_some() => (ConfigFormat::Json, value(arg, "", 0)?.to_string()),
+        Some(arg) => {
             let must_be = "a dictionary of settings, or the path of a file of them";
-            let path = arguments::path("config", must_be, given)?;
+            let path = arguments::path("config", must_be, arg)?;
             let format = ConfigFormat::of_path(&path).ok_or_else(|| {
-                InvalidError::new_err(format!("is neither .toml nor .json path={}", path.display()))
+                InvalidError::new_err(format!(
+                    "config must be the path of a .toml or .json file path={}",
+                    path.display()
+                ))
             })?;
             (format, settings_file(&path)?)
         }
@@ -100,7 +103,9 @@ fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyRe
         let mut parts = name.components();
         if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name.as_os_str())
         {
-            return Err(InvalidError::new_err(format!("is no name of a directory subdirectory={name:?}")));
+            return Err(InvalidError::new_err(format!(
+                "subdirectory must be the name of one directory subdirectory={name:?}"
+            )));
         }
     }
     let facts = Facts::of_this_machine().map_err(|error| raised(&error))?;
@@ -112,77 +117,78 @@ fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyRe
     config.validate(&facts).map_err(|error| refused(&error))
 }
 
-/// Names and values of a dictionary, or of what is as one; copied, as lists are.
-fn items<'py>(given: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyList>>> {
-    match given.cast::<PyDict>() {
+/// The names and values of a dictionary or another mapping; copied, as lists are.
+fn items<'py>(arg: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyList>>> {
+    match arg.cast::<PyDict>() {
         Ok(dict) => Ok(Some(dict.items())),
-        Err(_) => given.cast::<PyMapping>().ok().map(|mapping| mapping.items()).transpose(),
+        Err(_) => arg.cast::<PyMapping>().ok().map(|mapping| mapping.items()).transpose(),
     }
 }
 
-/// A value of Python's as one of JSON; what JSON has not is named by its setting.
-fn value(given: &Bound<'_, PyAny>, at: &str, depth: usize) -> PyResult<Value> {
+/// A Python value as a JSON value; an error about a value that JSON cannot express names the
+/// setting.
+fn value(arg: &Bound<'_, PyAny>, at: &str, depth: usize) -> PyResult<Value> {
     let wrong = |what: &str| {
-        let kind = given.get_type().name().map_or_else(|_| String::new(), |name| name.to_string());
+        let kind = arg.get_type().name().map_or_else(|_| String::new(), |name| name.to_string());
         InvalidError::new_err(format!(
             "{}: {what}, got={kind}",
             if at.is_empty() { "(settings)" } else { at }
         ))
     };
     if depth > DEPTH_MAX {
-        return Err(wrong("no setting lies so deep"));
+        return Err(wrong("settings are nested too deeply"));
     }
-    if given.is_none() {
+    if arg.is_none() {
         Ok(Value::Null)
-    } else if given.is_instance_of::<PyBool>() {
-        Ok(Value::Bool(given.extract()?))
-    } else if given.is_instance_of::<PyString>() {
-        Ok(Value::String(given.extract()?))
-    } else if given.is_instance_of::<PyFloat>() {
-        let number: f64 = given.extract()?;
+    } else if arg.is_instance_of::<PyBool>() {
+        Ok(Value::Bool(arg.extract()?))
+    } else if arg.is_instance_of::<PyString>() {
+        Ok(Value::String(arg.extract()?))
+    } else if arg.is_instance_of::<PyFloat>() {
+        let number: f64 = arg.extract()?;
         Ok(serde_json::Number::from_f64(number)
             .map_or_else(|| Value::String(number.to_string()), Value::Number))
-    } else if let Some(items) = items(given)? {
+    } else if let Some(items) = items(arg)? {
         let mut table = Map::new();
         for item in items {
             let (key, entry): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
             let Ok(name) = key.extract::<String>() else {
-                return Err(wrong("a name of a setting must be a string"));
+                return Err(wrong("setting names must be strings"));
             };
             let at = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
             table.insert(name, value(&entry, &at, depth + 1)?);
         }
         Ok(Value::Object(table))
-    } else if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
-        entries(given.as_borrowed())?
+    } else if arg.is_instance_of::<PyList>() || arg.is_instance_of::<PyTuple>() {
+        entries(arg.as_borrowed())?
             .iter()
             .map(|entry| value(entry, at, depth + 1))
             .collect::<PyResult<_>>()
             .map(Value::Array)
-    } else if given.is_instance_of::<PyInt>() || given.hasattr("__index__")? {
-        let whole =
-            given.extract::<u64>().map(Value::from).or_else(|_| given.extract::<i64>().map(Value::from));
+    } else if arg.is_instance_of::<PyInt>() || arg.hasattr("__index__")? {
+        let whole = arg.extract::<u64>().map(Value::from).or_else(|_| arg.extract::<i64>().map(Value::from));
         whole.map_err(|_| wrong("must be a number of at most 64 bits"))
-    } else if given.hasattr("__fspath__")? {
-        let path = arguments::path(at, "a path", given)?;
+    } else if arg.hasattr("__fspath__")? {
+        let path = arguments::path(at, "a path", arg)?;
         path.to_str().map(Value::from).ok_or_else(|| wrong("must be a path in UTF-8"))
     } else {
         Err(wrong("must be a number, a string, true or false, a list or a dictionary of those"))
     }
 }
 
-/// The text of a file of settings; a pipe or a device is refused, and not waited for.
+/// The text of a settings file. A pipe or a device is refused without waiting for it.
 fn settings_file(path: &Path) -> std::io::Result<String> {
     let named =
         |error: std::io::Error| std::io::Error::new(error.kind(), format!("{error} path={}", path.display()));
     read_text(path, SETTINGS_BYTES_MAX).map_err(named)
 }
 
-/// How many bytes the store in a directory was made with; `None` if there is none, or none that can be read.
+/// The capacity in bytes that the store in a directory was created with; `None` if there is no
+/// store, or its manifest cannot be read.
 pub fn bytes_in(directory: &Path) -> Option<u64> {
     let read = |name| {
         let mut bytes = Vec::new();
-        // What is no regular file is not waited for.
+        // Refuses what is not a regular file, which could block.
         regular_file::open(&directory.join(name))?.read_to_end(&mut bytes).map(|_| bytes)
     };
     let copies = names::MANIFESTS.map(|name| read(name).unwrap_or_default());
@@ -190,43 +196,43 @@ pub fn bytes_in(directory: &Path) -> Option<u64> {
     Some(manifest.superblock().capacity_bytes)
 }
 
-/// What opening a store found.
+/// What recovery found when the store was opened.
 #[pyclass(frozen, get_all, module = "pagelith")]
 pub struct OpenReport {
-    /// The store was made just now.
+    /// The store was created by this call.
     made: bool,
     /// Seconds that recovery took.
     recovery: f64,
-    /// Objects found.
+    /// Number of objects found.
     objects: u64,
-    /// `uring` or `blocking`; `None` without an SSD tier.
+    /// I/O backend, `uring` or `blocking`; `None` without an SSD tier.
     side: Option<&'static str>,
-    /// Why that side.
+    /// The reason for that backend.
     side_reason: String,
-    /// Bytes of memory that are allocated, by what for.
+    /// Bytes of allocated memory, by purpose.
     memory: Py<PyDict>,
-    /// Segments, and the length of one.
+    /// Number of segments, and the length of one in bytes.
     segments: u32,
     segment_bytes: u64,
-    /// Largest object that the store takes.
+    /// Length in bytes of the largest object that the store accepts.
     object_bytes_max: u64,
-    /// A checkpoint shortened recovery.
+    /// Recovery started from a checkpoint.
     from_checkpoint: bool,
-    /// Checkpoints that say they are whole and are not.
+    /// Checkpoints marked complete that failed verification.
     refused_checkpoints: u32,
-    /// Footers read.
+    /// Segment footers read.
     footers: u32,
     /// Segments read record by record.
     scanned_segments: u32,
-    /// Records that a crash tore.
+    /// Records torn by a crash.
     torn_records: u64,
-    /// Manifest blocks mended from the other copy.
+    /// Manifest blocks repaired from the other copy.
     mended_blocks: u32,
 }
 
 impl OpenReport {
     pub fn of(py: Python<'_>, report: &pagelith::OpenReport) -> PyResult<OpenReport> {
-        // Each field by name: a new one is to be told of here too.
+        // Destructured without `..`, so that a new field cannot be forgotten here.
         let pagelith::OpenReport {
             made,
             recovery,
@@ -250,7 +256,6 @@ impl OpenReport {
             ("staging", plan.staging),
             ("index", plan.index),
             ("headers", plan.headers),
-            ("catalog", plan.catalog),
             ("total", plan.total),
         ];
         for (name, bytes) in parts {
@@ -284,7 +289,7 @@ impl OpenReport {
 impl OpenReport {
     fn __repr__(&self) -> String {
         let OpenReport { made, objects, side, segments, torn_records, .. } = self;
-        let (made, side) = (truth(*made), side.unwrap_or("none"));
+        let (made, side) = (python_bool(*made), side.unwrap_or("none"));
         format!(
             "OpenReport(made={made}, objects={objects}, side={side}, segments={segments}, torn_records={torn_records})"
         )

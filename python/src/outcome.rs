@@ -1,11 +1,11 @@
-//! What came of each object of a call.
+//! The outcome of each object of a call.
 
 use pagelith::{Error, Result, Tier};
 use pyo3::prelude::*;
 
 use crate::errors::raised;
 
-/// What became of a get. True if every byte is in the destination, verified.
+/// The outcome of a get. True if every byte is in the destination and verified.
 #[pyclass(frozen, module = "pagelith")]
 pub struct GetOutcome(pub Result<pagelith::GetOutcome>);
 
@@ -15,7 +15,7 @@ impl GetOutcome {
         self.0.as_ref().is_ok_and(pagelith::GetOutcome::is_hit)
     }
 
-    /// `dram`, `ssd` or `remote` of a hit.
+    /// The tier of a hit: `dram`, `ssd` or `remote`.
     #[getter]
     fn tier(&self) -> Option<&'static str> {
         match &self.0 {
@@ -37,7 +37,7 @@ impl GetOutcome {
         }
     }
 
-    /// Why it is a miss: `absent`, `damaged`, `unreadable`, `gone` or `late`.
+    /// Cause of a miss: `absent`, `damaged`, `unreadable`, `gone` or `late`.
     #[getter]
     fn cause(&self) -> Option<String> {
         match &self.0 {
@@ -46,7 +46,7 @@ impl GetOutcome {
         }
     }
 
-    /// What is wrong with the request, or that the store is busy: an instance, not raised.
+    /// The error of an invalid request or a busy store: an exception instance that was not raised.
     #[getter]
     fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         error(&self.0, py)
@@ -63,7 +63,7 @@ impl GetOutcome {
     }
 }
 
-/// What became of a put. True if the object is here now: stored, or there already.
+/// The outcome of a put. True if the object is stored now, by this put or an earlier one.
 #[pyclass(frozen, module = "pagelith")]
 pub struct PutOutcome(pub Result<pagelith::PutOutcome>);
 
@@ -88,7 +88,7 @@ impl PutOutcome {
         }
     }
 
-    /// What is wrong with the request, or that the store is busy: an instance, not raised.
+    /// The error of an invalid request or a busy store: an exception instance that was not raised.
     #[getter]
     fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         error(&self.0, py)
@@ -106,7 +106,7 @@ fn error<T>(outcome: &std::result::Result<T, Error>, py: Python<'_>) -> Option<P
     outcome.as_ref().err().map(|error| raised(error).into_value(py).into_any())
 }
 
-/// How a store ended: as a flush report, and what is not durable.
+/// The report of a close: the fields of a flush report, and the objects that are not durable.
 #[pyclass(frozen, get_all, module = "pagelith")]
 pub struct CloseReport {
     durable_objects: u64,
@@ -130,7 +130,7 @@ impl CloseReport {
 }
 
 impl CloseReport {
-    /// Why something is not durable; `None` if everything is.
+    /// The reason why some objects are not durable; `None` if all are.
     pub fn loss(&self) -> Option<&str> {
         let is_whole = self.unsaved_objects == 0 && self.lost_objects == 0;
         (!is_whole).then(|| self.error.as_deref().unwrap_or("objects could not be written"))
@@ -154,7 +154,7 @@ impl From<pagelith::CloseReport> for CloseReport {
     }
 }
 
-/// What a flush made durable, and what became of the rest, since the report before.
+/// The objects that became durable since the previous report, and those that did not.
 #[pyclass(frozen, get_all, module = "pagelith")]
 pub struct FlushReport {
     durable_objects: u64,

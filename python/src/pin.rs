@@ -1,23 +1,23 @@
-//! Pins, which end with Python's object, or when they are released.
+//! Pins: released by a call, or with the Python object.
 
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
-use crate::reached::Pinned;
-use crate::repr::truth;
+use crate::handle::PinHandle;
+use crate::repr::python_bool;
 use crate::store::is_forked;
 
-/// Keeps objects from being evicted and reclaimed. A context manager.
+/// Protects objects from eviction and reclaim. A context manager.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Pin {
-    pin: Mutex<Option<Pinned>>,
+    pin: Mutex<Option<PinHandle>>,
     objects: usize,
     process: u32,
 }
 
 impl Pin {
-    pub fn of(pin: Pinned, process: u32) -> Pin {
+    pub fn of(pin: PinHandle, process: u32) -> Pin {
         let objects = pin.pinned();
         Pin { pin: Mutex::new(Some(pin)), objects, process }
     }
@@ -25,13 +25,14 @@ impl Pin {
 
 #[pymethods]
 impl Pin {
-    /// How many of the objects were here.
+    /// Number of objects that were stored, and so were pinned.
     #[getter]
     fn objects(&self) -> usize {
         self.objects
     }
 
-    /// Whether they are pinned still. Those of a store process are not once the connection that they were pinned on has ended.
+    /// Whether the objects are still pinned. Pins in a store process end with the connection they
+    /// were made on.
     #[getter]
     fn held(&self, py: Python<'_>) -> bool {
         if is_forked(self.process) {
@@ -39,22 +40,22 @@ impl Pin {
         }
         py.detach(|| {
             let pin = self.pin.lock().unwrap_or_else(PoisonError::into_inner);
-            pin.as_ref().is_some_and(Pinned::is_held)
+            pin.as_ref().is_some_and(PinHandle::is_held)
         })
     }
 
-    /// Let them go. Nothing happens the second time.
+    /// Release the pin. A second call does nothing.
     fn release(&self, py: Python<'_>) {
         let pin = self.pin.lock().unwrap_or_else(PoisonError::into_inner).take();
         if is_forked(self.process) {
-            // The store of another process: its lock may be held for ever here.
+            // The lock of the parent's store may stay held for ever in this process.
             return std::mem::forget(pin);
         }
         py.detach(|| drop(pin));
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        format!("Pin(objects={}, held={})", self.objects, truth(self.held(py)))
+        format!("Pin(objects={}, held={})", self.objects, python_bool(self.held(py)))
     }
 
     fn __enter__(this: Py<Pin>) -> Py<Pin> {

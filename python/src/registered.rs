@@ -1,31 +1,32 @@
-//! Memory that gets read into over and over, registered with a store for as long as Python's object, or until it is released.
+//! Memory registered for repeated reads, until it is released or the Python object is dropped.
 
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::drop_with_gil::DropWithGil;
 use crate::errors::raised;
-use crate::given::Pieces;
-use crate::lent::Lent;
+use crate::handle::StoreHandle;
 use crate::memory::Memory;
-use crate::reached::Reached;
-use crate::repr::truth;
+use crate::repr::python_bool;
+use crate::sequences::Pieces;
 use crate::store::{Store, is_forked};
 
-/// Memory that is registered. A context manager.
+/// A registration of memory. A context manager.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Registration {
-    held: Mutex<Option<Held>>,
+    state: Mutex<Option<Registered>>,
     used: bool,
     process: u32,
 }
 
-struct Held {
-    /// Dropped before the memory may go.
+struct Registered {
+    /// Declared first: dropped before the memory is released.
     _registration: pagelith::Registration,
-    /// As it was exported, for as long: a buffer is not resized meanwhile. What an address names is the caller's to keep.
-    _memory: Lent<Memory>,
+    /// The exported memory: a buffer cannot be resized meanwhile. The caller keeps plain addresses
+    /// valid.
+    _memory: DropWithGil<Memory>,
 }
 
 impl Registration {
@@ -35,34 +36,35 @@ impl Registration {
         let memory = Memory::one(Pieces::of(memory.clone()))?;
         let (base, len) = memory.only()?;
         let base = base.as_ptr() as usize;
-        let registered = store.with(py, |store: &Reached| store.register(base as *const u8, len))?;
+        let registered = store.with(py, |store: &StoreHandle| store.register(base as *const u8, len))?;
         let registration = registered.map_err(|error| raised(&error))?;
         let used = registration.is_used();
-        let held = Held { _registration: registration, _memory: Lent::of(memory) };
-        Ok(Registration { held: Mutex::new(Some(held)), used, process })
+        let held = Registered { _registration: registration, _memory: DropWithGil::of(memory) };
+        Ok(Registration { state: Mutex::new(Some(held)), used, process })
     }
 }
 
 #[pymethods]
 impl Registration {
-    /// Whether reads are spared anything: not where the store is another process's, or has no SSD tier or no io_uring.
+    /// Whether reads use the registration. False if the store is in another process, or has no SSD
+    /// tier or no io_uring.
     #[getter]
     fn used(&self) -> bool {
         self.used
     }
 
-    /// End it. Nothing happens the second time.
+    /// End the registration. A second call does nothing.
     fn release(&self) {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let held = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
         if is_forked(self.process) {
-            // The list of another process's store: its lock may be held for ever here.
+            // The lock of the parent's store may stay held for ever in this process.
             std::mem::forget(held);
         }
     }
 
     fn __repr__(&self) -> String {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        format!("Registration(used={}, held={})", truth(self.used), truth(held))
+        let held = self.state.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        format!("Registration(used={}, held={})", python_bool(self.used), python_bool(held))
     }
 
     fn __enter__(this: Py<Registration>) -> Py<Registration> {
@@ -78,7 +80,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if is_forked(self.process) {
-            std::mem::forget(self.held.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            std::mem::forget(self.state.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A store in this process.
+//! The Python class `Store`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,46 +10,48 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arguments;
-use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, puts, seconds, together};
-use crate::closing::{Held, close_once, end, is_closed};
+use crate::call::{
+    ByteRange, GetArgs, PutArgs, Request, group_options, options, put_options, put_pages, puts, seconds,
+};
+use crate::closing::{StoreCell, close_on_drop, close_once, is_closed};
 use crate::errors::{InternalError, UnavailableError, raised};
 use crate::events::Event;
-use crate::given::{Listed, Memories};
 use crate::group::Group;
+use crate::handle::StoreHandle;
 use crate::hits::{PagesFound, PoolQuery};
 use crate::keys::{Key, Page, keys};
 use crate::log;
 use crate::opening::{self, OpenReport};
 use crate::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
-use crate::reached::Reached;
 use crate::registered::Registration;
-use crate::repr::truth;
+use crate::repr::python_bool;
+use crate::sequences::{ListOf, Memories};
 use crate::shared;
 use crate::submitted::{Queue, Submitted};
 use crate::view::View;
 
-/// A store in this process: memory, and SSD if it is configured; or another process's that this one is attached to. Any
-/// thread may call it.
+/// A store: embedded in this process with memory and, if configured, SSD; or that of a store
+/// process that this process is attached to. Any thread may call it.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Store {
-    pub(super) store: Arc<Held>,
+    pub(super) store: Arc<StoreCell>,
     pub(super) submitted: Queue,
     pub(super) process: u32,
-    /// What it is, as it shows itself.
+    /// Description of the store, for `repr`.
     pub(super) name: String,
     pub(super) report: Option<Py<OpenReport>>,
 }
 
-/// Whether this is a fork of the process in which something was opened: its threads are not here.
+/// Whether this process is a fork of `process`, and so lacks that process's threads.
 pub fn is_forked(process: u32) -> bool {
     std::process::id() != process
 }
 
 #[pymethods]
 impl Store {
-    /// Open a store. `config` is a dictionary of settings, or a path of a file of them (.toml or .json); variables
-    /// PAGELITH_... of the environment go before both. With `subdirectory` it lies in the directories of that name below `ssd.dirs`.
+    /// Open a store with a dictionary of settings, or a settings file (.toml, .json); variables
+    /// PAGELITH_... override them. `subdirectory` selects directories within `ssd.dirs`.
     #[new]
     #[pyo3(signature = (config=None, *, subdirectory=None))]
     fn new(
@@ -61,20 +63,21 @@ impl Store {
         Store::of(py, reached, name, Some(report))
     }
 
-    /// What opening the store found; `None` of another process's.
+    /// The report of the open; `None` for an attached store.
     #[getter]
     fn opened(&self) -> Option<&Py<OpenReport>> {
         self.report.as_ref()
     }
 
-    /// With how many bytes (`ssd.bytes`) the store was made that lies in a directory; `None` if there is none.
+    /// The capacity (`ssd.bytes`) of the store in a directory; `None` without a store.
     #[staticmethod]
     fn bytes_in(#[pyo3(from_py_with = arguments::directory)] directory: PathBuf) -> Option<u64> {
         opening::bytes_in(&directory)
     }
 
-    /// Attach to the store of another process, at `unix:PATH` (or a path) or `tcp:HOST:PORT`, which knows this one by `key`, a name and a
-    /// secret, where it demands one. With `may_be_down` also if nobody answers there: calls fail with UnavailableError until it is up.
+    /// Attach to a store process at `unix:PATH` (or a path) or `tcp:HOST:PORT`, authenticated by
+    /// `key` (a name and a secret) where it requires that. With `may_be_down` it need not be
+    /// running yet: calls fail with UnavailableError until it is up.
     #[staticmethod]
     #[pyo3(signature = (address, *, key=None, may_be_down=false))]
     fn attach(
@@ -87,33 +90,34 @@ impl Store {
         Store::of(py, reached, name, None)
     }
 
-    /// Let the store process that this is attached to look at `length` bytes at `address`, which are a shared mapping of the memfd `fd`
-    /// from its first byte on: what is put from there is copied once, and not sent. A memfd that allows seals (MFD_ALLOW_SEALING) is sealed
-    /// against becoming shorter, so that any store can map it: `pagelith serve` maps other memory, too.
+    /// Let the attached store process map `length` bytes at `address`, a shared mapping of the
+    /// memfd `fd` from its first byte on: puts from there are copied once, and not sent. A memfd
+    /// that allows seals (MFD_ALLOW_SEALING) is sealed against shrinking, so that any store can map
+    /// it; `pagelith serve` maps other memory, too.
     fn share(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::fd)] fd: u32,
-        #[pyo3(from_py_with = arguments::address_alone)] address: usize,
+        #[pyo3(from_py_with = arguments::plain_address)] address: usize,
         #[pyo3(from_py_with = arguments::length)] length: usize,
     ) -> PyResult<()> {
         let region = shared::region(py, fd, address, length)?;
         self.with(py, |store| store.share(region))?.map_err(|error| raised(&error))
     }
 
-    /// Say that gets will read into this memory over and over, such as a host pool: a buffer, a tensor, or an (address, length).
-    /// Reads from SSD then need not look its pages up. Until it is released the memory has to stay mapped as it is now.
+    /// Register a buffer, tensor or (address, length) for repeated gets: their reads from SSD save
+    /// page look-ups. It must stay mapped unchanged until the registration is released.
     fn register(this: &Bound<'_, Store>, memory: &Bound<'_, PyAny>) -> PyResult<Registration> {
         Registration::of(this.get(), memory, this.get().process)
     }
 
-    /// Begin a request: calls that carry it count as equally recent.
+    /// Begin a request: objects that its calls touch count as equally recent.
     fn begin_request(&self, py: Python<'_>) -> PyResult<Request> {
         self.with(py, |store| Request(store.begin_request()))
     }
 
-    /// Put objects, each by itself, and say of each what became of it. Nobody may write their memory until it returns.
-    /// For room in a full store it waits `wait` seconds, by default until its `timeout`.
+    /// Put objects individually; one outcome per object. No thread may write to their memory until
+    /// the call returns. Waits `wait` seconds for space, by default until `timeout`.
     #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put(
@@ -130,7 +134,7 @@ impl Store {
         puts(keys, &sources, |objects| self.with(py, |store| store.put(&objects.slices(), options)))
     }
 
-    /// Put the objects of one page together: visible together or not at all. One outcome for all of them.
+    /// Put the objects of one page as a group: visible together or not at all. Returns one outcome.
     #[pyo3(signature = (keys, sources, *, base=None, request=None, depth=0, timeout=None, wait=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_group(
@@ -148,13 +152,14 @@ impl Store {
         let outcomes = puts(keys, &sources, |objects| {
             self.with(py, |store| store.put_pages(base, &[&objects.slices()], options))
         })?;
-        let none = || InternalError::new_err("a group was put and has no outcome");
+        let none = || InternalError::new_err("put_group returned no outcome");
         outcomes.into_iter().next().ok_or_else(none)
     }
 
-    /// Put objects of several pages, those of a page next to each other: visible together or not at all. With `base`, a key
-    /// of any page, they are visible only with that object of their page; with `required`, keys of any page, they are parts
-    /// of groups that consist of those objects, and a page is visible once its last part is put. One outcome a page.
+    /// Put groups, one per page; the objects of a page are adjacent in `keys` and visible together
+    /// or not at all. With `base`, a key of any page, they are visible only while that object of
+    /// their page is. With `required`, keys of any page, they are parts of groups of those objects:
+    /// a page becomes visible with its last part. Returns one outcome per page.
     #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_pages(
@@ -170,7 +175,7 @@ impl Store {
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
-        let (base, required) = together(base, required)?;
+        let (base, required) = group_options(base, required)?;
         puts(keys, &sources, |objects| {
             self.with(py, |store| put_pages(store, &objects, base, required.as_deref(), options))
         })
@@ -188,8 +193,8 @@ impl Store {
         Group::begin(this, keys(required), options(request, depth, timeout)?)
     }
 
-    /// Get objects, or ranges (from, to) of their bytes, each into its memory; that holds anything unless it is a hit. Nobody
-    /// may read or write the memory until it returns.
+    /// Get objects, or byte ranges (from, to) of them, each into its memory, whose content is
+    /// undefined unless it is a hit. No thread may read or write the memory until the call returns.
     #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn get(
@@ -197,21 +202,21 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::destinations)] destinations: Memories<'_>,
-        #[pyo3(from_py_with = arguments::ranges)] ranges: Option<Listed<Span>>,
+        #[pyo3(from_py_with = arguments::ranges)] ranges: Option<ListOf<ByteRange>>,
         #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Vec<GetOutcome>> {
         let options = options(request, depth, timeout)?;
-        let mut gets = Gets::of(keys, &destinations, ranges)?;
-        let mut lent = gets.lend();
-        let outcomes = self.with(py, |store| lent.get(store, options))?;
+        let mut gets = GetArgs::of(keys, &destinations, ranges)?;
+        let mut batch = gets.lend();
+        let outcomes = self.with(py, |store| batch.get(store, options))?;
         Ok(outcomes.into_iter().map(GetOutcome).collect())
     }
 
-    /// Hand a batch of gets to a thread of the store's own, and go on at once: what became of it is asked of what this returns. The memory is
-    /// held until the batch has ended, whether or not anybody asks; nobody may read or write it until then. `timeout` counts from when a
-    /// thread begins it.
+    /// Submit a batch of gets to a thread of the store and return at once with its handle. The
+    /// memory stays exported until the batch has ended, whether or not the handle is used; no
+    /// thread may read or write it until then. `timeout` starts when a thread starts the batch.
     #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_get(
@@ -219,17 +224,17 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::destinations)] destinations: Memories<'_>,
-        #[pyo3(from_py_with = arguments::ranges)] ranges: Option<Listed<Span>>,
+        #[pyo3(from_py_with = arguments::ranges)] ranges: Option<ListOf<ByteRange>>,
         #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Submitted> {
         let options = options(request, depth, timeout)?;
-        let gets = Gets::of(keys, &destinations, ranges)?;
+        let gets = GetArgs::of(keys, &destinations, ranges)?;
         self.submit(py, gets, move |store, gets| gets.lend().get(store, options), GetOutcome)
     }
 
-    /// The same of a batch of puts. Nobody may write its memory until it has ended.
+    /// Submit a batch of puts. No thread may write to its memory until it has ended.
     #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_put(
@@ -243,11 +248,11 @@ impl Store {
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<Submitted> {
         let options = put_options(request, depth, timeout, wait)?;
-        let puts = Puts::of(keys, &sources)?;
+        let puts = PutArgs::of(keys, &sources)?;
         self.submit(py, puts, move |store, puts| store.put(&puts.lend().slices(), options), PutOutcome)
     }
 
-    /// The same of pages, as `put_pages` puts them.
+    /// Submit a batch of pages, as for `put_pages`.
     #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn submit_put_pages(
@@ -263,15 +268,15 @@ impl Store {
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<Submitted> {
         let options = put_options(request, depth, timeout, wait)?;
-        let (base, required) = together(base, required)?;
-        let puts = Puts::of(keys, &sources)?;
-        let put = move |store: &Reached, puts: &mut Puts| {
+        let (base, required) = group_options(base, required)?;
+        let puts = PutArgs::of(keys, &sources)?;
+        let put = move |store: &StoreHandle, puts: &mut PutArgs| {
             put_pages(store, &puts.lend(), base, required.as_deref(), options)
         };
         self.submit(py, puts, put, PutOutcome)
     }
 
-    /// Which objects are here.
+    /// Whether each object is stored.
     #[pyo3(signature = (keys, *, request=None, depth=0, timeout=None))]
     fn exists(
         &self,
@@ -285,7 +290,7 @@ impl Store {
         self.with(py, |store| store.exists(&keys, options))?.map_err(|error| raised(&error))
     }
 
-    /// How many of `keys` are here before the first that is not.
+    /// The number of leading `keys` that are stored.
     #[pyo3(signature = (keys, *, request=None, depth=0, timeout=None))]
     fn exists_prefix(
         &self,
@@ -299,28 +304,29 @@ impl Store {
         self.with(py, |store| store.exists_prefix(&keys, options))?.map_err(|error| raised(&error))
     }
 
-    /// How long a prefix of `pages` can be restored when a page's state lies in several pools.
+    /// The longest prefix of `pages` that can be restored from several pools.
     #[pyo3(signature = (pages, anchor, pools=None, *, request=None, depth=0, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn exists_groups(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = arguments::pages)] pages: Listed<Page>,
+        #[pyo3(from_py_with = arguments::pages)] pages: ListOf<Page>,
         #[pyo3(from_py_with = arguments::anchor)] anchor: Vec<Bound<'_, Key>>,
-        #[pyo3(from_py_with = arguments::pools)] pools: Option<Listed<Bound<'_, PoolQuery>>>,
+        #[pyo3(from_py_with = arguments::pools)] pools: Option<ListOf<Bound<'_, PoolQuery>>>,
         #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<PagesFound> {
         let (anchor, options) = (keys(anchor), options(request, depth, timeout)?);
         let pages: Vec<_> = pages.0.into_iter().map(|page| page.0).collect();
-        let pools: Vec<_> = pools.iter().flat_map(|pools| &pools.0).map(|pool| pool.get().lent()).collect();
+        let pools: Vec<_> =
+            pools.iter().flat_map(|pools| &pools.0).map(|pool| pool.get().borrowed()).collect();
         let query = pagelith::PagesQuery { pages: &pages, anchor: &anchor, pools: &pools };
         let found = self.with(py, |store| store.exists_groups(&query, options))?;
         found.map(PagesFound::from).map_err(|error| raised(&error))
     }
 
-    /// Remove objects, with the others of their groups; how many were here. They stay gone.
+    /// Remove objects durably, with their groups. Returns how many were stored.
     #[pyo3(signature = (keys, *, timeout=None))]
     fn remove(
         &self,
@@ -332,7 +338,7 @@ impl Store {
         self.with(py, |store| store.remove(&keys, options))?.map_err(|error| raised(&error))
     }
 
-    /// Make everything in a namespace invisible for ever; its new generation.
+    /// Make all objects of a namespace invisible for ever. Returns its new generation.
     #[pyo3(signature = (namespace, *, timeout=None))]
     fn clear(
         &self,
@@ -345,7 +351,7 @@ impl Store {
         cleared.map(|generation| generation.0).map_err(|error| raised(&error))
     }
 
-    /// Make everything put so far durable.
+    /// Make every object put so far durable.
     #[pyo3(signature = (*, timeout=None))]
     fn flush(
         &self,
@@ -358,7 +364,7 @@ impl Store {
         report.map(FlushReport::from).map_err(|error| raised(&error))
     }
 
-    /// Keep objects from being evicted and reclaimed until the pin is released.
+    /// Protect objects from eviction and reclaim until the pin is released.
     #[pyo3(signature = (keys, *, timeout=None))]
     fn pin(
         &self,
@@ -372,7 +378,7 @@ impl Store {
         pin.map(|pin| Pin::of(pin, self.process)).map_err(|error| raised(&error))
     }
 
-    /// The same for some seconds; how many of the objects are here.
+    /// Protect objects from eviction and reclaim for some seconds. Returns how many are stored.
     #[pyo3(signature = (keys, seconds, *, timeout=None))]
     fn lease(
         &self,
@@ -383,14 +389,14 @@ impl Store {
     ) -> PyResult<usize> {
         let keys = crate::keys::keys(keys);
         let options = options(None, 0, timeout)?;
-        let wrong = |_| arguments::no_time("seconds", &seconds);
+        let wrong = |_| arguments::invalid_seconds("seconds", &seconds);
         let duration = Duration::try_from_secs_f64(seconds).map_err(wrong)?;
-        let here = self.with(py, |store| store.lease(&keys, duration, options))?;
-        here.map_err(|error| raised(&error))
+        let leased = self.with(py, |store| store.lease(&keys, duration, options))?;
+        leased.map_err(|error| raised(&error))
     }
 
-    /// Look at objects where they lie in DRAM, without a copy; `None` for what is not there. They stay there as long as somebody has a
-    /// view, or memory that was taken of it; of a store process those of one call until the last of them goes.
+    /// Views of objects in DRAM, without a copy; `None` for others. An object stays while its view,
+    /// or memory of it, exists; in a store process, until the last view of the call is dropped.
     #[pyo3(signature = (keys, *, timeout=None))]
     fn view(
         &self,
@@ -404,9 +410,8 @@ impl Store {
         Ok(views.into_iter().map(|view| view.and_then(|view| View::of(view, self.process))).collect())
     }
 
-    /// Say that these objects will be asked for soon: what is on SSD and not in DRAM is read into DRAM in the background; how many
-    /// that are. Objects that were put together go together: name all of them. A hint promises nothing; what is not begun within
-    /// `timeout` seconds is not read any more.
+    /// A hint: objects on SSD that are not in DRAM are read into DRAM in the background; returns
+    /// how many. Name whole groups. Reads not started within `timeout` seconds are skipped.
     #[pyo3(signature = (keys, *, request=None, depth=0, timeout=None))]
     fn prefetch(
         &self,
@@ -422,15 +427,16 @@ impl Store {
         taken.map_err(|error| raised(&error))
     }
 
-    /// Counters, by name; docs/operations.md says what each of them is.
+    /// Counters, by name; docs/operations.md describes each of them.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self.with(py, |store| store.stats())?.map_err(|error| raised(&error))?;
         py.import("json")?.call_method1("loads", (PyBytes::new(py, stats.as_bytes()),))
     }
 
-    /// What came and went since it was asked last: at most `most` events, the oldest first, and how many before them were dropped
-    /// because nobody took them in time. None is noted unless the setting `events.max` says how many to keep. Of another process's
-    /// store: since the first call, which brings none; a process that was started again counts as one that was dropped.
+    /// The events since the last call: at most `most`, oldest first, and the number of earlier
+    /// events dropped since they were not taken in time. Recorded only if the setting `events.max`,
+    /// the number kept, is not 0. For a store process, events count from the first call, which
+    /// returns none; a restart of the process counts as one dropped event.
     #[pyo3(signature = (most=65536, *, timeout=None))]
     fn take_events(
         &self,
@@ -439,14 +445,14 @@ impl Store {
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<(Vec<Event>, u64)> {
         let options = options(None, 0, timeout)?;
-        let told =
+        let page =
             self.with(py, |store| store.take_events(most, options))?.map_err(|error| raised(&error))?;
-        Ok((told.events.into_iter().map(Event).collect(), told.lost))
+        Ok((page.events.into_iter().map(Event).collect(), page.lost))
     }
 
-    /// Flush, close and release everything, once every call under way has returned and every batch handed over has ended. What comes
-    /// then takes at most `timeout` seconds, or the setting close_timeout_ms; the report says what is not durable. `None` if it was
-    /// closed before, or is another process's, which goes on.
+    /// Flush, close and release everything, after calls in progress and submitted batches have
+    /// ended. That takes at most `timeout` seconds more, or close_timeout_ms. Reports what is not
+    /// durable; `None` if closed before, or for a store process, which keeps running.
     #[pyo3(signature = (*, timeout=None))]
     fn close(
         &self,
@@ -465,14 +471,14 @@ impl Store {
 
     fn __repr__(&self) -> String {
         let closed = is_forked(self.process) || is_closed(&self.store);
-        format!("Store({}, closed={})", self.name, truth(closed))
+        format!("Store({}, closed={})", self.name, python_bool(closed))
     }
 
     fn __enter__(this: Py<Store>) -> Py<Store> {
         this
     }
 
-    /// Close it. UnavailableError if something is not durable, unless another exception is on its way.
+    /// Close the store. UnavailableError if objects are not durable, unless another is raised.
     #[pyo3(signature = (*raised))]
     fn __exit__(&self, py: Python<'_>, raised: &Bound<'_, PyTuple>) -> PyResult<()> {
         let report = self.close(py, None)?;
@@ -488,6 +494,6 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        end(&self.store, &self.submitted, self.process);
+        close_on_drop(&self.store, &self.submitted, self.process);
     }
 }

@@ -1,9 +1,11 @@
-//! Calls that do not wait: a batch is handed to threads of its store, and what became of it is asked for, waited for, or awaited.
+//! Submitted batches: they run on threads of their store, and their outcomes are polled, waited
+//! for, or awaited.
 //!
-//! - The memory of a batch is the batch's own: it is let go of when the store has let go of it, where the interpreter's lock is held, whoever has
-//!   dropped what meanwhile.
-//! - Batches begin in the order in which they were handed over, [`THREADS`] at a time.
-//! - A close waits for all of them, and so does the interpreter's end, behind which no thread may ask for its lock.
+//! - The batch owns its memory: it is released with the GIL held, after the store has finished with
+//!   it, whatever the program has dropped meanwhile.
+//! - Batches start in the order of their submission, at most [`THREADS`] at a time.
+//! - A close waits for all batches. So does the exit of the interpreter, after which no thread may
+//!   acquire the GIL.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -18,40 +20,40 @@ use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
 
 use crate::arguments;
 use crate::call::seconds;
+use crate::drop_with_gil::DropWithGil;
 use crate::errors::{ClosedError, ForkedError, InternalError, raised};
-use crate::lent::Lent;
-use crate::repr::truth;
+use crate::repr::python_bool;
 use crate::store::is_forked;
 
-/// Batches of one store that are under way at a time; the others wait.
+/// Most batches of one store in progress at a time; further ones are queued.
 const THREADS: usize = 4;
-/// Whoever waits for a batch looks this often whether a signal has come.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval at which a thread that waits for a batch checks for signals.
+const SIGNAL_POLL: Duration = Duration::from_millis(50);
 
 type Job = Box<dyn FnOnce() + Send>;
 
 thread_local! {
-    /// The queue whose batch this thread makes, by address.
-    static WORKS_FOR: Cell<usize> = const { Cell::new(0) };
+    /// Address of the queue whose batch this thread runs.
+    static CURRENT_QUEUE: Cell<usize> = const { Cell::new(0) };
 }
 
-fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The batches of a store that were handed over.
+/// The queue of a store's submitted batches.
 #[derive(Default)]
-pub struct Queue(Arc<Work>);
+pub struct Queue(Arc<WorkQueue>);
 
 #[derive(Default)]
-struct Work {
-    state: Mutex<State>,
-    came: Condvar,
+struct WorkQueue {
+    state: Mutex<QueueState>,
+    job_added: Condvar,
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     waiting: VecDeque<Job>,
     threads: usize,
     idle: usize,
@@ -60,43 +62,44 @@ struct State {
 }
 
 impl Queue {
-    /// Have a thread do it, after those that came before. `process` is the one whose end waits for it.
+    /// Add a job to the end of the queue. The exit of `process` waits for it.
     fn push(&self, py: Python<'_>, process: u32, job: Job) -> PyResult<()> {
         if !self.is_used() {
-            // Not under the lock, which who has the interpreter's may wait for.
+            // Not with the queue locked: a thread that holds the GIL may wait for that lock.
             self.finish_at_exit(py, process)?;
         }
-        let mut state = held(&self.0.state);
+        let mut state = lock(&self.0.state);
         if state.closed {
             return Err(ClosedError::new_err("store is closed"));
         }
         if state.idle <= state.waiting.len() && state.threads < THREADS {
             let (work, first) = (self.0.clone(), state.threads == 0);
             let name = format!("pagelith-{}", state.threads);
-            let made = std::thread::Builder::new().name(name.clone()).spawn(move || work.go_on());
-            match made {
+            let spawned = std::thread::Builder::new().name(name.clone()).spawn(move || work.run_jobs());
+            match spawned {
                 Ok(_) => state.threads += 1,
                 Err(error) if first => return Err(raised(&no_thread(&name, &error).into())),
                 Err(_) => {}
             }
         }
         state.waiting.push_back(job);
-        self.0.came.notify_one();
+        self.0.job_added.notify_one();
         Ok(())
     }
 
-    /// Take no more, and wait until all have ended. Not under the interpreter's lock, which they need.
+    /// Refuse further batches, and wait until all have ended. The GIL must be released: batches
+    /// need it.
     pub fn finish(&self) {
         self.0.finish();
     }
 
-    /// Whether anything was ever handed over.
+    /// Whether any batch was ever submitted.
     pub fn is_used(&self) -> bool {
-        held(&self.0.state).threads > 0
+        lock(&self.0.state).threads > 0
     }
 
     fn finish_at_exit(&self, py: Python<'_>, process: u32) -> PyResult<()> {
-        let work: Weak<Work> = Arc::downgrade(&self.0);
+        let work: Weak<WorkQueue> = Arc::downgrade(&self.0);
         let finish = move |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
             if let (Some(work), false) = (work.upgrade(), is_forked(process)) {
                 arguments.py().detach(|| work.finish());
@@ -107,88 +110,89 @@ impl Queue {
     }
 }
 
-impl Work {
-    /// What a thread does until the queue is closed.
-    fn go_on(&self) {
-        WORKS_FOR.set(std::ptr::from_ref(self) as usize);
-        let mut state = held(&self.state);
+impl WorkQueue {
+    /// Body of a worker thread: runs jobs until the queue is closed.
+    fn run_jobs(&self) {
+        CURRENT_QUEUE.set(std::ptr::from_ref(self) as usize);
+        let mut state = lock(&self.state);
         loop {
             if let Some(job) = state.waiting.pop_front() {
                 state.running += 1;
                 drop(state);
                 job();
-                state = held(&self.state);
+                state = lock(&self.state);
                 state.running -= 1;
                 self.ended.notify_all();
             } else if state.closed {
                 return;
             } else {
                 state.idle += 1;
-                state = self.came.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.job_added.wait(state).unwrap_or_else(PoisonError::into_inner);
                 state.idle -= 1;
             }
         }
     }
 
     fn finish(&self) {
-        // Python that runs where a batch ends, such as what is called when its memory goes, does not wait for that batch.
-        let mine = usize::from(WORKS_FOR.get() == std::ptr::from_ref(self) as usize);
-        let mut state = held(&self.state);
+        // A close called from within a batch's completion, such as by a finalizer of its memory,
+        // does not wait for that batch.
+        let mine = usize::from(CURRENT_QUEUE.get() == std::ptr::from_ref(self) as usize);
+        let mut state = lock(&self.state);
         state.closed = true;
-        self.came.notify_all();
+        self.job_added.notify_all();
         while !state.waiting.is_empty() || state.running > mine {
             state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-/// What became of a batch, and who waits to be told.
+/// The completion of a batch.
 #[derive(Default)]
 struct Batch {
-    told: Mutex<Told>,
+    completion: Mutex<Completion>,
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct Told {
+struct Completion {
     result: Option<PyResult<Py<PyList>>>,
-    waiting: Vec<Waiting>,
+    waiters: Vec<Waiter>,
 }
 
-/// An event loop's future, and the loop.
-struct Waiting {
-    running: Py<PyAny>,
+/// A future to be resolved, and its event loop.
+struct Waiter {
+    event_loop: Py<PyAny>,
     future: Py<PyAny>,
 }
 
 impl Batch {
-    /// What is known, if it has ended.
+    /// The result, if the batch has ended.
     fn result(&self, py: Python<'_>) -> Option<PyResult<Py<PyList>>> {
-        held(&self.told).result.as_ref().map(|told| copy(py, told))
+        lock(&self.completion).result.as_ref().map(|result| copy(py, result))
     }
 
-    /// Whether it has ended, or does within this time.
+    /// Waits at most `most` for the batch to end. Returns whether it has.
     fn wait(&self, most: Duration) -> bool {
-        let told = held(&self.told);
-        let open = |told: &mut Told| told.result.is_none();
-        let (told, _) =
-            self.ended.wait_timeout_while(told, most, open).unwrap_or_else(PoisonError::into_inner);
-        told.result.is_some()
+        let completion = lock(&self.completion);
+        let open = |completion: &mut Completion| completion.result.is_none();
+        let (completion, _) =
+            self.ended.wait_timeout_while(completion, most, open).unwrap_or_else(PoisonError::into_inner);
+        completion.result.is_some()
     }
 
     fn end(&self, py: Python<'_>, result: PyResult<Py<PyList>>) {
-        // Before the lock: the first copy of an error makes its exception.
-        let kept = copy(py, &result);
-        let waiting = {
-            let mut told = held(&self.told);
-            told.result = Some(kept);
-            std::mem::take(&mut told.waiting)
+        // Before the lock: the first copy of an error creates its exception object.
+        let stored = copy(py, &result);
+        let waiters = {
+            let mut completion = lock(&self.completion);
+            completion.result = Some(stored);
+            std::mem::take(&mut completion.waiters)
         };
         self.ended.notify_all();
-        for one in waiting {
-            let told = one.tell(py, &result);
-            // A loop that is closed has nobody who waits.
-            drop(told);
+        for waiter in waiters {
+            let notified = waiter.notify(py, &result);
+            // A closed event loop has no waiting task, so its error is dropped.
+            drop(notified);
         }
     }
 }
@@ -197,21 +201,27 @@ fn copy(py: Python<'_>, result: &PyResult<Py<PyList>>) -> PyResult<Py<PyList>> {
     result.as_ref().map(|list| list.clone_ref(py)).map_err(|error| error.clone_ref(py))
 }
 
-impl Waiting {
-    /// From another thread than the loop's.
-    fn tell(&self, py: Python<'_>, result: &PyResult<Py<PyList>>) -> PyResult<()> {
+impl Waiter {
+    /// Called on a worker thread, not on the thread of the event loop.
+    fn notify(&self, py: Python<'_>, result: &PyResult<Py<PyList>>) -> PyResult<()> {
         let (list, error) = match result {
             Ok(list) => (Some(list.clone_ref(py)), None),
             Err(error) => (None, Some(error.clone_ref(py).into_value(py))),
         };
-        let settle = wrap_pyfunction!(settle, py)?;
-        self.running.call_method1(py, "call_soon_threadsafe", (settle, &self.future, list, error)).map(drop)
+        let resolve_future = wrap_pyfunction!(resolve_future, py)?;
+        self.event_loop
+            .call_method1(py, "call_soon_threadsafe", (resolve_future, &self.future, list, error))
+            .map(drop)
     }
 }
 
-/// Tell a future, unless it was cancelled.
+/// Resolve a future, unless it was cancelled.
 #[pyfunction]
-fn settle(future: &Bound<'_, PyAny>, list: Option<Py<PyList>>, error: Option<Py<PyAny>>) -> PyResult<()> {
+fn resolve_future(
+    future: &Bound<'_, PyAny>,
+    list: Option<Py<PyList>>,
+    error: Option<Py<PyAny>>,
+) -> PyResult<()> {
     if future.call_method0("done")?.extract()? {
         return Ok(());
     }
@@ -222,7 +232,7 @@ fn settle(future: &Bound<'_, PyAny>, list: Option<Py<PyList>>, error: Option<Py<
     .map(drop)
 }
 
-/// A batch that was handed over. It goes on whether or not this is there.
+/// A submitted batch. It continues if this object is dropped.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Submitted {
     batch: Arc<Batch>,
@@ -230,32 +240,34 @@ pub struct Submitted {
 }
 
 impl Submitted {
-    /// Hand `work` over, which needs `lent`, and makes of its outcomes what `told` says. `None` of it is a store that is closed.
-    pub fn to<T: 'static, O: Send + 'static, P: for<'py> IntoPyObject<'py> + 'static>(
+    /// Submit `work`, which uses `memory`; `to_python` converts its outcomes. `work` returns `None`
+    /// if the store is closed.
+    pub fn start<T: 'static, O: Send + 'static, P: for<'py> IntoPyObject<'py> + 'static>(
         queue: &Queue,
         py: Python<'_>,
         process: u32,
-        lent: T,
+        memory: T,
         work: impl FnOnce(&mut T) -> Option<Vec<O>> + Send + 'static,
-        told: fn(O) -> P,
+        to_python: fn(O) -> P,
     ) -> PyResult<Submitted> {
         let batch = Arc::new(Batch::default());
-        let (theirs, mut lent) = (batch.clone(), Lent::of(lent));
+        let (job_batch, mut memory) = (batch.clone(), DropWithGil::of(memory));
         let job = move || {
-            let done = catch_unwind(AssertUnwindSafe(|| lent.get().and_then(work)));
-            // Nothing where the interpreter is going: what is left is the system's then.
+            let done = catch_unwind(AssertUnwindSafe(|| memory.get().and_then(work)));
+            // If the interpreter is shutting down, no result is delivered, and the process frees
+            // the memory.
             let _ = Python::try_attach(move |py| {
                 let result = match done {
                     Ok(Some(outcomes)) => {
-                        let outcomes: Vec<P> = outcomes.into_iter().map(told).collect();
+                        let outcomes: Vec<P> = outcomes.into_iter().map(to_python).collect();
                         PyList::new(py, outcomes).map(Bound::unbind)
                     }
                     Ok(None) => Err(ClosedError::new_err("store is closed")),
                     Err(_) => Err(InternalError::new_err("a batch panicked")),
                 };
-                // Before anybody is told.
-                drop(lent);
-                theirs.end(py, result);
+                // The memory is released before the completion is visible.
+                drop(memory);
+                job_batch.end(py, result);
             });
         };
         queue.push(py, process, Box::new(job))?;
@@ -265,7 +277,7 @@ impl Submitted {
     fn check_process(&self) -> PyResult<()> {
         match is_forked(self.process) {
             true => Err(ForkedError::new_err(
-                "the batch was handed over before a fork, and is the other process's",
+                "the batch was submitted before a fork and belongs to the parent process",
             )),
             false => Ok(()),
         }
@@ -274,20 +286,21 @@ impl Submitted {
 
 #[pymethods]
 impl Submitted {
-    /// Whether it has ended.
+    /// Whether the batch has ended.
     fn done(&self) -> PyResult<bool> {
         self.check_process()?;
-        Ok(held(&self.batch.told).result.is_some())
+        Ok(lock(&self.batch.completion).result.is_some())
     }
 
     fn __repr__(&self) -> String {
-        // Of another process's batch nothing more is heard, and its lock may be held for ever here.
-        let done = !is_forked(self.process) && held(&self.batch.told).result.is_some();
-        format!("Submitted(done={})", truth(done))
+        // In a forked child the batch never ends, and its lock may stay held for ever.
+        let done = !is_forked(self.process) && lock(&self.batch.completion).result.is_some();
+        format!("Submitted(done={})", python_bool(done))
     }
 
-    /// What became of each of its objects, as soon as it has ended. Raises `TimeoutError` if that takes longer than `timeout` seconds, or what a
-    /// signal's handler raises; the batch goes on then, and can be asked again.
+    /// The outcome of each object, once the batch has ended. Raises `TimeoutError` after `timeout`
+    /// seconds, or the exception of a signal handler; the batch then continues, and this may be
+    /// called again.
     #[pyo3(signature = (timeout=None))]
     fn result(
         &self,
@@ -302,24 +315,24 @@ impl Submitted {
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                return Err(PyTimeoutError::new_err("the batch is under way"));
+                return Err(PyTimeoutError::new_err("the batch has not ended yet"));
             }
-            py.detach(|| self.batch.wait(left.map_or(LOOK, |left| left.min(LOOK))));
+            py.detach(|| self.batch.wait(left.map_or(SIGNAL_POLL, |left| left.min(SIGNAL_POLL))));
             py.check_signals()?;
         }
     }
 
-    /// The same for a task: `await` it. A task that is cancelled meanwhile leaves the batch as it is.
+    /// The same for a task: `await` it. Cancelling the task leaves the batch running.
     fn __await__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.check_process()?;
         let running = py.import("asyncio")?.call_method0("get_running_loop")?;
         let future = running.call_method0("create_future")?;
-        let waiting = Waiting { running: running.unbind(), future: future.clone().unbind() };
+        let waiter = Waiter { event_loop: running.unbind(), future: future.clone().unbind() };
         let ended = {
-            let mut told = held(&self.batch.told);
-            let ended = told.result.as_ref().map(|result| copy(py, result));
+            let mut completion = lock(&self.batch.completion);
+            let ended = completion.result.as_ref().map(|result| copy(py, result));
             if ended.is_none() {
-                told.waiting.push(waiting);
+                completion.waiters.push(waiter);
             }
             ended
         };

@@ -1,7 +1,8 @@
-//! Memory of what speaks DLPack: tensors of other frameworks, that lie in host memory.
+//! Host memory of objects that implement DLPack: tensors of other frameworks.
 //!
-//! The capsule is kept for as long as the memory is used, and with it the tensor: it is never renamed, as a consumer that keeps
-//! the tensor would, so that it lets go of it when it is dropped itself.
+//! The capsule, and with it the tensor, is kept while the memory is used. It is not renamed, as a
+//! consumer that takes ownership would rename it, so the capsule's own destructor releases the
+//! tensor.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -12,7 +13,7 @@ use pyo3::prelude::*;
 
 use crate::errors::InvalidError;
 
-/// `DLDevice` and the structures below: of dlpack.h, which they are the same in since version 0.2.
+/// `DLDevice` and the structures below are those of dlpack.h, unchanged there since version 0.2.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Device {
@@ -41,17 +42,17 @@ struct Tensor {
 
 /// `kDLCPU`, `kDLCUDAHost` and `kDLROCMHost`: host memory, the latter two pinned.
 const HOST: [i32; 3] = [1, 3, 11];
-/// What a capsule is called whose tensor nobody has taken.
-const UNTAKEN: &CStr = c"dltensor";
+/// Name of a capsule whose tensor has not been consumed.
+const UNCONSUMED: &CStr = c"dltensor";
 
-/// A tensor's bytes, and what keeps them.
+/// The bytes of a tensor, and the capsule that keeps them valid.
 pub struct Exported {
     pub at: NonNull<u8>,
     pub bytes: usize,
     pub keep: Py<PyAny>,
 }
 
-/// What `object` exports; `None` if it does not speak DLPack.
+/// Export the tensor of `object`; `None` if it does not implement DLPack.
 pub fn export(object: &Bound<'_, PyAny>) -> PyResult<Option<Exported>> {
     if !object.hasattr("__dlpack__")? || !object.hasattr("__dlpack_device__")? {
         return Ok(None);
@@ -62,20 +63,21 @@ pub fn export(object: &Bound<'_, PyAny>) -> PyResult<Option<Exported>> {
         return Err(InvalidError::new_err(text));
     }
     let capsule = object.call_method0("__dlpack__")?;
-    // SAFETY: the capsule is alive, and the interpreter's lock held, by the token of `object`; what is no capsule of this name is
-    // answered with null and an error.
-    let tensor = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), UNTAKEN.as_ptr()) };
+    // SAFETY: the capsule is alive and the GIL is held, as `object` proves; for an object that is
+    // no capsule of this name the call returns null and sets an error.
+    let tensor = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), UNCONSUMED.as_ptr()) };
     let Some(tensor) = NonNull::new(tensor.cast::<Tensor>()) else {
         return Err(PyErr::take(object.py()).unwrap_or_else(|| PyBufferError::new_err("no tensor")));
     };
-    // SAFETY: a capsule of that name holds a `DLManagedTensor`, which begins with its tensor, alive as long as the capsule.
+    // SAFETY: a capsule of that name holds a `DLManagedTensor`, which begins with its tensor and
+    // lives as long as the capsule.
     let tensor = unsafe { tensor.as_ref() };
     if !HOST.contains(&tensor.device.kind) {
         let text = format!("tensor is not in host memory device_type={}", tensor.device.kind);
         return Err(InvalidError::new_err(text));
     }
     let Some(bytes) = tensor.bytes() else {
-        return Err(PyBufferError::new_err("tensor is not contiguous, or has parts of bytes for elements"));
+        return Err(PyBufferError::new_err("tensor is not contiguous, or its elements are not whole bytes"));
     };
     let at =
         (tensor.data as usize).checked_add(tensor.byte_offset as usize).filter(|_| !tensor.data.is_null());
@@ -88,7 +90,7 @@ pub fn export(object: &Bound<'_, PyAny>) -> PyResult<Option<Exported>> {
 }
 
 impl Tensor {
-    /// How long it is, if its elements lie side by side in the order of its indices.
+    /// Length in bytes, if the elements are contiguous in the order of their indices.
     fn bytes(&self) -> Option<usize> {
         let bits = usize::from(self.dtype.bits) * usize::from(self.dtype.lanes);
         if !bits.is_multiple_of(8) || bits == 0 {
@@ -97,7 +99,7 @@ impl Tensor {
         let dims = usize::try_from(self.ndim).ok()?;
         let (mut elements, mut whole) = (1usize, true);
         for dim in (0..dims).rev() {
-            // SAFETY: both have `ndim` numbers; strides may be left out of what is contiguous.
+            // SAFETY: both arrays have `ndim` entries; strides may be null for a contiguous tensor.
             let (length, stride) =
                 unsafe { (*self.shape.add(dim), (!self.strides.is_null()).then(|| *self.strides.add(dim))) };
             let length = usize::try_from(length).ok()?;

@@ -1,25 +1,26 @@
-//! Objects in DRAM, looked at where they lie.
+//! Views of objects in DRAM, without a copy.
 
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
-use crate::reached::Viewed;
-use crate::repr::truth;
+use crate::handle::ViewHandle;
+use crate::repr::python_bool;
 use crate::store::is_forked;
 
-/// An object's bytes in the store's memory, where they stay as they are for as long as this is there, or memory that was taken of it.
+/// Read-only bytes of an object in the store's memory. They stay valid and unchanged while this
+/// view, or memory taken from it, exists.
 #[pyclass(frozen, module = "pagelith")]
 pub struct View {
-    view: Mutex<Option<Viewed>>,
+    view: Mutex<Option<ViewHandle>>,
     address: usize,
     nbytes: usize,
     process: u32,
 }
 
 impl View {
-    /// `None` if this process could not map it.
-    pub fn of(view: Viewed, process: u32) -> Option<View> {
+    /// `None` if this process could not map the memory.
+    pub fn of(view: ViewHandle, process: u32) -> Option<View> {
         let (address, nbytes) = (view.address()?, view.len());
         Some(View { view: Mutex::new(Some(view)), address, nbytes, process })
     }
@@ -27,19 +28,19 @@ impl View {
 
 #[pymethods]
 impl View {
-    /// Where the bytes are, for a device's copy: to be read while this is there, and never written.
+    /// Address of the bytes, for a device copy: readable while the view exists, never writable.
     #[getter]
     fn address(&self) -> usize {
         self.address
     }
 
-    /// How many there are.
+    /// Length in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.nbytes
     }
 
-    /// The bytes, to be read. It keeps what it is taken of.
+    /// The bytes, as a read-only memoryview that keeps this view alive.
     #[getter]
     fn memory<'py>(this: &Bound<'py, View>) -> PyResult<Bound<'py, PyAny>> {
         let py = this.py();
@@ -50,8 +51,8 @@ impl View {
         memory.call_method0("toreadonly")?.call_method1("cast", ("B",))
     }
 
-    /// Whether the bytes are held still. Those of a store process are not once the connection that they were held over has ended: who
-    /// has read them asks this afterwards.
+    /// Whether the bytes are still held. Those of a store process are released when the connection
+    /// ends, so a reader checks this after reading.
     #[getter]
     fn held(&self, py: Python<'_>) -> bool {
         if is_forked(self.process) {
@@ -59,12 +60,17 @@ impl View {
         }
         py.detach(|| {
             let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-            view.as_ref().is_some_and(Viewed::is_held)
+            view.as_ref().is_some_and(ViewHandle::is_held)
         })
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        format!("View(address={:#x}, nbytes={}, held={})", self.address, self.nbytes, truth(self.held(py)))
+        format!(
+            "View(address={:#x}, nbytes={}, held={})",
+            self.address,
+            self.nbytes,
+            python_bool(self.held(py))
+        )
     }
 }
 
@@ -72,10 +78,10 @@ impl Drop for View {
     fn drop(&mut self) {
         let view = self.view.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if is_forked(self.process) {
-            // The store of another process: its lock may be held for ever here.
+            // The lock of the parent's store may stay held for ever in this process.
             return std::mem::forget(view);
         }
-        // Another thread may have the store's lock, and wait for the interpreter's.
+        // The GIL is released: a thread that holds the store's lock may wait for the GIL.
         Python::attach(|py| py.detach(|| drop(view)));
     }
 }

@@ -1,4 +1,5 @@
-"""Stand-ins for the few classes of LMCache that its adapter uses, as far as it uses them; imported before the adapter."""
+"""Stand-ins for those classes of LMCache that its adapter uses, with the members that it uses;
+imported before the adapter."""
 
 import ctypes
 import hashlib
@@ -43,7 +44,7 @@ class L2StoreResult:
 
 
 class L2AdapterInterface:
-    """LMCache's, with its sums of bytes and its listeners in one list of what was told."""
+    """LMCache's interface, with its byte counts, and with all notifications in one list."""
 
     def __init__(self, max_capacity_bytes=0):
         self.told, self.used = [], {}
@@ -94,7 +95,7 @@ SIZE = 2 * 4 * 64 * 8 * 2
 
 
 class Memory:
-    """A memory object of LMCache's L1."""
+    """A memory object in LMCache's L1."""
 
     def __init__(self, seed=None, shapes=(SHAPE,), dtypes=(BF16,), device="cpu", room=None):
         self.length = sum(dtype.itemsize * _product(shape) for shape, dtype in zip(shapes, dtypes, strict=True))
@@ -141,7 +142,7 @@ def signals(fd):
 
 
 def until(said, seconds=30):
-    """What `said` answers, once it is not None."""
+    """Poll `said` until its result is not None; returns the result."""
     end = time.monotonic() + seconds
     while (answer := said()) is None:
         if time.monotonic() > end:

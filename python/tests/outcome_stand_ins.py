@@ -1,4 +1,5 @@
-"""A store whose reads and writes end as a test says, object by object: what adapters make of every combination."""
+"""A store whose reads and writes end as a test defines, per object: the adapters' behaviour for
+every combination."""
 
 import ctypes
 import itertools
@@ -6,15 +7,15 @@ from dataclasses import dataclass
 
 import pagelith
 
-# How a read of an object may end. What did not come leaves anything in its memory.
+# The possible ends of a read of an object. After a failed read the memory has arbitrary content.
 ENDS = ("hit", "absent", "damaged", "late", "error")
-# How a write may: of what is there now, and of what is not.
+# The possible ends of a write: those with the object stored, and those without.
 STATES = ("stored", "present", "waiting", "refused", "error")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """As the store's, of what has not come."""
+    """The outcome of a failed read."""
 
     cause: str | None
     error: Exception | None = None
@@ -30,8 +31,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Written:
-    """As the store's, of what a test says."""
+class WriteOutcome:
+    """An outcome of a write, as a test defines it."""
 
     state: str
 
@@ -48,7 +49,7 @@ def is_there(state):
 
 
 class Batch:
-    """A batch that was handed over and has ended."""
+    """A submitted batch that has ended."""
 
     def __init__(self, outcomes):
         self._outcomes = outcomes
@@ -61,8 +62,9 @@ class Batch:
         yield
 
 
-class Ending:
-    """A store whose objects are read as they are, but for those in `ends`; and none in `states` is stored: that is only said of it."""
+class ScriptedStore:
+    """A store that reads objects as they are, except those in `ends`. Objects in `states` are not
+    stored: only their outcome is returned."""
 
     def __init__(self, store):
         self._store, self.ends, self.states = store, {}, {}
@@ -93,7 +95,7 @@ class Ending:
         return [self._written(of[0], lambda of=of, memory=memory: self._store.put_pages(of, memory, **how)[0]) for of, memory in pages.values()]
 
     def _written(self, key, put):
-        return Written(self.states[key]) if key in self.states else put()
+        return WriteOutcome(self.states[key]) if key in self.states else put()
 
     def submit_get(self, keys, into, **how):
         return Batch(self.get(keys, into, **how))
@@ -109,7 +111,7 @@ def spoil(memory):
 
 
 def combinations(objects, of=ENDS):
-    """Every way in which the reads of so many objects may end together, or their writes."""
+    """All combinations of ends of `objects` reads, or writes."""
     return itertools.product(of, repeat=objects)
 
 

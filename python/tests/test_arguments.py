@@ -1,4 +1,5 @@
-"""Arguments that are wrong: each is named in a message of Python's words, and of several which one it is; nothing is moved."""
+"""Invalid arguments: the error names the argument, with its index in a list, in Python's terms; no
+bytes are moved."""
 
 import ctypes
 import os
@@ -19,7 +20,7 @@ PAGE = 4096
 NOT_A_KEY = "must be a pagelith.Key, not"
 NOT_KEYS = "must be a list of pagelith.Key, not"
 NOT_MEMORIES = "must be a list of memories, one for each key, not"
-MEMORY = "memory is a buffer, a tensor, an \\(address, length\\), or a list of those, not"
+MEMORY = "memory must be a buffer, a tensor, an \\(address, length\\), or a list of those, not"
 
 
 def key(n):
@@ -35,15 +36,15 @@ class Refused(unittest.TestCase):
         self.store = pagelith.Store({"dram": {"bytes": "8MiB"}})
         self.addCleanup(self.store.close)
 
-    def assert_said(self, error, words, call, *given, **how):
+    def assert_error(self, error, words, call, *given, **how):
         with self.assertRaisesRegex(error, words) as raised:
             call(*given, **how)
-        # What only Rust calls so.
+        # Terms that only Rust uses.
         for word in ("Sequence", "Some(", "integral", "`", "u64", "unsigned"):
             self.assertNotIn(word, str(raised.exception))
 
     def calls(self):
-        """Every call that takes keys and memory: what its memories are called, and the call."""
+        """Every call with keys and memory: the name of its memory argument, and the call."""
         store, group = self.store, self.store.begin_group([key(1)])
         yield "sources", store.put
         yield "sources", store.put_group
@@ -54,40 +55,40 @@ class Refused(unittest.TestCase):
         yield "destinations", store.get
         yield "destinations", store.submit_get
 
-    def test_keys_that_are_none_are_named(self):
+    def test_invalid_keys_are_named(self):
         lists = [lambda keys, call=call: call(keys, [bytearray(1)]) for _, call in self.calls()]
         store = self.store
         lists += [store.exists, store.exists_prefix, store.remove, store.pin, store.view, store.prefetch, lambda keys: store.lease(keys, 1)]
         for call in lists:
             for wrong, kind in ((5, "int"), (key(1), "Key"), ("key", "str"), (b"key", "bytes"), (None, "NoneType"), (iter([key(1)]), "list_iterator")):
-                self.assert_said(TypeError, f"^keys {NOT_KEYS} {kind}$", call, wrong)
+                self.assert_error(TypeError, f"^keys {NOT_KEYS} {kind}$", call, wrong)
             for wrong, kind in ((5, "int"), (SPACE, "Namespace"), (pathlib.Path("/key"), "PosixPath")):
-                self.assert_said(TypeError, f"^keys\\[2\\] {NOT_A_KEY} {kind}$", call, [key(1), key(2), wrong])
-        self.assert_said(TypeError, f"^required {NOT_KEYS} int$", store.begin_group, 5)
-        self.assert_said(TypeError, f"^required\\[0\\] {NOT_A_KEY} int$", store.put_pages, [key(1)], [b"x"], required=[5])
-        self.assert_said(TypeError, f"^anchor {NOT_KEYS} Key$", store.exists_groups, [bytes(32)], key(1))
+                self.assert_error(TypeError, f"^keys\\[2\\] {NOT_A_KEY} {kind}$", call, [key(1), key(2), wrong])
+        self.assert_error(TypeError, f"^required {NOT_KEYS} int$", store.begin_group, 5)
+        self.assert_error(TypeError, f"^required\\[0\\] {NOT_A_KEY} int$", store.put_pages, [key(1)], [b"x"], required=[5])
+        self.assert_error(TypeError, f"^anchor {NOT_KEYS} Key$", store.exists_groups, [bytes(32)], key(1))
         for query in (
             pagelith.PoolQuery.all_pages,
             pagelith.PoolQuery.trailing_pages,
             lambda objects: pagelith.PoolQuery.block_groups(objects, 1, 1, [bytes(32)]),
         ):
-            self.assert_said(TypeError, f"^objects {NOT_KEYS} Key$", query, key(1))
-            self.assert_said(TypeError, f"^objects\\[1\\] {NOT_A_KEY} str$", query, [key(1), "key"])
+            self.assert_error(TypeError, f"^objects {NOT_KEYS} Key$", query, key(1))
+            self.assert_error(TypeError, f"^objects\\[1\\] {NOT_A_KEY} str$", query, [key(1), "key"])
 
-    def test_memories_that_are_none_are_named_by_their_number(self):
+    def test_invalid_memories_are_named_with_index(self):
         for name, call in self.calls():
             keys, good = [key(n) for n in range(3)], bytearray(10)
             for wrong, kind in ((5, "int"), (None, "NoneType"), (b"bytes", "bytes"), (bytearray(3), "bytearray"), ("text", "str"), (pathlib.Path("/x"), "PosixPath")):
-                self.assert_said(TypeError, f"^{name} {NOT_MEMORIES} {kind}$", call, keys, wrong)
+                self.assert_error(TypeError, f"^{name} {NOT_MEMORIES} {kind}$", call, keys, wrong)
             for wrong, kind in ((5, "int"), ("text", "str"), (None, "NoneType"), (pathlib.Path("/x"), "PosixPath")):
-                self.assert_said(TypeError, f"^{name}\\[2\\]: {MEMORY} {kind}$", call, keys, [good, bytearray(1), wrong])
-                self.assert_said(TypeError, f"^{name}\\[1\\]\\[2\\]: {MEMORY} {kind}$", call, keys, [good, [bytearray(1), bytearray(1), wrong], good])
-            self.assert_said(BufferError, f"^{name}\\[1\\]: .*contiguous", call, keys, [good, memoryview(bytearray(20))[::2], bytearray(1)])
+                self.assert_error(TypeError, f"^{name}\\[2\\]: {MEMORY} {kind}$", call, keys, [good, bytearray(1), wrong])
+                self.assert_error(TypeError, f"^{name}\\[1\\]\\[2\\]: {MEMORY} {kind}$", call, keys, [good, [bytearray(1), bytearray(1), wrong], good])
+            self.assert_error(BufferError, f"^{name}\\[1\\]: .*contiguous", call, keys, [good, memoryview(bytearray(20))[::2], bytearray(1)])
         for call in (self.store.get, self.store.submit_get):
-            self.assert_said(BufferError, "^destinations\\[1\\]: Object is not writable", call, keys, [good, bytes(10), bytearray(1)])
-        self.assert_said(BufferError, "^memory: Object is not writable", self.store.register, bytes(10))
+            self.assert_error(BufferError, "^destinations\\[1\\]: Object is not writable", call, keys, [good, bytes(10), bytearray(1)])
+        self.assert_error(BufferError, "^memory: Object is not writable", self.store.register, bytes(10))
 
-    def test_addresses_that_are_none_are_named_by_their_number(self):
+    def test_invalid_addresses_are_named_with_index(self):
         memory = of(PAGE)
         at = ctypes.addressof(memory)
         wrong = [
@@ -98,22 +99,22 @@ class Refused(unittest.TestCase):
             ((True, 10), TypeError, "address must be a whole number, not bool"),
             (("0x10", 10), TypeError, "address must be a whole number, not str"),
             ((at, None), TypeError, "length must be a whole number, not NoneType"),
-            ((at, 1, 2), pagelith.InvalidError, "memory by its address is a pair \\(address, length\\) parts=3"),
-            ((), pagelith.InvalidError, "memory by its address is a pair \\(address, length\\) parts=0"),
-            ((0, 10), pagelith.InvalidError, "is no memory address=0x0 length=10"),
-            (((1 << 64) - 1, 10), pagelith.InvalidError, "is no memory address=0xffffffffffffffff length=10"),
+            ((at, 1, 2), pagelith.InvalidError, "memory must be a pair \\(address, length\\) parts=3"),
+            ((), pagelith.InvalidError, "memory must be a pair \\(address, length\\) parts=0"),
+            ((0, 10), pagelith.InvalidError, "is not a valid memory range address=0x0 length=10"),
+            (((1 << 64) - 1, 10), pagelith.InvalidError, "is not a valid memory range address=0xffffffffffffffff length=10"),
         ]
         for name, call in self.calls():
             for pair, error, words in wrong:
-                self.assert_said(error, f"^{name}\\[1\\]: {words}$", call, [key(n) for n in range(2)], [bytearray(1), pair])
-                self.assert_said(error, f"^{name}\\[0\\]\\[1\\]: {words}$", call, [key(1)], [[bytearray(1), pair]])
+                self.assert_error(error, f"^{name}\\[1\\]: {words}$", call, [key(n) for n in range(2)], [bytearray(1), pair])
+                self.assert_error(error, f"^{name}\\[0\\]\\[1\\]: {words}$", call, [key(1)], [[bytearray(1), pair]])
         for pair, error, words in wrong:
-            self.assert_said(error, f"^memory: {words}$", self.store.register, pair)
-        # NumPy's numbers are whole ones, too.
+            self.assert_error(error, f"^memory: {words}$", self.store.register, pair)
+        # NumPy's integers are accepted.
         whole = types.new_class("int64", (), {}, lambda body: body.update(__init__=lambda self, n: setattr(self, "n", n), __index__=lambda self: self.n))
         self.assertTrue(self.store.put([key(9)], [(whole(at), whole(PAGE))])[0])
 
-    def test_ranges_that_are_none_are_named_by_their_number(self):
+    def test_invalid_ranges_are_named_with_index(self):
         for call in (self.store.get, self.store.submit_get):
             for wrong, error, words in [
                 (5, TypeError, "^ranges must be a list of pairs \\(from, to\\) in bytes, or None for all of them, not int$"),
@@ -122,9 +123,9 @@ class Refused(unittest.TestCase):
                 ([None, (0, "5")], TypeError, "^ranges\\[1\\]\\[1\\] must be a whole number, not str$"),
                 ([None, (-1, 5)], pagelith.InvalidError, "^ranges\\[1\\]\\[0\\] must be a whole number from 0 to .*, not -1$"),
             ]:
-                self.assert_said(error, words, call, [key(1), key(2)], [bytearray(1), bytearray(1)], ranges=wrong)
+                self.assert_error(error, words, call, [key(1), key(2)], [bytearray(1), bytearray(1)], ranges=wrong)
 
-    def test_times_that_are_none_are_named(self):
+    def test_invalid_times_are_named(self):
         keys, store = [key(1)], self.store
         waits = {"wait": lambda wait: store.put(keys, [b"x"], wait=wait)}
         timeouts = [
@@ -137,11 +138,11 @@ class Refused(unittest.TestCase):
         ]
         for name, call in [*waits.items(), *(("timeout", call) for call in timeouts), ("seconds", lambda seconds: store.lease(keys, seconds))]:
             for wrong in (-1, -0.001, float("nan"), float("inf"), 1e300, 10**400):
-                self.assert_said(pagelith.InvalidError, f"^{name} must be a number of seconds, from 0 to 18446744073709551615, not {re.escape(str(wrong))}$", call, wrong)
+                self.assert_error(pagelith.InvalidError, f"^{name} must be a number of seconds, from 0 to 18446744073709551615, not {re.escape(str(wrong))}$", call, wrong)
             for wrong, kind in ((True, "bool"), ("5", "str"), ([5], "list"), (pathlib.Path("5"), "PosixPath")):
-                self.assert_said(TypeError, f"^{name} must be a number of seconds, not {kind}$", call, wrong)
+                self.assert_error(TypeError, f"^{name} must be a number of seconds, not {kind}$", call, wrong)
 
-    def test_numbers_that_are_none_are_named(self):
+    def test_invalid_numbers_are_named(self):
         keys, store, query = [key(1)], self.store, pagelith.PoolQuery
         for name, most, call in [
             ("depth", 2**32 - 1, lambda depth: store.exists(keys, depth=depth)),
@@ -157,34 +158,34 @@ class Refused(unittest.TestCase):
             ("length", 2**64 - 1, lambda length: store.share(0, PAGE, length)),
         ]:
             for wrong in (-1, most + 1):
-                self.assert_said(pagelith.InvalidError, f"^{name} must be a whole number from 0 to {most}, not {wrong}$", call, wrong)
+                self.assert_error(pagelith.InvalidError, f"^{name} must be a whole number from 0 to {most}, not {wrong}$", call, wrong)
             for wrong, kind in ((True, "bool"), (1.0, "float"), ("1", "str"), (None, "NoneType")):
-                self.assert_said(TypeError, f"^{name} must be a whole number, not {kind}$", call, wrong)
+                self.assert_error(TypeError, f"^{name} must be a whole number, not {kind}$", call, wrong)
 
-    def test_pages_that_are_none_are_named(self):
+    def test_invalid_pages_are_named(self):
         words = "must be 32 bytes, or a string, which is hashed, not"
         for call in (lambda page: pagelith.Key(SPACE, page), key(1).on_page):
             for wrong, kind in ((5, "int"), (None, "NoneType"), (pathlib.Path("/x"), "PosixPath")):
-                self.assert_said(TypeError, f"^page {words} {kind}$", call, wrong)
-            self.assert_said(pagelith.InvalidError, "^a page's hash has 32 bytes length=3$", call, b"abc")
+                self.assert_error(TypeError, f"^page {words} {kind}$", call, wrong)
+            self.assert_error(pagelith.InvalidError, "^a page's hash has 32 bytes length=3$", call, b"abc")
         for call in (key(1).on_pages, lambda pages: self.store.exists_groups(pages, [key(1)])):
             for wrong, kind in ((5, "int"), ("text", "str"), (bytes(32), "bytes")):
-                self.assert_said(TypeError, f"^pages must be a list of pages' hashes, not {kind}$", call, wrong)
-            self.assert_said(TypeError, f"^pages\\[1\\]: page {words} int$", call, [bytes(32), 5])
-            self.assert_said(pagelith.InvalidError, "^pages\\[1\\]: a page's hash has 32 bytes length=3$", call, [bytes(32), b"abc"])
+                self.assert_error(TypeError, f"^pages must be a list of pages' hashes, not {kind}$", call, wrong)
+            self.assert_error(TypeError, f"^pages\\[1\\]: page {words} int$", call, [bytes(32), 5])
+            self.assert_error(pagelith.InvalidError, "^pages\\[1\\]: a page's hash has 32 bytes length=3$", call, [bytes(32), b"abc"])
 
-    def test_what_describes_a_namespace_is_named(self):
+    def test_invalid_namespace_fields_are_named(self):
         for name, pair, wrong in [
             ("layer_split", "a pair of whole numbers", (5, [5], [(0, 1, 2)], [(0, "1")], [(0, -1)], [(0, True)])),
             ("extra", "a pair of strings", (5, {"a": "b"}, ["ab"], [("a", 5)], [("a", "b", "c")])),
         ]:
             for given in wrong:
-                self.assert_said((TypeError, pagelith.InvalidError), f"^{name}.* must be ", lambda given=given, name=name: pagelith.Namespace("m", **{name: given}))
-            self.assert_said(TypeError, f"^{name}\\[0\\] must be {pair}, not int$", lambda name=name: pagelith.Namespace("m", **{name: [5]}))
-        self.assert_said(TypeError, "^extra\\[1\\]\\[0\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", "b"), (1, "b")]))
-        self.assert_said(TypeError, "^extra\\[0\\]\\[1\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", 1)]))
+                self.assert_error((TypeError, pagelith.InvalidError), f"^{name}.* must be ", lambda given=given, name=name: pagelith.Namespace("m", **{name: given}))
+            self.assert_error(TypeError, f"^{name}\\[0\\] must be {pair}, not int$", lambda name=name: pagelith.Namespace("m", **{name: [5]}))
+        self.assert_error(TypeError, "^extra\\[1\\]\\[0\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", "b"), (1, "b")]))
+        self.assert_error(TypeError, "^extra\\[0\\]\\[1\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", 1)]))
 
-    def test_argument_of_another_type_is_named(self):
+    def test_argument_of_wrong_type_is_named(self):
         keys, store, make = [key(1)], self.store, pagelith.Key
         requests = [
             lambda request: store.put(keys, [b"x"], request=request),
@@ -225,23 +226,23 @@ class Refused(unittest.TestCase):
             ("directory", "a path", [pagelith.Store.bytes_in]),
         ]:
             for call in calls:
-                self.assert_said(TypeError, f"^{name} must be {must_be}, not int$", call, 5)
-        self.assert_said(TypeError, "^subdirectory must be a name of a directory, or None, not bytes$", pagelith.Store, {}, subdirectory=b"a")
-        self.assert_said(pagelith.InvalidError, "^page must be a string in UTF-8: ", make, SPACE, "\udc80")
-        self.assert_said(pagelith.InvalidError, "^tenant must be a string in UTF-8: ", lambda: pagelith.Namespace("m", tenant="\udc80"))
+                self.assert_error(TypeError, f"^{name} must be {must_be}, not int$", call, 5)
+        self.assert_error(TypeError, "^subdirectory must be a name of a directory, or None, not bytes$", pagelith.Store, {}, subdirectory=b"a")
+        self.assert_error(pagelith.InvalidError, "^page must be a string in UTF-8: ", make, SPACE, "\udc80")
+        self.assert_error(pagelith.InvalidError, "^tenant must be a string in UTF-8: ", lambda: pagelith.Namespace("m", tenant="\udc80"))
 
-    def test_what_a_store_is_opened_with_is_named(self):
+    def test_invalid_open_arguments_are_named(self):
         for address in (5, None, b"unix:/x"):
-            self.assert_said(TypeError, "^address must be unix:PATH, tcp:HOST:PORT, or the path of a socket, not ", pagelith.Store.attach, address)
+            self.assert_error(TypeError, "^address must be unix:PATH, tcp:HOST:PORT, or the path of a socket, not ", pagelith.Store.attach, address)
         for secret in ("ab", ("a", "b"), ("a",), 5, (b"a", b"b")):
             with self.subTest(secret=secret):
-                self.assert_said(
+                self.assert_error(
                     TypeError, "^key must be a pair of a name and a secret: a string and bytes$", pagelith.Store.attach, "unix:/x", key=secret
                 )
         for config in (5, ["a"]):
-            self.assert_said(TypeError, "^config must be a dictionary of settings, or the path of a file of them, not ", pagelith.Store, config)
+            self.assert_error(TypeError, "^config must be a dictionary of settings, or the path of a file of them, not ", pagelith.Store, config)
 
-    def test_what_other_code_raises_is_left_as_it_is(self):
+    def test_foreign_exception_passes_unchanged(self):
         class Own(Exception):
             pass
 
@@ -257,7 +258,7 @@ class Refused(unittest.TestCase):
 
 
 class Paths(unittest.TestCase):
-    """`os.PathLike` wherever a path is meant."""
+    """`os.PathLike` objects wherever a path is accepted."""
 
     def setUp(self):
         home = tempfile.TemporaryDirectory()
@@ -267,7 +268,7 @@ class Paths(unittest.TestCase):
     def settings(self, directory):
         return {"dram": {"bytes": "8MiB"}, "ssd": {"dirs": [directory], "bytes": "64MiB", "segment_bytes": "4MiB"}}
 
-    def test_settings_and_their_file_may_be_paths_and_any_mapping(self):
+    def test_settings_accept_paths_and_any_mapping(self):
         where = self.home / "kv"
         with pagelith.Store(types.MappingProxyType(self.settings(where)), subdirectory=pathlib.Path("rank_0")):
             self.assertEqual(pagelith.Store.bytes_in(where / "rank_0"), 64 << 20)
@@ -277,7 +278,7 @@ class Paths(unittest.TestCase):
         with self.assertRaisesRegex(pagelith.InvalidError, "subdirectory"):
             pagelith.Store(self.settings(where), subdirectory=pathlib.Path("a/b"))
 
-    def test_a_path_in_bytes_is_one(self):
+    def test_bytes_path_is_accepted(self):
         class InBytes(os.PathLike):
             def __init__(self, path):
                 self.path = path
@@ -296,7 +297,7 @@ class Paths(unittest.TestCase):
 
 
 class Addresses(unittest.TestCase):
-    """Addresses at which this process has no memory. Each in a process of its own, which ends if one is looked at."""
+    """Unmapped addresses. Each runs in a separate process, which would crash on an access."""
 
     PRELUDE = """
 import ctypes, mmap, os, pagelith
@@ -323,7 +324,7 @@ def said(call, *given):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return done.stdout.splitlines()
 
-    def test_where_no_memory_is_a_call_is_refused(self):
+    def test_unmapped_memory_is_refused(self):
         lines = self.run_there("""
 low, gone, guard, short = 4096, mapped(3), mapped(0), mapped(3, 3)
 libc.munmap(gone, 8192)
@@ -335,29 +336,29 @@ for call in (put, get, register):
         self.assertEqual(len(lines), 18)
         for line in lines:
             self.assertRegex(line, "(sources|destinations)\\[0\\]: |memory: ")
-            self.assertRegex(line, "this process has no such memory \\(GPU memory is not in it\\) address=0x[0-9a-f]+ length=8192$")
+            self.assertRegex(line, "address is not mapped in this process \\(GPU memory never is\\) address=0x[0-9a-f]+ length=8192$")
 
-    def test_where_memory_may_not_be_written_a_get_is_refused(self):
+    def test_get_into_read_only_memory_is_refused(self):
         lines = self.run_there("""
 fixed = mapped(mmap.PROT_READ)
 said(put, fixed); said(get, fixed); said(register, fixed)
 """)
         self.assertEqual(lines[0], "[PutOutcome(state=stored)]")
-        self.assertRegex(lines[1], "^destinations\\[0\\]: this process may not write there address=0x[0-9a-f]+ length=8192$")
-        self.assertRegex(lines[2], "^memory: this process may not write there")
+        self.assertRegex(lines[1], "^destinations\\[0\\]: address is not writable in this process address=0x[0-9a-f]+ length=8192$")
+        self.assertRegex(lines[2], "^memory: address is not writable in this process")
 
-    def test_memory_that_came_after_the_first_look_is_found(self):
+    def test_memory_mapped_after_first_check_is_found(self):
         lines = self.run_there("""
 said(put, mapped(3))
 for pages in range(2, 200):
     address = mapped(3, pages)
     assert get(address)[0]
-    # What the kernel joins with its neighbours, and what is no mapping's beginning.
+    # A range that the kernel joins with its neighbours, and one that does not begin at a mapping.
     assert get(address + 1, 8192)[0] if pages > 2 else True
 """)
         self.assertEqual(lines, ["[PutOutcome(state=stored)]"])
 
-    def test_mapped_file_of_any_name_does_not_hide_that_there_is_no_memory(self):
+    def test_mapped_file_name_does_not_confuse_memory_check(self):
         lines = self.run_there("""
 import tempfile
 with tempfile.TemporaryDirectory() as home:
@@ -366,9 +367,9 @@ with tempfile.TemporaryDirectory() as home:
         odd = mmap.mmap(file.fileno(), 4096)
         said(put, 4096)
 """)
-        self.assertRegex(lines[0], "this process has no such memory")
+        self.assertRegex(lines[0], "address is not mapped in this process")
 
-    def test_an_empty_piece_may_be_anywhere(self):
+    def test_empty_piece_may_have_any_address(self):
         lines = self.run_there("""
 memory = mapped(3)
 print(store.put([key.on_page("pieces")], [[(4096, 0), (memory, 4096), (1 << 45, 0), (memory + 4096, 4096)]]))

@@ -1,4 +1,4 @@
-"""What is kept of a store whose owner says nothing at its end. `python/check.sh` runs these."""
+"""What is kept of a store that the program does not close. `python/check.sh` runs these."""
 
 import concurrent.futures
 import os
@@ -15,7 +15,7 @@ from pagelith.threads import submit
 PAGES, PAGE = 500, 16 << 10
 SPACE = pagelith.Namespace("test", dtype="bf16", page_tokens=64)
 KEYS = [pagelith.Key(SPACE, n.to_bytes(32, "little")) for n in range(PAGES)]
-# Fills a store; how it ends follows.
+# Fills a store; the rest of the program defines how it ends.
 FILL = f"""
 import multiprocessing, os, sys, pagelith
 space = pagelith.Namespace("test", dtype="bf16", page_tokens=64)
@@ -34,14 +34,14 @@ def opened(directory):
 
 class Ends(unittest.TestCase):
     def kept(self, end):
-        """How many pages are there after a process that ended like this."""
+        """The number of pages stored after a process that ended in this way."""
         with tempfile.TemporaryDirectory() as home:
             directory = os.path.join(home, "store")
             ran = subprocess.run([sys.executable, "-c", FILL + end, directory], capture_output=True, text=True, timeout=300)
             with opened(directory) as store:
                 return sum(store.exists(KEYS)), ran
 
-    def test_end_of_the_interpreter_keeps_everything(self):
+    def test_interpreter_exit_keeps_all_objects(self):
         for end, code in [
             ("store = fill()", 0),
             ("store = fill(); sys.exit(3)", 3),
@@ -52,8 +52,8 @@ class Ends(unittest.TestCase):
                 kept, ran = self.kept(end)
                 self.assertEqual((kept, ran.returncode), (PAGES, code), ran.stderr)
 
-    def test_last_reference_closes_and_the_directory_opens_at_once(self):
-        # Nothing is done at the interpreter's end.
+    def test_last_reference_closes_store_and_directory_reopens(self):
+        # Nothing remains to be done at the interpreter's exit.
         kept, ran = self.kept("store = fill(); del store; os._exit(0)")
         self.assertEqual((kept, ran.returncode), (PAGES, 0), ran.stderr)
         with tempfile.TemporaryDirectory() as home:
@@ -64,7 +64,7 @@ class Ends(unittest.TestCase):
             with opened(directory) as store:
                 self.assertEqual(sum(store.exists(KEYS)), PAGES)
 
-    def test_child_of_multiprocessing_keeps_everything(self):
+    def test_multiprocessing_child_keeps_all_objects(self):
         for method in ("fork", "spawn", "forkserver"):
             with self.subTest(method), tempfile.TemporaryDirectory() as home:
                 # A spawned child imports the file again.
@@ -79,12 +79,12 @@ class Ends(unittest.TestCase):
                 with opened(directory) as store:
                     self.assertEqual(sum(store.exists(KEYS)), PAGES)
 
-    def test_fork_that_ends_leaves_its_parents_store_open(self):
+    def test_forked_child_exit_leaves_parent_store_open(self):
         end = "store = fill()\nif os.fork() == 0:\n    sys.exit(0)\nos.wait()\nassert store.exists(keys) == [True] * len(keys)"
         kept, ran = self.kept(end)
         self.assertEqual((kept, ran.returncode), (PAGES, 0), ran.stderr)
 
-    def test_close_says_what_is_not_durable(self):
+    def test_close_reports_what_is_not_durable(self):
         with tempfile.TemporaryDirectory() as home:
             store = opened(os.path.join(home, "store"))
             self.assertTrue(all(store.put(KEYS, [bytes(PAGE)] * PAGES)))
@@ -102,7 +102,7 @@ class Ends(unittest.TestCase):
 
 
 class Threads(unittest.TestCase):
-    def test_work_that_was_refused_for_lack_of_a_thread_is_never_done(self):
+    def test_work_refused_without_thread_never_runs(self):
         done = []
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
             with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
@@ -111,7 +111,7 @@ class Threads(unittest.TestCase):
             submit(threads, done.append, "taken")
         self.assertEqual(done, ["taken"])
 
-    def test_work_for_threads_that_were_shut_down_is_refused(self):
+    def test_work_for_shut_down_executor_is_refused(self):
         threads = concurrent.futures.ThreadPoolExecutor(1)
         threads.shutdown()
         with self.assertRaises(RuntimeError):

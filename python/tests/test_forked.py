@@ -1,4 +1,5 @@
-"""Children that are forked without exec, as multiprocessing does: they have neither a store's memory nor its files."""
+"""Children forked without exec, as by multiprocessing: they have neither a store's memory nor its
+files."""
 
 import os
 import subprocess
@@ -18,7 +19,7 @@ assert store.put([key], [b"x" * 100_000])[0]
 store.flush()
 child = os.fork()
 if child == 0:
-    # Lives on behind the parent, until the test closes its input.
+    # Outlives the parent, until the test closes its input.
     print("child", os.getpid(), flush=True)
     sys.stdin.read()
     os._exit(0)
@@ -27,7 +28,7 @@ os._exit(0)
 
 
 def mapped(process):
-    """Bytes of memory that the process has mapped in pieces of 8 MiB or more and that are no file's."""
+    """Bytes of the process's anonymous mappings of 8 MiB or more."""
     total = 0
     with open(f"/proc/{process}/maps") as maps:
         for line in maps:
@@ -44,7 +45,7 @@ class Forked(unittest.TestCase):
         self.addCleanup(home.cleanup)
         self.dir = os.path.join(home.name, "store")
 
-    def test_a_store_opens_while_a_child_of_its_dead_owner_lives(self):
+    def test_store_opens_while_child_of_dead_owner_lives(self):
         parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, self.dir], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -59,7 +60,7 @@ class Forked(unittest.TestCase):
             parent.stdin.close()
             parent.stdout.close()
 
-    def test_a_child_has_none_of_the_memory_and_the_parent_goes_on(self):
+    def test_child_has_no_store_memory_and_parent_continues(self):
         before = mapped("self")
         store = pagelith.Store({"dram": {"bytes": "256MiB"}, "ssd": {"bytes": "32MiB", "dirs": [self.dir]}})
         space = pagelith.Namespace("m", page_tokens=64)
@@ -75,7 +76,7 @@ class Forked(unittest.TestCase):
         with os.fdopen(read) as said:
             self.assertLess(int(said.read()) - before, 64 << 20)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
-        # The child let go of its own descriptors alone.
+        # The child closed only its own descriptors.
         self.assertTrue(store.put([pagelith.Key(space, bytes([99]) * 32)], [b"y" * 100_000])[0])
         self.assertEqual(store.flush().lost_objects, 0)
         with self.assertRaisesRegex(pagelith.DeniedError, f"owner=.pid={os.getpid()} pid_ns=.* host=.* boot="):

@@ -1,4 +1,5 @@
-"""The fingerprint of a model: alike in every process, another with any fact that is another, and unknown where nothing says it."""
+"""The fingerprint of a model: equal in every process, different for any different fact, and unknown
+if a fact is missing."""
 
 import dataclasses
 import enum
@@ -31,7 +32,7 @@ class Kind(enum.Enum):
 
 
 class Facts(unittest.TestCase):
-    def test_facts_of_one_configuration_are_the_same_in_every_process(self):
+    def test_equal_configurations_have_equal_facts_in_every_process(self):
         program = (
             "from pagelith.identity.facts import digest\nclass Quantized: pass\none = Quantized()\none.bits = {'w': 4}\n"
             "print(digest({'b': {'x', 'y', 'z', 1}, 'a': one, 2: (1.5, None)}))"
@@ -42,27 +43,27 @@ class Facts(unittest.TestCase):
             said.add(subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout)
         self.assertEqual(len(said), 1, said)
 
-    def test_facts_that_differ_in_anything_have_another_digest(self):
+    def test_different_facts_have_different_digests(self):
         facts = [
             {"a": 1}, {"a": "1"}, {"a": 1.5}, {"a": None}, {"a": True}, {"b": 1}, {"a": [1]}, {"a": {"c": 1}}, {"a": Config(1)}, {"a": Config(2)},
             {"a": Kind.FULL}, {"a": len}, {"a": max}, {"a": b"1"},
         ]
         self.assertEqual(len({digest(one) for one in facts}), len(facts))
 
-    def test_facts_leave_out_where_a_configuration_was_read_from(self):
+    def test_facts_exclude_origin_of_configuration(self):
         read_from = lambda folder: types.SimpleNamespace(to_dict=lambda: {"rope": 1, "text": {"_name_or_path": folder}, "_name_or_path": folder})  # noqa: E731
         self.assertEqual(plain(read_from("/a")), {"rope": 1, "text": {}})
 
-    def test_fact_that_cannot_be_read_is_unknown_and_needs_a_revision(self):
+    def test_unreadable_fact_is_unknown_and_requires_revision(self):
         reader = Reader()
         reader.read("length", lambda: {}["length"])
         reader.read("rope", lambda: 1)
         identity = reader.identity()
         self.assertEqual((identity.facts, identity.unknown), ({"length": "unknown", "rope": 1}, ("length",)))
-        with self.assertRaisesRegex(ValueError, "the place: pagelith cannot read length here.*set 'revision' to a text"):
+        with self.assertRaisesRegex(ValueError, "the place: pagelith cannot identify length,.*set 'revision' to a text"):
             admit(identity, "", "the place")
 
-    def test_what_went_in_is_logged_once(self):
+    def test_facts_are_logged_once(self):
         identity = Identity({"rope": 7, "long": "x" * 200})
         with self.assertLogs("pagelith.identity", "INFO") as said:
             for _ in range(3):
@@ -78,7 +79,7 @@ class Weights(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
 
     def folder(self, name, tensors=3, changed=None, length=4 << 20):
-        """A folder with a model whose tensors are longer than what of a file is read whole."""
+        """A directory with a model whose tensors are too long to be read whole."""
         folder = os.path.join(self.home, name)
         os.makedirs(folder, exist_ok=True)
         offsets = {f"t{n}": {"dtype": "U8", "shape": [length], "data_offsets": [n * length, (n + 1) * length]} for n in range(tensors)}
@@ -89,14 +90,14 @@ class Weights(unittest.TestCase):
                 file.write((b"y" if n == changed else b"x") * length)
         return folder
 
-    def test_weights_of_a_folder_are_its_bytes_and_not_its_place_or_time(self):
+    def test_weights_digest_depends_on_bytes_not_path_or_time(self):
         first = files_of(self.folder("a"))
         os.utime(os.path.join(self.home, "a", "model.safetensors"), (1, 1))
         self.assertEqual((files_of(self.folder("b")), files_of(os.path.join(self.home, "a"))), (first, first))
         others = [files_of(self.folder("b", changed=n)) for n in range(3)] + [files_of(self.folder("b", tensors=2))]
         self.assertEqual(len({first, *others}), 5)
 
-    def test_weights_of_a_folder_with_other_code_or_other_scales_are_others(self):
+    def test_weights_digest_depends_on_code_and_scales(self):
         folder = self.folder("a")
         found = {files_of(folder)}
         names = ("config.json", "modeling.py", "hf_quant_config.json", "model.bin", "adapter_config.json", "preprocessor_config.json", "a/model.bin", "b/x.py")
@@ -110,7 +111,7 @@ class Weights(unittest.TestCase):
             file.write("nothing that a cache depends on")
         self.assertIn(files_of(folder), found)
 
-    def test_weights_below_a_folder_are_known_by_where_they_lie_in_it(self):
+    def test_weights_digest_depends_on_relative_paths(self):
         folder = os.path.join(self.home, "a")
         os.makedirs(os.path.join(folder, "layer_0"))
         os.makedirs(os.path.join(folder, ".git"))
@@ -119,14 +120,14 @@ class Weights(unittest.TestCase):
                 file.write(name)
         first = files_of(folder)
         self.assertIsNotNone(first)
-        # A loop of links ends, and what is hidden is none of the model's.
+        # A loop of symbolic links ends, and hidden files are not part of the model.
         os.symlink(folder, os.path.join(folder, "layer_0", "loop"))
         shutil.rmtree(os.path.join(folder, ".git"))
         self.assertEqual(files_of(folder), first)
         os.rename(os.path.join(folder, "layer_0"), os.path.join(folder, "layer_1"))
         self.assertNotEqual(files_of(folder), first)
 
-    def test_weights_of_one_long_file_without_a_table_are_sampled(self):
+    def test_long_weights_file_without_table_is_sampled(self):
         path = os.path.join(self.home, "model.gguf")
         found = set()
         for byte in (b"x", b"y"):
@@ -135,7 +136,7 @@ class Weights(unittest.TestCase):
             found.add(weights_of(path, None, "auto"))
         self.assertEqual(len(found), 2)
 
-    def test_weights_that_nothing_names_are_unknown(self):
+    def test_unidentified_weights_are_unknown(self):
         empty = os.path.join(self.home, "empty")
         os.mkdir(empty)
         with open(os.path.join(empty, "config.json"), "w") as file:
@@ -147,8 +148,8 @@ class Weights(unittest.TestCase):
             self.assertEqual(weights_of(model, None, load_format, commit), known, (model, load_format))
 
 
-class OfVllm(unittest.TestCase):
-    def test_models_that_differ_in_anything_are_others(self):
+class VllmModels(unittest.TestCase):
+    def test_different_models_have_different_fingerprints(self):
         draft = vllm.model_config(model="a/draft")
         speculates = lambda draft, **more: types.SimpleNamespace(method="eagle", draft_model_config=draft, **more)  # noqa: E731
         group = lambda **of: types.SimpleNamespace(kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=types.SimpleNamespace(**of))])  # noqa: E731
@@ -203,7 +204,7 @@ class OfVllm(unittest.TestCase):
         self.assertEqual({identity.unknown for identity in identities}, {()})
         self.assertEqual(len({identity.fingerprint for identity in identities}), len(identities))
 
-    def test_models_that_differ_in_what_changes_no_byte_are_the_same(self):
+    def test_irrelevant_differences_keep_fingerprint(self):
         same = identify(vllm.vllm_config()).fingerprint
         for other in (
             vllm.vllm_config(vllm.model_config(served_model_name="other", max_logprobs=5, tokenizer="other")),
@@ -214,10 +215,10 @@ class OfVllm(unittest.TestCase):
         with mock.patch.dict(os.environ, {"VLLM_CPU_KVCACHE_SPACE": "40", "VLLM_PORT": "5000", "MY_LAYOUT": "1"}):
             self.assertEqual(identify(vllm.vllm_config()).fingerprint, same)
 
-    def test_weights_that_a_configuration_does_not_say_are_unknown(self):
+    def test_weights_missing_in_configuration_are_unknown(self):
         for config, unknown in (
             (vllm.vllm_config(vllm.model_config(commit=None)), ("model.weights",)),
-            # A commit of the configuration alone, and weights of an object store.
+            # A commit of the configuration only, and weights from an object store.
             (vllm.vllm_config(vllm.model_config(hf_config_path="another/model")), ("model.weights",)),
             (vllm.vllm_config(vllm.model_config(model_weights="s3://bucket/model")), ("model.weights",)),
             (vllm.vllm_config(load={"load_format": "runai_streamer"}), ("model.weights",)),
@@ -226,14 +227,15 @@ class OfVllm(unittest.TestCase):
             self.assertEqual(identify(config).unknown, unknown)
 
 
-class OfAProcess(unittest.TestCase):
+class ProcessModels(unittest.TestCase):
     def setUp(self):
-        for patch in (mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None}), mock.patch.dict(host._told, clear=True)):
+        for patch in (mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None}), mock.patch.dict(host._identified, clear=True)):
             patch.start()
             self.addCleanup(patch.stop)
 
     def ask(self, config=None, works=False):
-        """What a process says while vLLM's configuration is `config`; one that `works` has a model of vLLM's."""
+        """The identity in a process while vLLM's configuration is `config`; with `works`, the
+        process is a vLLM worker."""
         modules = {
             "vllm.config": types.SimpleNamespace(get_current_vllm_config_or_none=lambda: config),
             "vllm.distributed.parallel_state": types.SimpleNamespace(model_parallel_is_initialized=lambda: works),
@@ -241,25 +243,25 @@ class OfAProcess(unittest.TestCase):
         with mock.patch.dict(sys.modules, modules):
             return host.model_of_this_process()()
 
-    def test_process_of_a_vllm_worker_says_which_model_it_is_also_when_a_connection_is_made_again(self):
+    def test_vllm_worker_keeps_model_for_repeated_connection(self):
         known = self.ask(vllm.vllm_config(), works=True)
         self.assertEqual((known.identity.unknown, known.stale), ((), False))
-        # Another thread makes it, where the configuration is not set.
+        # Another thread makes the connection, where the configuration is not set.
         self.assertEqual(self.ask(works=True), known)
         self.assertEqual(self.ask(vllm.vllm_config(), works=True), known)
         self.assertEqual(self.ask(works=True), known)
 
-    def test_process_of_a_vllm_worker_whose_configuration_was_never_set_is_refused(self):
+    def test_vllm_worker_without_configuration_is_refused(self):
         with self.assertRaisesRegex(ModelError, "configuration"):
             self.ask(works=True)
 
-    def test_process_that_had_two_models_says_which_only_while_the_configuration_is_set(self):
+    def test_process_with_two_models_needs_current_configuration(self):
         for config in (vllm.vllm_config(), vllm.vllm_config(vllm.model_config(dtype="fp16"))):
             self.ask(config, works=True)
         with self.assertRaisesRegex(ModelError, "configuration"):
             self.ask(works=True)
 
-    def test_process_without_an_engine_knows_no_model(self):
+    def test_process_without_engine_has_unknown_model(self):
         for now in (host.model_of_this_process()(), self.ask()):
             self.assertEqual((now.identity.unknown, now.stale), (("which engine and model it is for",), False))
 

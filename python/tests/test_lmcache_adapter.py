@@ -1,5 +1,5 @@
-"""The L2 adapter for LMCache, over stand-ins for the few classes of LMCache that it uses, so that it is shown wherever the wheel is
-built. Under LMCache itself: `python/clients/`.
+"""The L2 adapter for LMCache, with stand-ins for the classes of LMCache that it uses, so that it is
+tested wherever the wheel is built. Tests under LMCache itself are in `python/clients/`.
 """
 
 import logging
@@ -23,7 +23,8 @@ from pagelith.lmcache.settings import Settings
 
 
 def stop(process):
-    """All of its threads stand when this returns: `kill` returns before they do, and a thread that is on a CPU answers meanwhile."""
+    """Returns when all threads of the process are stopped: `kill` returns earlier, and a thread on
+    a CPU may still respond."""
     process.child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.child.pid, os.WSTOPPED)
 
@@ -42,12 +43,12 @@ class Case(unittest.TestCase):
         return adapter
 
     def store(self, adapter, chunks, objects):
-        """A store task's (success, bytes)."""
+        """The (success, bytes) of a store task."""
         task = adapter.submit_store_task(chunks, objects)
         return until(lambda: adapter.pop_completed_store_tasks().get(task)).said
 
     def look(self, adapter, chunks, told=None):
-        """A look-up's bits; what it locked stays locked."""
+        """The bits of a look-up; the found objects stay locked."""
         task = adapter.submit_lookup_and_lock_task(chunks, layouts() if told is None else told)
         return until(lambda: adapter.query_lookup_and_lock_result(task)).bits
 
@@ -62,7 +63,7 @@ class Case(unittest.TestCase):
 class Adapter(Case):
     # Models.
 
-    def test_adapter_starts_with_an_explicit_revision_alone_and_finds_nothing_of_another(self):
+    def test_adapter_requires_revision_and_finds_nothing_of_another(self):
         with self.assertRaisesRegex(ValueError, "adapter_params.*the model's configuration, its weights.*set 'revision' to a text"):
             self.adapter(revision="")
         chunks = keys(1)
@@ -74,7 +75,7 @@ class Adapter(Case):
 
     # Tasks.
 
-    def test_each_task_is_told_once_with_one_signal_and_the_next_process_reads_what_was_stored(self):
+    def test_task_is_reported_once_and_next_process_reads_stored_objects(self):
         adapter, chunks = self.adapter(), keys(500)
         stored = [Memory(n) for n in range(500)]
         descriptors = adapter.get_store_event_fd(), adapter.get_lookup_and_lock_event_fd(), adapter.get_load_event_fd()
@@ -99,9 +100,9 @@ class Adapter(Case):
         self.assertEqual(signals(again.get_load_event_fd()), 1)
         self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
 
-    def test_an_object_of_no_bytes_or_too_many_fails_alone(self):
+    def test_empty_or_too_large_object_fails_alone(self):
         adapter, chunks = self.adapter(ssd="0"), keys(4)
-        # Each in a put of its own, before those that can be stored.
+        # Each in a separate put, before those that can be stored.
         objects = [Memory(None, shapes=((40 << 20,),)), Memory(None, shapes=((40 << 20,),)), Memory(0, shapes=((0,),)), Memory(3)]
         with self.assertLogs("pagelith.lmcache.adapter", "WARNING") as said:
             self.assertEqual(self.store(adapter, chunks, objects), (False, SIZE))
@@ -109,14 +110,14 @@ class Adapter(Case):
         self.assertEqual(self.look(adapter, chunks[3:]), [1])
         self.assertEqual(self.load(adapter, chunks, [*objects[:3], Memory()]), [0, 0, 0, 1])
 
-    def test_a_key_that_is_given_twice_is_stored_once(self):
+    def test_repeated_key_is_stored_once(self):
         adapter, (chunk,) = self.adapter(), keys(1)
         self.assertEqual(self.store(adapter, [chunk, chunk], [Memory(1), Memory(1)])[0], True)
         into = [Memory(), Memory()]
         self.assertEqual(self.load(adapter, [chunk, chunk], into), [1, 1])
         self.assertEqual(self.bytes_of(into), self.bytes_of([Memory(1)]) * 2)
 
-    def test_no_caller_waits_for_a_byte_and_look_ups_not_for_loads(self):
+    def test_calls_do_not_block_and_lookups_do_not_wait_for_loads(self):
         adapter, chunks = self.adapter(), keys(2)
         self.store(adapter, chunks, [Memory(0), Memory(1)])
         gate, real = threading.Event(), adapter._store
@@ -135,7 +136,7 @@ class Adapter(Case):
         gate.set()
         self.assertEqual([until(lambda: adapter.query_load_result(load)).bits for load in loads], [[1, 1]] * 50)
 
-    def test_close_ends_what_was_submitted_and_tells_what_came_behind_it(self):
+    def test_close_finishes_submitted_tasks_and_fails_later_ones(self):
         adapter, chunks = self.adapter(), keys(400)
         stored = [Memory(n) for n in range(400)]
         for at in range(0, 400, 10):
@@ -148,9 +149,9 @@ class Adapter(Case):
         self.assertEqual(self.load(again, chunks, into), [1] * 400)
         self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
 
-    # What is found.
+    # Look-ups.
 
-    def test_of_a_load_of_any_size_each_object_has_its_bit_and_what_failed_is_found_no_more(self):
+    def test_load_reports_each_object_and_failed_ones_are_misses(self):
         adapter, chunks = self.adapter(), keys(1500)
         here = [at for at in range(1500) if at % 3 != 1]
         stored = {at: Memory(at) for at in here}
@@ -159,15 +160,15 @@ class Adapter(Case):
         self.assertEqual(self.load(adapter, chunks, into), [int(at % 3 != 1) for at in range(1500)])
         for at, memory in enumerate(into):
             self.assertEqual(memory.buffer.raw, stored[at].buffer.raw if at in stored else Memory("before").buffer.raw)
-        # The store still has these, and a load of them failed.
+        # The store still has these objects, but a load of them failed.
         with self.assertLogs("pagelith.lmcache", "ERROR"):
             self.assertEqual(self.load(adapter, chunks[2:4], [into[0], into[0]]), [0, 0])
         self.assertEqual(self.look(adapter, chunks[:5]), [1, 0, 0, 0, 0])
-        # What failed is found again once it was computed and stored again.
+        # Failed objects are found again once they were computed and stored again.
         self.assertEqual(self.store(adapter, chunks[1:3], [Memory(1), Memory(2)]), (True, 2 * SIZE))
         self.assertEqual(self.look(adapter, chunks[:5]), [1, 1, 1, 0, 0])
 
-    def test_what_differs_in_anything_is_a_miss_and_leaves_the_memory_alone(self):
+    def test_any_difference_is_a_miss_and_memory_is_unchanged(self):
         adapter, (chunk,) = self.adapter(), keys(1)
         self.store(adapter, [chunk], [Memory("it")])
         self.assertEqual(self.look(adapter, [chunk]), [1])
@@ -177,7 +178,7 @@ class Adapter(Case):
             into = Memory("before")
             self.assertEqual(self.load(adapter, [other], [into]), [0], field)
             self.assertEqual(into.buffer.raw, Memory("before").buffer.raw)
-        # As many bytes, of another type or shape, or in two tensors; and more, and fewer.
+        # Equal lengths with another type or shape, or in two tensors; and longer and shorter ones.
         half, more, fewer = (2, 2, 64, 8), (2, 4, 64, 16), (2, 4, 64, 4)
         others = [([SHAPE], [FP16]), ([(4, 2, 64, 8)], [BF16]), ([half, half], [BF16, BF16]), ([more], [BF16]), ([fewer], [BF16])]
         for shapes, dtypes in others:
@@ -194,7 +195,7 @@ class Adapter(Case):
             self.assertEqual(self.look(other, [chunk]), [0], settings)
             other.close()
 
-    def test_one_task_has_keys_of_several_ranks_groups_and_salts(self):
+    def test_task_may_mix_ranks_groups_and_salts(self):
         adapter, tall = self.adapter(), (2, 4, 64, 16)
         fields = [{"kv_rank": rank, "object_group_id": group, "cache_salt": salt} for rank in (1, 2) for group in (0, 1) for salt in ("", "user")]
         mixed = [key for field in fields for key in keys(2, **field)]
@@ -207,14 +208,14 @@ class Adapter(Case):
         self.assertEqual(self.load(adapter, mixed, into), [1] * len(mixed))
         self.assertEqual(self.bytes_of(into), self.bytes_of(memory(at, at) for at in range(len(mixed))))
 
-    def test_a_look_up_that_does_not_say_the_layout_means_the_last_one_seen(self):
+    def test_lookup_without_layout_uses_last_seen_layout(self):
         adapter, (chunk,) = self.adapter(), keys(1)
         self.assertEqual(self.look(adapter, [chunk], {}), [0])
         self.store(adapter, [chunk], [Memory("it")])
         for told in ({}, layouts((), ()), layouts(group=7)):
             self.assertEqual(self.look(adapter, [chunk], told), [1])
 
-    def test_hashes_of_other_lengths_are_keys_of_their_own(self):
+    def test_hashes_of_any_length_are_distinct_keys(self):
         adapter = self.adapter()
         chunks = [ObjectKey(bytes(8)), ObjectKey(bytes(32)), ObjectKey(bytes(33)), ObjectKey(bytes(7) + b"\1")]
         stored = [Memory(n) for n in range(4)]
@@ -226,19 +227,20 @@ class Adapter(Case):
     # Locks.
 
     def flood(self, adapter, of, mebibytes):
-        """More than the store has room for."""
+        """Store more than fits."""
         shape = (1 << 16, 8)
         for n in range(mebibytes):
             self.store(adapter, keys(1, of=f"{of}{n}"), [Memory(n, (shape,))])
 
-    def test_what_was_found_stays_until_it_is_unlocked(self):
+    def test_found_object_stays_until_unlocked(self):
         adapter, chunks = self.adapter(ssd="32MiB", dram="8MiB"), keys(20)
         self.store(adapter, chunks, [Memory(n) for n in range(20)])
         self.assertEqual(self.look(adapter, chunks[:10]), [1] * 10)
         self.assertEqual(self.look(adapter, chunks[:5]), [1] * 5)
         adapter.submit_unlock(chunks[:10])
         self.flood(adapter, "first", 100)
-        # Five were found twice and let go once; with them stays what was found in the same look-up.
+        # Five were found twice and unlocked once; the pin of the same look-up keeps the others
+        # found with them.
         into = [Memory() for _ in range(20)]
         self.assertEqual(self.load(adapter, chunks, into)[:5], [1] * 5)
         self.assertEqual(self.bytes_of(into[:5]), self.bytes_of(Memory(n) for n in range(5)))
@@ -249,7 +251,7 @@ class Adapter(Case):
         self.flood(adapter, "second", 100)
         self.assertEqual(self.look(adapter, chunks), [0] * 20)
 
-    def test_locks_that_are_left_behind_end(self):
+    def test_abandoned_locks_expire(self):
         now, released = [0.0], []
         pin = lambda name: types.SimpleNamespace(release=lambda: released.append(name))  # noqa: E731
         locks = Locks(60, lambda: now[0])
@@ -268,7 +270,7 @@ class Adapter(Case):
         now[0] = 90
         self.assertEqual((locks.is_locked("a"), locks.is_locked("c"), locks.count()), (False, False, 0))
         self.assertEqual(released, ["none", "first", "second", "third"])
-        # Unlocked in the first look-up, and locked by the next one when the first is over.
+        # Unlocked by the first look-up, and locked by the next one after the first has ended.
         locks.lock("de", pin("fourth"))
         locks.unlock("d")
         now[0] = 120
@@ -291,7 +293,7 @@ class Adapter(Case):
         self.addCleanup(adapter.close)
         return adapter
 
-    def test_l1_is_shown_to_a_store_process(self):
+    def test_l1_is_shared_with_store_process(self):
         process = self.serve("--ssd", "0")
         for settings, shown in (({"attach": process.address}, [mock.call(mock.ANY, [(4096, 8192)])]), ({"store": {"dram": {"bytes": "8MiB"}}}, [])):
             with mock.patch("pagelith.lmcache.adapter.share") as share:
@@ -305,21 +307,22 @@ class Adapter(Case):
         except pagelith.UnavailableError:
             return None
 
-    def test_what_was_found_in_a_store_process_stays_until_it_is_unlocked(self):
+    def test_object_found_in_store_process_stays_until_unlocked(self):
         process = self.serve("--dram", "8MiB", "--ssd", "0")
         one, other, chunks = self.attached(process), self.attached(process, lock_ms=10), keys(20)
         self.store(one, chunks, [Memory(n) for n in range(20)])
         self.assertEqual(self.look(one, chunks[:10]), [1] * 10)
         self.assertEqual(self.look(one, chunks[:5]), [1] * 5)
         one.submit_unlock(chunks[:10])
-        # Five were found twice and let go once, and another server of the same store process makes room.
+        # Five were found twice and unlocked once, and another server of the same store process
+        # stores more.
         pinned = lambda: one.report_status()["stats"]["objects_pinned"]  # noqa: E731
         until(lambda: pinned() == 5 or None)
         self.flood(other, "first", 20)
         into = [Memory() for _ in chunks]
         self.assertEqual(self.load(one, chunks, into), [1] * 5 + [0] * 15)
         self.assertEqual(self.bytes_of(into[:5]), self.bytes_of(Memory(n) for n in range(5)))
-        # What the other locks ends by itself, though nobody calls it.
+        # The other server's locks expire without any call of it.
         self.assertEqual(self.look(other, chunks), [1] * 5 + [0] * 15)
         one.submit_unlock(chunks[:5])
         until(lambda: pinned() == 0 or None)
@@ -327,15 +330,15 @@ class Adapter(Case):
         self.flood(other, "second", 20)
         self.assertEqual(self.look(one, chunks[10:]), [0] * 10)
         self.assertEqual(self.look(other, chunks), [0] * 20)
-        # What it holds goes with it.
+        # Its pins end with it.
         self.store(one, chunks[:1], [Memory(0)])
         self.assertEqual((self.look(one, chunks[:1]), pinned()), ([1], 1))
         one.close()
         until(lambda: other.report_status()["stats"]["objects_pinned"] == 0 or None)
 
-    def test_a_store_process_that_stops_between_look_up_and_load_holds_nobody_up(self):
+    def test_store_process_stalled_after_lookup_blocks_no_caller(self):
         process = self.serve("--dram", "8MiB", "--ssd", "0")
-        # Far more than there is patience for here: what waited for that would not be seen to end.
+        # Far longer than the test runs: a wait for that timeout would be detected.
         adapter = self.attached(process, look_timeout_ms=300, pin_timeout_ms=100, get_timeout_ms=300, lock_ms=3_600_000)
         chunks, into = keys(20), [Memory() for _ in range(20)]
         self.store(adapter, chunks, [Memory(n) for n in range(20)])
@@ -348,20 +351,20 @@ class Adapter(Case):
         )
         stop(process)
         with self.assertLogs("pagelith.lmcache") as told:
-            # Nobody is asked for what lies in its memory.
+            # Objects that are in its memory need no request.
             self.assertEqual(self.load(adapter, chunks[:10], into[:10]), [1] * 10)
             self.assertEqual(self.bytes_of(into[:10]), self.bytes_of(Memory(n) for n in range(10)))
             self.assertEqual(self.load(adapter, keys(30)[20:], into[10:]), [0] * 10)
-            # What does not all lie there it is asked about.
+            # Other objects need one.
             some = chunks[10:] + keys(31)[30:]
             self.assertEqual(self.look(adapter, some), [0] * 11)
-            # What the pin has taken of the time is gone.
+            # The look-up has what the pin left of the time.
             self.assertLessEqual(waited[0], 0.2)
-            # It could not be pinned: that is not tried again for now.
+            # Pinning failed: it is suspended for now.
             self.assertEqual((self.look(adapter, some), asked), ([0] * 11, [0.1]))
-            # One line says that the store process is silent, of whichever call.
+            # One line reports the silent store process, for all calls.
             self.assertEqual(len([line for line in told.output if f"store={process.address}" in line and "failed_calls=1" in line]), 1)
-        # Whoever unlocks does not wait until the store has let go.
+        # An unlock does not wait for the store to release the pin.
         adapter.submit_unlock(chunks)
         self.assertEqual(adapter._locks.count(), 10)
         adapter.submit_unlock(chunks[:10])
@@ -371,8 +374,8 @@ class Adapter(Case):
         until(lambda: sum(self.look(adapter, chunks[10:])) or None)
         adapter.submit_unlock(chunks * 1000)
         until(lambda: (status := adapter.report_status()).get("stats", {}).get("objects_pinned") == 0 and not status["pins_to_be_released"] or None)
-        # It was killed, and is there again.
-        adapter._pins._again = 0
+        # It was killed, and is running again.
+        adapter._pins._suspended_until = 0
         self.store(adapter, chunks, [Memory(n) for n in range(20)])
         self.assertEqual((self.look(adapter, chunks), len(asked)), ([1] * 20, 2))
         process.child.kill()
@@ -383,15 +386,15 @@ class Adapter(Case):
         until(lambda: adapter._pins.to_be_released() == 0 or None)
         os.unlink(process.address.removeprefix("unix:"))
         again = self.serve("--dram", "8MiB", "--ssd", "0")
-        # After three failures it is left alone for a second.
+        # After three failures it is not contacted for a second.
         until(lambda: self.answers(adapter))
         self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(20)]), (True, 20 * SIZE))
-        adapter._pins._again = 0
+        adapter._pins._suspended_until = 0
         self.assertEqual((self.look(adapter, chunks), adapter.report_status()["stats"]["objects_pinned"]), ([1] * 20, 20))
         stop(again)
         adapter.close()
 
-    def test_pins_are_taken_again_after_a_while(self):
+    def test_pins_resume_after_suspension(self):
         now, taken, released = [0.0], [], []
 
         def pin(names, timeout):
@@ -415,7 +418,7 @@ class Adapter(Case):
         pins.close()
         self.assertEqual((taken, released), ([(names, 0.05) for names in ("first", "gone", "third")], ["first", "third"]))
 
-    def test_adapters_that_share_a_store_process(self):
+    def test_adapters_share_store_process(self):
         process = self.serve("--ssd", "0")
         waits = {"look_timeout_ms": 300, "get_timeout_ms": 300}
         one, other = (PagelithL2Adapter({"attach": process.address, "revision": "weights-1", **waits}) for _ in range(2))
@@ -424,13 +427,13 @@ class Adapter(Case):
         one.close()
         self.assertEqual((self.look(other, chunks), self.load(other, chunks, into)), ([1] * 100, [1] * 100))
         self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
-        # What it locked it does not remove itself.
+        # The adapter itself does not remove objects that it locked.
         other.submit_unlock(chunks[:50])
         other.delete(chunks)
         self.assertEqual(self.look(other, chunks), [0] * 50 + [1] * 50)
         self.assertTrue(other.report_status()["is_healthy"])
         other.submit_unlock(chunks)
-        # One that hangs costs a look-up its second, and the status nothing.
+        # A stalled process costs a look-up its second, and the status nothing.
         stop(process)
         started = time.monotonic()
         with self.assertLogs("pagelith.lmcache"):
@@ -442,7 +445,7 @@ class Adapter(Case):
         self.assertTrue(other.report_status()["is_healthy"])
         process.child.kill()
         process.child.wait()
-        # It was said a moment ago.
+        # It was logged a moment ago.
         with self.assertNoLogs("pagelith.lmcache"):
             self.assertEqual(self.look(other, chunks), [0] * 100)
             self.assertEqual(self.load(other, chunks[:2], into[:2]), [0, 0])
@@ -450,9 +453,9 @@ class Adapter(Case):
         self.assertFalse(other.report_status()["is_healthy"])
         other.close()
 
-    # What LMCache counts.
+    # LMCache's accounting.
 
-    def test_bytes_are_told_once_and_taken_back_when_they_are_gone(self):
+    def test_stored_bytes_are_reported_once_and_deletions_too(self):
         adapter, chunks = self.adapter(), keys(4, cache_salt="user")
         objects = [Memory(n) for n in range(4)]
         self.assertEqual(self.store(adapter, chunks, objects), (True, 4 * SIZE))
@@ -460,12 +463,12 @@ class Adapter(Case):
         self.assertEqual(adapter.told, [("stored", chunks, [SIZE] * 4)])
         self.assertEqual(self.look(adapter, chunks[:1]), [1])
         adapter.delete(chunks[:2])
-        # The first one is locked.
+        # The first object is locked.
         self.assertEqual(adapter.told[1:], [("deleted", [chunks[1]], [SIZE])])
         self.assertEqual(self.look(adapter, chunks), [1, 0, 1, 1])
         self.assertEqual(self.load(adapter, chunks[2:3], [Memory()]), [1])
         self.assertEqual(adapter.told[2:], [("accessed", chunks[2:3])])
-        # The store made room by itself, or another server of it removed something.
+        # The store evicted it, or another server of it removed it.
         adapter._store.remove(adapter._names.all_of(chunks[3]))
         self.assertEqual(self.look(adapter, chunks[3:]), [0])
         self.assertEqual(adapter.told[3:], [("deleted", chunks[3:], [SIZE])])
@@ -474,15 +477,15 @@ class Adapter(Case):
         adapter.delete(chunks)
         self.assertEqual(adapter.used, {"user": SIZE})
 
-    def test_what_is_stored_twice_is_counted_once(self):
+    def test_object_stored_twice_is_counted_once(self):
         adapter, chunks = self.adapter(), keys(1)
         self.assertEqual(self.store(adapter, chunks * 2, [Memory(0), Memory(0)]), (True, SIZE))
-        # The store made room by itself, and it was stored again before anybody asked for it.
+        # The store evicted it, and it was stored again before a look-up.
         adapter._store.remove(adapter._names.all_of(chunks[0]))
         self.assertEqual(self.store(adapter, chunks, [Memory(0)]), (True, SIZE))
         self.assertEqual(adapter.told, [("stored", chunks, [SIZE])])
 
-    def test_a_listener_that_fails_costs_no_task(self):
+    def test_failing_listener_fails_no_task(self):
         adapter, chunks = self.adapter(), keys(1)
 
         def fail(*_):
@@ -493,9 +496,9 @@ class Adapter(Case):
             self.assertEqual(self.store(adapter, chunks, [Memory(1)]), (True, SIZE))
             self.assertEqual(self.load(adapter, chunks, [Memory()]), [1])
 
-    def test_a_store_that_is_full_of_what_is_locked_is_told(self):
+    def test_store_full_of_locked_objects_is_reported(self):
         adapter, chunks = self.adapter(ssd="0", dram="8MiB", put_wait_ms=1), keys(2000)
-        # The later ones took the room of the earlier ones.
+        # The later objects took the space of the earlier ones.
         self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(2000)]), (True, 2000 * SIZE))
         here = self.look(adapter, chunks)
         self.assertTrue(500 < sum(here) < 1500)
@@ -506,17 +509,17 @@ class Adapter(Case):
         adapter.submit_unlock(chunks * 2)
         self.assertEqual(self.store(adapter, others, [Memory(n) for n in range(10)]), (True, 10 * SIZE))
 
-    # Set-up and memory that is not what it should be.
+    # Configuration, and invalid memory.
 
-    def test_what_is_wrong_with_adapter_params_is_said_at_the_start(self):
-        with self.assertRaisesRegex(ValueError, "adapter_params.*'base_path' is no key.*'read_threads' is a whole number"):
+    def test_invalid_adapter_params_are_refused_at_start(self):
+        with self.assertRaisesRegex(ValueError, "adapter_params.*'base_path' is an unknown key.*'read_threads' must be a whole number"):
             self.adapter(base_path="/x", read_threads=0)
         with self.assertRaisesRegex(ValueError, "one of the two"):
             self.adapter(attach="unix:/x")
         with self.assertRaisesRegex(ValueError, "one of the two"):
             PagelithL2Adapter({}, l1_memory_desc=types.SimpleNamespace(ptr=0, size=0, align_bytes=4096))
 
-    def test_memory_that_cannot_be_used_fails_its_task_alone(self):
+    def test_unusable_memory_fails_its_task_alone(self):
         adapter, chunks = self.adapter(), keys(3)
         gone = Memory(2)
         gone.valid = False
@@ -530,7 +533,7 @@ class Adapter(Case):
         self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(3)]), (True, 3 * SIZE))
         self.assertEqual(self.look(adapter, chunks), [1] * 3)
 
-    def test_what_lost_its_memory_while_it_was_stored_is_not_kept(self):
+    def test_object_whose_memory_was_taken_back_is_not_stored(self):
         adapter, chunks = self.adapter(), keys(2)
         objects, real = [Memory(0), Memory(1)], adapter._store
 
@@ -548,16 +551,16 @@ class Adapter(Case):
 
     # LMCache's serde.
 
-    def test_serialized_bytes_are_found_where_the_serde_is_named(self):
+    def test_serialized_bytes_are_found_with_serde_set(self):
         serialized = lambda seed=None, length=999: Memory(seed, ((length,),), (UINT8,))  # noqa: E731
         adapter, chunks = self.adapter(serde="fp8 e4m3fn"), keys(2)
         self.assertEqual(self.store(adapter, chunks, [serialized(0), serialized(1)]), (True, 2 * 999))
-        # What is looked for is told by its layout before the serde.
+        # A look-up brings the layout before the serde.
         self.assertEqual(self.look(adapter, chunks), [1, 1])
         into = serialized()
         self.assertEqual(self.load(adapter, chunks[:1], [into]), [1])
         self.assertEqual(into.buffer.raw, serialized(0).buffer.raw)
-        # Another length is another configuration's.
+        # Another length belongs to another configuration.
         into = serialized("before", 1000)
         with self.assertLogs("pagelith.lmcache", "WARNING"):
             self.assertEqual(self.load(adapter, chunks[1:], [into]), [0])
@@ -566,7 +569,7 @@ class Adapter(Case):
         with self.assertLogs("pagelith.lmcache", "ERROR") as told:
             self.assertEqual(self.store(adapter, keys(1, of="plain"), [Memory(1)]), (False, 0))
         self.assertIn("LMCache's own", told.output[0])
-        # Stored again at the length of today, it is found and read.
+        # Stored again with the current length, it is found and read.
         self.assertEqual(self.store(adapter, chunks[1:], [serialized(5, 1000)]), (True, 1000))
         into = serialized(None, 1000)
         self.assertEqual((self.look(adapter, chunks), self.load(adapter, chunks[1:], [into])), ([1, 1], [1]))
@@ -577,7 +580,7 @@ class Adapter(Case):
             self.assertEqual(self.look(other, chunks), [0, 0], settings)
             other.close()
 
-    def test_a_serde_that_is_not_named_is_said_once(self):
+    def test_missing_serde_setting_is_logged_once(self):
         adapter, chunks = self.adapter(), keys(1)
         self.store(adapter, chunks, [Memory(0, ((999,),), (UINT8,))])
         with self.assertLogs("pagelith.lmcache", "ERROR") as told:
@@ -585,7 +588,7 @@ class Adapter(Case):
             self.assertEqual(self.look(adapter, chunks), [0])
         self.assertEqual((len(told.output), "adapter_params" in told.output[0]), (1, True))
 
-    def test_its_status_is_told_open_and_closed(self):
+    def test_status_is_reported_open_and_closed(self):
         adapter, chunks = self.adapter(), keys(2)
         self.store(adapter, chunks, [Memory(0), Memory(1)])
         self.look(adapter, chunks)

@@ -1,4 +1,5 @@
-"""The connector for LMCache in the engine's process, over stand-ins for what it uses of LMCache. Under LMCache itself: `python/clients/`."""
+"""The connector for LMCache in the engine's process, with stand-ins for LMCache. Tests under
+LMCache itself are in `python/clients/`."""
 
 import asyncio
 import os
@@ -13,7 +14,7 @@ import lmcache_stand_ins  # noqa: F401
 
 
 class RemoteMetadata:
-    """Length, shapes, types and format of a chunk, in bytes of one length."""
+    """Length, shapes, types and format of a chunk, serialized with a fixed length."""
 
     def __init__(self, length, shapes, dtypes, fmt):
         self.length, self.shapes, self.dtypes, self.fmt = length, shapes, dtypes, fmt
@@ -79,7 +80,7 @@ class Case(unittest.TestCase):
         self.addCleanup(self.home.cleanup)
 
     def run_with(self, body, store=None, **given):
-        """Run `body` with a connector, in a loop of its own."""
+        """Run `body` with a connector, in its own event loop."""
         ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "64MiB", "segment_bytes": "4MiB"}
         store = {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 1000}, "ssd": ssd} if store is None else store
         metadata = types.SimpleNamespace(model_name="a/model", kv_dtype="bf16", chunk_size=256, worker_id=0, world_size=1)
@@ -99,7 +100,7 @@ class Case(unittest.TestCase):
 
 
 class Connector(Case):
-    def test_a_key_that_is_given_twice_is_stored_once_with_the_others(self):
+    def test_repeated_key_is_stored_once_with_the_others(self):
         async def body(connector):
             keys = [Key("a"), Key("a"), Key("b"), Key("a")]
             await connector.batched_put(keys, [Chunk(b"1" * 100), Chunk(b"1" * 100), Chunk(b"2" * 50), Chunk(b"1" * 100)])
@@ -108,35 +109,35 @@ class Connector(Case):
 
         self.assertEqual(self.run_with(body), (4, [b"1" * 100, b"1" * 100, b"2" * 50, b"1" * 100]))
 
-    def test_a_chunk_of_no_bytes_or_too_many_fails_alone(self):
+    def test_empty_or_too_large_chunk_fails_alone(self):
         async def body(connector):
             keys = [Key("none"), Key("much"), Key("b")]
-            with self.assertLogs("pagelith.lmcache.connector", "WARNING") as said:
+            with self.assertLogs("pagelith.lmcache.connector", "WARNING") as logs:
                 await connector.batched_put(keys, [Chunk(b""), Chunk(bytes(5 << 20)), Chunk(b"2" * 50)])
-            self.assertIn("for 2 of 3", said.output[0])
+            self.assertIn("for 2 of 3", logs.output[0])
             return [chunk and bytes(chunk.byte_array) for chunk in await connector.batched_get(keys)]
 
         self.assertEqual(self.run_with(body), [None, None, b"2" * 50])
 
-    def test_connector_in_vllm_that_ends_requests_whose_load_failed_says_so_at_the_start(self):
+    def test_connector_warns_of_failing_load_policy_at_start(self):
         async def body(connector):
             return None
 
         for policy, lines in (("fail", 1), ("recompute", 0)):
             transfer = types.SimpleNamespace(is_kv_consumer=True, kv_load_failure_policy=policy)
-            with mock.patch.object(module, "vllms_transfer", lambda transfer=transfer: transfer), self.assertLogs("pagelith.lmcache.connector", "WARNING") as said:
+            with mock.patch.object(module, "vllms_transfer", lambda transfer=transfer: transfer), self.assertLogs("pagelith.lmcache.connector", "WARNING") as logs:
                 module.logger.warning("nothing")
                 self.run_with(body)
-            self.assertEqual(len(said.output) - 1, lines)
-            for line in said.output[1:]:
+            self.assertEqual(len(logs.output) - 1, lines)
+            for line in logs.output[1:]:
                 self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
 
-    def test_settings_of_another_type_are_named_and_nothing_is_made(self):
+    def test_settings_of_wrong_type_are_named_and_nothing_is_created(self):
         async def body(connector):
             return None
 
         with self.assertRaisesRegex(Exception, "ssd.dirs: must be a list"):
             self.run_with(body, store={"ssd": {"dirs": os.path.join(self.home.name, "kv"), "bytes": "64MiB"}})
-        with self.assertRaisesRegex(ValueError, "'look_timeout_ms' is a whole number"):
+        with self.assertRaisesRegex(ValueError, "'look_timeout_ms' must be a whole number"):
             self.run_with(body, look_timeout_ms="1s")
         self.assertEqual(os.listdir(self.home.name), [])

@@ -1,18 +1,19 @@
-"""The adapter and the connector for LMCache, over every combination of what may come of their objects."""
+"""The adapter and the connector for LMCache, with every combination of outcomes of their
+objects."""
 
 import unittest
 
 import test_lmcache_adapter
 import test_lmcache_connector
 from lmcache_stand_ins import SIZE, Memory, keys
-from outcome_stand_ins import STATES, Ending, combinations, is_there, whole
+from outcome_stand_ins import STATES, ScriptedStore, combinations, is_there, whole
 from test_lmcache_connector import Chunk, Key
 
 
-class OfTheAdapter(test_lmcache_adapter.Case):
-    def test_each_object_is_told_as_it_ended_and_found_if_it_came(self):
+class AdapterOutcomes(test_lmcache_adapter.Case):
+    def test_load_reports_each_outcome_and_failed_objects_are_misses(self):
         adapter = self.adapter()
-        adapter._store = Ending(adapter._store)
+        adapter._store = ScriptedStore(adapter._store)
         stored = [Memory(n) for n in range(3)]
         for ends in combinations(3):
             chunks = keys(3, of=str(ends))
@@ -31,9 +32,9 @@ class OfTheAdapter(test_lmcache_adapter.Case):
             self.assertEqual(self.look(adapter, chunks), [1, 1, 1], ends)
             adapter.submit_unlock(chunks * 2)
 
-    def test_a_store_task_succeeded_if_all_its_objects_are_there(self):
+    def test_store_task_succeeds_if_all_objects_are_stored(self):
         adapter = self.adapter()
-        adapter._store = Ending(adapter._store)
+        adapter._store = ScriptedStore(adapter._store)
         objects = [Memory(n) for n in range(3)]
         for states in combinations(3, STATES):
             chunks = keys(3, of=str(states))
@@ -43,14 +44,14 @@ class OfTheAdapter(test_lmcache_adapter.Case):
             self.assertEqual(written, states.count("stored") * SIZE, states)
 
 
-class OfTheConnector(test_lmcache_connector.Case):
-    def test_a_chunk_came_if_both_its_bytes_and_what_it_is_came(self):
+class ConnectorOutcomes(test_lmcache_connector.Case):
+    def test_chunk_is_read_if_bytes_and_metadata_are_read(self):
         async def body(connector):
-            connector._store = Ending(connector._store)
+            connector._store = ScriptedStore(connector._store)
             chunks = [Key("a"), Key("b")]
             await connector.batched_put(chunks, [Chunk(b"1" * 100), Chunk(b"2" * 50)])
-            names = connector._known()
-            each = [one for pair in zip(connector._on(names.facts, chunks), connector._on(names.bytes, chunks)) for one in pair]
+            names = connector._current_names()
+            each = [one for pair in zip(connector._keys_on(names.facts, chunks), connector._keys_on(names.bytes, chunks)) for one in pair]
             given = []
             allocate = connector._memory.allocate
             connector._memory.allocate = lambda *what: given.append(allocate(*what)) or given[-1]
@@ -60,7 +61,7 @@ class OfTheConnector(test_lmcache_connector.Case):
                 came = [whole(ends[:2]), whole(ends[2:])]
                 got = await connector.batched_get(chunks)
                 self.assertEqual([chunk and bytes(chunk.byte_array) for chunk in got], [b"1" * 100 if came[0] else None, b"2" * 50 if came[1] else None], ends)
-                # Memory of what did not come is LMCache's again.
+                # Memory of failed objects is released to LMCache.
                 self.assertEqual(sum(chunk.held for chunk in given), sum(came), ends)
                 got = await connector.batched_get_non_blocking("look", chunks)
                 self.assertEqual(len(got), 2 if all(came) else int(came[0]), ends)

@@ -1,4 +1,4 @@
-"""What the engine logs, as Python's logging has it; and what opening found."""
+"""The engine's log events in Python's logging, and the open report."""
 
 import json
 import logging
@@ -24,8 +24,8 @@ def pages(count):
     return pagelith.Key(SPACE, bytes(32)).on_pages([f"page {n}" for n in range(count)])
 
 
-class Kept(logging.Handler):
-    """Keeps records, and has `awaited` set once it has one of this message."""
+class RecordCollector(logging.Handler):
+    """Keeps records; `awaited` is set once a record has this message."""
 
     def __init__(self, message=None):
         super().__init__()
@@ -43,7 +43,7 @@ class Log(unittest.TestCase):
         self.addCleanup(self.home.cleanup)
         self.directory = os.path.join(self.home.name, "store")
 
-    def test_what_a_call_gave_rise_to_is_logged_when_it_returns_with_its_fields(self):
+    def test_events_of_call_are_logged_with_fields_when_it_returns(self):
         with self.assertLogs("pagelith", "INFO") as said:
             pagelith.Store(settings(self.directory)).close()
         records = {record.getMessage().split(" side=")[0]: record for record in said.records}
@@ -54,11 +54,12 @@ class Log(unittest.TestCase):
         self.assertTrue(record.target.startswith("pagelith") and record.pathname.endswith(".rs") and record.lineno > 0)
         self.assertEqual(records["store is open"].fields["objects"], 0)
 
-    def test_a_fork_holds_nothing_while_other_hooks_let_go_of_the_interpreters_lock(self):
+    def test_fork_holds_no_lock_while_other_hooks_release_gil(self):
         program = """if True:
             import os, threading
             taken = threading.Event()
-            # Registered before the package's own, so it runs after that; another thread takes events meanwhile.
+            # Registered before the package's own hook, so it runs after that; another thread takes
+            # events meanwhile.
             os.register_at_fork(before=taken.wait)
             from pagelith import _native
             begin = threading.Event()
@@ -76,11 +77,11 @@ class Log(unittest.TestCase):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
         self.assertEqual(done.stdout, "0\n", done.stderr)
 
-    def test_a_damaged_checkpoint_is_a_warning_and_in_what_opening_found(self):
+    def test_damaged_checkpoint_is_logged_and_in_open_report(self):
         with pagelith.Store(settings(self.directory)) as store:
             self.assertTrue(all(store.put(pages(200), [b"x" * 5000] * 200)))
         for name in ("checkpoint.0", "checkpoint.1"):
-            # Behind its head, which says that all of it is there.
+            # After its head, which declares the checkpoint complete.
             with open(os.path.join(self.directory, name), "r+b") as file:
                 file.seek(4096)
                 body = file.read(4096)
@@ -92,7 +93,7 @@ class Log(unittest.TestCase):
         self.assertRegex(record.getMessage(), "^checkpoint is not whole, going without it serial=[0-9]+ reason=")
         self.assertEqual((record.levelno, record.fields["serial"] > 0), (logging.WARNING, True))
 
-    def test_damage_is_logged_by_a_thread_of_its_own_while_nobody_calls(self):
+    def test_damage_is_logged_by_thread_without_calls(self):
         with pagelith.Store(settings(self.directory, dram={"bytes": "8MiB", "promote": "never"})) as store:
             self.assertTrue(store.put(pages(1), [b"x" * 5000])[0])
         with open(os.path.join(self.directory, "segments"), "r+b") as file:
@@ -100,7 +101,7 @@ class Log(unittest.TestCase):
             at = whole.index(b"x" * 5000)
             file.seek(at)
             file.write(b"y")
-        kept = Kept("damaged")
+        kept = RecordCollector("damaged")
         logging.getLogger("pagelith").addHandler(kept)
         self.addCleanup(logging.getLogger("pagelith").removeHandler, kept)
         with pagelith.Store(settings(self.directory)) as store:
@@ -110,9 +111,9 @@ class Log(unittest.TestCase):
         record = next(record for record in kept.records if "damaged" in record.getMessage())
         self.assertEqual((record.levelno, record.fields["segment"] >= 0), (logging.WARNING, True))
 
-    def test_more_than_wait_are_dropped_and_counted(self):
+    def test_events_beyond_queue_limit_are_dropped_and_counted(self):
         summary = settings(self.directory, log={"batch_summary": True})
-        kept = Kept()
+        kept = RecordCollector()
         logger = logging.getLogger("pagelith")
         logger.addHandler(kept)
         self.addCleanup(logger.removeHandler, kept)
@@ -120,7 +121,7 @@ class Log(unittest.TestCase):
         self.addCleanup(logger.setLevel, logging.NOTSET)
         with pagelith.Store(summary) as store:
             into = bytearray(8)
-            # Nobody logs meanwhile: the thread that would waits for this lock.
+            # No thread logs meanwhile: the logging thread waits for this lock.
             with _log._lock:
                 for _ in range(9000):
                     store.get(pages(1), [into])
@@ -129,7 +130,7 @@ class Log(unittest.TestCase):
         self.assertTrue(dropped > 0)
         self.assertEqual(dropped + batches, 9000)
 
-    def test_debug_is_heard_where_the_logger_has_it_when_a_store_is_opened(self):
+    def test_debug_events_are_recorded_if_enabled_at_open(self):
         for level, heard in [(logging.INFO, False), (logging.DEBUG, True), (logging.WARNING, False)]:
             with self.assertLogs("pagelith", level) as said:
                 logging.getLogger("pagelith").warning("something")
@@ -138,7 +139,7 @@ class Log(unittest.TestCase):
                     store.flush()
             self.assertEqual(any(record.levelno == logging.DEBUG for record in said.records), heard)
 
-    def test_handlers_that_fail_or_call_the_store_fail_no_call(self):
+    def test_failing_or_reentrant_handlers_fail_no_call(self):
         case = self
 
         class Calling(logging.Handler):
@@ -157,7 +158,7 @@ class Log(unittest.TestCase):
         with pagelith.Store(settings(self.directory)) as store:
             self.assertTrue(store.put(pages(1), [b"x"])[0])
 
-    def test_an_interrupt_while_it_is_logged_reaches_the_caller(self):
+    def test_interrupt_during_logging_reaches_caller(self):
         class Interrupting(logging.Handler):
             def emit(self, record):
                 raise KeyboardInterrupt
@@ -167,7 +168,7 @@ class Log(unittest.TestCase):
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         self.addCleanup(logger.setLevel, logging.NOTSET)
-        # Nor does the thread log that would beside it: it waits for this lock.
+        # The logging thread does not log concurrently either: it waits for this lock.
         with _log._lock, self.assertRaises(KeyboardInterrupt):
             pagelith.Store(settings(self.directory))
         logger.removeHandler(handler)
@@ -180,7 +181,7 @@ class Log(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout.splitlines()[-1:]), (0, ["done"]), done.stderr)
         return done.stderr
 
-    def test_a_forked_child_logs_what_is_its_own(self):
+    def test_forked_child_logs_its_own_events(self):
         stderr = self.run_program(
             """if True:
             import json, logging, os, sys, threading, pagelith
@@ -195,7 +196,7 @@ class Log(unittest.TestCase):
                     while not stop.is_set():
                         store.get([key], [bytearray(8)])
 
-            # Events come while it forks.
+            # Events arrive during the fork.
             thread = threading.Thread(target=busy)
             thread.start()
             for n in range(5):
@@ -206,14 +207,14 @@ class Log(unittest.TestCase):
                     logging.shutdown()
                     os._exit(7)
                 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-                # In one write, beside those of the thread that logs.
+                # In one write, since the logging thread writes concurrently.
                 sys.stderr.write(f"{os.getpid()} {child}\\n")
             stop.set()
             thread.join()
             print("done")
             """
         )
-        # Of each child its own store, and nothing of the parent's batches.
+        # Each child logs its own store, and no events of the parent.
         lines = [line.split(" ", 1) for line in stderr.splitlines()]
         parent, children = lines[-1][0], {line[1] for line in lines if line[1].isdigit()}
         self.assertEqual(len(children), 5)
@@ -223,7 +224,7 @@ class Log(unittest.TestCase):
             self.assertFalse([text for text in said if text.startswith("get batch")])
         self.assertTrue(parent.isdigit())
 
-    def test_the_interpreter_ends_while_events_come(self):
+    def test_interpreter_exits_while_events_arrive(self):
         for _ in range(5):
             self.run_program(
                 """if True:
@@ -252,7 +253,7 @@ class Opened(unittest.TestCase):
         self.addCleanup(self.home.cleanup)
         self.directory = os.path.join(self.home.name, "store")
 
-    def test_what_opening_found_is_told(self):
+    def test_open_report_has_recovery_results(self):
         with pagelith.Store(settings(self.directory)) as store:
             made = store.opened
             self.assertEqual((made.made, made.objects, made.side, made.from_checkpoint), (True, 0, "blocking", False))
@@ -261,7 +262,7 @@ class Opened(unittest.TestCase):
             self.assertEqual((made.memory["arena"], made.segment_bytes), (8 << 20, 4 << 20))
             self.assertTrue(made.segments >= 4 and 0 < made.object_bytes_max < 4 << 20)
             store.put(pages(20), [b"x" * 5000] * 20)
-        # Also of a store that was closed.
+        # Also for a closed store.
         self.assertTrue(store.opened.made)
         with pagelith.Store(settings(self.directory)) as store:
             again = store.opened
@@ -270,7 +271,7 @@ class Opened(unittest.TestCase):
             clean = (again.torn_records, again.mended_blocks, again.refused_checkpoints, again.scanned_segments)
             self.assertEqual((clean, again.segments), ((0, 0, 0, 0), made.segments))
 
-    def test_a_store_without_ssd_has_no_side(self):
+    def test_store_without_ssd_has_no_backend(self):
         with pagelith.Store({"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}}) as store:
             found = store.opened
             self.assertEqual((found.side, found.segments, found.made), (None, 0, False))

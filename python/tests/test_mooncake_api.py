@@ -1,4 +1,5 @@
-"""Mooncake's client interface over the store: its codes, and that what is not registered is not touched."""
+"""Mooncake's client interface over the store: its codes, and that unregistered memory is not
+accessed."""
 
 import collections
 import ctypes
@@ -24,7 +25,7 @@ class Case(unittest.TestCase):
     def setUp(self):
         self.memory = ctypes.create_string_buffer(1 << 20)
         self.at = ctypes.addressof(self.memory)
-        # No engine is in this process, whatever stands in for one in other tests.
+        # No engine runs in this process, whatever stand-ins other tests install.
         none = mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None})
         none.start()
         self.addCleanup(none.stop)
@@ -41,7 +42,7 @@ class Case(unittest.TestCase):
 
 
 class Client(Case):
-    def test_what_is_put_is_got_and_what_is_not_is_its_code(self):
+    def test_put_object_is_read_and_missing_one_returns_code(self):
         client = self.client()
         self.assertEqual((client.put("a", b"x" * 4096), client.put("a", b"y" * 4096)), (0, 0))
         self.assertEqual((client.get("a"), client.get("b"), client.get_size("a"), client.get_size("b")), (b"x" * 4096, b"", 4096, -704))
@@ -64,12 +65,12 @@ class Client(Case):
         got = client.batch_get_into_multi_buffers(["p", "q"], [[self.at + 10, self.at + 20], [self.at + 30]], [[1, 3], [4]])
         self.assertEqual((got, self.memory[10:11], self.memory[20:23]), ([4, -704], b"a", b"bef"))
 
-    def test_lists_that_change_in_the_call_are_taken_as_they_were_given(self):
+    def test_lists_changed_during_call_are_used_as_passed(self):
         client, keys = self.client(), ["a", "b"]
         self.memory[:8] = b"aaaabbbb"
 
         class Addresses(list):
-            """What another thread does to a list while a call reads it."""
+            """A list that another thread changes while a call reads it."""
 
             def __iter__(self):
                 keys.reverse()
@@ -84,10 +85,10 @@ class Client(Case):
         self.assertEqual(client.batch_get_into(keys, Addresses(into), [4, 4]), [4, 4])
         self.assertEqual((keys, self.memory[100:104]), (["b", "a"], b"aaaa"))
 
-    def test_memory_that_is_not_registered_is_not_touched(self):
+    def test_unregistered_memory_is_not_accessed(self):
         client = self.client()
         with self.assertLogs(QUIET, "ERROR"):
-            # An address as a GPU's would be: to look there ends the process.
+            # An address like a GPU's: an access would end the process.
             self.assertEqual(client.register_buffer(64, 4096), -600)
             self.assertEqual(client.batch_put_from(["a", "b"], [64, self.at], [8, 8]), [-600, 0])
             self.assertEqual(client.batch_get_into(["b", "b"], [self.at + (1 << 20) - 4, self.at], [8, 8]), [-600, 8])
@@ -96,10 +97,10 @@ class Client(Case):
         self.assertEqual((client.unregister_buffer(self.at), client.unregister_buffer(self.at)), (0, -600))
         self.assertEqual(client.batch_get_into(["b"], [self.at], [8]), [-600])
 
-    def test_a_full_pool_is_minus_200(self):
+    def test_full_pool_returns_minus_200(self):
         client = self.client()
         value = bytes(1 << 20)
-        # Each with its length, 4 KiB more: what is left has no room for another.
+        # Each with its length, 4 KiB more: the remaining space does not fit another.
         codes = [client.put(f"k{n}", value) for n in range(31)]
         self.assertEqual(codes, [0] * 31)
         pin = client._store.pin(client._keys([f"k{n}" for n in range(31)]))
@@ -107,7 +108,7 @@ class Client(Case):
         pin.release()
         self.assertEqual(client.put("again", value), 0)
 
-    def test_a_path_is_taken_where_text_names_one(self):
+    def test_path_objects_are_accepted(self):
         home = tempfile.TemporaryDirectory()
         self.addCleanup(home.cleanup)
         with mock.patch.dict(os.environ, MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES=str(512 << 20)):
@@ -136,7 +137,7 @@ class Client(Case):
             self.assertEqual(places, [True] if value else [])
             client.close()
 
-    def test_client_without_an_engine_starts_with_an_explicit_revision_alone(self):
+    def test_client_without_engine_requires_revision(self):
         del os.environ["MOONCAKE_PAGELITH_REVISION"]
         with self.assertLogs(QUIET, "ERROR") as said:
             self.assertEqual(MooncakeDistributedStore().setup("host"), -600)
@@ -146,10 +147,10 @@ class Client(Case):
         self.addCleanup(client.close)
         self.assertEqual((client.setup("host"), client.put("a", b"x")), (0, 0))
 
-    def test_client_of_vllms_that_ends_requests_whose_load_failed_says_so_at_the_start(self):
+    def test_vllm_client_warns_of_failing_load_policy_at_setup(self):
         for policy, lines in (("fail", 1), ("recompute", 0)):
             transfer = types.SimpleNamespace(is_kv_consumer=True, kv_load_failure_policy=policy)
-            # As in a worker of vLLM's: the model is asked elsewhere.
+            # As in a vLLM worker, where another module provides the model.
             engine = types.SimpleNamespace(get_current_vllm_config_or_none=lambda transfer=transfer: types.SimpleNamespace(kv_transfer_config=transfer))
             no_model = mock.patch.object(mooncake, "model_of_this_process", lambda: mooncake.no_engine)
             with mock.patch.dict(sys.modules, {"vllm.config": engine}), no_model, self.assertLogs(QUIET, "WARNING") as said:
@@ -159,7 +160,7 @@ class Client(Case):
             for line in said.output[1:]:
                 self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
 
-    def test_objects_of_another_revision_or_another_model_are_not_found(self):
+    def test_objects_of_other_revision_or_model_are_not_found(self):
         home = tempfile.TemporaryDirectory()
         self.addCleanup(home.cleanup)
         os.environ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"] = str(512 << 20)
@@ -174,7 +175,7 @@ class Client(Case):
                 client.put("a", b"bytes")
                 client.close()
 
-    def test_error_that_nobody_foresaw_is_a_code(self):
+    def test_unexpected_error_returns_code(self):
         def broken():
             raise RuntimeError("broken")
 
@@ -192,7 +193,7 @@ class Client(Case):
                 self.assertEqual(call(), code)
             self.assertIn("broken", said.output[0])
 
-    def test_objects_from_before_a_weight_update_are_not_found_and_stale_ones_are_not_stored(self):
+    def test_weight_update_hides_old_objects_and_refuses_stale_puts(self):
         now = [Now(Identity({"weights": 1}), False)]
         with mock.patch.object(mooncake, "model_of_this_process", lambda: lambda: now[0]):
             client = self.client()
@@ -209,7 +210,8 @@ class Client(Case):
         now[0] = Now(Identity({"weights": 1}), False)
         self.assertEqual(client.get("a"), b"old")
     def disk_of(self, total):
-        """A disk of so many bytes below a fresh directory, of which is free what no store of the test takes."""
+        """A disk of this size for a new directory, with all space free that the test's stores do
+        not use."""
         home = tempfile.TemporaryDirectory()
         self.addCleanup(home.cleanup)
 
@@ -224,19 +226,19 @@ class Client(Case):
         return home.name
 
     def assert_refused(self, words, body):
-        """It is -600, of which one line says why; it is what was returned otherwise."""
+        """It returns -600 and logs one line with the reason."""
         with self.assertLogs("pagelith", "ERROR") as said:
             code = body()
         self.assertIn(code, (-600, [-600]))
         self.assertEqual(len(said.output), 1)
         self.assertRegex(said.output[0], words)
 
-    def test_a_store_that_is_there_keeps_its_size_when_it_is_started_again(self):
+    def test_existing_store_keeps_its_size(self):
         home = self.disk_of(4 << 30)
         path = os.path.join(home, "rank_0")
         sizes = []
         for turn in range(3):
-            # With the least memory that Mooncake has.
+            # With the smallest memory that Mooncake accepts.
             client = MooncakeDistributedStore()
             self.assertEqual(client.setup("host", enable_ssd_offload=True, ssd_offload_path=path), 0)
             self.assertEqual(client.put(f"k{turn}", b"x" * 100), 0)
@@ -246,7 +248,7 @@ class Client(Case):
         client = self.client(enable_ssd_offload=True, ssd_offload_path=path)
         self.assertEqual(client.batch_is_exist(["k0", "k1", "k2"]), [1, 1, 1])
 
-    def test_ranks_on_one_disk_get_the_same_each(self):
+    def test_ranks_on_one_disk_get_equal_sizes(self):
         home = self.disk_of(4 << 30)
         paths = [os.path.join(home, f"rank_{rank}") for rank in range(8)]
         for path in paths:
@@ -256,7 +258,7 @@ class Client(Case):
         (size,) = {mooncake.pagelith.Store.bytes_in(path) for path in paths}
         self.assertTrue(0.1 < size / (4 << 30) < 0.125, size)
 
-    def test_values_are_typed_and_what_is_none_of_them_is_refused_and_makes_nothing(self):
+    def test_invalid_values_are_refused_and_nothing_is_created(self):
         home = tempfile.TemporaryDirectory()
         self.addCleanup(home.cleanup)
         path = os.path.join(home.name, "kv")
@@ -288,15 +290,15 @@ class Client(Case):
             self.assert_refused("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", lambda: setup(enable_ssd_offload=True))
         self.assertEqual(os.listdir(home.name), [])
 
-    def test_a_dictionary_of_texts_is_taken_as_mooncake_takes_it(self):
+    def test_setup_accepts_dictionary_of_strings(self):
         client = MooncakeDistributedStore()
         self.addCleanup(client.close)
         self.assertEqual(client.setup({"local_hostname": "host", "global_segment_size": "33554432", "enable_ssd_offload": "false"}), 0)
         self.assertEqual((client.get_hostname(), client._store.opened.memory["arena"]), ("host", 32 << 20))
         for given in ({"quota": 1}, {5: 1}, {"local_hostname": {}}):
-            self.assert_refused("is no parameter of setup", lambda given=given: MooncakeDistributedStore().setup(given))
+            self.assert_refused("is not a parameter of setup", lambda given=given: MooncakeDistributedStore().setup(given))
 
-    def test_each_minus_600_is_said_once_and_nothing_is_raised(self):
+    def test_each_minus_600_is_logged_once_and_nothing_is_raised(self):
         client = self.client()
         self.assertEqual(client.put("k", b"12345678"), 0)
         self.assert_refused("bytes-like", lambda: client.put("a", "text"))
@@ -309,19 +311,19 @@ class Client(Case):
         self.assert_refused("float", lambda: client.batch_put_from(["a"], [self.at], [8.5]))
         self.assert_refused("int", lambda: client.batch_is_exist([5]))
         self.assert_refused("destination is longer", lambda: client.batch_get_into(["k"], [self.at], [9]))
-        self.assert_refused("1 keys and 0 values", lambda: client.put_batch(["a"], []))
+        self.assert_refused("keys=1 values=0", lambda: client.put_batch(["a"], []))
         self.assert_refused("no memory is registered", lambda: client.unregister_buffer(5))
         self.assert_refused("an address and a length", lambda: client.register_buffer(None, 8))
         self.assert_refused("no memory of this allocator", lambda: MooncakeHostMemAllocator().free(8))
         self.assert_refused("is not set up", lambda: MooncakeDistributedStore().put("a", b"a"))
 
-    def test_a_key_that_is_given_twice_has_one_code(self):
+    def test_repeated_key_has_one_code(self):
         client = self.client()
         self.assertEqual(client.batch_put_from(["d", "e", "d"], [self.at] * 3, [8] * 3), [0, 0, 0])
         self.assertEqual(client.batch_get_into(["d", "d"], [self.at, self.at + 64], [8, 8]), [8, 8])
         self.assertEqual((client.put_batch(["p", "p"], [b"1", b"1"]), client.batch_is_exist(["d", "d", "p"])), (0, [1, 1, 1]))
 
-    def test_what_it_does_not_know_is_named(self):
+    def test_unknown_parameters_are_named(self):
         with self.assertRaisesRegex(TypeError, "'quota'"):
             MooncakeDistributedStore().setup("host", quota=3)
         self.assertFalse(hasattr(ReplicateConfig(), "group_ids") or hasattr(ReplicateConfig(), "session_ids"))
@@ -329,25 +331,25 @@ class Client(Case):
             self.assertEqual(MooncakeDistributedStore().setup_dummy(1, 1, "127.0.0.1:9"), -600)
             self.assertEqual(MooncakeDistributedStore().batch_is_exist(["a"]), [-600])
 
-    def test_memory_of_its_allocator(self):
+    def test_allocator_memory_is_usable(self):
         allocator = MooncakeHostMemAllocator()
         address = allocator.alloc(10000)
         self.assertEqual(address % 4096, 0)
         ctypes.memset(address, 7, 10000)
         self.assertEqual((allocator.free(address), allocator.free(address)), (0, -600))
 
-    def test_calls_that_an_engine_repeats_are_said_once_a_while(self):
+    def test_repeated_failures_are_logged_at_intervals(self):
         client = self.client()
         calls = [
             lambda: client.batch_put_from(["a"], [64], [8]),
             lambda: client.batch_get_into(["a"], [64], [8]),
         ]
         for call in calls:
-            self.assert_refused("memory of objects is not registered objects=1 of=1", lambda call=call: [call() for _ in range(20)][0])
+            self.assert_refused("the memory of some objects is not registered objects=1 of=1", lambda call=call: [call() for _ in range(20)][0])
         other = MooncakeDistributedStore()
         self.assert_refused("is not set up", lambda: [other.put("a", b"a") for _ in range(20)][0])
 
-    def test_the_module_that_engines_import(self):
+    def test_mooncake_store_module_is_importable(self):
         program = "import mooncake.store as m; print(m.MooncakeDistributedStore.__module__)"
         environment = {**os.environ, "PYTHONPATH": mooncake.path()}
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

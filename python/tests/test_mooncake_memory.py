@@ -1,4 +1,5 @@
-"""Memory of Mooncake's allocator: forks, memory that is freed while it is registered, and what cannot be allocated."""
+"""Memory of Mooncake's allocator: forks, memory that is freed while registered, and failed
+allocations."""
 
 import contextlib
 import ctypes
@@ -18,7 +19,7 @@ QUIET = "pagelith.compat.mooncake"
 
 
 def descriptors():
-    """How many of this memory are open."""
+    """The number of open descriptors of this memory."""
     count = 0
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -28,7 +29,7 @@ def descriptors():
 
 class Memory(unittest.TestCase):
     def in_a_child(self, body):
-        """What the code of a forked child ends with."""
+        """The exit code of a forked child that runs `body`."""
         child = os.fork()
         if child == 0:
             code = 99
@@ -38,7 +39,7 @@ class Memory(unittest.TestCase):
                 os._exit(code)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    def test_child_has_neither_its_parents_memory_nor_its_addresses(self):
+    def test_child_has_no_memory_of_its_parent(self):
         allocator = MooncakeHostMemAllocator()
         freed, held = allocator.alloc(LENGTH), allocator.alloc(LENGTH)
         allocator.free(freed)
@@ -60,7 +61,7 @@ class Memory(unittest.TestCase):
         self.assertEqual(ctypes.string_at(mine, LENGTH), bytes(LENGTH))
         self.assertEqual((allocator.free(held), allocator.free(mine)), (0, 0))
 
-    def test_child_does_not_free_its_parents_memory(self):
+    def test_child_does_not_free_parent_memory(self):
         allocator = MooncakeHostMemAllocator()
         held = allocator.alloc(LENGTH)
         ctypes.memset(held, 1, LENGTH)
@@ -68,8 +69,8 @@ class Memory(unittest.TestCase):
             self.assertEqual(self.in_a_child(lambda: -allocator.free(held) % 256), 600 % 256)
         self.assertEqual(ctypes.string_at(held, LENGTH), b"\1" * LENGTH)
 
-    def test_allocation_goes_on_while_allocators_in_cycles_are_collected(self):
-        # In a process of its own, which ends if it waits for itself.
+    def test_allocation_works_during_garbage_collection(self):
+        # In a separate process, which a deadlock would hang.
         program = """if True:
             import faulthandler, gc
             from pagelith.compat.mooncake import MooncakeHostMemAllocator
@@ -84,7 +85,7 @@ class Memory(unittest.TestCase):
             """
         subprocess.run([sys.executable, "-c", program], check=True)
 
-    def test_memory_of_an_allocator_that_goes_stays(self):
+    def test_memory_outlives_its_allocator(self):
         allocator = MooncakeHostMemAllocator()
         address = allocator.alloc(LENGTH)
         ctypes.memset(address, 1, LENGTH)
@@ -92,7 +93,7 @@ class Memory(unittest.TestCase):
         gc.collect()
         self.assertEqual(ctypes.string_at(address, LENGTH), b"\1" * LENGTH)
 
-    def test_address_of_freed_memory_is_not_handed_out_again(self):
+    def test_freed_address_is_not_reused(self):
         allocator = MooncakeHostMemAllocator()
         known, seen = descriptors(), set()
         for _ in range(100):
@@ -101,16 +102,16 @@ class Memory(unittest.TestCase):
             self.assertEqual(allocator.free(address), 0)
         self.assertEqual((len(seen), descriptors()), (100, known))
 
-    def test_freed_memory_is_registered_no_more(self):
+    def test_freed_memory_is_unregistered(self):
         client = MooncakeDistributedStore()
         self.assertEqual(client.setup("host", revision="weights-1"), 0)
         self.addCleanup(client.close)
         allocator, other = MooncakeHostMemAllocator(), ctypes.create_string_buffer(LENGTH)
         address = allocator.alloc(LENGTH)
-        # In parts, and beside what is no memory of the allocator.
+        # In parts, and next to memory that is not the allocator's.
         parts = [(address, 4096), (address + 4096, 4096), (ctypes.addressof(other), LENGTH)]
         self.assertEqual([client.register_buffer(*part) for part in parts], [0, 0, 0])
-        held = [registration for part in parts[:2] for registration in client._held[part[0]]]
+        held = [registration for part in parts[:2] for registration in client._registrations[part[0]]]
         self.assertEqual(allocator.free(address), 0)
         self.assertEqual(len(held), 2)
         self.assertTrue(all("held=False" in repr(registration) for registration in held), held)
@@ -125,33 +126,33 @@ class Memory(unittest.TestCase):
         self.assertEqual(allocator.free(address), 0)
         self.assertEqual(ctypes.string_at(address, LENGTH), bytes(LENGTH))
 
-    def test_memory_that_keeps_its_pages_is_freed_too(self):
+    def test_memory_whose_pages_cannot_be_released_is_freed(self):
         allocator = MooncakeHostMemAllocator()
         address = allocator.alloc(LENGTH)
         refuse = mock.Mock(wraps=mooncake_memory._libc, fallocate=mock.Mock(return_value=-1))
-        with mock.patch.object(mooncake_memory, "_libc", refuse), self.assertLogs(QUIET, "WARNING") as said:
+        with mock.patch.object(mooncake_memory, "_libc", refuse), self.assertLogs(QUIET, "WARNING") as logs:
             self.assertEqual(allocator.free(address), 0)
-        self.assertIn("keeps its pages", said.output[0])
+        self.assertIn("keeps its pages", logs.output[0])
         self.assertTrue(mooncake_memory.is_host_memory(address, LENGTH))
 
-    def test_size_that_is_none_and_memory_that_is_not_there_are_zero(self):
+    def test_invalid_size_or_failed_allocation_returns_zero(self):
         allocator, known = MooncakeHostMemAllocator(), descriptors()
         for size in (-5, True, 1.5, "x", None, 1 << 62, 1 << 70, 1 << 50):
-            with self.subTest(size=size), self.assertLogs(QUIET, "ERROR") as said:
+            with self.subTest(size=size), self.assertLogs(QUIET, "ERROR") as logs:
                 self.assertEqual(allocator.alloc(size), 0)
-            self.assertEqual(len(said.output), 1)
+            self.assertEqual(len(logs.output), 1)
         self.assertEqual(descriptors(), known)
 
-    def test_buffer_that_cannot_be_looked_at_is_a_code(self):
+    def test_unverifiable_buffer_returns_code(self):
         client, memory = MooncakeDistributedStore(), ctypes.create_string_buffer(LENGTH)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        with self.assertLogs(QUIET, "ERROR") as said:
+        with self.assertLogs(QUIET, "ERROR") as logs:
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
             code = client.register_buffer(ctypes.addressof(memory), LENGTH)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         self.assertEqual(code, -1)
-        self.assertIn("cannot be looked at", said.output[0])
+        self.assertIn("cannot be checked", logs.output[0])
 
 
 if __name__ == "__main__":

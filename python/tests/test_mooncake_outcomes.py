@@ -1,19 +1,20 @@
-"""Mooncake's client interface, over every combination of what may come of the objects of a call: each has its code."""
+"""Mooncake's client interface, with every combination of outcomes of a call's objects: each has its
+code."""
 
 import unittest
 
 import test_mooncake_api
-from outcome_stand_ins import STATES, Ending, combinations, whole
+from outcome_stand_ins import STATES, ScriptedStore, combinations, whole
 
 CODES = {"hit": 8, "absent": -704, "damaged": -801, "late": -800, "error": -10}
 
 
 class Outcomes(test_mooncake_api.Case):
-    def test_each_object_has_the_code_of_how_it_ended(self):
+    def test_each_get_has_code_of_its_outcome(self):
         client, keys = self.client(), ["a", "b", "c"]
         self.memory[:24] = bytes(range(24))
         self.assertEqual(client.batch_put_from(keys, [self.at, self.at + 8, self.at + 16], [8] * 3), [0] * 3)
-        client._store = Ending(client._store)
+        client._store = ScriptedStore(client._store)
         self.addCleanup(setattr, client, "_store", client._store._store)
         for ends in combinations(3):
             client._store.ends = dict(zip(client._keys(keys), ends, strict=True))
@@ -29,23 +30,23 @@ class Outcomes(test_mooncake_api.Case):
             tiers = [bool(places) for places in client.batch_get_replica_desc(keys).values()]
             self.assertEqual(tiers, [end == "hit" for end in ends], ends)
 
-    def test_each_object_that_is_put_has_the_code_of_how_it_ended(self):
+    def test_each_put_has_code_of_its_outcome(self):
         client, keys = self.client(), ["a", "b", "c"]
-        client._store = Ending(client._store)
+        client._store = ScriptedStore(client._store)
         self.addCleanup(setattr, client, "_store", client._store._store)
         for states in combinations(3, STATES):
             client._store.states = dict(zip(client._keys(keys), states, strict=True))
             codes = [0 if state in ("stored", "present") else -200 for state in states]
             self.assertEqual(client.batch_put_from(keys, [self.at, self.at + 8, self.at + 16], [8] * 3), codes, states)
 
-    def test_a_value_came_if_its_length_and_its_bytes_came(self):
+    def test_value_is_read_if_length_and_bytes_are_read(self):
         client = self.client()
         self.assertEqual(client.put("a", b"12345678"), 0)
-        client._store = Ending(client._store)
+        client._store = ScriptedStore(client._store)
         self.addCleanup(setattr, client, "_store", client._store._store)
-        names = client._known()
+        names = client._current_names()
         for ends in combinations(2):
-            # Another client's, whose length is not known here.
+            # Put by another client, so the length is not cached here.
             client._lengths.clear()
             client._store.ends = dict(zip((names.length.on_page("a"), names.data.on_page("a")), ends, strict=True))
             self.assertEqual(client.get("a"), b"12345678" if whole(ends) else b"", ends)

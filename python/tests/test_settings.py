@@ -1,4 +1,4 @@
-"""Settings of a store, given to it and to adapters: validated once, before anything is made."""
+"""Settings of stores and adapters: validated once, before anything is created."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from pagelith.settings import StoreSettings
 
 
 def owned(path, user):
-    """What is known of a file, were it that user's."""
+    """The file's status, as if this user owned it."""
     known = os.stat(path)
     return types.SimpleNamespace(st_uid=user, **{name: getattr(known, name) for name in ("st_mode", "st_size", "st_blksize")})
 
 
 class Refused(unittest.TestCase):
-    """Each in a directory of its own, in which nothing is left."""
+    """Each case in its own directory, in which nothing is left."""
 
     def setUp(self):
         self.home = tempfile.TemporaryDirectory()
@@ -35,7 +35,7 @@ class Refused(unittest.TestCase):
         return {"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}, "ssd": given}
 
     def openings(self, store):
-        """A store in this process, as callers and as adapters open it."""
+        """An embedded store, opened directly and by adapters."""
         yield lambda: pagelith.Store(store)
         yield lambda: StoreSettings.read("here", {"store": store}).open("rank_0", events_max=10)
 
@@ -48,17 +48,17 @@ class Refused(unittest.TestCase):
             self.assertEqual(os.listdir(), [])
         self.assertEqual(len(said), 1)
 
-    def test_directories_of_another_type_are_named_and_nothing_is_made(self):
+    def test_directories_of_wrong_type_are_named_and_nothing_is_created(self):
         for dirs in ("kv", None, {"a": 1}, 3, ["kv", None], [1], [["kv"]], [""], ["kv", "kv"]):
             self.assert_refused("^ssd.dirs: must be a list of at most 64 different directories", self.store(dirs=dirs))
 
-    def test_paths_that_only_a_shell_expands_are_refused(self):
+    def test_unexpanded_shell_paths_are_refused(self):
         for path in ("~/kv", "~", "$HOME/kv", "${DIR}"):
             self.assert_refused("ssd.dirs: .*only a shell expands that", self.store(dirs=[path]))
         peers = {"peers": ["tcp:127.0.0.1:1"], "key": "~/key"}
         self.assert_refused("remote.key: .*only a shell expands that", {**self.store(), "remote": peers})
 
-    def test_sections_and_values_of_another_type_are_named_by_path(self):
+    def test_settings_of_wrong_type_are_named_by_path(self):
         for section in (None, "kv", [], 7):
             self.assert_refused("^ssd: must be a table of settings", {"ssd": section})
             self.assert_refused("^events: must be a table of settings", {"events": section})
@@ -66,21 +66,21 @@ class Refused(unittest.TestCase):
         self.assert_refused("^ssd.dirs: .*got=set", self.store(dirs={"kv"}))
         self.assert_refused("^ssd.bytes: .*got=bytes", self.store(bytes=b"64MiB"))
         self.assert_refused("^ssd.reinsert_ratio: .*NaN", self.store(reinsert_ratio=float("nan")))
-        self.assert_refused("a name of a setting must be a string", {1: 2})
+        self.assert_refused("setting names must be strings", {1: 2})
         deep = {}
         deep["ssd"] = deep
-        self.assert_refused("no setting lies so deep", deep)
+        self.assert_refused("settings are nested too deeply", deep)
 
-    def test_what_contradicts_the_machine_leaves_no_directory(self):
+    def test_settings_unfit_for_machine_leave_no_directory(self):
         self.assert_refused("dram.bytes: must be lower", {**self.store(), "dram": {"bytes": "8TiB"}})
 
-    def test_what_cannot_be_made_leaves_no_directory(self):
+    def test_failed_creation_leaves_no_directory(self):
         for opening in self.openings(self.store(dirs=["a/kv", "b/kv"], bytes="1000TiB", segment_bytes="256MiB") | {"dram": {"bytes": "256MiB"}}):
             with self.assertRaises(pagelith.PagelithError):
                 opening()
             self.assertEqual(os.listdir(), [])
 
-    def test_memory_that_is_not_there_leaves_no_directory(self):
+    def test_failed_allocation_leaves_no_directory(self):
         program = """if True:
             import json, resource, sys, pagelith
             resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
@@ -95,16 +95,16 @@ class Refused(unittest.TestCase):
         self.assertIn("dram.bytes: no memory for the arena", done.stdout)
         self.assertEqual(os.listdir(), [])
 
-    def test_keys_of_adapters_have_bounds(self):
+    def test_adapter_settings_have_bounds(self):
         for given in ({"put_wait_ms": 10**30}, {"put_wait_ms": 1.5}, {"put_wait_ms": True}, {"get_timeout_ms": None}, {"tenant": None}):
-            with self.assertRaisesRegex(ValueError, f"here for pagelith: '{next(iter(given))}' is a"):
+            with self.assertRaisesRegex(ValueError, f"here for pagelith: '{next(iter(given))}' must be a"):
                 StoreSettings.read("here", {"store": self.store(), **given})
         for given in (None, "kv", [1]):
-            with self.assertRaisesRegex(ValueError, "here for pagelith: it is a dictionary"):
+            with self.assertRaisesRegex(ValueError, "here for pagelith must be a dictionary"):
                 StoreSettings.read("here", given)
 
 
-class Taken(unittest.TestCase):
+class AdapterSettings(unittest.TestCase):
     def setUp(self):
         self.home = tempfile.TemporaryDirectory()
         self.addCleanup(self.home.cleanup)
@@ -113,15 +113,15 @@ class Taken(unittest.TestCase):
         ssd = {"dirs": (directory,), "bytes": "64MiB", "segment_bytes": "4MiB"}
         return {"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}, "ssd": ssd}
 
-    def test_a_path_is_taken_where_text_names_one(self):
+    def test_path_objects_are_accepted(self):
         given = {"attach": pathlib.Path("/run/socket"), "key_name": "me", "key_file": pathlib.Path("/etc/key")}
         settings = StoreSettings.read("here", given)
         self.assertEqual((settings.attach, settings.key_file), ("unix:/run/socket", "/etc/key"))
         for name, wrong in (("attach", 5), ("key_file", b"/etc/key"), ("key_name", pathlib.Path("me"))):
-            with self.assertRaisesRegex(ValueError, f"'{name}' is a string.*, not {re.escape(repr(wrong))}"):
+            with self.assertRaisesRegex(ValueError, f"'{name}' must be a string.*, not {re.escape(repr(wrong))}"):
                 StoreSettings.read("here", {**given, name: wrong})
 
-    def test_secret_is_read_of_a_file_that_nobody_else_can_read_or_change(self):
+    def test_secret_file_must_be_private(self):
         file, pipe = pathlib.Path(self.home.name, "key"), pathlib.Path(self.home.name, "pipe")
         file.write_bytes(b"\xffsecret\n")
         file.chmod(0o600)
@@ -140,13 +140,13 @@ class Taken(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "'key_file' cannot be read: not a regular file path="):
                 key(path)
         with mock.patch("os.geteuid", return_value=os.geteuid() + 1), mock.patch("os.fstat", return_value=owned(file, 12345)):
-            with self.assertRaisesRegex(ValueError, "another user's.* owner=12345 "):
+            with self.assertRaisesRegex(ValueError, "another user owns it.* owner=12345 "):
                 key(file)
         file.write_bytes(bytes(100_000))
         with self.assertRaisesRegex(ValueError, "too long for a secret .* bytes_max=65536$"):
             key(file)
 
-    def test_each_part_has_a_directory_of_its_own_below_every_drive(self):
+    def test_each_part_has_own_directory_on_every_drive(self):
         base = pathlib.Path(self.home.name, "new")
         with pagelith.Store(self.settings(base), subdirectory="rank_1") as store:
             self.assertTrue(store.opened.made)
@@ -156,7 +156,7 @@ class Taken(unittest.TestCase):
                 pagelith.Store(self.settings(base), subdirectory=name)
         self.assertEqual(os.listdir(base), ["rank_1"])
 
-    def test_directories_of_the_environment_are_divided_as_well(self):
+    def test_directories_from_environment_are_divided_too(self):
         os.environ["PAGELITH_SSD__DIRS"] = os.path.join(self.home.name, "env")
         self.addCleanup(os.environ.pop, "PAGELITH_SSD__DIRS")
         stores = [pagelith.Store(self.settings("unused"), subdirectory=f"rank_{rank}") for rank in range(2)]
@@ -164,14 +164,14 @@ class Taken(unittest.TestCase):
             store.close()
         self.assertEqual(sorted(os.listdir(os.path.join(self.home.name, "env"))), ["rank_0", "rank_1"])
 
-    def test_how_large_a_store_was_made_can_be_asked(self):
+    def test_bytes_in_returns_capacity_of_store(self):
         base = os.path.join(self.home.name, "asked")
         self.assertIsNone(pagelith.Store.bytes_in(base))
         pagelith.Store(self.settings(base)).close()
         self.assertEqual(pagelith.Store.bytes_in(base), 64 << 20)
         self.assertIsNone(pagelith.Store.bytes_in(self.home.name))
 
-    def test_pipe_in_place_of_a_file_of_the_store_is_not_waited_for(self):
+    def test_pipe_in_place_of_store_file_does_not_block(self):
         base, pipes = pathlib.Path(self.home.name, "made"), pathlib.Path(self.home.name, "pipes")
         pagelith.Store(self.settings(base)).close()
         pipes.mkdir()

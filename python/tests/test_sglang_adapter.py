@@ -1,5 +1,5 @@
-"""The adapter for SGLang, over stand-ins for the few things of SGLang and torch that it uses, so that it is shown wherever the wheel
-is built. Against SGLang itself: `python/clients/`.
+"""The adapter for SGLang, with stand-ins for the parts of SGLang and torch that it uses, so that it
+is tested wherever the wheel is built. Tests under SGLang itself are in `python/clients/`.
 """
 
 import concurrent.futures
@@ -25,7 +25,7 @@ def stand_in(name, **members):
 
 
 class Indices(list):
-    """Slots of a host pool, where SGLang has a tensor."""
+    """Slots of a host pool, in place of SGLang's tensor."""
 
     def tolist(self):
         return list(self)
@@ -66,7 +66,7 @@ stand_in(
 )
 
 class Published(queue.Queue):
-    """SGLang's publisher of events, with what it was made of and what it was given."""
+    """SGLang's publisher of events, with its arguments and the published events."""
 
     made = []
 
@@ -111,7 +111,7 @@ stand_in("sglang").__version__ = "0.5.23"
 
 
 class Served:
-    """SGLang's runtime context of one server: what it serves, and what was changed since."""
+    """SGLang's runtime context of one server: its model, and the changes since the start."""
 
     def __init__(self, **different):
         get = different.get
@@ -143,7 +143,7 @@ class Served:
         self.changes = []
 
     def change(self, source="scheduler.weight_version", **weights):
-        """As SGLang does behind an update of weights."""
+        """The changes that SGLang records after an update of weights."""
         self.changes.append((source, weights))
         for name, value in weights.items():
             setattr(self.serving if name == "weight_version" else self.model, name, value)
@@ -153,7 +153,7 @@ served = Served()
 
 
 def serve(**different):
-    """The server that this process is from here on."""
+    """Set the server that this process is from here on."""
     served.__dict__.update(Served(**different).__dict__)
 
 
@@ -178,7 +178,7 @@ PAGE = 4
 
 
 class Pool:
-    """A host pool of one object a page."""
+    """A host pool with one object per page."""
 
     dtype, layout, layer_num, start_layer = "bf16", "page_first", 2, 0
 
@@ -193,7 +193,7 @@ class Pool:
         return at, [self.length] * len(at)
 
     def clear(self):
-        """As SGLang does when it flushes its cache, behind the end of its storage threads."""
+        """Called when SGLang flushes its cache, after it has stopped its storage threads."""
 
     def write(self, page, what):
         block = hashlib.sha256(what.encode()).digest() * (self.length * self.parts // 32 + 1)
@@ -204,14 +204,14 @@ class Pool:
 
 
 class MHATokenToKVPoolHost(Pool):
-    """K and V of heads, which the adapter knows by its class's name."""
+    """K and V per head, which the adapter detects by the class's name."""
 
     def __init__(self, **how):
         super().__init__(parts=2, **how)
 
 
 class Anchor(Pool):
-    """Indices without bytes: DeepSeek-V4's."""
+    """Indices without bytes, as DeepSeek-V4 has."""
 
     def __init__(self):
         super().__init__()
@@ -258,7 +258,7 @@ class Case(unittest.TestCase):
 
 
 class Pages(Case):
-    def test_are_there_for_the_next_process_and_nobody_elses(self):
+    def test_pages_are_found_by_next_process_only_with_equal_settings(self):
         pool, pages = MHATokenToKVPoolHost(), keys(6)
         for page in range(6):
             pool.write(page, f"page {page}")
@@ -280,7 +280,7 @@ class Pages(Case):
             self.assertEqual((third.batch_exists(pages), third.batch_get_v1(pages[:1], slots(0, 1))), (0, [False]))
             third.close()
 
-    def test_come_with_their_sidecars_or_not_at_all(self):
+    def test_pages_are_read_with_their_sidecars_or_not_at_all(self):
         anchor, indexer = Pool(), Pool(length=500)
         backend, pages = self.open(anchor, [("indexer", indexer)], is_mla_model=True), keys(5)
         self.addCleanup(backend.close)
@@ -291,22 +291,22 @@ class Pages(Case):
         found = backend.batch_exists_v2(pages, [sidecar])
         self.assertEqual((found.kv_hit_pages, found.extra_pool_hit_pages), (3, {"kv": 3, "indexer": 3}))
         self.assertEqual(backend._store.stats()["groups_waiting"], 2)
-        # One that failed takes its page with it, until it was put.
+        # A failed sidecar makes its page fail, until it was put.
         failing = Transfer("indexer", keys(2, "failing"), 0)
         failing.host_indices = slots(0, 1)
         with self.assertLogs("pagelith.sglang.hicache", "ERROR"):
             self.assertEqual(backend.batch_set_v2([failing]), {"indexer": [False] * 2})
         for _ in range(2):
-            with self.assertLogs("pagelith.sglang.hicache", "WARNING") as said:
+            with self.assertLogs("pagelith.sglang.hicache", "WARNING") as logs:
                 self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [False] * 2)
-            self.assertIn("indexer", said.output[0])
+            self.assertIn("indexer", logs.output[0])
         self.assertEqual(backend.batch_exists(failing.keys), 0)
         failing.host_indices = slots(0, 2)
         self.assertEqual(backend.batch_set_v2([failing]), {"indexer": [True] * 2})
         self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [True] * 2)
         self.assertEqual(backend.batch_exists_v2(failing.keys, [failing]).kv_hit_pages, 2)
 
-    def test_a_sidecar_refused_by_a_full_store_keeps_its_page_out(self):
+    def test_page_is_not_stored_if_full_store_refused_sidecar(self):
         small = {"store": {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}}, "put_wait_ms": 1}
         backend, pages = self.open(Pool(), [("indexer", Pool(length=500))], extra=small, is_mla_model=True), keys(2)
         self.addCleanup(backend.close)
@@ -324,7 +324,7 @@ class Pages(Case):
             self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [False] * 2)
         self.assertEqual((backend.batch_exists(pages), backend.batch_get_v1(pages, slots(4, 2))), (0, [False] * 2))
 
-    def test_kv_refused_by_a_full_store_waits_for_its_sidecar_the_second_time(self):
+    def test_kv_refused_by_full_store_needs_its_sidecar_again(self):
         backend, pages = self.open(Pool(), [("indexer", Pool(length=500))], is_mla_model=True), keys(2)
         self.addCleanup(backend.close)
         sidecar = Transfer("indexer", pages, 0)
@@ -334,12 +334,12 @@ class Pages(Case):
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [True] * 2)
         self.assertEqual(backend.batch_exists_v2(pages, [sidecar]).kv_hit_pages, 2)
 
-    def test_pages_put_in_two_calls_of_sidecars_have_both(self):
+    def test_pages_put_in_two_sidecar_calls_have_both(self):
         sidecars = [("indexer", Pool(length=500)), ("draft", Pool(length=700))]
         backend, pages = self.open(Pool(), sidecars, is_mla_model=True), keys(2)
         self.addCleanup(backend.close)
         both = [Transfer("indexer", pages, 0), Transfer("draft", pages, 0)]
-        # A query says which pools every page has.
+        # A query shows which pools every page has.
         backend.batch_exists_v2(pages, both)
         self.assertEqual(backend.batch_set_v2(both[:1]), {"indexer": [True] * 2})
         with self.assertLogs("pagelith.sglang.hicache", "WARNING"):
@@ -347,10 +347,10 @@ class Pages(Case):
         self.assertEqual(backend.batch_set_v2(both[1:]), {"draft": [True] * 2})
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [True] * 2)
         self.assertEqual(backend.batch_exists_v2(pages, both).kv_hit_pages, 2)
-        # What is there is stored: for each of them.
+        # Stored objects count as stored, individually.
         self.assertEqual(backend.batch_set_v2(both), {"indexer": [True] * 2, "draft": [True] * 2})
 
-    def test_a_key_that_is_given_twice_has_one_verdict(self):
+    def test_repeated_key_has_one_result(self):
         pool = Pool()
         backend, pages = self.open(pool, [("indexer", Pool(length=500))], is_mla_model=True), keys(9)
         self.addCleanup(backend.close)
@@ -369,7 +369,7 @@ class Pages(Case):
         window = Transfer("indexer", [pages[7], pages[7]], 0, PoolHitPolicy.TRAILING_PAGES)
         self.assertEqual(backend.batch_set_v2([window]), {"indexer": [True] * 2})
 
-    def test_that_are_there_are_joined_by_a_sidecar_and_go_with_it(self):
+    def test_sidecar_joins_stored_pages_and_is_removed_with_them(self):
         anchor, indexer = Pool(), Pool(length=500)
         backend, pages = self.open(anchor, [("indexer", indexer)], is_mla_model=True), keys(3)
         self.addCleanup(backend.close)
@@ -382,7 +382,7 @@ class Pages(Case):
         backend._store.remove([kv])
         self.assertEqual(backend._store.exists([joined]), [False])
 
-    def test_whose_sidecars_are_of_another_type_are_others(self):
+    def test_pages_with_other_sidecar_types_are_not_found(self):
         pages = keys(2)
         for dtype, here in [("fp8", 0), ("fp8", 2), ("int8", 0)]:
             indexer = Pool(length=500)
@@ -394,14 +394,14 @@ class Pages(Case):
             backend.batch_set_v1(pages, slots(0, 2))
             backend.close()
 
-    def test_whose_kv_is_only_indices_are_their_sidecars(self):
+    def test_pages_with_indices_only_consist_of_sidecars(self):
         anchor, rows, state = Anchor(), Pool(length=700), Pool(length=900)
         sidecars = [("deepseek_v4_c4", rows), ("deepseek_v4_c4_state", state)]
         backend, pages = self.open(anchor, sidecars, is_mla_model=True), keys(4)
         self.addCleanup(backend.close)
         each = Transfer("deepseek_v4_c4", pages, 0)
         last = Transfer("deepseek_v4_c4_state", pages[2:3], 0, PoolHitPolicy.TRAILING_PAGES)
-        # What no sidecar was stored of is no page.
+        # A page without a stored sidecar is no page.
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 4)), [False] * 4)
         self.assertEqual(backend.batch_exists_v2(pages, [each, last]).kv_hit_pages, 0)
         stored = backend.batch_set_v2([last, each])
@@ -412,7 +412,7 @@ class Pages(Case):
         got = backend.batch_get_v2([each, last])
         self.assertEqual(got, {"deepseek_v4_c4": [True] * 4, "deepseek_v4_c4_state": [True]})
 
-    def test_are_counted_once_also_where_kv_is_only_indices(self):
+    def test_pages_with_indices_only_are_counted_once(self):
         rows = [("deepseek_v4_c4", Pool(length=700)), ("deepseek_v4_c128", Pool(length=90))]
         for anchor, sidecars in ((Pool(), []), (Anchor(), rows)):
             backend, pages = self.open(anchor, sidecars, is_mla_model=True, enable_storage_metrics=True), keys(4)
@@ -428,7 +428,7 @@ class Pages(Case):
             self.assertEqual(backend.get_stats().backup_pgs, [])
             backend.close()
 
-    def test_no_exception_reaches_a_controller(self):
+    def test_controller_gets_no_exception(self):
         backend, pages = HiCache(self.config(), {}), keys(2)
         with self.assertLogs("pagelith.sglang.hicache", "ERROR"):
             self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [False] * 2)
@@ -446,7 +446,7 @@ class Pages(Case):
 
 
 def in_a_thread(body, *arguments):
-    """As a storage thread of SGLang's that is new."""
+    """Run on a new storage thread of SGLang's."""
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(body, *arguments).result()
 
@@ -462,7 +462,7 @@ class Models(Case):
         self.addCleanup(backend.close)
         return backend, pages
 
-    def test_pages_of_a_server_with_another_model_are_not_found(self):
+    def test_pages_of_other_model_are_not_found(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
         backend.close()
@@ -488,30 +488,30 @@ class Models(Case):
         backend, _ = self.stored()
         self.assertEqual(backend.batch_exists(pages), 3)
 
-    def test_pages_from_before_a_changed_weight_version_are_not_found_and_come_back_with_it(self):
+    def test_weight_version_change_hides_pages_until_reverted(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
-        with self.assertLogs("pagelith.sglang.hicache", "WARNING") as said:
+        with self.assertLogs("pagelith.sglang.hicache", "WARNING") as logs:
             served.change(weight_version="2")
             self.assertEqual(backend.batch_exists(pages), 0)
-        self.assertIn("POST /flush_cache", said.output[0])
+        self.assertIn("POST /flush_cache", logs.output[0])
         self.assertEqual(backend.batch_get_v1(pages, slots(9, 3)), [False] * 3)
-        # The new weights' pages are others, and each version finds its own.
+        # The new weights have other pages, and each version finds its own.
         backend.mem_pool_host.clear()
         self.assertEqual(backend.batch_set_v1(pages[:2], slots(4, 2)), [True] * 2)
         self.assertEqual(backend.batch_exists(pages), 2)
         served.change(weight_version="default")
         self.assertEqual(backend.batch_exists(pages), 3)
 
-    def test_pages_from_before_a_weight_update_are_not_stored_by_any_thread_until_the_cache_is_flushed(self):
+    def test_stale_pages_are_not_stored_before_cache_flush(self):
         backend, pages = self.stored()
         with concurrent.futures.ThreadPoolExecutor(1) as before:
             self.assertEqual(before.submit(backend.batch_set_v1, pages[:1], slots(0, 1)).result(), [True])
             served.change(weight_version="2")
             self.assertEqual(before.submit(backend.batch_set_v1, pages, slots(0, 3)).result(), [False] * 3)
-            # Nor by a thread that is new.
+            # Nor by a new thread.
             self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [False] * 3)
-            # Also when the first version is back: what they bring may be the second one's.
+            # Also when the first version is back: the threads may bring pages of the second one.
             served.change(weight_version="default")
             self.assertEqual(before.submit(backend.batch_set_v1, pages, slots(0, 3)).result(), [False] * 3)
             self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [False] * 3)
@@ -519,7 +519,7 @@ class Models(Case):
             self.assertEqual(before.submit(backend.batch_set_v1, pages[:2], slots(0, 2)).result(), [True] * 2)
         self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
 
-    def test_backend_that_is_attached_behind_a_weight_update_stores_nothing_until_the_cache_is_flushed(self):
+    def test_backend_attached_after_weight_update_waits_for_flush(self):
         pool, pages = Pool(), keys(3)
         self.open(pool, is_mla_model=True).close()
         served.change(weight_version="2")
@@ -531,11 +531,11 @@ class Models(Case):
         self.addCleanup(backend.close)
         pool.clear()
         self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
-        # A change of something else is none of the weights.
+        # Other changes do not change the weights.
         served.change("scheduler.something")
         self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
 
-    def test_clients_without_sight_of_a_flush_store_nothing_behind_a_weight_update(self):
+    def test_clients_that_cannot_see_flush_store_nothing_after_weight_update(self):
         without = mock.patch.dict(sys.modules, {"vllm.config": None})
         without.start()
         self.addCleanup(without.stop)
@@ -545,15 +545,15 @@ class Models(Case):
         self.assertTrue(in_a_thread(lambda: model().stale))
         self.assertTrue(model_of_this_process()().stale)
 
-    def test_weights_of_a_hub_that_were_loaded_again_are_those_of_the_local_cache_or_unknown(self):
+    def test_reloaded_hub_weights_are_identified_by_local_cache(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
-        with self.assertLogs("pagelith.sglang.hicache", "ERROR") as said:
+        with self.assertLogs("pagelith.sglang.hicache", "ERROR") as logs:
             for path in ("a/model", "another/model"):
                 served.change("model_runner.update_model_fields", model_path=path, load_format="auto")
                 self.assertEqual((backend.batch_exists(pages), backend.batch_get_v1(pages, slots(9, 3))), (0, [False] * 3))
-        # Once of queries, and once of reads.
-        self.assertEqual([("cannot read weights here" in line, "Traceback" in line) for line in said.output], [(True, False)] * 2)
+        # Once for queries, and once for reads.
+        self.assertEqual([("cannot identify weights" in line, "Traceback" in line) for line in logs.output], [(True, False)] * 2)
         commits = {"a/model": "d" * 40, "another/model": "e" * 40}
         cached = lambda model, file, **where: f"/cache/snapshots/{commits[model]}/{file}"  # noqa: E731
         with mock.patch.dict(sys.modules, {"huggingface_hub": types.SimpleNamespace(try_to_load_from_cache=cached)}):
@@ -562,7 +562,7 @@ class Models(Case):
                 self.assertEqual(backend.batch_exists(pages), 0)
                 self.assertEqual(backend._served.now().identity.facts["weights"], f"{path}@{commits[path]}")
 
-    def test_pages_of_weights_that_were_loaded_from_disk_again_are_of_another_model(self):
+    def test_reloaded_weights_change_model(self):
         folder = os.path.join(self.home.name, "model")
         os.mkdir(folder)
 
@@ -581,7 +581,7 @@ class Models(Case):
         served.change("model_runner.update_model_fields", model_path=folder, load_format="auto")
         self.assertEqual(in_a_thread(backend.batch_exists, pages), 3)
 
-    def test_backend_whose_model_cannot_be_read_starts_with_an_explicit_revision_alone(self):
+    def test_backend_with_unknown_model_requires_revision(self):
         for other, word in (
             ({"commit": None}, "weights"), ({"draft_by": "EAGLE", "draft": "somebody/draft"}, "weights of the draft model"),
             ({"adapters": {"a": types.SimpleNamespace(lora_name="a", lora_path="somebody/adapter")}}, "weights of LoRA adapters"),
@@ -594,7 +594,7 @@ class Models(Case):
                     self.open(Pool(), is_mla_model=True)
                 self.open(Pool(), is_mla_model=True, extra={"revision": "weights-7"}).close()
 
-    def test_pages_of_a_server_whose_environment_lays_pages_out_otherwise_are_not_found(self):
+    def test_pages_of_other_layout_environment_are_not_found(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
         backend.close()
@@ -607,7 +607,7 @@ class Models(Case):
                 self.assertEqual(backend.batch_exists(pages), here)
                 backend.close()
 
-    def test_pages_of_a_device_pool_with_another_layout_are_not_found(self):
+    def test_pages_of_other_device_layout_are_not_found(self):
         backend, pages = self.stored()
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
         backend.close()
@@ -617,7 +617,7 @@ class Models(Case):
         self.addCleanup(backend.close)
         self.assertEqual(backend.batch_exists(pages), 0)
 
-    def test_model_with_longrope_beyond_its_original_length_is_refused(self):
+    def test_longrope_beyond_original_length_is_refused(self):
         rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
         serve(rope=rope, context_len=131072)
         with self.assertRaisesRegex(ValueError, "--context-length 4096"):
@@ -627,17 +627,17 @@ class Models(Case):
 
 
 class Listener:
-    """Believes what it is told, as a router does."""
+    """Applies events, as a router does."""
 
     def __init__(self, backend):
         self.backend, self.there = backend, {"dram": set(), "ssd": set()}
 
     def listen(self):
-        """What it was told."""
+        """Read the events."""
         events = self.backend.take_events()
         for event in events:
             if event.removed:
-                # Nothing goes that did not come.
+                # Only added pages are removed.
                 assert self.there[event.tier].issuperset(event.pages), event
                 self.there[event.tier] -= set(event.pages)
             else:
@@ -658,7 +658,7 @@ class Events(Case):
         self.addCleanup(backend.close)
         return backend, Listener(backend)
 
-    def test_a_page_comes_with_its_last_part_and_is_told_of_by_tier_and_once(self):
+    def test_page_is_reported_once_per_tier_with_its_last_part(self):
         backend, listener = self.listening(sidecars=[("indexer", Pool(length=500))])
         pages = keys(4)
         backend.batch_set_v2([Transfer("indexer", pages, 0)])
@@ -673,7 +673,7 @@ class Events(Case):
         backend.batch_get_v1(pages[:3], slots(0, 3))
         self.assertEqual(listener.listen(), [])
 
-    def test_who_listens_knows_what_is_there_while_pages_are_evicted(self):
+    def test_listener_tracks_pages_during_eviction(self):
         backend, listener = self.listening(small=True)
         gone = False
         for turn in range(40):
@@ -683,15 +683,15 @@ class Events(Case):
             here = {page for n in range(turn + 1) for page in keys(20, f"turn {n}") if backend.exists(page)}
             self.assertEqual(listener.anywhere, here)
         self.assertTrue(gone, "nothing was evicted, so nothing was shown")
-        # One that was read from where it is no more is gone when it is gone.
-        backend._listening._told.read([(bytes.fromhex(pages[0]), "ssd")])
+        # A page reported for a tier that it had left is removed completely.
+        backend._listening._tracker.read([(bytes.fromhex(pages[0]), "ssd")])
         listener.listen()
         self.assertIn(pages[0], listener.there["ssd"])
         backend._store.remove([backend._names.anchor.on_page(bytes.fromhex(pages[0]))])
         listener.listen()
         self.assertNotIn(pages[0], listener.anywhere)
 
-    def test_who_listens_knows_the_tier(self):
+    def test_listener_knows_tier_of_pages(self):
         ssd = {"dirs": [os.path.join(self.home.name, "tiers")], "bytes": "64MiB", "segment_bytes": "4MiB"}
         backend, listener = self.listening(extra={"store": {"dram": {"bytes": "4MiB"}, "index": {"max_objects": 10000}, "ssd": ssd}})
         pages = keys(3000)
@@ -700,10 +700,10 @@ class Events(Case):
             backend._store.flush()
             listener.listen()
         self.assertEqual(listener.there["ssd"], set(pages))
-        # No more than fit.
+        # As many as fit.
         self.assertTrue(0 < len(listener.there["dram"]) * 3000 <= 4 << 20, len(listener.there["dram"]))
 
-    def test_cleared_pages_are_gone_and_another_models_are_not_told_of(self):
+    def test_cleared_pages_are_reported_and_other_models_are_not(self):
         backend, listener = self.listening()
         backend.batch_set_v1(keys(5), slots(0, 5))
         backend._store.flush()
@@ -713,7 +713,7 @@ class Events(Case):
         self.assertNotEqual(backend._names.anchor.namespace, other)
         backend._store.put([pagelith.Key(other, "page")], [b"x" * 3000])
         self.assertEqual(listener.listen(), [])
-        # So that some lie on SSD alone, and have no name when they go.
+        # So that some are only on SSD, and have no key when they are lost.
         backend._store.put([backend._names.anchor.on_page(f"more {n}") for n in range(4000)], [b"x" * 3000] * 4000, wait=60)
         listener.listen()
         self.assertTrue(listener.there["ssd"] - listener.there["dram"])
@@ -721,7 +721,7 @@ class Events(Case):
         listener.listen()
         self.assertEqual(listener.anywhere, set())
 
-    def test_what_an_earlier_process_left_is_told_of_when_it_is_read(self):
+    def test_pages_of_earlier_process_are_reported_when_read(self):
         first = self.open(Pool(), is_mla_model=True)
         first.batch_set_v1(keys(6), slots(0, 6))
         first.close()
@@ -730,13 +730,13 @@ class Events(Case):
         self.assertEqual(backend.batch_get_v1([*keys(4), *keys(1, "nobody's")], slots(0, 5)), [True] * 4 + [False])
         listener.listen()
         self.assertEqual((listener.there["ssd"], listener.anywhere), (set(keys(4)), set(keys(4))))
-        # And when it goes, as anything else.
+        # And its removal, like any other.
         removed = [backend._names.anchor.on_page(bytes.fromhex(page)) for page in keys(2)]
         backend._store.remove(removed)
         listener.listen()
         self.assertEqual(listener.anywhere, set(keys(4)) - set(keys(2)))
 
-    def test_events_that_were_dropped_are_made_good_by_asking(self):
+    def test_dropped_events_are_corrected_by_lookup(self):
         small = {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}, "events": {"max": 8}}
         backend, listener = self.listening(extra={"store": small})
         for turn in range(60):
@@ -745,11 +745,11 @@ class Events(Case):
                 listener.listen()
         with self.assertLogs("pagelith.events", "WARNING"):
             listener.listen()
-        # Of what came some is not told of. What is told of is there.
+        # Some stored pages are not reported. Every reported page is stored.
         self.assertTrue(listener.anywhere)
         self.assertEqual([page for page in listener.anywhere if not backend.exists(page)], [])
 
-    def test_pages_whose_kv_is_only_indices_are_told_of_by_their_rows(self):
+    def test_pages_with_indices_only_are_reported_by_rows(self):
         sidecars = [("deepseek_v4_c4", Pool(length=700)), ("deepseek_v4_c128", Pool(length=90))]
         backend, listener = self.listening(Anchor(), sidecars)
         backend.batch_set_v2([Transfer(name, keys(3), 0) for name, _ in sidecars])
@@ -757,7 +757,7 @@ class Events(Case):
         listener.listen()
         self.assertEqual(listener.there, {"dram": set(keys(3)), "ssd": set(keys(3))})
 
-    def test_of_a_store_process_that_keeps_events_and_no_other(self):
+    def test_store_process_must_record_events(self):
         if "STORE_PROGRAM" not in os.environ:
             print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
             self.skipTest("no STORE_PROGRAM")
@@ -775,7 +775,7 @@ class Events(Case):
                 with self.assertRaisesRegex(ValueError, "PAGELITH_EVENTS__MAX"):
                     self.open(Pool(), extra=extra, is_mla_model=True)
                 continue
-            # One writes, and both are told.
+            # One writes, and both get the events.
             backends = [self.open(Pool(), extra=extra, is_mla_model=True) for _ in range(2)]
             listeners = [Listener(backend) for backend in backends]
             for listener in listeners:
@@ -802,7 +802,7 @@ class Publishing(Case):
     def hashes(self, pages):
         return [int.from_bytes(bytes.fromhex(page)[:8], "big", signed=True) for page in pages]
 
-    def test_what_comes_and_goes_is_published_under_sglangs_hashes_and_all_is_gone_at_the_end(self):
+    def test_events_are_published_with_sglang_hashes_and_removed_at_end(self):
         backend, published = self.publishing()
         self.assertEqual((published.config["endpoint"], published.rank), ("tcp://*:5567", 3))
         backend.batch_set_v1(keys(3), slots(0, 3))
@@ -822,32 +822,32 @@ class Publishing(Case):
         self.assertEqual({(kind, fields["medium"]) for kind, fields in last}, {("removed", m) for m in Medium})
         self.assertEqual({one for _, fields in last for one in fields["block_hashes"]}, set(self.hashes(keys(3))))
 
-    def test_what_is_in_memory_alone_is_external(self):
+    def test_pages_in_dram_are_external(self):
         backend, published = self.publishing(store={"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}})
         self.addCleanup(backend.close)
         backend.batch_set_v1(keys(3), slots(0, 3))
         self.assertEqual({fields["medium"] for _, fields in published.get(timeout=60)}, {Medium.EXTERNAL})
 
-    def test_a_rank_whose_events_sglang_does_not_publish_keeps_none(self):
+    def test_rank_without_sglang_events_records_none(self):
         made = len(Published.made)
         parallel.tp_rank = 1
         self.addCleanup(setattr, parallel, "tp_rank", 0)
         backend = self.open(Pool(), extra={"kv_events_config": {"publisher": "zmq"}}, is_mla_model=True)
         self.addCleanup(backend.close)
         backend.on_host_pools_registered()
-        self.assertEqual((len(Published.made), backend._listening._told), (made, None))
+        self.assertEqual((len(Published.made), backend._listening._tracker), (made, None))
 
-    def test_what_cannot_be_published_is_said_at_the_start_and_leaves_the_store_closed(self):
+    def test_unpublishable_configuration_is_refused_and_store_is_closed(self):
         for _ in range(2):
             with self.assertRaisesRegex(ValueError, "Unknown event publisher"):
                 self.publishing({"publisher": "carrier pigeon"})
-        # Nor is one made.
+        # Nor is one created.
         self.assertEqual(os.listdir(self.home.name), [])
         backend = self.open(Pool(), is_mla_model=True)
         self.addCleanup(backend.close)
         with self.assertRaisesRegex(ValueError, "enable_kv_events"):
             backend.take_events()
-        with self.assertRaisesRegex(ValueError, "'kv_events_config' is a dictionary.*"):
+        with self.assertRaisesRegex(ValueError, "'kv_events_config' must be a dictionary.*"):
             self.open(Pool(), extra={"kv_events_config": "zmq"})
 
 
@@ -856,15 +856,15 @@ class SetUp(Case):
         with self.assertRaisesRegex(ValueError, word):
             self.open(Pool(), **how)
 
-    def test_what_is_wrong_is_said_at_the_start(self):
-        self.assert_refused("'sizes' is no key", extra={"sizes": 3})
+    def test_invalid_configuration_is_refused_at_start(self):
+        self.assert_refused("'sizes' is an unknown key", extra={"sizes": 3})
         self.assert_refused("one of the two", extra={"attach": "unix:/nowhere"})
-        self.assert_refused("'store' is a dictionary", extra={"store": 7})
+        self.assert_refused("'store' must be a dictionary", extra={"store": 7})
         self.assert_refused("at least 1", extra={"get_timeout_ms": 0})
         self.assert_refused("--served-model-name", model_name=None)
         self.assert_refused("pagelith serve", is_mla_model=True, tp_size=2)
 
-    def test_all_of_a_pool_is_registered_once(self):
+    def test_pool_is_registered_once(self):
         for host in (Pool(pages=7), Pool(pages=1), MHATokenToKVPoolHost(pages=9)):
             told = []
             backend = HiCache(self.config(), {})
@@ -873,7 +873,7 @@ class SetUp(Case):
             self.assertEqual(told, [(ctypes.addressof(host.kv_buffer), ctypes.sizeof(host.kv_buffer))])
             store.close()
 
-    def test_a_pool_that_does_not_name_its_last_page_is_used_all_the_same(self):
+    def test_pool_without_last_page_address_works_unregistered(self):
         class Shy(Pool):
             def get_page_buffer_meta(self, indices):
                 if indices and indices[0] > 0:
@@ -885,7 +885,7 @@ class SetUp(Case):
         self.assertEqual(backend._registered, [])
         backend.close()
 
-    def test_a_pool_without_places_is_refused_by_name(self):
+    def test_pool_without_page_addresses_is_refused_by_name(self):
         class Unsaid(Pool):
             def get_page_buffer_meta(self, indices):
                 raise ValueError("layout")
@@ -893,7 +893,7 @@ class SetUp(Case):
         with self.assertRaisesRegex(ValueError, "'swa'.*--hicache-mem-layout"):
             self.open(Pool(), [("swa", Unsaid())])
 
-    def test_ranks_of_context_parallelism_have_one_name_for_what_all_have_and_their_own_for_what_they_slice(self):
+    def test_context_parallel_ranks_share_names_of_unsliced_bytes(self):
         shards = {}
         for rank in range(2):
             for pool in (Pool(), MHATokenToKVPoolHost()):
@@ -902,7 +902,7 @@ class SetUp(Case):
         self.assertEqual((shards["Pool", 0], shards["Pool", 1]), ("whole", "whole"))
         self.assertEqual(shards["MHATokenToKVPoolHost", 1], "rank.tp1of2.cp1of2")
 
-    def test_ranks_that_split_the_layers_have_names_of_their_own_and_all_have_to_write(self):
+    def test_layer_split_ranks_have_own_names_and_all_write(self):
         pool = Pool()
         pool._layer_shard_enabled = True
         of_two = dict(is_mla_model=True, attn_cp_rank=1, attn_cp_size=2)
@@ -915,11 +915,11 @@ class SetUp(Case):
         self.assertEqual(shards, {"rank.cp1of2"})
         backend = HiCache(self.config(extra={"store": {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}}}, **of_two), {})
         self.addCleanup(backend.close)
-        backend._where = Placement((1, 2), (0, 1), (1, 2), replicated=True)
+        backend._placement = Placement((1, 2), (0, 1), (1, 2), replicated=True)
         with self.assertRaisesRegex(ValueError, "--enable-dsa-cache-layer-split"):
             backend.register_mem_pool_host(pool)
 
-    def test_each_rank_has_a_directory_of_its_own(self):
+    def test_each_rank_has_own_directory(self):
         for rank in range(2):
             backend = self.open(MHATokenToKVPoolHost(), tp_rank=rank, tp_size=2)
             self.addCleanup(backend.close)

@@ -1,9 +1,10 @@
-"""The adapter for SGLang, over every combination of what may come of the objects of a page: a page came if all of its objects did."""
+"""The adapter for SGLang, with every combination of outcomes of a page's objects: a page is read if
+all of its objects are."""
 
 import ctypes
 import unittest
 
-from outcome_stand_ins import STATES, Ending, combinations, is_there, whole
+from outcome_stand_ins import STATES, ScriptedStore, combinations, is_there, whole
 from test_sglang_adapter import Case, MHATokenToKVPoolHost, Pool, Transfer, keys, slots
 
 import pagelith
@@ -13,13 +14,13 @@ class Outcomes(Case):
     def backend(self, anchor, sidecars=(), **how):
         backend = self.open(anchor, sidecars, **how)
         self.addCleanup(backend.close)
-        backend._store = Ending(backend._store)
+        backend._store = ScriptedStore(backend._store)
         return backend
 
     def objects(self, backend, pool, page):
         return [key.on_page(bytes.fromhex(page)) for key in backend._names.keys[pool]]
 
-    def test_a_page_is_read_if_all_of_its_objects_came(self):
+    def test_page_is_read_if_all_objects_are_read(self):
         pool, pages = MHATokenToKVPoolHost(), keys(2)
         backend = self.backend(pool)
         for page in range(2):
@@ -35,8 +36,8 @@ class Outcomes(Case):
                 if came[page]:
                     self.assertEqual(pool.read(10 + page), pool.read(page), ends)
 
-    def test_a_page_of_a_sidecar_is_read_if_all_of_its_objects_came(self):
-        # A draft of heads has two objects a page, as its target has.
+    def test_sidecar_page_is_read_if_all_objects_are_read(self):
+        # A draft with heads has two objects per page, as its target has.
         indexer, draft, pages = Pool(length=500), MHATokenToKVPoolHost(length=200), keys(2)
         backend = self.backend(MHATokenToKVPoolHost(), [("indexer", indexer), ("draft", draft)])
         both = [Transfer("indexer", pages, 0), Transfer("draft", pages, 0)]
@@ -44,14 +45,14 @@ class Outcomes(Case):
         self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [True] * 2)
         of = [[*self.objects(backend, "indexer", page), *self.objects(backend, "draft", page)] for page in pages]
         every = list(combinations(3))
-        # The other page ends otherwise each time.
+        # The other page has different outcomes each time.
         for first, second in zip(every, reversed(every), strict=True):
             backend._store.ends = dict(zip([*of[0], *of[1]], [*first, *second], strict=True))
             got = backend.batch_get_v2([Transfer("indexer", pages, 10), Transfer("draft", pages, 10)])
             came = {"indexer": [whole(first[:1]), whole(second[:1])], "draft": [whole(first[1:]), whole(second[1:])]}
             self.assertEqual(got, came, (first, second))
 
-    def test_a_page_of_which_something_did_not_come_is_told_to_nobody(self):
+    def test_incompletely_read_page_is_not_reported(self):
         pool, pages = MHATokenToKVPoolHost(), keys(1)
         backend = self.backend(pool)
         backend.batch_set_v1(pages, slots(0, 1))
@@ -64,7 +65,7 @@ class Outcomes(Case):
             backend.batch_get_v1(pages, slots(10, 1))
             self.assertEqual(len(told), int(whole(ends)), ends)
 
-    def test_a_page_is_written_if_it_is_there_and_a_sidecar_also_if_it_waits_for_its_page(self):
+    def test_page_is_written_if_stored_and_sidecar_also_if_waiting(self):
         backend = self.backend(MHATokenToKVPoolHost(), [("indexer", Pool(length=500))])
         for states in combinations(2, STATES):
             pages = keys(2, str(states))
@@ -73,11 +74,11 @@ class Outcomes(Case):
             said = backend.batch_set_v2([Transfer("indexer", pages, 0)])
             self.assertEqual(said, {"indexer": [is_there(state) or state == "waiting" for state in states]}, states)
             backend._store.states = dict(zip(of("kv"), states, strict=True))
-            # Of a page whose sidecar was not taken nothing is put.
+            # If a page's sidecar was refused, none of the page is put.
             came = [is_there(state) and ok for state, ok in zip(states, said["indexer"], strict=True)]
             self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), came, states)
 
-    def test_nothing_is_read_by_a_call_that_fails(self):
+    def test_failed_call_reads_nothing(self):
         pool, pages = MHATokenToKVPoolHost(), keys(2)
         backend = self.backend(pool)
         backend.batch_set_v1(pages, slots(0, 2))
@@ -89,7 +90,7 @@ class Outcomes(Case):
         with self.assertLogs("pagelith.sglang.hicache", "WARNING"):
             self.assertEqual(backend.batch_get_v1(pages, slots(10, 2)), [False] * 2)
 
-    def test_a_flat_page_is_read_if_its_object_came(self):
+    def test_flat_page_is_read_if_object_is_read(self):
         pool, pages = Pool(), keys(2)
         backend = self.backend(pool, extra={"interface_v1": 0})
 

@@ -1,4 +1,4 @@
-"""Memory that a store process looks at: which of it is shown, and that what is not shown is sent."""
+"""Memory shared with a store process: which memory is shared, and that other memory is sent."""
 
 import ctypes
 import mmap
@@ -32,15 +32,15 @@ class Attached(unittest.TestCase):
         self.addCleanup(store.close)
         return store
 
-    def looked_at(self):
-        """Files that the store process has mapped and did not make."""
+    def mapped_files(self):
+        """Files that the store process has mapped and did not create."""
         with open(f"/proc/{self.process.child.pid}/maps") as maps:
             return {name[0].rstrip() for line in maps if (name := line.split(maxsplit=5)[5:])}
 
 
 class Shared(Attached):
     def put(self, store, address, first):
-        """Eight pages from there, which come back as they were."""
+        """Put eight pages from that memory, and read them back."""
         keys, pages = [key(first + n) for n in range(8)], [content(first + n) for n in range(8)]
         ctypes.memmove(address, b"".join(pages), LENGTH)
         self.assertEqual([o.state for o in store.put(keys, [(address + n * PAGE, PAGE) for n in range(8)])], ["stored"] * 8)
@@ -49,11 +49,11 @@ class Shared(Attached):
         self.assertEqual(into, pages)
 
     def in_a_file(self, name="pagelith-test", keep=False):
-        """Memory of a file in /dev/shm."""
+        """Memory in a file in /dev/shm."""
         fd, path = tempfile.mkstemp(prefix=name, dir="/dev/shm")
         self.addCleanup(lambda: os.path.exists(path) and os.unlink(path))
         os.ftruncate(fd, LENGTH)
-        # mmap has a descriptor of its own, which engines in C++ do not keep.
+        # mmap duplicates the descriptor, which engines in C++ do not.
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -64,32 +64,33 @@ class Shared(Attached):
             self.addCleanup(os.close, fd)
         return path, address
 
-    def test_a_file_in_memory_is_shown_by_its_name_or_by_a_descriptor(self):
+    def test_memory_file_is_shared_by_name_or_descriptor(self):
         store, settings = self.attach(), PoolSettings(attach=self.process.address)
         for n, (keep, gone) in enumerate([(False, False), (True, False), (True, True)]):
             path, address = self.in_a_file(keep=keep)
             if gone:
                 os.unlink(path)
-            # Of two spans in one mapping, and of one that begins within it.
+            # Two ranges in one mapping, one of which begins within it.
             self.assertEqual(settings.register(store, [(address, PAGE), (address + PAGE, PAGE)]), [])
             self.put(store, address, 8 * n)
-            self.assertIn(f"{path} (deleted)" if gone else path, self.looked_at())
+            self.assertIn(f"{path} (deleted)" if gone else path, self.mapped_files())
 
-    def test_what_cannot_be_shown_is_sent(self):
+    def test_unsharable_memory_is_sent(self):
         store = self.attach()
-        # Nobody can open what has no name and no descriptor, and another file of its name is not it.
+        # A file without name and descriptor cannot be opened, and a different file with its name
+        # must not be used.
         path, address = self.in_a_file()
         os.unlink(path)
         with self.assertLogs("pagelith.shared", "WARNING") as logs:
             self.assertEqual(shared.share(store, [(address, LENGTH)]), 0)
-        self.assertRegex(logs.output[0], f"{LENGTH} bytes of host memory are not shown .*, but sent: .*{path}")
+        self.assertRegex(logs.output[0], f"{LENGTH} bytes of host memory are not shared .* but sent: .*{path}")
         self.put(store, address, 0)
         ordinary = ctypes.create_string_buffer(LENGTH)
         self.assertEqual(shared.share(store, [(ctypes.addressof(ordinary), LENGTH)]), 0)
         self.put(store, ctypes.addressof(ordinary), 8)
-        self.assertEqual({name for name in self.looked_at() if "pagelith-test" in name}, set())
+        self.assertEqual({name for name in self.mapped_files() if "pagelith-test" in name}, set())
 
-    def test_another_file_of_the_name_is_not_shown(self):
+    def test_different_file_with_same_name_is_not_shared(self):
         path, address = self.in_a_file()
         os.unlink(path)
         (found,) = shared.mappings([(address, 1)])
@@ -100,9 +101,9 @@ class Shared(Attached):
             self.assertLogs("pagelith.shared", "WARNING") as logs,
         ):
             self.assertEqual(shared.share(self.attach(), [(address, LENGTH)]), 0)
-        self.assertIn("another file has this name", logs.output[0])
+        self.assertIn("a different file has this name", logs.output[0])
 
-    def test_a_pipe_in_place_of_a_file_that_was_deleted_is_not_waited_for(self):
+    def test_pipe_in_place_of_deleted_file_does_not_block(self):
         path, address = self.in_a_file()
         os.unlink(path)
         os.mkfifo(f"{path} (deleted)")
@@ -120,7 +121,7 @@ class Shared(Attached):
             self.addCleanup(os.unlink, path)
             os.ftruncate(fd, LENGTH)
             memory = mmap.mmap(fd, LENGTH)
-            # What was shown has to stay where it is.
+            # Shared memory must stay in place.
             memories.append(memory)
             (found,) = shared.mappings([(address_of(memory), 1)])
             self.assertEqual(os.fsencode(found.name), path.replace(b"\n", b"\\012"))
@@ -139,31 +140,31 @@ class Shared(Attached):
             self.assertEqual(client.register_buffer(ctypes.addressof(memory), LENGTH), 0)
         self.assertIn("cannot be listed", logs.output[0])
 
-    def test_a_mapping_whose_parts_have_other_flags_is_one(self):
+    def test_mapping_with_parts_of_different_flags_is_joined(self):
         address = MooncakeHostMemAllocator().alloc(LENGTH)
         libc = ctypes.CDLL(None, use_errno=True)
         self.assertEqual(libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE)), 0)
         (found,) = shared.mappings([(address + LENGTH - 1, 1)])
         self.assertEqual((found.address, found.length), (address, LENGTH))
 
-    def test_a_pipe_is_refused_as_memory_and_not_waited_for(self):
+    def test_pipe_is_refused_without_blocking(self):
         read, write = os.pipe()
         self.addCleanup(os.close, read)
         self.addCleanup(os.close, write)
         for fd in (read, write):
-            with self.assertRaisesRegex(pagelith.InvalidError, f"^not a descriptor of memory fd={fd}: not a regular file$"):
+            with self.assertRaisesRegex(pagelith.InvalidError, f"^fd is not a descriptor of shared memory fd={fd}: not a regular file$"):
                 self.attach().share(fd, PAGE, LENGTH)
 
-    def test_memory_that_is_not_there_is_not_shared(self):
+    def test_unmapped_memory_is_not_shared(self):
         fd = os.memfd_create("pool")
         self.addCleanup(os.close, fd)
         os.ftruncate(fd, LENGTH)
-        with self.assertRaisesRegex(pagelith.InvalidError, "no such memory"):
+        with self.assertRaisesRegex(pagelith.InvalidError, "not mapped in this process"):
             self.attach().share(fd, 1 << 45, LENGTH)
 
 
-class OfMooncake(Attached):
-    """What its allocator hands out."""
+class MooncakeMemory(Attached):
+    """Memory from Mooncake's allocator."""
 
     NAME = "/memfd:pagelith-host-memory (deleted)"
 
@@ -180,14 +181,14 @@ class OfMooncake(Attached):
         self.assertEqual(self.client.batch_put_from([name], [address], [len(value)]), [0])
         self.assertEqual(self.client.get(name), value)
 
-    def test_memory_of_its_allocator_is_shown_to_the_store_process(self):
+    def test_allocator_memory_is_shared_with_store_process(self):
         allocator = MooncakeHostMemAllocator()
         before, behind = allocator.alloc(LENGTH), allocator.alloc(LENGTH)
-        # Registered before the client is set up, and behind.
+        # Registered before the client is set up, and after.
         self.assertEqual(self.client.register_buffer(before, LENGTH), 0)
         self.assertEqual(self.client.setup("host", master_server_addr=self.process.address), 0)
         self.put("a", before, content(1))
-        self.assertIn(self.NAME, self.looked_at())
+        self.assertIn(self.NAME, self.mapped_files())
         self.assertEqual(self.client.register_buffer(behind, LENGTH), 0)
         self.put("b", behind, content(2))
 
@@ -196,13 +197,13 @@ class OfMooncake(Attached):
         memory = ctypes.create_string_buffer(LENGTH)
         self.assertEqual(self.client.register_buffer(ctypes.addressof(memory), LENGTH), 0)
         self.put("a", ctypes.addressof(memory), content(1))
-        self.assertNotIn(self.NAME, self.looked_at())
+        self.assertNotIn(self.NAME, self.mapped_files())
 
-    def test_addresses_of_what_was_freed_are_of_no_other_memory(self):
+    def test_freed_addresses_are_not_reused(self):
         allocator = MooncakeHostMemAllocator()
         self.assertEqual(self.client.setup("host", master_server_addr=self.process.address), 0)
         seen = set()
-        # More regions than a store looks at: the others are sent.
+        # More regions than a store maps: the others are sent.
         with self.assertLogs("pagelith.shared", "WARNING"):
             for n in range(40):
                 address = allocator.alloc(LENGTH - n)
@@ -214,7 +215,7 @@ class OfMooncake(Attached):
                 self.assertEqual(ctypes.string_at(address, LENGTH), bytes(LENGTH))
         self.assertEqual(len(seen), 40)
 
-    def test_memory_that_is_freed_is_given_back(self):
+    def test_freed_memory_is_returned(self):
         allocator = MooncakeHostMemAllocator()
         address = allocator.alloc(LENGTH)
         ctypes.memset(address, 1, LENGTH)

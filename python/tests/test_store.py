@@ -1,4 +1,5 @@
-"""What callers rely on, through the wheel as it is installed. `python/check.sh` builds it and runs these."""
+"""The behaviour that callers rely on, tested with the installed wheel. `python/check.sh` builds it
+and runs these."""
 
 import ctypes
 import fcntl
@@ -47,7 +48,7 @@ class Case(unittest.TestCase):
 
 
 class Events(Case):
-    def test_what_came_and_went_is_told_once(self):
+    def test_events_are_returned_once(self):
         store = pagelith.Store({**config(self.home.name), "events": {"max": 100}})
         self.addCleanup(store.close)
         self.assertTrue(store.put([key(1)], [content(1)])[0])
@@ -64,7 +65,7 @@ class Events(Case):
         self.assertEqual((cleared.kind, cleared.tier, cleared.key, cleared.namespace), ("cleared", None, None, SPACE))
         self.assertEqual(store.take_events(), ([], 0))
 
-    def test_what_nobody_takes_is_dropped_and_counted_and_nothing_is_kept_unasked(self):
+    def test_untaken_events_are_dropped_and_counted(self):
         store = pagelith.Store({**config(), "events": {"max": 2}})
         self.addCleanup(store.close)
         store.put([key(n) for n in range(5)], [content(n) for n in range(5)])
@@ -78,14 +79,14 @@ class Events(Case):
 
 
 class Keys(unittest.TestCase):
-    def test_a_key_says_what_it_names(self):
+    def test_key_has_its_fields(self):
         k = pagelith.Key(SPACE, b"\x07" * 32, pool="indexer", component="k", draft=True, shard="rank.tp1of4")
         self.assertEqual((k.pool, k.component, k.draft, k.shard), ("indexer", "k", True, "rank.tp1of4"))
         self.assertEqual((k.page, k.namespace), (b"\x07" * 32, SPACE))
         self.assertEqual(k, pagelith.Key(SPACE, b"\x07" * 32, pool="indexer", component="k", draft=True, shard="rank.tp1of4"))
         self.assertEqual(len({k, k.on_page(b"\x07" * 32), k.on_page("another")}), 2)
 
-    def test_namespaces_differ_in_any_field(self):
+    def test_namespaces_differ_by_any_field(self):
         plain = pagelith.Namespace("m")
         others = [
             pagelith.Namespace("n"),
@@ -101,7 +102,7 @@ class Keys(unittest.TestCase):
         self.assertEqual(len({plain, *others}), 1 + len(others))
         self.assertEqual(plain.id, pagelith.Namespace("m").id)
 
-    def test_what_is_no_key_is_refused_by_name(self):
+    def test_invalid_keys_are_refused_by_name(self):
         with self.assertRaisesRegex(pagelith.InvalidError, "32 bytes length=3"):
             pagelith.Key(SPACE, b"abc")
         with self.assertRaisesRegex(pagelith.InvalidError, 'shard="rank.tp4of4"'):
@@ -111,7 +112,7 @@ class Keys(unittest.TestCase):
 
 
 class RoundTrips(Case):
-    def test_bytes_come_back_from_memory_and_after_a_restart(self):
+    def test_bytes_are_read_from_memory_and_after_restart(self):
         store = self.open()
         keys = [key(n) for n in range(100)]
         put = store.put(keys, [content(n) for n in range(100)])
@@ -127,12 +128,12 @@ class RoundTrips(Case):
                 store = self.open(promote="never")
         self.assertEqual([p.state for p in store.put(keys, [bytes(PAGE)] * 100)], ["present"] * 100)
 
-    def test_a_miss_is_an_outcome(self):
+    def test_miss_is_an_outcome(self):
         got = self.open().get([key(1)], [bytearray(10)])
         self.assertFalse(got[0])
         self.assertEqual((got[0].cause, got[0].tier, got[0].bytes, got[0].error), ("absent", None, 0, None))
 
-    def test_memory_of_every_form(self):
+    def test_memory_of_every_kind_is_accepted(self):
         store = self.open()
         whole = content(3)
         pool = (ctypes.c_char * PAGE).from_buffer_copy(whole)
@@ -156,7 +157,7 @@ class RoundTrips(Case):
             self.assertTrue(first and second)
             self.assertEqual((b"".join(scattered), target.raw), (whole, whole))
 
-    def test_ranges(self):
+    def test_byte_ranges_are_read(self):
         store = self.open()
         store.put([key(1)], [content(1)])
         part = bytearray(5000)
@@ -166,7 +167,7 @@ class RoundTrips(Case):
         with self.assertRaisesRegex(pagelith.InvalidError, "keys=1 ranges=2"):
             store.get([key(1)], [part], ranges=[None, None])
 
-    def test_memory_that_cannot_be_used_is_refused_and_nothing_happens(self):
+    def test_unusable_memory_is_refused_without_effect(self):
         store = self.open()
         store.put([key(1)], [content(1)])
         with self.assertRaises(BufferError):
@@ -178,15 +179,15 @@ class RoundTrips(Case):
         with self.assertRaisesRegex(pagelith.InvalidError, "keys=2 memories=1"):
             store.put([key(2), key(3)], [b"x"])
         twice = bytearray(2 * PAGE)
-        with self.assertRaisesRegex(pagelith.InvalidError, "named twice"):
+        with self.assertRaisesRegex(pagelith.InvalidError, "must not overlap"):
             store.get([key(1), key(1)], [memoryview(twice)[:PAGE], memoryview(twice)[PAGE - 1 : 2 * PAGE - 1]])
         halves = [memoryview(twice)[:PAGE], [memoryview(twice)[100:100], memoryview(twice)[200 : PAGE + 200]]]
-        with self.assertRaisesRegex(pagelith.InvalidError, "named twice"):
+        with self.assertRaisesRegex(pagelith.InvalidError, "must not overlap"):
             store.get([key(1), key(1)], halves)
         self.assertEqual(store.exists([key(1), key(2), key(3)]), [True, False, False])
         self.assertEqual(twice, bytes(2 * PAGE))
 
-    def test_a_buffer_is_held_for_the_call_and_let_go_with_it(self):
+    def test_buffer_is_exported_only_during_call(self):
         store = self.open()
         for outcome in ("hit", "miss", "refused"):
             into = bytearray(PAGE)
@@ -200,10 +201,10 @@ class RoundTrips(Case):
             # An exported bytearray cannot be resized.
             into.extend(b"more")
 
-        class Seen(bytearray):
+        class TrackedSource(bytearray):
             pass
 
-        source = Seen(content(2))
+        source = TrackedSource(content(2))
         gone = weakref.ref(source)
         store.put([key(2)], [source])
         del source
@@ -212,12 +213,12 @@ class RoundTrips(Case):
 
 
 class Registered(Case):
-    def test_memory_is_read_into_from_ssd_as_without(self):
+    def test_registered_memory_gets_same_bytes_from_ssd(self):
         keys = [key(n) for n in range(64)]
         store = self.open()
         store.put(keys, [content(n, 4 * PAGE) for n in range(64)])
         store.close()
-        # Of its own, it is page-aligned: what is read goes there and nowhere between.
+        # The memory is page-aligned: reads go directly into it.
         pool = mmap.mmap(-1, 64 * 4 * PAGE)
         rows = [memoryview(pool)[n * 4 * PAGE : (n + 1) * 4 * PAGE] for n in range(64)]
         store = pagelith.Store(config(self.home.name, promote="never"))
@@ -230,7 +231,7 @@ class Registered(Case):
         self.assertTrue(store.get(keys[:1], rows[:1])[0])
         self.assertEqual(pool[: 4 * PAGE], content(0, 4 * PAGE))
 
-    def test_it_is_held_until_it_is_released(self):
+    def test_registered_buffer_is_exported_until_release(self):
         store, buffer = self.open(), bytearray(PAGE)
         registration = store.register(buffer)
         with self.assertRaises(BufferError):
@@ -241,23 +242,23 @@ class Registered(Case):
         with self.assertRaises(pagelith.ClosedError):
             store.register(buffer)
 
-    def test_what_is_no_memory_is_refused(self):
+    def test_invalid_memory_is_refused(self):
         store = self.open()
         with self.assertRaises(BufferError):
             store.register(bytes(PAGE))
-        with self.assertRaisesRegex(pagelith.InvalidError, "no list"):
+        with self.assertRaisesRegex(pagelith.InvalidError, "not a list"):
             store.register([bytearray(PAGE), bytearray(PAGE)])
-        with self.assertRaisesRegex(pagelith.InvalidError, "no such memory"):
+        with self.assertRaisesRegex(pagelith.InvalidError, "not mapped in this process"):
             store.register((4096, 4096))
 
 
 class Pins(Case):
-    def test_a_pin_that_outlives_its_store_holds_nothing(self):
+    def test_pin_outliving_its_store_holds_nothing(self):
         store = self.open()
         store.put([key(1)], [content(1)])
         pin = store.pin([key(1)])
         store.close()
-        # Its files are free again, and the other store's pins its own.
+        # The files of the store are released, and the other store has its own pins.
         store = self.open()
         second = store.pin([key(1)])
         pin.release()
@@ -265,7 +266,7 @@ class Pins(Case):
 
 
 class Groups(Case):
-    def test_a_group_in_one_call_is_whole_or_not_here(self):
+    def test_group_in_one_call_is_complete_or_absent(self):
         store = self.open()
         page = [key(1, component=c) for c in ("k", "v")]
         self.assertEqual(store.put_group(page, [b"k" * 100, b"v" * 100]).state, "stored")
@@ -273,7 +274,7 @@ class Groups(Case):
         self.assertEqual(store.remove(page[:1]), 1)
         self.assertEqual(store.exists(page), [False, False])
 
-    def test_pages_in_one_call_each_whole_or_not_here(self):
+    def test_pages_in_one_call_are_each_complete_or_absent(self):
         store = self.open()
         first = [key(0, component=c) for c in ("k", "v")]
         pages = [(100 + n).to_bytes(32, "little") for n in range(5)]
@@ -285,7 +286,7 @@ class Groups(Case):
         waiting = store.put_pages(window.on_pages([*pages[:2], b"?" * 32]), [b"w" * 10] * 3, base=first[0])
         self.assertEqual([o.state for o in waiting], ["stored", "stored", "waiting"])
 
-    def test_parts_of_pages_are_seen_with_the_last(self):
+    def test_parts_become_visible_with_last_part(self):
         store = self.open()
         pages = [(100 + n).to_bytes(32, "little") for n in range(5)]
         kv, indexer = key(0), key(0, pool="indexer")
@@ -298,7 +299,7 @@ class Groups(Case):
         with self.assertRaises(pagelith.InvalidError):
             store.put_pages([kv], [b"k"], required=[kv], base=kv)
 
-    def test_a_group_in_several_calls_is_seen_when_it_is_committed(self):
+    def test_group_in_several_calls_is_visible_after_commit(self):
         store = self.open()
         page = [key(1, component=c) for c in ("k", "v")]
         group = store.begin_group(page)
@@ -313,7 +314,7 @@ class Groups(Case):
                 call()
         self.assertEqual(store.stats()["groups_waiting"], 0)
 
-    def test_what_is_attached_is_seen_with_its_base(self):
+    def test_attached_objects_are_visible_with_base(self):
         store = self.open()
         base, state = key(1), key(1, pool="mamba", component="ssm")
         self.assertEqual(store.put_group([state], [b"s" * 100], base=base).state, "waiting")
@@ -321,7 +322,7 @@ class Groups(Case):
         store.put([base], [b"k" * 100])
         self.assertEqual(store.exists([base, state]), [True, True])
 
-    def test_how_long_a_prefix_can_be_restored(self):
+    def test_exists_groups_returns_restorable_prefix(self):
         store = self.open()
         pages = [n.to_bytes(32, "little") for n in range(8)]
         for n in range(6):
@@ -337,7 +338,7 @@ class Groups(Case):
 
 
 class Life(Case):
-    def test_exists_remove_clear_pin_and_stats(self):
+    def test_exists_remove_clear_pin_and_stats_work(self):
         store = self.open()
         keys = [key(n) for n in range(10)]
         store.put(keys, [b"x" * 100] * 10)
@@ -351,7 +352,7 @@ class Life(Case):
         self.assertEqual(store.exists(keys), [False] * 10)
         self.assertEqual(store.stats()["puts_stored"], 10)
 
-    def test_what_will_be_asked_for_is_in_memory_by_then(self):
+    def test_prefetched_objects_are_in_memory(self):
         store = self.open(promote="never")
         keys = [key(n) for n in range(20)]
         self.assertTrue(all(store.put(keys, [content(n) for n in range(20)])))
@@ -365,7 +366,7 @@ class Life(Case):
         self.assertEqual(into, [content(n) for n in range(20)])
         self.assertEqual((store.prefetch(keys[:10]), store.stats()["prefetched"]), (0, 10))
 
-    def test_objects_are_looked_at_where_they_lie(self):
+    def test_views_show_objects_without_copy(self):
         store = self.open()
         keys = [key(n) for n in range(3)]
         store.put(keys, [content(n) for n in range(3)])
@@ -375,7 +376,7 @@ class Life(Case):
         self.assertEqual([(view.nbytes, view.held) for view in views], [(PAGE, True)] * 3)
         self.assertEqual((ctypes.string_at(views[0].address, PAGE), views[0].address % 4096), (content(0), 0))
         self.assertEqual({(m.readonly, m.format, m.nbytes) for m in memories}, {(True, "B", PAGE)})
-        # The memory keeps what it is of, whatever becomes of the rest.
+        # The memory keeps its view alive, whatever else is dropped.
         del views
         self.assertEqual(store.remove(keys[:1]), 1)
         self.assertTrue(all(store.put([key(n) for n in range(100, 800)], [content(1)] * 700)))
@@ -385,12 +386,12 @@ class Life(Case):
         store.close()
         with self.assertRaises(pagelith.ClosedError):
             store.view(keys)
-        # The store's files are free for the next one.
+        # The store's files are released for the next one.
         with pagelith.Store(config(self.home.name)) as again:
             self.assertEqual(again.exists(keys), [False, True, True])
             self.assertEqual(memories, [content(n) for n in range(3)])
 
-    def test_a_closed_store_says_so(self):
+    def test_closed_store_raises_closed_error(self):
         store = self.open()
         store.close()
         self.assertIsNone(store.close())
@@ -398,29 +399,29 @@ class Life(Case):
             with self.assertRaises(pagelith.ClosedError):
                 call()
 
-    def test_settings_are_refused_all_at_once(self):
+    def test_all_invalid_settings_are_in_one_error(self):
         with self.assertRaises(pagelith.InvalidError) as refused:
             pagelith.Store({"dram": {"bites": 1, "policy": "mru"}})
         self.assertIn("did you mean dram.bytes?", str(refused.exception))
         self.assertIn("dram.policy", str(refused.exception))
 
-    def test_a_file_of_settings(self):
+    def test_settings_file_is_read(self):
         path = os.path.join(self.home.name, "store.toml")
         with open(path, "w") as file:
             file.write('[dram]\nbytes = "8MiB"\n')
         with pagelith.Store(path) as store:
             self.assertTrue(store.put([key(1)], [b"x"])[0])
-        with self.assertRaisesRegex(pagelith.InvalidError, "neither .toml nor .json"):
+        with self.assertRaisesRegex(pagelith.InvalidError, ".toml or .json file"):
             pagelith.Store("store.yaml")
         with self.assertRaises(FileNotFoundError):
             pagelith.Store("absent.toml")
 
-    def test_another_process_holds_the_directory(self):
+    def test_locked_directory_is_denied(self):
         self.open()
         with self.assertRaisesRegex(pagelith.DeniedError, "open elsewhere"):
             pagelith.Store(config(self.home.name))
 
-    def test_a_full_store_is_busy_in_its_outcome(self):
+    def test_full_store_is_busy_in_outcome(self):
         store = pagelith.Store(config(bytes="1MiB"))
         keys = [key(n) for n in range(200)]
         store.put(keys, [content(n) for n in range(200)])
@@ -432,7 +433,7 @@ class Life(Case):
         self.assertTrue(store.put([key(1000)], [content(1)])[0])
         store.close()
 
-    def test_after_a_fork_it_is_said_and_the_child_ends(self):
+    def test_forked_child_gets_forked_error_and_exits(self):
         store = self.open()
         store.put([key(1)], [content(1)])
         pin = store.pin([key(1)])
@@ -444,7 +445,7 @@ class Life(Case):
                 store.exists([key(1)])
             except pagelith.ForkedError as error:
                 status = 0 if f"opened_in={os.getppid()}" in str(error) else 2
-            # What the child drops is not its own to close.
+            # The child drops objects that the parent must close.
             pin.release()
             registration.release()
             del store, pin, registration
@@ -455,9 +456,10 @@ class Life(Case):
         self.assertTrue(store.get([key(1)], [into])[0])
         self.assertEqual(into, content(1))
 
-    def test_the_interpreter_goes_on_while_a_call_works(self):
+    def test_other_threads_run_during_call(self):
         store = self.open()
-        # A put waits while everything is pinned. If it kept the interpreter's lock, it would be over before anything else.
+        # A put waits while everything is pinned. If it held the GIL, it would end before anything
+        # else ran.
         small = pagelith.Store(config(bytes="1MiB"))
         keys = [key(n) for n in range(64)]
         small.put(keys, [content(n) for n in range(64)])
@@ -479,7 +481,7 @@ class Life(Case):
         self.assertEqual([outcome.state for outcome in outcomes], ["stored"])
         small.close()
 
-    def test_threads_put_and_get_side_by_side_while_it_is_closed(self):
+    def test_concurrent_puts_and_gets_survive_close(self):
         store = self.open()
         wrong = []
 
@@ -504,11 +506,11 @@ class Life(Case):
 
 
 class NotListening(Exception):
-    """A store process ended before it listened; what it said."""
+    """A store process ended before it listened; the argument is its output."""
 
 
 class Process:
-    """A store process, as `pagelith serve` runs it."""
+    """A store process, started by `pagelith serve`."""
 
     def __init__(self, listen, *flags):
         program = os.environ["STORE_PROGRAM"]
@@ -541,7 +543,7 @@ class Process:
 
 
 class Peers(Case):
-    def test_a_store_of_this_process_asks_the_peers_that_its_configuration_names(self):
+    def test_embedded_store_uses_configured_peers(self):
         processes = [Process("unix:" + os.path.join(self.home.name, name)) for name in "ab"]
         for process in processes:
             self.addCleanup(process.ended)
@@ -556,12 +558,12 @@ class Peers(Case):
             outcomes = store.get(keys, landed)
         self.assertEqual([outcome.tier for outcome in outcomes], ["remote"] * len(keys))
         self.assertEqual([bytes(value) for value in landed], values)
-        # Each has its share.
+        # Each owns its share of the pages.
         for process in processes:
             with pagelith.Store.attach(process.address) as there:
                 self.assertTrue(0 < sum(there.exists(keys)) < len(keys))
 
-    def test_peers_that_are_wrong_are_refused(self):
+    def test_invalid_peers_are_refused(self):
         wrong = {"remote": {"peers": ["here", {"address": "unix:/a", "weight": "2"}]}}
         with self.assertRaisesRegex(pagelith.InvalidError, "entry 0 .* entry 1 "):
             pagelith.Store(wrong)
@@ -574,7 +576,8 @@ class Attached(Case):
         return process
 
     def serve_again(self, *flags):
-        """As `serve`, in the directory of a process that was killed, whose lock lasts as long as its last write."""
+        """As `serve`, in the directory of a killed process, whose lock lasts until its last write
+        has ended."""
         for _ in range(1000):
             try:
                 return self.serve(*flags)
@@ -583,7 +586,7 @@ class Attached(Case):
                     raise
         raise AssertionError("the killed process's lock stays")
 
-    def test_the_store_of_another_process_is_the_same_to_a_caller(self):
+    def test_attached_store_behaves_like_embedded(self):
         process = self.serve()
         keys, pages = [key(n) for n in range(50)], [content(n) for n in range(50)]
         with pagelith.Store.attach(process.address) as writer, pagelith.Store.attach(process.address) as reader:
@@ -601,7 +604,7 @@ class Attached(Case):
             mamba = pagelith.PoolQuery.trailing_pages([key(0, pool="mamba")])
             found = reader.exists_groups([page[0].page], [key(0, component="k")], [mamba])
             self.assertEqual((found.usable_pages, found.stops), (1, [1]))
-            # All of it is in memory.
+            # All objects are in memory.
             self.assertEqual(reader.prefetch(keys), 0)
             self.assertEqual(reader.remove(keys[:5]), 5)
             self.assertEqual(writer.exists(keys[:6]), [False] * 5 + [True])
@@ -610,7 +613,7 @@ class Attached(Case):
             self.assertEqual(reader.exists(keys), [False] * 50)
             self.assertIsNone(writer.close())
 
-    def test_a_group_in_several_calls_to_the_store_of_another_process(self):
+    def test_attached_group_in_several_calls_works(self):
         process = self.serve()
         page, other = ([key(n, component=c) for c in ("k", "v")] for n in (1, 2))
         with pagelith.Store.attach(process.address) as store, pagelith.Store.attach(process.address) as second:
@@ -628,7 +631,7 @@ class Attached(Case):
             for call in (group.missing, group.commit, group.abort, lambda: group.put(page[:1], [b"k" * 100])):
                 with self.assertRaisesRegex(pagelith.UnavailableError, "over"):
                     call()
-            # Who joined it finds it there.
+            # A client that joined the group finds it committed.
             self.assertEqual((joined.missing(), joined.put(page[:1], [b"k" * 100])[0].state), ([], "present"))
             self.assertEqual(joined.commit().state, "present")
             with self.assertRaisesRegex(pagelith.UnavailableError, "over"):
@@ -640,7 +643,7 @@ class Attached(Case):
                 given_up.put(other[:1], [b"k" * 100])
             self.assertEqual(store.begin_group(other).missing(), other)
             self.assertEqual(store.stats()["groups_waiting"], 1)
-            # It is as open to others as one in their process: who forgets it leaves it open.
+            # As in an embedded store, dropping the group leaves it open to others.
             store.begin_group(other).put(other[:1], [b"k" * 100])
             del given_up, group
             gc.collect()
@@ -654,7 +657,7 @@ class Attached(Case):
         with self.assertRaises(pagelith.ClosedError):
             first.missing()
         with pagelith.Store.attach(process.address) as store:
-            # They go with the clients that began them, though somebody has the objects that named them.
+            # Groups end with the clients that began them, even if objects that named them are kept.
             self.assertTrue(any(store.stats()["groups_waiting"] == 0 for _ in range(1_000_000)))
             self.assertEqual(store.begin_group(other).missing(), other)
             group = store.begin_group(other)
@@ -667,7 +670,7 @@ class Attached(Case):
                     call()
             self.assertTrue(all(p for p in [store.put_group(other, [b"k" * 100, b"v" * 100])]))
 
-    def test_what_another_process_has_in_memory_is_looked_at_there(self):
+    def test_attached_views_show_objects_without_copy(self):
         process = self.serve("--dram", "8MiB", "--ssd", "0")
         keys = [key(n) for n in range(10)]
         with pagelith.Store.attach(process.address) as store:
@@ -695,14 +698,14 @@ class Attached(Case):
             with self.assertRaisesRegex(pagelith.IncompatibleError, "none of its memory"):
                 store.view(keys[:1])
 
-    def test_what_is_pinned_in_the_store_of_another_process_stays_until_it_is_let_go(self):
+    def test_attached_pin_holds_until_release(self):
         process = self.serve("--dram", "1MiB", "--ssd", "0")
         pinned, others = [key(n) for n in range(10)], [key(n) for n in range(100, 300)]
         with pagelith.Store.attach(process.address) as store:
             store.put(pinned, [content(n) for n in range(10)])
             with pagelith.Store.attach(process.address) as leaving:
                 left = leaving.pin(pinned)
-            # It has gone with its client, though somebody has it.
+            # The pin ended with its client, even if the object is kept.
             self.assertTrue(any(store.stats()["objects_pinned"] == 0 for _ in range(1_000_000)))
             self.assertFalse(left.held)
             left.release()
@@ -727,7 +730,7 @@ class Attached(Case):
                 with self.assertRaises(pagelith.UnavailableError):
                     call()
 
-    def test_memory_that_is_shared_is_put_from_where_it_lies(self):
+    def test_shared_memory_is_put_without_transfer(self):
         process = self.serve()
         fd, other = os.memfd_create("pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), os.memfd_create("other")
         self.addCleanup(os.close, fd)
@@ -735,7 +738,7 @@ class Attached(Case):
         for each in (fd, other):
             os.ftruncate(each, 8 * PAGE)
         pool, elsewhere = mmap.mmap(fd, 8 * PAGE), mmap.mmap(fd, 8 * PAGE, mmap.MAP_PRIVATE)
-        # By a private mapping nothing is shared, though the file is the same.
+        # A private mapping is not shared, although its file is.
         lies = [ctypes.addressof(ctypes.c_char.from_buffer(memory)) for memory in (pool, elsewhere)]
         (found,) = shared.mappings([(at, 8 * PAGE) for at in lies])
         address, length = found.address, found.length
@@ -751,16 +754,17 @@ class Attached(Case):
             self.assertTrue(all(store.get(keys[:4], into)))
             self.assertEqual(into, pages[:4])
         with pagelith.Store.attach(process.address) as store:
-            # The file that is named has other bytes than the memory: the store looked there, and took none of them.
+            # The named file has other bytes than the memory: the store compared them, and stored
+            # none.
             store.share(other, address, length)
             self.assertEqual([o.state for o in store.put(keys[4:], slices[4:], timeout=5)], ["error"] * 4)
             self.assertEqual(store.exists(keys), [True] * 4 + [False] * 4)
             with self.assertRaisesRegex(pagelith.InvalidError, "not a descriptor"):
                 store.share(12345, address, length)
-            with self.assertRaisesRegex(pagelith.InvalidError, "is shorter than length, or no file in memory"):
+            with self.assertRaisesRegex(pagelith.InvalidError, "memory is shorter than length, or fd is not a memfd"):
                 store.share(fd, address, length + 1)
 
-    def test_of_more_pools_than_a_store_looks_at_the_rest_is_sent(self):
+    def test_pools_beyond_mapping_limit_are_sent(self):
         process = self.serve()
         fds = [os.memfd_create(f"pool {n}") for n in range(34)]
         for fd in fds:
@@ -773,7 +777,7 @@ class Attached(Case):
         keys = [key(n) for n in range(34)]
         with pagelith.Store.attach(process.address) as store:
             with self.assertLogs("pagelith.shared", "WARNING") as logs:
-                # What is shown already takes no more room.
+                # Memory that is shared already needs no further mapping.
                 self.assertEqual([shared.share(store, lies) for _ in range(2)], [32, 32])
             self.assertEqual(len(logs.output), 4)
             self.assertTrue(all(store.put(keys, pools)))
@@ -781,7 +785,7 @@ class Attached(Case):
             self.assertTrue(all(store.get(keys, into)))
             self.assertEqual(into, [content(n) for n in range(34)])
 
-    def test_a_store_that_dies_is_said_in_outcomes_and_one_that_is_back_is_used(self):
+    def test_dead_store_is_in_outcomes_and_restarted_one_is_used(self):
         disk = ["--dir", os.path.join(self.home.name, "disk"), "--ssd", "64MiB"]
         process = self.serve(*disk)
         keys, pages = [key(n) for n in range(20)], [content(n) for n in range(20)]
@@ -796,11 +800,11 @@ class Attached(Case):
                 store.exists(keys, timeout=1)
             os.unlink(process.address.removeprefix("unix:"))
             self.serve_again(*disk)
-            # After three failures it is left alone for a second.
+            # After three failures it is not contacted for a second.
             self.assertTrue(any(all(store.get(keys, into)) for _ in range(1_000_000)))
             self.assertEqual(into, pages)
 
-    def test_nobody_there_is_said(self):
+    def test_missing_store_process_is_reported(self):
         with self.assertRaisesRegex(pagelith.PagelithError, "attach"):
             pagelith.Store.attach("unix:" + os.path.join(self.home.name, "nothing"))
         with self.assertRaises(pagelith.InvalidError):
@@ -808,7 +812,7 @@ class Attached(Case):
         with self.assertRaisesRegex(pagelith.UnavailableError, "host=no-such-host.invalid"):
             pagelith.Store.attach("tcp:no-such-host.invalid:7411")
 
-    def test_a_key_that_is_demanded(self):
+    def test_required_key_is_checked(self):
         keys = os.path.join(self.home.name, "keys.toml")
         with open(keys, "w") as file:
             file.write(f'[[key]]\nname = "python"\nsecret = "{"5a" * 32}"\n')

@@ -1,5 +1,5 @@
-"""A store process that is down, under every adapter: the engine starts if its operator says so, its log is not flooded, and pages are stored and found
-once the process is up.
+"""A store process that is down, with every adapter: the engine starts if the operator permits it,
+its log is not flooded, and pages are stored and found once the process is up.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CALLS = 50
 
 
 class Lines(unittest.TestCase):
-    """Lines in the log, by a clock of the test's."""
+    """Log lines, with a clock that the test controls."""
 
     def setUp(self):
         self.now = 0.0
@@ -42,14 +42,14 @@ class Lines(unittest.TestCase):
 
     @contextlib.contextmanager
     def said(self):
-        """The lines that are logged, with their tracebacks."""
+        """The logged lines, with their tracebacks."""
         lines = []
         with self.assertLogs("here") as logs:
             logging.getLogger("here").info("nothing")
             yield lines
         lines += logs.output[1:]
 
-    def test_a_store_that_is_down_is_said_once_a_while_with_its_address_and_how_many_calls_failed(self):
+    def test_down_store_is_logged_at_intervals_with_address_and_count(self):
         with self.said() as lines:
             for n in range(100):
                 self.now = n * EVERY_S / 99.5
@@ -60,7 +60,7 @@ class Lines(unittest.TestCase):
             self.failures.call("read", pagelith.UnavailableError("there is no link to the store"))
         self.assertEqual(lines, ["WARNING:here:pagelith: a read failed: there is no link to the store store=unix:/x failed_calls=100"])
 
-    def test_outcomes_of_a_store_that_is_down_are_that_line_too(self):
+    def test_failed_outcomes_of_down_store_share_its_line(self):
         down = types.SimpleNamespace(error=pagelith.UnavailableError("there is no link to the store"), cause=None)
         outcome = mock.MagicMock(error=down.error, cause=None)
         outcome.__bool__.return_value = False
@@ -72,7 +72,7 @@ class Lines(unittest.TestCase):
         self.assertEqual(len(lines), 1)
         self.assertIn("a read failed for 2 of 2 objects", lines[0])
 
-    def test_each_kind_of_failure_has_its_line_whatever_its_values(self):
+    def test_kinds_of_failures_are_logged_separately_by_text(self):
         with self.said() as lines:
             for length in range(100):
                 self.failures.call("write", pagelith.InvalidError(f"object is too large length={length}"))
@@ -81,14 +81,14 @@ class Lines(unittest.TestCase):
         self.assertEqual(len(lines), 3)
         self.assertTrue(all(line.startswith("ERROR") and "Traceback" not in line for line in lines), lines)
 
-    def test_store_that_goes_down_is_said_though_another_failure_of_it_was(self):
+    def test_down_store_is_logged_after_other_failure(self):
         with self.said() as lines:
             self.failures.call("read", pagelith.UnavailableError("a checksum is wrong segment=1"))
             self.failures.call("read", pagelith.UnavailableError("a checksum is wrong segment=2"))
             self.failures.call("read", pagelith.UnavailableError("there is no link to the store"))
         self.assertEqual(len(lines), 2)
 
-    def test_kind_that_is_new_when_there_were_many_has_a_line_once_their_time_is_over(self):
+    def test_new_kind_is_logged_once_old_kinds_expired(self):
         for n in range(1000):
             self.failures.call("read", KeyError(n))
         self.now = 2 * EVERY_S
@@ -104,7 +104,7 @@ class Lines(unittest.TestCase):
                 self.failures.call("read", KeyError(n))
         self.assertLess(len(lines), 300)
 
-    def test_an_error_of_the_adapters_own_is_said_with_its_traceback(self):
+    def test_adapter_bug_is_logged_with_traceback(self):
         with self.said() as lines:
             for _ in range(100):
                 try:
@@ -114,7 +114,7 @@ class Lines(unittest.TestCase):
         self.assertEqual(len(lines), 1)
         self.assertIn("Traceback", lines[0])
 
-    def test_objects_that_could_not_be_read_are_named_with_their_cause(self):
+    def test_unreadable_objects_are_named_with_cause(self):
         def missed(cause):
             outcome = mock.MagicMock(error=None, cause=cause)
             outcome.__bool__.return_value = cause is None
@@ -126,11 +126,11 @@ class Lines(unittest.TestCase):
         self.assertEqual(
             lines,
             [
-                f"WARNING:here:pagelith: 2 of 5 objects could not be read, and are misses: cause=damaged store=unix:/x not_named=0 objects={keys[0]} {keys[3]}",
-                f"WARNING:here:pagelith: 1 of 5 objects could not be read, and are misses: cause=late store=unix:/x not_named=0 objects={keys[4]}",
+                f"WARNING:here:pagelith: 2 of 5 objects could not be read and count as misses: cause=damaged store=unix:/x not_named=0 objects={keys[0]} {keys[3]}",
+                f"WARNING:here:pagelith: 1 of 5 objects could not be read and count as misses: cause=late store=unix:/x not_named=0 objects={keys[4]}",
             ],
         )
-        # No more than so many in a while.
+        # A limited number per period.
         many = self.key.on_pages([f"many {n}" for n in range(1000)])
         with self.said() as lines:
             for one in many:
@@ -156,7 +156,7 @@ class Down(unittest.TestCase):
         self.addCleanup(process.ended)
 
     def until(self, done):
-        """A call succeeds, once the process is asked again."""
+        """Repeat a call until it succeeds, once the process is contacted again."""
         end = time.monotonic() + 60
         while not done():
             self.assertLess(time.monotonic(), end, "not in time")
@@ -164,16 +164,17 @@ class Down(unittest.TestCase):
 
     @contextlib.contextmanager
     def one_line(self, logger):
-        """Of all that is done, one line of this logger's says that the store is down, and none has a traceback."""
+        """All calls together log one line of this logger that reports the store down, and no
+        traceback."""
         with self.assertLogs(logger) as logs:
             yield
         lines = [line for line in logs.output if f"store={self.address}" in line]
         self.assertEqual(len(lines), 1, logs.output)
         self.assertFalse([line for line in logs.output if "Traceback" in line])
 
-    def test_under_sglang(self):
+    def test_sglang_backend_survives_down_store(self):
         pool, pages = test_sglang_adapter.MHATokenToKVPoolHost(), test_sglang_adapter.keys(2)
-        of = test_sglang_adapter.Pages("test_are_there_for_the_next_process_and_nobody_elses")
+        of = test_sglang_adapter.Pages("test_pages_are_found_by_next_process_only_with_equal_settings")
         of.home = self.home
         with self.assertRaisesRegex(pagelith.UnavailableError, f"address={self.address}.*'start_without_store'"):
             of.open(pool, extra={"store": None, "attach": self.address})
@@ -189,8 +190,8 @@ class Down(unittest.TestCase):
         self.until(lambda: backend.batch_set_v1(pages, slots(0, 2)) == [True] * 2)
         self.assertEqual((backend.batch_exists(pages), backend.batch_get_v1(pages, slots(4, 2))), (2, [True] * 2))
 
-    def test_under_vllms_tiering(self):
-        of = test_vllm_adapter.Tier("test_a_job_is_one_batch_reported_once_and_read_by_the_next_process")
+    def test_vllm_tier_survives_down_store(self):
+        of = test_vllm_adapter.Tier("test_job_is_one_batch_and_next_process_reads_it")
         of.setUp()
         self.addCleanup(of.doCleanups)
         chunks = test_vllm_adapter.keys(2)
@@ -218,7 +219,7 @@ class Down(unittest.TestCase):
         of.run_job(tier.submit_load, chunks, [4, 5])
         self.assertEqual([job.success for job in of.finished(tier)], [True])
 
-    def test_under_vllms_connector(self):
+    def test_vllm_connector_survives_down_store(self):
         hashes, tokens = vllm_engine.hashes, vllm_engine.TOKENS
         for more in ({}, {"save_async": True}, {"load_async": False}):
             with self.subTest(more):
@@ -230,7 +231,7 @@ class Down(unittest.TestCase):
                         self.assertEqual(engine.answer(request, [1, 2], {1: n, 2: n}), 0)
                     for worker in engine.workers:
                         worker._work._saving.end()
-                # One of the scheduler's, one of the worker's, and one of events.
+                # One of the scheduler, one of the worker, and one of events.
                 lines = [line for line in logs.output if f"store={self.address}" in line]
                 self.assertLessEqual(len(lines), 3, logs.output)
                 self.assertGreater(len(lines), 0)
@@ -246,10 +247,10 @@ class Down(unittest.TestCase):
         self.until(found)
         engine.step(Output())
 
-    def test_under_lmcaches_server(self):
+    def test_lmcache_adapter_survives_down_store(self):
         adapter = PagelithL2Adapter({"revision": "weights-1", **self.given})
         self.addCleanup(adapter.close)
-        of, chunks = test_lmcache_adapter.Adapter("test_a_key_that_is_given_twice_is_stored_once"), lmcache_keys(2)
+        of, chunks = test_lmcache_adapter.Adapter("test_repeated_key_is_stored_once"), lmcache_keys(2)
         objects = [Memory(0), Memory(1)]
         with self.one_line("pagelith.lmcache"):
             for _ in range(CALLS):
@@ -262,8 +263,8 @@ class Down(unittest.TestCase):
         self.until(lambda: of.store(adapter, chunks, objects)[0])
         self.assertEqual(of.look(adapter, chunks), [1, 1])
 
-    def test_under_lmcaches_connector(self):
-        of = test_lmcache_connector.Connector("test_a_key_that_is_given_twice_is_stored_once_with_the_others")
+    def test_lmcache_connector_survives_down_store(self):
+        of = test_lmcache_connector.Connector("test_repeated_key_is_stored_once_with_the_others")
         of.home = self.home
         chunk, key = test_lmcache_connector.Chunk, test_lmcache_connector.Key
 
@@ -283,7 +284,7 @@ class Down(unittest.TestCase):
 
         self.assertEqual(of.run_with(body, store=False, **self.given), [b"1" * 100])
 
-    def test_under_clients_of_mooncake(self):
+    def test_mooncake_client_survives_down_store(self):
         of = test_mooncake_api.Client("test_objects_in_several_pieces")
         of.setUp()
         self.addCleanup(of.doCleanups)
@@ -311,10 +312,10 @@ class Down(unittest.TestCase):
         self.until(lambda: client.put("a", b"12345678") == 0)
         self.assertEqual(client.get("a"), b"12345678")
 
-    def test_a_store_of_this_process_is_there_or_refused(self):
-        of = test_sglang_adapter.Pages("test_are_there_for_the_next_process_and_nobody_elses")
+    def test_start_without_store_requires_attach(self):
+        of = test_sglang_adapter.Pages("test_pages_are_found_by_next_process_only_with_equal_settings")
         of.home = self.home
-        with self.assertRaisesRegex(ValueError, "'start_without_store' goes with 'attach'"):
+        with self.assertRaisesRegex(ValueError, "'start_without_store' requires 'attach'"):
             of.open(test_sglang_adapter.Pool(), extra={"start_without_store": True})
 
 

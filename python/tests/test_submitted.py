@@ -1,4 +1,4 @@
-"""Batches that are handed over: what callers rely on, through the wheel as it is installed."""
+"""Submitted batches: the behaviour that callers rely on, tested with the installed wheel."""
 
 import asyncio
 import gc
@@ -13,12 +13,12 @@ import pagelith
 from test_store import PAGE, Case, content, key
 
 
-class Held(bytearray):
-    """Memory whose end can be told."""
+class TrackedMemory(bytearray):
+    """Memory whose release can be observed."""
 
 
 class Submitted(Case):
-    def test_a_batch_is_asked_for_waited_for_and_asked_again(self):
+    def test_batch_can_be_polled_waited_for_and_read_again(self):
         store = self.open()
         pages = [content(n) for n in range(8)]
         keys = [key(n) for n in range(8)]
@@ -30,10 +30,10 @@ class Submitted(Case):
         outcomes = got.result(timeout=30)
         self.assertEqual(([bool(one) for one in outcomes], outcomes[8].cause), ([True] * 8 + [False], "absent"))
         self.assertEqual([bytes(one) for one in into[:8]], pages)
-        # The same objects, whoever asks.
+        # The same objects for every reader.
         self.assertIs(got.result(), got.result())
 
-    def test_pages_are_handed_over_as_they_are_put(self):
+    def test_submitted_pages_are_put_like_pages(self):
         store = self.open()
         k, v, state = key(1), key(1, component="v"), key(1, pool="mamba")
         part = store.submit_put_pages([k], [content(1)], required=[k, v]).result()
@@ -42,7 +42,7 @@ class Submitted(Case):
         self.assertEqual(store.submit_put_pages([state], [content(3)], base=k).result()[0].state, "stored")
         self.assertEqual(store.exists([k, v, state]), [True] * 3)
 
-    def test_what_is_wrong_with_the_call_is_raised_at_once_and_nothing_is_held(self):
+    def test_invalid_call_is_raised_at_once_and_exports_nothing(self):
         store, page = self.open(), bytearray(PAGE)
         both = [key(1), key(2)]
         wrong = [
@@ -60,14 +60,14 @@ class Submitted(Case):
             store.submit_get([key(1)], [bytes(PAGE)])
         page.append(0)
 
-    def test_memory_is_held_until_the_batch_has_ended_though_nobody_holds_the_batch(self):
-        # Nothing gets room in a full store that is pinned, until the puts have waited.
+    def test_memory_is_exported_until_dropped_batch_ends(self):
+        # No put finds space in a full store of pinned objects, so the puts wait.
         store = self.open(bytes="4MiB")
         filling = [key(n) for n in range(256)]
         store.put(filling, [content(n) for n in range(256)], timeout=5)
         store.flush()
         pinned = store.pin(filling)
-        memory = Held(content(7))
+        memory = TrackedMemory(content(7))
         gone = weakref.ref(memory)
         busy = [store.submit_put([key(1000 + n)], [content(n)], wait=0.3, timeout=0.3) for n in range(4)]
         store.submit_put([key(2000)], [memory], wait=0.01)
@@ -79,11 +79,11 @@ class Submitted(Case):
         pinned.release()
         for one in busy:
             one.result()
-        # It waits for what nobody holds.
+        # It waits for batches without references.
         store.close()
         self.assertIsNone(gone(), "held by a batch that has ended")
 
-    def test_a_close_waits_for_what_was_handed_over_and_takes_no_more(self):
+    def test_close_waits_for_batches_and_refuses_new_ones(self):
         store = self.open()
         puts = [store.submit_put([key(n)], [content(n)]) for n in range(50)]
         store.close()
@@ -96,13 +96,13 @@ class Submitted(Case):
         again = self.open()
         self.assertEqual(again.exists([key(n) for n in range(50)]), [True] * 50)
 
-    def test_a_store_that_is_dropped_waits_too(self):
+    def test_dropped_store_waits_for_batches(self):
         store = pagelith.Store({"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}})
         puts = [store.submit_put([key(n)], [content(n)]) for n in range(50)]
         del store
         self.assertTrue(all(put.done() for put in puts))
 
-    def test_whoever_waits_longer_than_he_would_can_ask_again(self):
+    def test_result_can_be_read_after_timeout(self):
         store = self.open(bytes="4MiB")
         filling = [key(n) for n in range(256)]
         store.put(filling, [content(n) for n in range(256)], timeout=5)
@@ -114,18 +114,18 @@ class Submitted(Case):
             self.assertFalse(late.done())
         self.assertEqual(late.result()[0].state, "stored")
 
-    def test_what_python_runs_where_a_batch_ends_may_close_the_store(self):
+    def test_finalizer_at_batch_end_may_close_store(self):
         store = pagelith.Store({"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}})
-        memory = Held(content(1))
+        memory = TrackedMemory(content(1))
         weakref.finalize(memory, store.close)
         batch = store.submit_put([key(1)], [memory])
         del memory
         self.assertEqual(batch.result()[0].state, "stored")
-        # Memory is let go of before anybody is told.
+        # Memory is released before the completion is visible.
         with self.assertRaises(pagelith.ClosedError):
             store.exists([key(1)])
 
-    def test_other_threads_wait_and_all_are_told(self):
+    def test_all_waiting_threads_get_result(self):
         store, told = self.open(), []
         store.put([key(n) for n in range(20)], [content(n) for n in range(20)])
         batches = [store.submit_get([key(n)], [bytearray(PAGE)]) for n in range(20)]
@@ -138,7 +138,7 @@ class Submitted(Case):
 
 
 class Awaited(Case):
-    def test_tasks_await_batches_and_a_cancelled_one_leaves_its_batch(self):
+    def test_cancelled_task_leaves_batch_running(self):
         store = self.open(bytes="4MiB")
         filling = [key(n) for n in range(256)]
         store.put(filling, [content(n) for n in range(256)], timeout=5)
@@ -159,13 +159,13 @@ class Awaited(Case):
             told = await asyncio.gather(*(task for at, task in enumerate(tasks) if at != 1))
             self.assertEqual([one[0].state for one in told], ["stored"] * 6)
             self.assertIs(told[0], told[5])
-            # It goes on whether or not a task is told, and one that has ended is awaited at once.
+            # It continues whether or not a task awaits it, and an ended batch is awaited at once.
             self.assertEqual((await waiting[1])[0].state, "stored")
             self.assertEqual((await waiting[1])[0].state, "stored")
 
         asyncio.run(all_of_it())
 
-    def test_a_loop_that_is_gone_is_not_told(self):
+    def test_closed_event_loop_is_not_notified(self):
         store = self.open(bytes="4MiB")
         filling = [key(n) for n in range(256)]
         store.put(filling, [content(n) for n in range(256)], timeout=5)
@@ -185,7 +185,7 @@ class Awaited(Case):
     async def of(batch):
         return await batch
 
-    def test_it_is_awaited_in_a_loop_alone(self):
+    def test_await_requires_event_loop(self):
         batch = self.open().submit_get([key(1)], [bytearray(PAGE)])
         with self.assertRaises(RuntimeError):
             batch.__await__()
@@ -214,12 +214,12 @@ class Ends(Case):
         command = [sys.executable, "-W", "error::RuntimeWarning", "-c", ENDS, os.path.join(self.home.name, "store"), how]
         return subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, timeout=120)
 
-    def test_the_interpreters_end_waits_for_what_was_handed_over(self):
+    def test_interpreter_exit_waits_for_batches(self):
         for _ in range(5):
             ran = self.run_it("exit")
             self.assertEqual((ran.returncode, ran.stderr), (0, ""))
 
-    def test_a_fork_is_said_and_its_end_waits_for_nothing(self):
+    def test_forked_child_gets_error_and_exits_without_waiting(self):
         ran = self.run_it("fork")
         self.assertEqual(ran.returncode, 0, ran.stderr)
 

@@ -1,4 +1,4 @@
-"""Tensors by DLPack, of a framework that is written here: no other is needed to run this."""
+"""Tensors through DLPack, of a framework implemented here, so that no other is required."""
 
 import ctypes
 import gc
@@ -36,7 +36,7 @@ NEW.argtypes = [ctypes.c_void_p, ctypes.c_char_p, DESTRUCTOR]
 
 
 class Tensor:
-    """Elements of `bits` in memory of its own, `skip` bytes from where that begins."""
+    """Elements of `bits` in its own memory, starting `skip` bytes after its beginning."""
 
     def __init__(self, shape, bits=16, strides=None, device=CPU, skip=0, name=b"dltensor", said=None):
         self.memory = ctypes.create_string_buffer(PAGE)
@@ -82,7 +82,7 @@ class Tensors(unittest.TestCase):
         self.store = pagelith.Store({"dram": {"bytes": "1MiB"}})
         self.addCleanup(self.store.close)
 
-    def test_bytes_go_out_of_and_into_tensors(self):
+    def test_tensor_bytes_are_put_and_got(self):
         shapes = [
             Tensor([10, 500]),
             Tensor([10, 500], strides=[500, 1]),
@@ -103,14 +103,14 @@ class Tensors(unittest.TestCase):
             self.assertEqual(tensor.memory.raw[skip : skip + len(whole)], whole, n)
             self.assertEqual(tensor.memory.raw[skip + len(whole) :], bytes(PAGE - skip - len(whole)), n)
 
-    def test_pieces_of_an_object_may_be_tensors(self):
+    def test_pieces_may_be_tensors(self):
         halves = [Tensor([2500]), b"between", Tensor([0]), Tensor([2500])]
         self.assertTrue(all(self.store.put([key(1)], [halves])))
         into = bytearray(10_007)
         self.assertTrue(all(self.store.get([key(1)], [into])))
         self.assertEqual(into, bytes(5000) + b"between" + bytes(5000))
 
-    def test_a_tensor_is_held_for_the_call_and_let_go_with_it(self):
+    def test_tensor_is_kept_only_during_call(self):
         for n, and_then in enumerate(["hit", "miss", "refused"]):
             tensor = Tensor([5000])
             if and_then == "hit":
@@ -123,12 +123,12 @@ class Tensors(unittest.TestCase):
             gc.collect()
             self.assertEqual((tensor.exported, tensor.dropped), (1, 1), and_then)
 
-    def test_what_cannot_be_used_is_refused_and_nothing_happens(self):
+    def test_unusable_tensor_is_refused_without_effect(self):
         self.store.put([key(1)], [content(1, 10_000)])
         refused = [
             (Tensor([10, 500], strides=[1, 10]), BufferError, "not contiguous"),
             (Tensor([10, 250], strides=[500, 1]), BufferError, "not contiguous"),
-            (Tensor([10_000], bits=4), BufferError, "parts of bytes"),
+            (Tensor([10_000], bits=4), BufferError, "not whole bytes"),
             (Tensor([-1]), BufferError, "not contiguous"),
             (Tensor([2**62, 2**62]), BufferError, "not contiguous"),
             (Tensor([5000], device=CUDA), pagelith.InvalidError, "not in host memory device_type=2"),
@@ -140,7 +140,7 @@ class Tensors(unittest.TestCase):
                 self.store.get([key(1)], [tensor])
             self.assertEqual(tensor.memory.raw, bytes(PAGE), text)
         tensor = Tensor([5000])
-        with self.assertRaisesRegex(pagelith.InvalidError, "named twice"):
+        with self.assertRaisesRegex(pagelith.InvalidError, "must not overlap"):
             self.store.get([key(1), key(1)], [tensor, tensor])
 
 

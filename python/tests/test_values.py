@@ -1,4 +1,4 @@
-"""Keys and namespaces as values, and how every class shows itself."""
+"""Keys and namespaces as values, and the `repr` of every class."""
 
 import copy
 import multiprocessing
@@ -23,21 +23,21 @@ VALUES = [SPACE, *KEYS]
 
 
 class Values(unittest.TestCase):
-    def test_a_pickled_value_is_equal_in_every_protocol(self):
+    def test_pickled_value_is_equal_in_every_protocol(self):
         for value in VALUES:
             for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
                 with self.subTest(value=value, protocol=protocol):
                     again = pickle.loads(pickle.dumps(value, protocol))
                     self.assertEqual((again, type(again), hash(again)), (value, type(value), hash(value)))
 
-    def test_a_value_that_another_process_is_sent_is_the_same_there(self):
+    def test_value_sent_to_other_process_is_equal(self):
         code = "import pickle, sys; sys.stdout.buffer.write(pickle.dumps({k: str(k) for k in pickle.load(sys.stdin.buffer)}))"
         told = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(KEYS), stdout=subprocess.PIPE, check=True)
         self.assertEqual(pickle.loads(told.stdout), {key: str(key) for key in KEYS})
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             self.assertEqual(pool.map(str, KEYS), [str(key) for key in KEYS])
 
-    def test_what_is_no_value_is_refused_where_it_is_unpickled(self):
+    def test_invalid_pickle_is_refused(self):
         for text in ("", "a/b", str(KEYS[0]) + "/", str(KEYS[0]).upper()):
             with self.assertRaisesRegex(pagelith.InvalidError, "not an object key"):
                 pagelith.Key.parse(text)
@@ -47,19 +47,19 @@ class Values(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "bytes"):
             pagelith.Namespace.of_id("0" * 16)
 
-    def test_a_copied_value_is_equal(self):
+    def test_copied_value_is_equal(self):
         for value in VALUES:
             for again in (copy.copy(value), copy.deepcopy(value), copy.deepcopy([value, {"in": value}])[0]):
                 self.assertEqual((again, hash(again)), (value, hash(value)))
 
-    def test_values_are_equal_if_they_name_the_same_and_have_an_order(self):
+    def test_values_compare_by_content(self):
         self.assertEqual(pagelith.Key(SPACE, "a page"), KEYS[0])
         self.assertEqual({key: n for n, key in enumerate(KEYS)}[pagelith.Key.parse(str(KEYS[1]))], 1)
         self.assertEqual(len({*KEYS, *copy.deepcopy(KEYS)}), 3)
         for other in (None, 5, str(KEYS[0]), SPACE):
             self.assertFalse(KEYS[0] == other)
             self.assertTrue(KEYS[0] != other)
-        # As the store has them: the objects of a page lie side by side.
+        # The store's order: the objects of a page are adjacent.
         pages = [bytes([n]) * 32 for n in range(3)]
         keys = [key for page in pages for key in (pagelith.Key(SPACE, page, component=c) for c in "kv")]
         self.assertEqual(sorted(reversed(keys)), keys)
@@ -116,16 +116,16 @@ class Shown(unittest.TestCase):
         yield store.close(), "CloseReport\\(durable_objects=[01], unsaved_objects=0, unsaved_bytes=0\\)"
         yield store, ".*closed=True\\)"
 
-    def test_every_class_shows_what_it_is(self):
+    def test_every_class_has_repr(self):
         shown = set()
         for one, pattern in self.one_of_each():
             self.assertRegex(repr(one), f"^{pattern}$")
             shown.add(type(one))
-        # A new class has to be shown here too.
+        # A new class must be added here.
         classes = {value for value in map(vars(pagelith).get, pagelith.__all__) if isinstance(value, type)}
         self.assertEqual({kind for kind in classes if not issubclass(kind, Exception)}, shown)
 
-    def test_a_store_shows_that_it_is_attached(self):
+    def test_attached_store_has_repr(self):
         path = os.path.join(self.home.name, "socket")
         process = Process(f"unix:{path}", "--ssd", "0")
         self.addCleanup(process.end)

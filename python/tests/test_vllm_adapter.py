@@ -1,5 +1,5 @@
-"""The secondary tier for vLLM, over stand-ins for the few classes of vLLM that it uses, so that it is shown wherever the wheel is built.
-Under vLLM itself: `python/clients/`.
+"""The secondary tier for vLLM, with stand-ins for the classes of vLLM that it uses, so that it is
+tested wherever the wheel is built. Tests under vLLM itself are in `python/clients/`.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ REQUEST = types.SimpleNamespace(req_id="request")
 
 
 def told(config=None):
-    """What a tier is told of the model by its connector."""
+    """The model's identity, as the connector passes it to a tier."""
     return PagelithOffloadingConnector(config or vllm_config(), KVConnectorRole.SCHEDULER, types.SimpleNamespace(kv_cache_groups=[])).extra_config
 
 
@@ -74,7 +74,7 @@ class Case(unittest.TestCase):
 
 
 class Tier(Case):
-    def test_a_job_is_one_batch_reported_once_and_read_by_the_next_process(self):
+    def test_job_is_one_batch_and_next_process_reads_it(self):
         tier, chunks = self.tier(), keys(1000)
         self.fill(range(1000), "store")
         job = self.run_job(tier.submit_store, chunks, list(range(1000)))
@@ -91,7 +91,7 @@ class Tier(Case):
         self.assertEqual([job.success for job in self.finished(again)], [True])
         self.assertEqual(self.rows(into), self.rows(range(1000)))
 
-    def test_a_row_larger_than_a_segment_and_a_chunk_given_twice_have_a_verdict(self):
+    def test_too_large_row_and_repeated_chunk_have_results(self):
         tier, chunks = self.tier(), keys(2)
         self.addCleanup(tier.shutdown)
         self.run_job(tier.submit_store, [chunks[0], chunks[0]], [0, 0])
@@ -107,8 +107,9 @@ class Tier(Case):
         self.assertIn("object is too large", said.output[0])
         self.assertEqual(large.lookup(chunks[1], REQUEST), LookupResult.MISS)
 
-    def test_of_a_job_of_any_size_each_chunk_that_failed_is_told_and_found_no_more(self):
-        """vLLM's own split of large loads leaves chunks unreported that were never tried: here each is tried, and told."""
+    def test_failed_chunks_of_job_are_reported_and_are_misses(self):
+        """vLLM's own split of large loads leaves untried chunks unreported; here each chunk is
+        tried and reported."""
         tier, chunks = self.tier(), keys(2000)
         self.addCleanup(tier.shutdown)
         here = [at for at in range(2000) if at % 3 != 1]
@@ -123,12 +124,12 @@ class Tier(Case):
         self.assertEqual(self.rows(into[at] for at in here), self.rows(here))
         found = [tier.lookup(chunk, REQUEST) for chunk in chunks]
         self.assertEqual(found, [LookupResult.MISS if at % 3 == 1 else LookupResult.HIT for at in range(2000)])
-        # What failed is found again once it was computed and stored again.
+        # Failed chunks are found again once they were computed and stored again.
         self.run_job(tier.submit_store, [chunks[1]], [0])
         self.finished(tier)
         self.assertEqual(tier.lookup(chunks[1], REQUEST), LookupResult.HIT)
 
-    def test_what_failed_is_missed_although_the_store_still_has_it(self):
+    def test_failed_chunk_is_a_miss_though_stored(self):
         tier, chunks = self.tier(), keys(3)
         self.addCleanup(tier.shutdown)
         self.run_job(tier.submit_store, chunks, [0, 1, 2])
@@ -140,14 +141,14 @@ class Tier(Case):
         self.assertEqual((done.success, done.successful_keys), (False, None))
         self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.MISS] * 3)
 
-    def test_events_are_of_what_was_stored(self):
+    def test_events_report_stored_chunks(self):
         tier, chunks = self.tier(events=True, enable_kv_events=True, locality="LOCAL"), keys(3)
         self.addCleanup(tier.shutdown)
         self.run_job(tier.submit_store, chunks, [0, 1, 2])
         self.finished(tier)
         self.assertEqual(list(tier.take_events()), [OffloadingEvent(chunks, Medium.STORAGE, False, Locality.LOCAL)])
         self.assertEqual(list(tier.take_events()), [])
-        # What another process left is told of when it is met; what is there already is not told of twice in one step.
+        # Chunks of another process are reported when they are met, and only once per step.
         tier.shutdown()
         again = self.tier(events=True, enable_kv_events=True)
         self.addCleanup(again.shutdown)
@@ -156,8 +157,8 @@ class Tier(Case):
         (event,) = again.take_events()
         self.assertEqual((event.keys, event.removed), (chunks[1:] + keys(1, of="new"), False))
 
-    def test_vllms_memory_is_shown_to_a_store_process(self):
-        # As vLLM has it: a file of /dev/shm, which has no name any more once all workers have mapped it.
+    def test_vllm_memory_is_shared_with_store_process(self):
+        # As in vLLM: a file in /dev/shm, which is deleted once all workers have mapped it.
         fd, path = tempfile.mkstemp(prefix="vllm_offload_test", dir="/dev/shm")
         self.addCleanup(os.close, fd)
         os.ftruncate(fd, ROW * ROWS)
@@ -177,7 +178,7 @@ class Tier(Case):
         self.assertTrue(all(job.success for job in self.finished(tier)))
         self.assertEqual([self.memory[100 + row, 0] for row in range(10)], list(range(10)))
 
-    def test_a_store_process_tells_if_it_keeps_events(self):
+    def test_store_process_events_are_used_if_recorded(self):
         for kept in (1000, 0):
             tells = kept > 0
             socket = os.path.join(self.home.name, f"socket{tells}")
@@ -195,8 +196,8 @@ class Tier(Case):
             if not tells:
                 self.assertIn("events.max is 0", logs.output[0])
             if tells:
-                # A question that no thread could be started for is asked at no later time.
-                with mock.patch.object(tier._told, "_ask") as ask:
+                # A poll for which no thread could be started is not run later.
+                with mock.patch.object(tier._chunk_events, "_poll") as ask:
                     with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
                         self.assertEqual(list(tier.take_events()), [])
                     tier._writes.submit(bool).result(60)
@@ -205,18 +206,18 @@ class Tier(Case):
             for first in range(0, 600, 50):
                 self.run_job(tier.submit_store, chunks[first : first + 50], list(range(50)))
                 self.finished(tier)
-            # It is asked in a thread; what that is told comes with a later step.
+            # A thread polls the store process; its events are returned in a later step.
             told = list(tier.take_events())
             tier._writes.submit(bool).result(60)
             for event in told + list(tier.take_events()):
                 (known.difference_update if event.removed else known.update)(event.keys)
-            here = {chunk for chunk, there in zip(chunks, tier._here(chunks)) if there}
+            here = {chunk for chunk, there in zip(chunks, tier._are_stored(chunks)) if there}
             self.assertEqual(known, here if tells else set(chunks))
             self.assertLess(len(here), 400)
             tier.shutdown()
 
-    def test_events_are_of_what_goes_as_well(self):
-        # A tier of a few hundred chunks, through which thousands go: who notes the events knows what it has.
+    def test_events_report_removed_chunks(self):
+        # A tier of a few hundred chunks receives thousands: applying its events gives its content.
         small = {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 20000}}
         for length in (32, 8):
             tier = self.tier(events=True, enable_kv_events=True, store=small)
@@ -233,7 +234,7 @@ class Tier(Case):
             self.assertLessEqual(len(tier._hashed), len(known))
             tier.shutdown()
 
-    def test_another_model_or_other_layers_find_nothing(self):
+    def test_other_model_or_layers_find_nothing(self):
         tier, chunks = self.tier(), keys(1)
         self.run_job(tier.submit_store, chunks, [0])
         self.finished(tier)
@@ -244,14 +245,14 @@ class Tier(Case):
             tier.shutdown()
 
     def other_models(self):
-        """What the connector of another model tells, and one that tells nothing."""
+        """Identities of other models, and a missing one."""
         linear = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
         for model in ({"hf": linear}, {"revision": "other"}, {"quantization": "fp8"}, {"max_model_len": 8192}, {"commit": "d" * 40}):
             yield {"extra": told(vllm_config(model_config(**model)))}
         yield {"extra": told(vllm_config(cache={"cache_dtype": "fp8"}))}
         yield {"extra": {}, "revision": "1"}
 
-    def test_tier_of_vllms_own_connector_starts_with_an_explicit_revision_alone(self):
+    def test_tier_below_vllm_connector_requires_revision(self):
         with self.assertRaisesRegex(ValueError, "PagelithOffloadingConnector.*set 'revision' to a text"):
             self.tier(extra={})
         with self.assertLogs("pagelith.identity", "WARNING") as said:
@@ -259,21 +260,21 @@ class Tier(Case):
         self.addCleanup(tier.shutdown)
         self.assertIn("revision='weights-7' keeps its pages apart", said.output[0])
 
-    def test_tier_of_a_model_with_lora_adapters_starts_with_an_explicit_revision_alone(self):
+    def test_tier_with_lora_requires_revision(self):
         with_adapters = told(vllm_config(lora_config=types.SimpleNamespace(lora_dtype="auto")))
         with self.assertRaisesRegex(ValueError, "weights of LoRA adapters"):
             self.tier(extra=with_adapters)
         self.tier(extra=with_adapters, revision="adapters-3").shutdown()
 
-    def test_what_is_wrong_with_its_entry_is_said_at_the_start(self):
-        with self.assertRaisesRegex(ValueError, "'root_dir' is no key.*'read_threads' is a whole number"):
+    def test_invalid_entry_is_refused_at_start(self):
+        with self.assertRaisesRegex(ValueError, "'root_dir' is an unknown key.*'read_threads' must be a whole number"):
             self.tier(root_dir="/x", read_threads=0)
         with self.assertRaisesRegex(ValueError, "one of the two"):
             self.tier(attach="unix:/x")
         with self.assertRaisesRegex(ValueError, "--kv-events-config"):
             self.tier(enable_kv_events=True)
 
-    def test_jobs_behind_a_shutdown_are_reported(self):
+    def test_jobs_after_shutdown_are_reported(self):
         tier = self.tier()
         tier.shutdown()
         self.run_job(tier.submit_load, keys(2), [0, 1])
@@ -281,13 +282,13 @@ class Tier(Case):
         with self.assertLogs("pagelith.vllm.tier", "ERROR"):
             self.assertEqual(tier.lookup(keys(3)[2], REQUEST), LookupResult.MISS)
 
-    def test_a_look_into_another_process_holds_nobody_up(self):
+    def test_lookup_in_store_process_does_not_block(self):
         tier, chunks = self.tier(), keys(2)
         self.addCleanup(tier.shutdown)
         self.run_job(tier.submit_store, chunks[:1], [0])
         self.finished(tier)
-        # As it is where the store is another process's.
-        tier._looks = sys.modules["pagelith.vllm.tier"]._Looks(tier)
+        # The look-up manager for a store process.
+        tier._lookup_manager = sys.modules["pagelith.vllm.tier"]._Lookups(tier)
         self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.RETRY] * 2)
         tier.on_schedule_end(None)
         self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.HIT, LookupResult.MISS])

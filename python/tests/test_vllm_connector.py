@@ -1,5 +1,5 @@
-"""The connector for vLLM, over stand-ins for what it uses of vLLM, so that it is shown wherever the wheel is built.
-Under vLLM itself: `python/clients/`.
+"""The connector for vLLM, with stand-ins for the parts of vLLM that it uses, so that it is tested
+wherever the wheel is built. Tests under vLLM itself are in `python/clients/`.
 """
 
 import logging
@@ -14,8 +14,9 @@ from pagelith.vllm.pools import Object
 
 
 class Connector(Case):
-    def test_the_next_process_loads_what_the_first_computed_whatever_the_layout(self):
-        # Dense blocks, tokens before heads, heads before blocks, and kernels whose blocks are half of vLLM's.
+    def test_next_process_loads_blocks_in_every_layout(self):
+        # Dense blocks, tokens before heads, heads before blocks, and kernels with blocks half as
+        # long as vLLM's.
         for order, parts in (((0, 1, 2, 3), 1), ((0, 2, 1, 3), 1), ((1, 0, 2, 3), 1), ((0, 1, 2, 3), 2)):
             different = {"order": order, "shape": (64 * parts, 2, TOKENS // parts, 8)}
             with self.subTest(different):
@@ -23,7 +24,7 @@ class Connector(Case):
                 was = first.bytes([part for block in range(1, 9) for part in range(block * parts, (block + 1) * parts)][: 8 * parts])
                 first.close()
                 second = self.engine(**different)
-                # In other blocks; one more token than is there.
+                # Into other blocks; the prompt has one more token than is stored.
                 ids = [40, 20, 41, 21, 42, 22, 43, 23, 50]
                 found = second.answer(Request("second", 8 * TOKENS + 1, hashes(8)), ids, {})
                 self.assertEqual((found, second.last.failed), (8 * TOKENS, set()))
@@ -31,13 +32,13 @@ class Connector(Case):
                 self.assertEqual(second.bytes(into), was)
                 second.close()
 
-    def test_a_block_larger_than_a_segment_is_computed_again_and_fails_no_step(self):
-        with self.assertLogs("pagelith.vllm.worker", "WARNING") as said:
+    def test_too_large_block_is_computed_and_fails_no_step(self):
+        with self.assertLogs("pagelith.vllm.worker", "WARNING") as logs:
             engine = self.filled(2, blocks=4, shape=(4, 2, TOKENS, 1 << 20))
-        self.assertIn("object is too large", said.output[0])
+        self.assertIn("object is too large", logs.output[0])
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(Request("a", 3 * TOKENS, hashes(2)), 0), (0, False))
 
-    def test_the_last_token_is_computed_and_what_is_here_is_not_asked_for(self):
+    def test_last_token_is_computed_and_computed_blocks_are_not_looked_up(self):
         engine = self.filled(8)
         matched = engine.scheduler.get_num_new_matched_tokens
         self.assertEqual(matched(Request("a", 8 * TOKENS, hashes(8)), 0), (7 * TOKENS, False))
@@ -47,13 +48,13 @@ class Connector(Case):
         self.assertEqual(matched(Request("e", 8 * TOKENS, hashes(8), skip_reading_prefix_cache=True), 0), (0, False))
         self.assertEqual(matched(Request("f", 8 * TOKENS, hashes(8, "another")), 0), (0, False))
 
-    def test_of_a_load_of_any_size_each_block_that_failed_is_told_and_found_no_more(self):
+    def test_failed_blocks_of_load_are_reported_and_are_misses(self):
         count = 2000
         engine = self.filled(count, blocks=2 * count + 2)
         prompt, ids = hashes(count), list(range(count + 1, 2 * count + 1))
         request = Request("second", count * TOKENS + 1, prompt)
         self.assertEqual(engine.begin(request, ids), (count * TOKENS, False))
-        # Gone between the look-up and the load.
+        # Removed between the look-up and the load.
         gone = [at for at in range(count) if at % 3 == 1]
         engine.store.remove(engine.keys([prompt[at] for at in gone]))
         with self.assertLogs("pagelith.vllm.worker", "WARNING"):
@@ -61,31 +62,31 @@ class Connector(Case):
         self.assertEqual(told.failed, {ids[at] for at in gone})
         came = [at for at in range(count) if at % 3 != 1]
         self.assertEqual(engine.bytes(ids[at] for at in came), engine.bytes(at + 1 for at in came))
-        # Told once, and not found again until it was stored again.
+        # Reported once, and not found again until stored again.
         self.assertEqual(engine.step(Output()).failed, set())
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (TOKENS, False))
         engine.step(engine.again(request, TOKENS, TOKENS), {ids[1]: 9})
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (4 * TOKENS, False))
 
-    def test_what_could_not_be_read_in_time_is_missed_although_the_store_still_has_it(self):
+    def test_late_block_is_a_miss_though_stored(self):
         engine = self.filled(4)
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
         engine.begin(request, ids)
-        # No destination: what the call itself refuses fails all of it.
-        engine.workers[0]._work._own = types.SimpleNamespace(at_once=64, into=lambda blocks: [], out=None, copies=False)
+        # No destination: an error of the call fails all of its objects.
+        engine.workers[0]._work._save_memory = types.SimpleNamespace(at_once=64, into=lambda blocks: [], out=None, copies=False)
         with self.assertLogs("pagelith.vllm.worker", "ERROR"):
             told = engine.step(engine.new(request, ids, 4 * TOKENS, 0))
         self.assertEqual(told.failed, {10, 11, 12, 13})
         self.assertEqual(engine.store.exists(engine.keys(hashes(4))), [True] * 4)
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
 
-    def test_nothing_is_stored_that_was_computed_behind_a_failed_block(self):
+    def test_blocks_computed_after_failed_block_are_not_stored(self):
         engine = self.filled(4)
         prompt, ids = hashes(8), [10, 11, 12, 13, 14, 15, 16, 17]
         request = Request("second", 8 * TOKENS, prompt)
         self.assertEqual(engine.begin(request, ids), (4 * TOKENS, False))
         engine.store.remove(engine.keys(prompt[1:2]))
-        # Another request of the step shares what is being loaded, as vLLM lets it.
+        # Another request of the step shares the blocks being loaded, which vLLM permits.
         sharing = Request("sharing", 6 * TOKENS, [*prompt[:4], *hashes(2, "another")])
         shared = [*ids[:4], 20, 21]
         engine.scheduler.update_state_after_alloc(sharing, Blocks(shared), 0)
@@ -98,14 +99,14 @@ class Connector(Case):
         here = lambda of: engine.store.exists(engine.keys(of))  # noqa: E731
         self.assertEqual(here(prompt), [True, False, True, True, False, False, False, False])
         self.assertEqual(here(sharing.block_hashes[4:]), [False, False])
-        # A step that was on its way computes on behind it.
+        # A step in progress computes after the failed block.
         request.num_tokens, more = 9 * TOKENS, hashes(1, "more")
         request.block_hashes = [*prompt, *more]
         on = engine.again(request, 8 * TOKENS, TOKENS)
         on.scheduled_cached_reqs.new_block_ids = [([18],)]
         engine.step(on, {18: 99})
         self.assertEqual(here(more), [False])
-        # Set back, in two steps: what is computed anew is stored, and no more than that.
+        # Set back, in two steps: recomputed blocks are stored, and no others.
         engine.step(engine.again(request, TOKENS, 3 * TOKENS), {11: 2, 12: 3, 13: 4})
         self.assertEqual(here(prompt), [True] * 4 + [False] * 4)
         third = Request("third", 6 * TOKENS, prompt[:6])
@@ -115,9 +116,9 @@ class Connector(Case):
         engine.step(engine.again(request, 4 * TOKENS, 5 * TOKENS), {block: block for block in range(14, 19)})
         self.assertEqual(here([*prompt, *more]), [True] * 9)
 
-    def test_only_whole_blocks_of_known_tokens_are_stored(self):
+    def test_only_complete_blocks_of_known_tokens_are_stored(self):
         engine = self.engine()
-        # Two tokens of the second block are guessed: vLLM has no hash for it.
+        # Two tokens of the second block are speculative: vLLM has no hash for it.
         request = Request("guessing", TOKENS + 2, hashes(1))
         engine.scheduler.update_state_after_alloc(request, Blocks([1, 2]), 0)
         engine.step(engine.new(request, [1, 2], 0, 2 * TOKENS), {1: 1, 2: 2})
@@ -127,7 +128,7 @@ class Connector(Case):
         engine.step(engine.again(request, TOKENS + 2, 2), {2: 3})
         self.assertEqual(engine.store.exists(engine.keys(hashes(2))), [True, True])
 
-    def test_a_prompt_that_is_computed_in_parts_is_stored_in_whole_blocks(self):
+    def test_prompt_computed_in_parts_is_stored_in_complete_blocks(self):
         engine, prompt = self.engine(), hashes(3)
         request = Request("long", 3 * TOKENS, prompt)
         engine.scheduler.update_state_after_alloc(request, Blocks([1, 2, 3]), 0)
@@ -139,7 +140,7 @@ class Connector(Case):
         self.assertEqual(engine.answer(second, [11, 12, 13, 14], {}), 3 * TOKENS)
         self.assertEqual(engine.bytes([11, 12, 13]), engine.bytes([1, 2, 3]))
 
-    def test_what_a_sliding_window_has_left_is_neither_read_nor_stored(self):
+    def test_blocks_left_by_sliding_window_are_neither_read_nor_stored(self):
         engine = self.filled(4, specs=[window(2 * TOKENS + 1)])
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [0, 0, 12, 13, 14]
         was = engine.bytes([0])
@@ -150,7 +151,7 @@ class Connector(Case):
         engine.answer(another, [0, 31, 32], {})
         self.assertEqual(engine.store.exists(engine.keys(another.block_hashes)), [False, True, True])
 
-    def test_loads_in_threads_are_told_when_they_have_ended(self):
+    def test_asynchronous_loads_are_reported_when_ended(self):
         engine = self.filled(4, extra=self.extra(load_async=True), at_once=False)
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13]
         self.assertEqual(engine.begin(request, ids), (4 * TOKENS, True))
@@ -162,7 +163,7 @@ class Connector(Case):
         self.assertEqual((first.ended | told.ended, first.failed | told.failed), ({"second"}, {12}))
         self.assertEqual(engine.bytes([10, 11, 13]), engine.bytes([1, 2, 4]))
 
-    def test_another_model_or_other_bytes_find_nothing(self):
+    def test_other_model_or_bytes_find_nothing(self):
         self.filled(2).close()
         request = Request("second", 2 * TOKENS + 1, hashes(2))
         others = [
@@ -179,7 +180,7 @@ class Connector(Case):
                 engine.close()
         self.assertEqual(self.engine().scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
 
-    def test_a_reset_clears_its_own_names_alone(self):
+    def test_reset_clears_only_own_namespace(self):
         self.filled(2, model="another").close()
         engine = self.filled(2)
         request = Request("second", 2 * TOKENS + 1, hashes(2))
@@ -198,7 +199,7 @@ class Connector(Case):
         consumer = self.engine(role="kv_consumer")
         self.assertEqual(consumer.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
 
-    def test_both_sides_have_one_store_until_both_are_closed(self):
+    def test_both_roles_share_store_until_closed(self):
         engine = self.filled(2)
         self.assertIs(engine.store, engine.workers[0]._work._store)
         engine.scheduler.shutdown()
@@ -207,28 +208,28 @@ class Connector(Case):
         engine.close()
         self.assertEqual(self.engine().store.exists(engine.keys(hashes(2))), [True, True])
 
-    def test_a_block_is_there_when_all_ranks_have_their_slices(self):
+    def test_block_is_found_with_slices_of_all_ranks(self):
         with self.process() as attach:
             engine = self.filled(4, extra=attach, ranks=2)
             request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
             self.assertEqual(engine.answer(request, ids, {}), 4 * TOKENS)
             self.assertEqual([engine.bytes(ids[:4], rank) for rank in (0, 1)], [engine.bytes([1, 2, 3, 4], rank) for rank in (0, 1)])
-            # One rank's slice of the third is gone.
+            # One rank's slice of the third block is missing.
             ((second,),) = engine.workers[1]._work._keys
             engine.store.remove(second.on_pages(hashes(4)[2:3]))
             self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, True))
 
-    def test_what_is_wrong_is_said_at_the_start(self):
+    def test_invalid_configuration_is_refused_at_start(self):
         for wrong, words in (
-            ({"extra": {"root_dir": "/x"}}, "'root_dir' is no key.*one of the two"),
+            ({"extra": {"root_dir": "/x"}}, "'root_dir' is an unknown key.*one of the two"),
             ({"extra": self.extra(attach="unix:/x")}, "one of the two"),
-            ({"extra": self.extra(load_async="yes", read_threads=0)}, "'load_async' is true or false.*'read_threads' is a whole number"),
+            ({"extra": self.extra(load_async="yes", read_threads=0)}, "'load_async' must be true or false.*'read_threads' must be a whole number"),
             ({"ranks": 2}, "'store' is a store in the scheduler's process, and 2 worker.*pagelith serve"),
             ({"pipeline": 2}, "'store' is a store in the scheduler's process, and 2 worker.*pagelith serve"),
             ({"prefill_context": 2}, "'prefill_context_parallel_size' is 2.*--prefill-context-parallel-size 1"),
-            ({"ranks": 2, "extra": {"attach": "unix:/x", "load_async": False}}, "'load_async' is false, and with 2 workers"),
-            ({"specs": []}, "no groups of caches"),
-            ({"specs": [Spec(TOKENS, "cross_attention")]}, "of the kind 'cross_attention'.*PagelithTier"),
+            ({"ranks": 2, "extra": {"attach": "unix:/x", "load_async": False}}, "'load_async' is false, but with 2 workers"),
+            ({"specs": []}, "no cache groups"),
+            ({"specs": [Spec(TOKENS, "cross_attention")]}, "the kind 'cross_attention'.*PagelithTier"),
             ({"specs": [FULL, Spec(TOKENS, "sliding_window", TOKENS, prefix_cacheable=False)]}, "group 1 .*to no connector.*PagelithTier"),
             ({"specs": [FULL, FULL], "extra": self.extra(load_async=False)}, "'load_async' is false"),
             ({"specs": [window(8)], "extra": self.extra(load_async=False)}, "'load_async' is false"),
@@ -236,39 +237,39 @@ class Connector(Case):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.engine(**wrong)
 
-    def test_a_policy_that_ends_requests_whose_load_failed_is_said_at_the_start_with_the_remedy(self):
+    def test_failing_load_policy_is_logged_with_remedy_at_start(self):
         for policy, role, lines in (("fail", "kv_both", 1), ("fail", "kv_consumer", 1), ("fail", "kv_producer", 0), ("recompute", "kv_both", 0)):
-            with self.subTest(policy=policy, role=role), self.assertLogs("pagelith.vllm.connector", "WARNING") as said:
-                # `assertLogs` wants a line.
+            with self.subTest(policy=policy, role=role), self.assertLogs("pagelith.vllm.connector", "WARNING") as logs:
+                # `assertLogs` requires at least one line.
                 logging.getLogger("pagelith.vllm.connector").warning("nothing")
                 self.engine(policy=policy, role=role).close()
-            self.assertEqual(len(said.output) - 1, lines)
-            for line in said.output[1:]:
+            self.assertEqual(len(logs.output) - 1, lines)
+            for line in logs.output[1:]:
                 self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
 
-    def test_connector_of_a_model_with_lora_adapters_starts_with_an_explicit_revision_alone(self):
+    def test_connector_with_lora_requires_revision(self):
         with_adapters = {"lora": types.SimpleNamespace(lora_dtype="auto")}
         with self.assertRaisesRegex(ValueError, "weights of LoRA adapters"):
             self.engine(**with_adapters)
         self.engine(extra=self.extra(revision="adapters-3"), **with_adapters)
 
-    def test_layers_that_lie_side_by_side_are_one_piece(self):
+    def test_adjacent_layers_are_one_piece(self):
         layer = lambda at: types.SimpleNamespace(  # noqa: E731
             shape=(4, 1, 2, 8), stride=lambda axis=None: (48, 16, 8, 1) if axis is None else 48, element_size=lambda: 1,
             data_ptr=lambda: 1000 + at,
         )
         block = lambda at: Object(0, 0, 0, (at,))  # noqa: E731
-        # All layers of a block together, and then with something between them.
+        # All layers of a block together, and then with a gap between them.
         self.assertEqual(InPlace([[[layer(0), layer(16)]]], 4).lent([block(0), block(2)]), [[(1000, 32)], [(1096, 32)]])
         self.assertEqual(InPlace([[[layer(0), layer(32)]]], 4).lent([block(1)]), [[(1048, 16), (1080, 16)]])
-        # Groups of a pool, each with a block of its own.
+        # Groups of a pool, each with a different block.
         groups = InPlace([[[layer(0)], [layer(16)]]], 4)
         self.assertEqual(groups.lent([Object(0, 0, 0, (1, 2))]), [[(1048, 16), (1112, 16)]])
 
-    def test_contiguous_runs_of_any_layout(self):
+    def test_contiguous_ranges_of_every_layout(self):
         self.assertEqual(pieces([(1, 64), (2, 32), (4, 8), (8, 1)], 1), ((0, 64),))
         self.assertEqual(pieces([(1, 64), (2, 1000), (4, 8), (8, 1)], 1), ((0, 32), (1000, 32)))
         self.assertEqual(pieces([(3, 4), (2, 12)], 4), ((0, 24),))
         self.assertEqual(pieces([(2, 100), (2, 10), (3, 1)], 1), ((0, 3), (10, 3), (100, 3), (110, 3)))
-        with self.assertRaisesRegex(ValueError, "lie in one another"):
+        with self.assertRaisesRegex(ValueError, "overlap"):
             pieces([(3, 2), (4, 1)], 1)

@@ -1,4 +1,5 @@
-"""vLLM's events of the connector, over stand-ins for vLLM: whoever notes them knows which blocks the store has."""
+"""vLLM's events of the connector, with stand-ins for vLLM: applying them gives the blocks that the
+store has."""
 
 import threading
 import unittest
@@ -16,7 +17,7 @@ class Events(Case):
         return self.engine(extra or SMALL, events=True, blocks=128, **different)
 
     def store_pages(self, engine, pages):
-        """Each is a request's only page."""
+        """Each page is the only one of its request."""
         groups = len(engine.layers)
         for name in pages:
             request = Request(name.hex(), TOKENS, [name])
@@ -29,8 +30,9 @@ class Events(Case):
             known_of = known.setdefault(event.group_idx, set())
             (known_of.difference_update if isinstance(event, BlockRemoved) else known_of.update)(event.block_hashes)
 
-    def test_who_notes_the_events_knows_what_is_here(self):
-        # A few hundred pages are here at a time, of 900. With hashes that are no pages by themselves, too.
+    def test_listener_tracks_stored_blocks(self):
+        # A few hundred of 900 pages are stored at a time. Also with hashes that are no pages by
+        # themselves.
         for length in (32, 8):
             engine, known = self.listening(), {}
             pages = [name[:length] for name in hashes(900)]
@@ -42,7 +44,7 @@ class Events(Case):
             self.assertTrue(10 < len(known[0]) < 600, len(known[0]))
             engine.close()
 
-    def test_of_several_groups_each_is_told_of(self):
+    def test_each_group_is_reported(self):
         engine, known = self.listening(specs=HYBRID), {}
         pages = hashes(600)
         for first in range(0, 600, 30):
@@ -51,11 +53,11 @@ class Events(Case):
             self.assertEqual(known[1], known[2])
             here = [engine.store.exists(engine.keys(pages, pool)) for pool in (0, 1)]
             whole, windows = ({name for name, there in zip(pages, of) if there} for of in here)
-            # What is attached to a page goes with it, of which it is told.
+            # Attached objects are removed with their page, which is reported.
             self.assertEqual((known[0], known[0] & known[1]), (whole, windows), first)
         self.assertTrue(10 < len(known[0]) < 500, len(known[0]))
 
-    def test_an_event_says_what_a_router_has_to_know(self):
+    def test_event_has_fields_for_routers(self):
         engine = self.listening(self.extra(locality="LOCAL"), specs=HYBRID)
         prompt = hashes(3)
         request = Request("first", 3 * TOKENS, prompt)
@@ -76,7 +78,7 @@ class Events(Case):
         engine.store.remove(engine.keys(prompt[1:2]))
         self.assertIn(BlockRemoved([prompt[1]], "STORAGE", 0, "LOCAL"), list(engine.scheduler.take_events()))
 
-    def test_what_an_earlier_process_left_is_told_of_when_it_is_met(self):
+    def test_blocks_of_earlier_process_are_reported_when_met(self):
         self.filled(4).close()
         engine, prompt = self.listening(self.extra()), hashes(4)
         self.assertEqual(list(engine.scheduler.take_events()), [])
@@ -87,16 +89,16 @@ class Events(Case):
         # Once.
         engine.scheduler.get_num_new_matched_tokens(request, 0)
         self.assertEqual(list(engine.scheduler.take_events()), [])
-        # Who computed a block that is here already was told by no look-up.
+        # A request that computed a stored block made no look-up that reported it.
         engine.answer(Request("third", 4 * TOKENS, prompt), [1, 2, 3, 4], {})
         self.assertEqual([event.block_hashes for event in engine.scheduler.take_events()], [[prompt[3]]])
         engine.store.remove(engine.keys(prompt[3:]))
         self.assertEqual(list(engine.scheduler.take_events()), [BlockRemoved([prompt[3]], "STORAGE", 0, None)])
 
-    def test_what_is_met_twice_before_it_is_looked_at_is_told_of_once(self):
+    def test_block_met_twice_before_lookup_is_reported_once(self):
         self.filled(3).close()
         engine, looks = self.listening(self.extra()), []
-        # As it is where another process is asked in a thread.
+        # As with a store process, which is polled on a thread.
         engine.scheduler._plans.listener._later = looks.append
         for name in ("second", "third"):
             engine.scheduler.get_num_new_matched_tokens(Request(name, 3 * TOKENS + 1, hashes(3)), 0)
@@ -104,11 +106,11 @@ class Events(Case):
         for look in looks:
             look()
         self.assertEqual([event.block_hashes for event in engine.scheduler.take_events()], [[name] for name in hashes(3)])
-        # What is known is not looked at again.
+        # Known blocks are not looked up again.
         engine.scheduler.get_num_new_matched_tokens(Request("fourth", 3 * TOKENS + 1, hashes(3)), 0)
         self.assertEqual(len(looks), 2)
 
-    def test_what_went_with_a_reset_is_told_of(self):
+    def test_blocks_removed_by_reset_are_reported(self):
         engine, known = self.listening(), {}
         self.store_pages(engine, hashes(5))
         self.note(known, engine.scheduler.take_events())
@@ -120,7 +122,7 @@ class Events(Case):
         self.note(known, engine.scheduler.take_events())
         self.assertEqual(known[0], set(hashes(1)))
 
-        # Of what lies on SSD alone, the store tells no names.
+        # For objects that are only on SSD, the store has no keys.
         engine.close()
         self.filled(4).close()
         engine, known = self.listening(self.extra()), {}
@@ -131,33 +133,33 @@ class Events(Case):
         self.note(known, engine.scheduler.take_events())
         self.assertEqual(known[0], set())
 
-    def test_nobody_is_told_where_vllm_does_not_ask(self):
+    def test_no_events_are_recorded_unless_enabled(self):
         engine = self.engine(SMALL, blocks=128)
         self.store_pages(engine, hashes(2))
         self.assertEqual((list(engine.scheduler.take_events()), engine.store.take_events()), ([], ([], 0)))
 
     def taken(self, engine):
-        """It is asked in a thread, one question at a time; what that is told comes with a later step."""
-        engine.scheduler._asking.submit(bool).result(60)
+        """A thread polls, once at a time; its events are returned in a later step."""
+        engine.scheduler._event_executor.submit(bool).result(60)
         told = list(engine.scheduler.take_events())
-        engine.scheduler._asking.submit(bool).result(60)
+        engine.scheduler._event_executor.submit(bool).result(60)
         return told + list(engine.scheduler.take_events())
 
-    def test_question_that_no_thread_could_be_started_for_is_asked_at_no_later_time(self):
+    def test_poll_without_thread_is_not_run_later(self):
         with self.process(1000) as attach:
             engine = self.listening(attach)
-            told = engine.scheduler._plans.listener._told
-            with mock.patch.object(told, "_ask") as ask:
+            told = engine.scheduler._plans.listener._chunk_events
+            with mock.patch.object(told, "_poll") as ask:
                 with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
                     self.assertEqual(list(engine.scheduler.take_events()), [])
-                engine.scheduler._asking.submit(bool).result(60)
+                engine.scheduler._event_executor.submit(bool).result(60)
                 ask.assert_not_called()
                 list(engine.scheduler.take_events())
-                engine.scheduler._asking.submit(bool).result(60)
+                engine.scheduler._event_executor.submit(bool).result(60)
                 ask.assert_called_once()
             engine.close()
 
-    def test_a_block_of_several_ranks_is_here_when_all_slices_are(self):
+    def test_block_of_several_ranks_is_stored_with_all_slices(self):
         with self.process(100_000) as attach:
             engine, known, pages = self.listening(attach, ranks=2), {}, hashes(400)
             ranks = engine.scheduler._plans._keys[0]
@@ -167,13 +169,13 @@ class Events(Case):
                 slices = [engine.store.exists(key.on_pages(pages)) for key in ranks]
                 self.assertEqual(known[0], {name for name, one, other in zip(pages, *slices) if one and other}, first)
             self.assertTrue(10 < len(known[0]) < 200, len(known[0]))
-            # Another server has all of a block in one slice: that is another block.
+            # Another server has the whole block in one slice: that is another block.
             other = self.engine(attach, ranks=1, blocks=128)
             self.store_pages(other, hashes(3, "another"))
             self.note(known, self.taken(engine))
             self.assertFalse(known[0] & set(hashes(3, "another")))
             other.close()
-            # One slice of a block goes, and then the other; and one comes again.
+            # One slice of a block is removed, and then the other; and one is stored again.
             name = min(known[0])
             engine.store.remove(ranks[1].on_pages([name]))
             self.assertEqual(self.taken(engine), [BlockRemoved([name], "STORAGE", 0, None)])
@@ -185,7 +187,7 @@ class Events(Case):
             self.assertEqual([event.block_hashes for event in self.taken(engine)], [[name]])
             engine.close()
 
-    def test_a_process_that_keeps_no_events_tells_of_none_that_goes(self):
+    def test_store_process_without_events_reports_no_removals(self):
         with self.process(0) as attach:
             with self.assertLogs("pagelith.vllm.events", "WARNING") as logs:
                 engine, known, pages = self.listening(attach), {}, hashes(400)

@@ -1,12 +1,12 @@
-"""The tier and the connector for vLLM, over every combination of what may come of the objects of a load, and of blocks that hold what must not
-be stored.
+"""The tier and the connector for vLLM, with every combination of outcomes of a load's objects, and
+with blocks whose bytes must not be stored.
 """
 
 import random
 import unittest
 
 import test_vllm_adapter
-from outcome_stand_ins import STATES, Ending, combinations, is_there, whole
+from outcome_stand_ins import STATES, ScriptedStore, combinations, is_there, whole
 from test_vllm_groups import HYBRID, apart
 from vllm_engine import TOKENS, Case, hashes
 from vllm_stand_ins import Blocks, LookupResult, Output, Request
@@ -14,11 +14,11 @@ from vllm_stand_ins import Blocks, LookupResult, Output, Request
 from pagelith.vllm.spoiled import Spoiled
 
 
-class OfTheTier(test_vllm_adapter.Case):
-    def test_each_chunk_is_told_as_it_ended_and_found_if_it_came(self):
+class TierOutcomes(test_vllm_adapter.Case):
+    def test_job_reports_each_chunk_and_failed_ones_are_misses(self):
         tier, ids = self.tier(), list(range(3))
         self.addCleanup(tier.shutdown)
-        tier._store = Ending(tier._store)
+        tier._store = ScriptedStore(tier._store)
         self.fill(ids, "store")
         for ends in combinations(3):
             chunks = test_vllm_adapter.keys(3, of=str(ends))
@@ -36,10 +36,10 @@ class OfTheTier(test_vllm_adapter.Case):
                 if ok:
                     self.assertEqual(self.rows([10 + at]), self.rows([at]), ends)
 
-    def test_a_job_of_stores_succeeded_if_all_its_chunks_are_there(self):
+    def test_store_job_succeeds_if_all_chunks_are_stored(self):
         tier, ids = self.tier(), list(range(3))
         self.addCleanup(tier.shutdown)
-        tier._store = Ending(tier._store)
+        tier._store = ScriptedStore(tier._store)
         for states in combinations(3, STATES):
             chunks = test_vllm_adapter.keys(3, of=str(states))
             tier._store.states = dict(zip(map(tier._key, chunks), states, strict=True))
@@ -49,14 +49,14 @@ class OfTheTier(test_vllm_adapter.Case):
             self.assertEqual(done.transfer_bytes, sum(map(is_there, states)) * test_vllm_adapter.ROW, states)
 
 
-class OfTheConnector(Case):
+class ConnectorOutcomes(Case):
     def ending(self, engine):
-        """Have all workers' reads end as is said."""
+        """Make all workers' reads end as `ends` defines."""
         for worker in engine.workers:
-            worker._work._store = Ending(worker._work._store)
+            worker._work._store = ScriptedStore(worker._work._store)
         return [worker._work._store for worker in engine.workers]
 
-    def test_each_block_of_a_load_is_told_as_it_ended_and_found_if_it_came(self):
+    def test_load_reports_each_block_and_failed_ones_are_misses(self):
         engine = self.engine()
         (store,) = self.ending(engine)
         for n, ends in enumerate(combinations(3)):
@@ -73,7 +73,7 @@ class OfTheConnector(Case):
             found = engine.scheduler.get_num_new_matched_tokens(request, 0)[0]
             self.assertEqual(found, TOKENS * next((at for at, ok in enumerate(came) if not ok), 3), ends)
 
-    def test_a_block_is_told_as_stored_if_it_is_there(self):
+    def test_block_is_reported_stored_if_stored(self):
         engine = self.engine(specs=HYBRID, blocks=128)
         (store,) = self.ending(engine)
         for states in combinations(2, STATES):
@@ -82,18 +82,18 @@ class OfTheConnector(Case):
             told = []
             engine.scheduler._plans.heard = lambda report, told=told: told.extend(report.stored if report else ())
             engine.answer(Request(str(states), TOKENS, prompt), tables, {})
-            # A window's object goes with its page: it is not put where that is not.
+            # A window's object depends on its page: it is not put if the page is not stored.
             there = [(pool, prompt[0]) for pool in (0, 1) if all(map(is_there, states[: pool + 1]))]
             self.assertEqual(sorted(told), there, states)
 
-    def test_a_load_of_several_groups_came_if_all_of_its_objects_did(self):
+    def test_load_of_several_groups_succeeds_if_all_objects_are_read(self):
         engine = self.engine(specs=HYBRID, blocks=128)
         (store,) = self.ending(engine)
         for n, ends in enumerate(combinations(4)):
             prompt = hashes(2, str(ends))
             tables, into = apart(2), apart(3, start=40)
             engine.answer(Request(f"first {n}", 2 * TOKENS, prompt), tables, {block: block + n for table in tables for block in table})
-            # Of both pages what is needed whole, and what windows need.
+            # For both pages, the objects of pools that need the whole prefix, and those of windows.
             store.ends = dict(zip([*engine.keys(prompt), *engine.keys(prompt, 1)], ends, strict=True))
             request = Request(f"second {n}", 2 * TOKENS + 1, prompt)
             self.assertEqual(engine.begin(request, into), (2 * TOKENS, True))
@@ -103,7 +103,7 @@ class OfTheConnector(Case):
             missed = [one for one in [(pool, page) for pool in (0, 1) for page in prompt] if one in engine.scheduler._plans._missed]
             self.assertEqual(len(missed), sum(end != "hit" for end in ends), ends)
 
-    def test_a_block_of_several_ranks_is_found_if_all_their_slices_came(self):
+    def test_block_of_several_ranks_is_found_with_all_slices(self):
         with self.process() as attach:
             engine = self.engine(extra=attach, ranks=2)
             stores = self.ending(engine)
@@ -122,7 +122,7 @@ class OfTheConnector(Case):
 
 
 class Truth:
-    """The bytes in each token's place of each block: those of its hash, or others."""
+    """The bytes at each token of each block: those of its hash, or others."""
 
     def __init__(self, tokens):
         self.tokens, self.wrong = tokens, set()
@@ -147,13 +147,15 @@ class Truth:
 
 
 class Steps:
-    """Requests that share a prefix and compute on, over loads that fail: what is claimed of their blocks against what is in them."""
+    """Requests with a common prefix that compute over failing loads: the claims about their blocks
+    are compared with the bytes."""
 
     def __init__(self, seed):
         self.some, self.spoiled, self.truth = random.Random(seed), Spoiled(TOKENS), Truth(TOKENS)
         blocks = self.some.sample(range(1, 12), 8)
         self.tables = [blocks[:5], blocks[:2] + blocks[5:]]
-        # Up to where each has computed: it goes on there, or is set back. What requests share was there for all of them.
+        # How far each request has computed: it continues there, or is set back. The common prefix
+        # existed for all of them.
         self.ends = [self.some.randint(2 * TOKENS, 5 * TOKENS) for _ in self.tables]
         self.claimed = self.spoiled_ones = 0
 
@@ -165,7 +167,7 @@ class Steps:
         sound = self.spoiled.step(table, computed, scheduled)
         self.truth.step(table, computed, scheduled)
         self.ends[at] = computed + scheduled
-        # A block that is not whole yet is not stored.
+        # A block that is not complete yet is not stored.
         claimed = min(sound, (computed + scheduled) // TOKENS)
         self.claimed, self.spoiled_ones = self.claimed + claimed, self.spoiled_ones + (sound < len(table))
         return all(self.truth.is_right(block) for block in table[:claimed]), (table, computed, scheduled, sound)
@@ -176,7 +178,8 @@ class Steps:
         self.truth.read(blocks)
 
     def fail(self):
-        """A load fails. Steps that are on their way end, and loads of others; then requests are set back to what failed."""
+        """A load fails. Steps in progress end, and so do loads of others; then requests are set
+        back to the failed block."""
         blocks = self.some.sample(self.some.choice(self.tables), self.some.randint(1, 2))
         self.spoiled.failed(blocks)
         self.truth.failed(blocks)
@@ -191,8 +194,8 @@ class Steps:
             self.ends[at] = min(self.ends[at], first * TOKENS)
 
 
-class OfSpoiledBlocks(unittest.TestCase):
-    def test_no_block_counts_as_sound_that_has_a_token_of_other_bytes(self):
+class SpoiledBlocks(unittest.TestCase):
+    def test_block_with_any_wrong_token_is_invalid(self):
         claimed = spoiled = 0
         for seed in range(400):
             steps = Steps(seed)
@@ -201,25 +204,25 @@ class OfSpoiledBlocks(unittest.TestCase):
                 for right, said in done:
                     self.assertTrue(right, (seed, said))
             claimed, spoiled = claimed + steps.claimed, spoiled + steps.spoiled_ones
-        # It looked at both.
+        # It checked both.
         self.assertGreater(claimed, 1000)
         self.assertGreater(spoiled, 1000)
 
-    def test_a_spoiled_block_is_sound_once_it_was_computed_from_its_first_token_on(self):
+    def test_invalid_block_is_valid_after_full_recomputation(self):
         for computed, sound in ((TOKENS, 3), (TOKENS + 1, 1), (2 * TOKENS - 1, 1), (2 * TOKENS, 1), (0, 3)):
             spoiled = Spoiled(TOKENS)
             spoiled.failed([8])
             self.assertEqual(spoiled.step([7, 8, 9], computed, 3 * TOKENS - computed), sound, computed)
 
 
-class OfSteps(Case):
-    def test_a_block_that_failed_and_is_computed_from_its_middle_on_is_not_stored(self):
+class StepOutcomes(Case):
+    def test_failed_block_recomputed_from_middle_is_not_stored(self):
         engine, prompt, ids = self.filled(2), hashes(3), [10, 11, 12]
         engine.store.remove(engine.keys(prompt[1:2]))
         engine.workers[0]._work._spoiled.failed([11])
         request = Request("second", 3 * TOKENS, prompt)
         engine.scheduler.update_state_after_alloc(request, Blocks(ids), 0)
-        # Its first half is what the load left there.
+        # Its first half has the bytes from the failed load.
         engine.step(engine.new(request, ids, TOKENS + TOKENS // 2), {11: 99, 12: 98})
         self.assertEqual(engine.store.exists(engine.keys(prompt)), [True, False, False])
         engine.step(engine.again(request, TOKENS, 2 * TOKENS), {11: 2, 12: 3})

@@ -1,5 +1,5 @@
-"""The connector with several workers, over stand-ins for vLLM and a store process: tensor parallel ranks, stages of a pipeline, and ranks that
-have some of a block's tokens each.
+"""The connector with several workers, with stand-ins for vLLM and a store process: tensor parallel
+ranks, pipeline stages, and ranks that each have some of a block's tokens.
 """
 
 import unittest
@@ -9,7 +9,7 @@ from vllm_stand_ins import Output, Request, Spec
 
 
 class Ranks(Case):
-    def test_a_load_that_failed_on_one_rank_leaves_nothing_wrong_on_another(self):
+    def test_failed_load_on_one_rank_leaves_others_correct(self):
         for kept, different in enumerate(({"ranks": 2}, {"pipeline": 2})):
             with self.subTest(different), self.process(kept) as attach:
                 engine = self.filled(4, extra=attach, **different)
@@ -17,13 +17,13 @@ class Ranks(Case):
                 request = Request("second", 6 * TOKENS, prompt)
                 found, later = engine.begin(request, ids)
                 self.assertEqual(found, 4 * TOKENS)
-                # The first rank's slice of a block is gone between the look-up and the load.
+                # The first rank's slice of a block is removed between the look-up and the load.
                 first = engine.workers[0]._work._keys[0][0]
                 engine.store.remove(first.on_pages(prompt[1:2]))
                 with self.assertLogs("pagelith.vllm.worker", "WARNING"):
                     told = engine.step(Output() if later else engine.new(request, ids, 4 * TOKENS), {14: 91, 15: 92})
                 self.assertEqual(told.failed, {11})
-                # Whatever both computed by then was computed without it. vLLM has it computed anew.
+                # Both ranks computed without it so far. vLLM recomputes those blocks.
                 compute = {11: 2, 12: 3, 13: 4, 14: 5, 15: 6}
                 again = engine.new(request, ids, TOKENS) if later else engine.again(request, TOKENS, 5 * TOKENS)
                 engine.step(again, compute)
@@ -34,7 +34,7 @@ class Ranks(Case):
                 self.assertEqual([engine.bytes(into[:6], rank) for rank in (0, 1)], was)
                 engine.close()
 
-    def test_a_page_is_there_when_all_stages_have_their_layers(self):
+    def test_page_is_found_with_layers_of_all_stages(self):
         with self.process() as attach:
             specs = (FULL, window(2 * TOKENS + 1))
             engine = self.engine(extra=attach, specs=specs, pipeline=2, ranks=2, blocks=64)
@@ -48,7 +48,7 @@ class Ranks(Case):
             for rank in range(4):
                 self.assertEqual(engine.bytes(into[0][:4], rank), engine.bytes(tables[0], rank))
                 self.assertEqual(engine.bytes(into[1][2:4], rank), engine.bytes(tables[1][2:], rank))
-            # A slice of the last stage's windows is gone, and then one of its full attention.
+            # A slice of the last stage's windows is removed, and then one of its full attention.
             matched = lambda: engine.scheduler.get_num_new_matched_tokens(request, 0)[0] // TOKENS  # noqa: E731
             engine.store.remove(engine.workers[2]._work._keys[1][0].on_pages(hashes(4)[3:]))
             self.assertEqual(matched(), 3)
@@ -56,7 +56,7 @@ class Ranks(Case):
             self.assertEqual(matched(), 1)
             engine.close()
 
-    def test_another_way_to_divide_the_layers_or_the_tokens_finds_nothing(self):
+    def test_other_split_of_layers_or_tokens_finds_nothing(self):
         with self.process() as attach:
             self.filled(3, extra=attach, pipeline=2).close()
             request = Request("second", 3 * TOKENS + 1, hashes(3))
@@ -69,11 +69,11 @@ class Ranks(Case):
             self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (3 * TOKENS, True))
             engine.close()
 
-    def test_a_stage_without_a_part_of_a_page_is_refused(self):
-        with self.process() as attach, self.assertRaisesRegex(ValueError, "no layer of the model's group 1.*--pipeline-parallel-size"):
+    def test_stage_without_part_of_page_is_refused(self):
+        with self.process() as attach, self.assertRaisesRegex(ValueError, "no layer of cache group 1.*--pipeline-parallel-size"):
             self.engine(extra=attach, specs=(FULL, window(9)), pipeline=2, without=(1, 1))
 
-    def test_a_block_of_which_each_rank_has_some_tokens_is_of_all_their_tokens(self):
+    def test_context_parallel_block_covers_tokens_of_all_ranks(self):
         with self.process() as attach:
             sharded = (Spec(TOKENS, dcp_sharded=True),)
             engine = self.engine(extra=attach, specs=sharded, ranks=4, context=2)
@@ -85,7 +85,7 @@ class Ranks(Case):
                 ["rank.tp0of4.dcp0of2", "rank.tp1of4.dcp1of2", "rank.tp2of4.dcp0of2", "rank.tp3of4.dcp1of2"],
             )
             was = [engine.bytes([1, 2, 3], rank) for rank in range(4)]
-            # Its last block is not whole: one token is missing.
+            # Its last block is not complete: one token is missing.
             short = engine.scheduler.get_num_new_matched_tokens(Request("short", 3 * long, hashes(3)), 0)
             self.assertEqual(short, (2 * long, True))
             second = Request("second", 3 * long + 1, hashes(3))

@@ -1,4 +1,5 @@
-"""Saves of the connector beside the computation (`save_async`), over stand-ins for vLLM: nothing that is still read is overwritten."""
+"""Asynchronous saves of the connector (`save_async`), with stand-ins for vLLM: no block is
+overwritten while it is still read."""
 
 import unittest
 
@@ -7,7 +8,7 @@ from vllm_stand_ins import Blocks, Output, Request
 
 
 class Waiting:
-    """A save that has not begun, and begins when somebody waits for it or for one behind it."""
+    """A save that starts only when it, or a later one, is waited for."""
 
     def __init__(self, thread, body, arguments):
         self._thread, self._body, self._arguments, self._done = thread, body, arguments, False
@@ -25,7 +26,7 @@ class Waiting:
 
 
 class Slow:
-    """A thread that does nothing until somebody waits for it."""
+    """A thread that runs jobs only when they are waited for."""
 
     def __init__(self):
         self.waiting = []
@@ -45,7 +46,7 @@ class Slow:
 
 class Saves(Case):
     def slow(self, extra=None, **different):
-        """An engine whose saves end when they have to."""
+        """An engine whose saves end as late as possible."""
         engine = self.engine(extra or self.extra(save_async=True), blocks=128, **different)
         for worker in engine.workers:
             worker._work._saving._thread.shutdown(wait=True)
@@ -56,7 +57,8 @@ class Saves(Case):
         return len(engine.workers[0]._work._saving._thread.waiting)
 
     def computed(self, engine, name, ids, of="prompt", **more):
-        """A request that computes these blocks: in each its number, and what the prompt is."""
+        """A request that computes these blocks; each block contains its number and the prompt's
+        name."""
         tables = ids if isinstance(ids, tuple) else (ids,)
         request = Request(name, len(tables[0]) * TOKENS, hashes(len(tables[0]), of))
         engine.scheduler.update_state_after_alloc(request, Blocks(*tables), 0)
@@ -64,26 +66,26 @@ class Saves(Case):
         return request
 
     def stored(self, engine, ids, into, of="prompt"):
-        """What the store has of pages that were in blocks `ids`, read into others."""
+        """The stored pages that were in blocks `ids`, read into other blocks."""
         request = Request("reading", len(into) * TOKENS + 1, hashes(len(into), of))
         self.assertEqual(engine.answer(request, [*into, 127], {}), len(into) * TOKENS)
         return engine.bytes(into)
 
-    def test_a_step_does_not_wait_for_what_it_saved(self):
+    def test_step_does_not_wait_for_save(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2, 3])
         self.assertEqual((engine.store.exists(engine.keys(hashes(3))), self.waiting(engine)), ([False] * 3, 2))
-        # Nor does one that has other blocks.
+        # Nor does one with other blocks.
         self.computed(engine, "second", [4, 5], "another")
         self.assertEqual(self.waiting(engine), 4)
         engine.workers[0]._work._saving.end()
         self.assertEqual(engine.store.exists(engine.keys(hashes(3))), [True] * 3)
-        # What is stored is reported when it is.
+        # Stored pages are reported when they are stored.
         engine.scheduler._plans._missed.add((0, name) for name in hashes(3))
         engine.step(Output())
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(Request("third", 3 * TOKENS + 1, hashes(3)), 0)[0], 3 * TOKENS)
 
-    def test_a_block_is_given_to_a_new_request_when_it_is_saved(self):
+    def test_block_is_given_to_new_request_after_save(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2, 3])
         was = engine.bytes([1, 2, 3])
@@ -91,7 +93,7 @@ class Saves(Case):
         self.assertNotEqual(engine.bytes([3]), was[2:])
         self.assertEqual(self.stored(engine, [1, 2, 3], [11, 12, 13]), was)
 
-    def test_a_block_is_given_to_a_running_request_when_it_is_saved(self):
+    def test_block_is_given_to_running_request_after_save(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2, 3])
         was = engine.bytes([1, 2, 3])
@@ -101,8 +103,8 @@ class Saves(Case):
         engine.step(engine.again(running, TOKENS, TOKENS, more=[2]), {2: 99})
         self.assertEqual(self.stored(engine, [1, 2, 3], [11, 12, 13]), was)
 
-    def test_a_block_that_a_load_goes_into_is_saved_first(self):
-        # Within a step, and in threads.
+    def test_block_is_saved_before_load_into_it(self):
+        # Within a step, and on threads.
         for specs, ids in (((FULL,), ([1, 2, 3],)), ((FULL, window(TOKENS + 1)), ([1, 2, 3], [4, 5, 6]))):
             engine = self.slow(specs=specs, engine=str(len(specs)), model=str(len(specs)))
             flat = [block for table in ids for block in table]
@@ -110,7 +112,7 @@ class Saves(Case):
             engine.workers[0]._work._saving.end()
             self.computed(engine, "first", ids)
             was = engine.bytes(flat)
-            # It is loaded where the first one was, whose blocks were freed.
+            # It is loaded into the blocks of the first one, which were freed.
             early = Request("again", 3 * TOKENS + 1, hashes(3, "early"))
             self.assertEqual(engine.answer(early, ids, {}), 3 * TOKENS)
             self.assertNotEqual(engine.bytes([2, 3]), was[1:3])
@@ -120,20 +122,20 @@ class Saves(Case):
             self.assertEqual(engine.bytes(into[0]), was[:3])
             engine.close()
 
-    def test_blocks_that_are_computed_again_are_saved_first(self):
+    def test_blocks_are_saved_before_recomputation(self):
         engine = self.slow()
         self.computed(engine, "early", [1, 2])
         engine.workers[0]._work._saving.end()
         request, ids = Request("first", 4 * TOKENS, hashes(4)), [11, 12, 13, 14]
         self.assertEqual(engine.begin(request, ids), (2 * TOKENS, False))
         engine.store.remove(engine.keys(hashes(2)[1:]))
-        # Another request's save of what they share is under way when the load fails.
+        # A save of a shared block by another request is in progress when the load fails.
         with self.assertLogs("pagelith.vllm.worker", "WARNING"):
             engine.step(engine.new(request, ids, 2 * TOKENS), {13: 9, 14: 9})
         shared = self.computed(engine, "sharing", [21], "another")
         self.assertGreater(self.waiting(engine), 0)
         was = engine.bytes([21])
-        # vLLM gives no block to anybody in the step that computes anew.
+        # vLLM reassigns no block in the step that recomputes.
         again = engine.again(request, TOKENS, 3 * TOKENS)
         engine.step(again, {12: 12, 13: 13, 14: 14, 21: 99})
         engine.workers[0]._work._saving.end()
@@ -141,18 +143,18 @@ class Saves(Case):
         self.assertEqual(self.stored(engine, [21], [31], "another"), was)
         self.assertEqual(shared.num_tokens, TOKENS)
 
-    def test_what_is_on_its_way_at_the_end_is_stored(self):
+    def test_saves_in_progress_at_shutdown_are_stored(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2, 3])
         engine.close()
         again = self.engine(self.extra(), blocks=128)
         self.assertEqual(again.store.exists(again.keys(hashes(3))), [True] * 3)
 
-    def test_a_reset_is_of_what_was_on_its_way_too(self):
+    def test_reset_covers_saves_in_progress(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2, 3])
         self.assertTrue(engine.scheduler.reset_cache())
-        # It comes into the store when the reset is over, of itself or because a step has to wait for it.
+        # It is stored after the reset, by itself or because a step must wait for it.
         engine.step(Output())
         engine.workers[0]._work._saving.end()
         self.assertEqual(engine.store.exists(engine.keys(hashes(3))), [False] * 3)
@@ -164,19 +166,19 @@ class Saves(Case):
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(asked, 0), (0, False))
         engine.step(Output())
         self.assertEqual(engine.store.exists(engine.keys(hashes(3))), [False] * 3)
-        # What is stored since is found.
+        # Pages stored since are found.
         self.computed(engine, "third", [4, 5, 6])
         engine.workers[0]._work._saving.end()
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(asked, 0), (3 * TOKENS, False))
 
-    def test_memory_for_copies_is_used_again_when_it_is_no_longer_read(self):
+    def test_copy_memory_is_reused_after_save(self):
         engine = self.slow()
         work = engine.workers[0]._work
         length = len(engine.caches[0][0].block(0))
         made = bytearray(2 * length)
 
         class Copies:
-            """Memory for one object, through which those of a device's blocks go."""
+            """Memory for one object, through which a device's blocks are copied."""
 
             copies, at_once = True, 1
 
@@ -192,22 +194,22 @@ class Saves(Case):
                     for at, place in enumerate(cache.at(objects[0].blocks[0])):
                         cache.memory[place] = made[n * length + at]
 
-        own, work._own = work._own, Copies()
+        own, work._save_memory = work._save_memory, Copies()
         self.computed(engine, "first", [1, 2, 3])
         was = engine.bytes([1, 2, 3])
-        # Blocks are vLLM's again at once: nobody waits for them.
+        # The blocks are vLLM's again at once, without a wait.
         waiting = self.waiting(engine)
         self.computed(engine, "second", [1, 2], "another")
         self.assertGreater(waiting, 0)
-        # A load goes through it while the last save still reads it.
+        # A load uses the copy memory while the last save still reads it.
         self.assertEqual(self.stored(engine, [1], [11]), was[:1])
         self.assertGreater(self.waiting(engine), 0)
         work._saving.end()
-        work._own = own
+        work._save_memory = own
         self.assertEqual(self.stored(engine, [1, 2, 3], [21, 22, 23]), was)
         self.assertEqual(self.stored(engine, [1, 2], [31, 32], "another"), engine.bytes([1, 2]))
 
-    def test_a_save_that_failed_is_said(self):
+    def test_failed_save_is_logged(self):
         engine = self.slow()
         self.computed(engine, "first", [1, 2])
         engine.store.close()
@@ -215,7 +217,7 @@ class Saves(Case):
             engine.workers[0]._work._saving.end()
         self.assertIsNone(engine.workers[0].build_connector_worker_meta())
 
-    def test_where_vllm_zeroes_blocks_before_it_asks_it_is_refused(self):
+    def test_asynchronous_saves_with_zeroed_blocks_are_refused(self):
         with self.assertRaisesRegex(ValueError, "'save_async' is true.*leave it out"):
             self.engine(self.extra(save_async=True), zeroing=True)
 

@@ -1,5 +1,6 @@
-"""The connector with recurrent states beside attention (vLLM's Mamba groups), over stand-ins for vLLM: which states are stored, and from where a
-prefix is gone on. Under vLLM itself: `python/clients/`.
+"""The connector with recurrent states and attention (vLLM's Mamba groups), with stand-ins for vLLM:
+which states are stored, and where a prefix is continued. Tests under vLLM itself are in
+`python/clients/`.
 """
 
 import random
@@ -10,7 +11,7 @@ from vllm_engine import FULL, TOKENS, Case, hashes, window
 from vllm_stand_ins import Blocks, Output, Request, Spec
 
 STATE = Spec(TOKENS, "mamba")
-# As vLLM orders them: groups of states first.
+# In vLLM's order: groups of states first.
 HYBRID = (STATE, STATE, FULL)
 
 
@@ -19,11 +20,12 @@ class States(Case):
         return self.engine(specs=different.pop("specs", HYBRID), blocks=128, **different)
 
     def computed(self, engine, pages, steps, of="prompt", name="first", start=1):
-        """A request computes so many pages, in steps that end behind these; the blocks in which it left its states, by step and group."""
+        """A request computes these pages, in steps that end after `steps`; returns the blocks in
+        which it left its states, by step and group."""
         request, at = Request(name, pages * TOKENS, hashes(pages, of)), start + pages
         table, states, left, done = list(range(start, at)), ([], []), [], 0
         for end in steps:
-            # What is before the step's last block is nobody's, and the state before moves on.
+            # Blocks before the step's last one are unused, and the earlier state moves on.
             for group in states:
                 group += [0] * (end - 1 - len(group)) + [at]
                 at += 1
@@ -42,7 +44,8 @@ class States(Case):
         return request, table, left
 
     def tables(self, pages, stop, start=60):
-        """Of one who goes on behind `stop` pages: of states the last block alone."""
+        """The tables of a request that continues after `stop` pages: for states only the last
+        block."""
         states = [[0] * (stop - 1) + [start + 20 + n] for n in range(2)]
         return (*states, list(range(start, start + pages)))
 
@@ -52,7 +55,7 @@ class States(Case):
     def matched(self, engine, pages, of="prompt"):
         return engine.scheduler.get_num_new_matched_tokens(Request("asking", pages * TOKENS + 1, hashes(pages, of)), 0)[0] // TOKENS
 
-    def test_the_next_process_goes_on_from_the_last_state_that_is_there(self):
+    def test_next_process_continues_from_last_stored_state(self):
         first = self.hybrid()
         _, table, left = self.computed(first, 9, [4, 8])
         self.assertEqual([(pool.groups, pool.pages) for pool in first.scheduler._pools.each], [((2,), None), ((0, 1), 1)])
@@ -69,15 +72,15 @@ class States(Case):
         self.assertEqual(engine.bytes([tables[0][7], tables[1][7]]), states)
         self.assertEqual(engine.bytes([0]), null)
 
-    def test_a_state_is_stored_in_the_step_that_hands_it_over_and_out_of_no_table(self):
+    def test_state_is_stored_in_its_step_and_not_from_tables(self):
         engine = self.hybrid()
         request, table = Request("first", 2 * TOKENS, hashes(2)), [1, 2]
         engine.scheduler.update_state_after_alloc(request, Blocks([11], [12], table), 0)
-        # In the middle of the second page: the tables' last blocks are moving states.
+        # In the middle of the second page: the last blocks of the tables are moving states.
         engine.step(engine.new(request, ([11], [12], table), 0, TOKENS), {1: 1, 11: 11, 12: 12})
         engine.step(engine.again(request, TOKENS, 2, more=([21], [22], [])), {2: 2, 21: 21, 22: 22})
         self.assertEqual([self.pages_here(engine, 2, pool) for pool in (0, 1)], [[True, False], [False, False]])
-        # Blocks that are in no table: those are vLLM's to say.
+        # Blocks that are in no table: vLLM reports those.
         engine.step(engine.again(request, TOKENS + 2, 2), {2: 5, 31: 31, 32: 32}, {"first": [(0, 31, 2 * TOKENS), (1, 32, 2 * TOKENS)]})
         self.assertEqual([self.pages_here(engine, 2, pool) for pool in (0, 1)], [[True, True], [False, True]])
         into = self.tables(3, 2)
@@ -85,7 +88,7 @@ class States(Case):
         engine.step(Output())
         self.assertEqual(engine.bytes([into[0][1], into[1][1]]), engine.bytes([31, 32]))
 
-    def test_a_state_of_some_groups_or_within_a_page_is_none_to_go_on_from(self):
+    def test_state_of_some_groups_or_within_page_is_not_stored(self):
         engine = self.hybrid(hash_tokens=2)
         prompt = hashes(4)
         request, table = Request("first", 2 * TOKENS, prompt), [1, 2]
@@ -95,7 +98,7 @@ class States(Case):
         here = lambda pool: engine.store.exists(engine.keys(prompt, pool))  # noqa: E731
         self.assertEqual((here(0), here(1)), ([False, True, False, True], [False] * 4))
 
-    def test_a_prefix_ends_where_there_is_a_state_and_all_before_it(self):
+    def test_prefix_ends_at_state_with_complete_prefix(self):
         engine, count, some, found = self.hybrid(), 8, random.Random(3), set()
         self.computed(engine, count, range(1, count + 1))
         prompt = hashes(count)
@@ -110,7 +113,7 @@ class States(Case):
             self.assertEqual([self.pages_here(engine, count, pool) for pool in (0, 1)], [[True] * count] * 2)
         self.assertGreater(len(found), 6)
 
-    def test_a_state_that_could_not_be_read_is_found_no_more_until_it_is_stored_again(self):
+    def test_unreadable_state_is_a_miss_until_stored_again(self):
         engine = self.hybrid()
         self.computed(engine, 8, [4, 8])
         request, tables = Request("second", 8 * TOKENS + 1, hashes(8)), self.tables(9, 8)
@@ -119,19 +122,20 @@ class States(Case):
         with self.assertLogs("pagelith.vllm.worker", "WARNING"):
             told = engine.step(Output())
         self.assertEqual((told.failed_requests, told.failed), ({"second"}, set()))
-        # What was read in time is still there, and another one stored the state meanwhile, which it was not told to.
+        # States that were read in time are still stored, and another process stored the missing
+        # state meanwhile, unreported.
         self.assertEqual(self.matched(engine, 8), 4)
         self.computed(engine, 8, [8], name="third", start=40)
         self.assertEqual(self.matched(engine, 8), 8)
 
-    def test_a_state_goes_with_its_page_and_the_page_stays_without_it(self):
+    def test_state_is_removed_with_page_but_not_vice_versa(self):
         engine = self.hybrid()
         self.computed(engine, 3, [1, 2, 3])
         engine.store.remove(engine.keys(hashes(1)))
         engine.store.remove(engine.keys(hashes(3)[2:], 1))
         self.assertEqual([self.pages_here(engine, 3, pool) for pool in (0, 1)], [[False, True, True], [False, True, False]])
 
-    def test_a_model_of_states_alone(self):
+    def test_model_with_states_only_works(self):
         engine = self.engine(specs=(STATE,), blocks=64)
         request = Request("first", 3 * TOKENS, hashes(3))
         engine.scheduler.update_state_after_alloc(request, Blocks([0, 0, 5]), 0)
@@ -142,7 +146,7 @@ class States(Case):
         self.assertEqual(engine.step(Output()).failed_requests, set())
         self.assertEqual(engine.bytes([9]), engine.bytes([5]))
 
-    def test_every_rank_has_its_part_of_a_state(self):
+    def test_state_needs_parts_of_every_rank(self):
         with self.process() as attach:
             engine = self.hybrid(extra=attach, ranks=2)
             _, _, left = self.computed(engine, 4, [4])
@@ -155,7 +159,7 @@ class States(Case):
             self.assertEqual(self.matched(engine, 4), 0)
             engine.close()
 
-    def test_states_of_another_form_are_not_found(self):
+    def test_states_of_other_shape_are_not_found(self):
         engine = self.hybrid()
         self.computed(engine, 2, [2])
         engine.close()
@@ -169,21 +173,21 @@ class States(Case):
                 engine.close()
         self.assertEqual(self.matched(self.hybrid(), 2), 2)
 
-    def test_what_is_wrong_is_said_at_the_start(self):
+    def test_invalid_configuration_is_refused_at_start(self):
         for wrong, words in (
             ({"specs": (Spec(TOKENS, "mamba", mamba_cache_mode="none"), FULL)}, "--enable-prefix-caching"),
-            ({"specs": (STATE, Spec(2 * TOKENS))}, "states? has blocks of 4 tokens, and 8 are whole"),
-            ({"specs": (Spec(TOKENS, "mamba", num_speculative_blocks=2), FULL)}, "leave --speculative-config out"),
-            ({"guesses": object()}, "leave --speculative-config out"),
-            ({"replays": True}, "--use-replayssm out"),
+            ({"specs": (STATE, Spec(2 * TOKENS))}, "state has blocks of 4 tokens, but blocks of all groups end together every 8 tokens"),
+            ({"specs": (Spec(TOKENS, "mamba", num_speculative_blocks=2), FULL)}, "remove --speculative-config"),
+            ({"guesses": object()}, "remove --speculative-config"),
+            ({"replays": True}, "remove --use-replayssm"),
             ({"extra": self.extra(load_async=False)}, "'load_async' is false"),
-            # Whether vLLM zeroes new blocks or not.
-            ({"extra": self.extra(save_async=True), "zeroing": True}, "'save_async' is true, and a recurrent state"),
-            ({"extra": self.extra(save_async=True)}, "'save_async' is true, and a recurrent state"),
+            # Whether or not vLLM zeroes new blocks.
+            ({"extra": self.extra(save_async=True), "zeroing": True}, "'save_async' is true, but the next step"),
+            ({"extra": self.extra(save_async=True)}, "'save_async' is true, but the next step"),
         ):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.hybrid(**wrong)
-        # Of a model without recurrent layers that is nobody's business.
+        # Irrelevant for a model without recurrent layers.
         self.hybrid(specs=(FULL,), guesses=types.SimpleNamespace(method="ngram", draft_model_config=None)).close()
 
 

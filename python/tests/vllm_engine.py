@@ -1,4 +1,5 @@
-"""As much of a vLLM engine as the connector sees, over stand-ins: its scheduler's connector, those of its workers, and their caches."""
+"""The part of a vLLM engine that the connector sees, with stand-ins: its scheduler's connector, its
+workers' connectors, and their caches."""
 
 import contextlib
 import copy
@@ -17,7 +18,7 @@ from pagelith.vllm import PagelithConnector
 # Tokens of a block.
 TOKENS = 4
 FULL = Spec(TOKENS)
-# What of the model's configuration a test may change.
+# Fields of the model's configuration that a test may change.
 OF_A_MODEL = ("quantization", "revision", "code_revision", "max_model_len", "commit", "dtype")
 
 
@@ -30,12 +31,12 @@ def hashes(count, of="prompt"):
 
 
 def tables_of(ids):
-    """A table of each group; one list is that of the only one."""
+    """A table per group; a single list is the table of the only group."""
     return [list(of) for of in ids] if isinstance(ids, tuple) else [list(ids)]
 
 
 class AtOnce:
-    """Threads of which each has ended when it was begun."""
+    """An executor whose jobs have ended when they are submitted."""
 
     def submit(self, body, *arguments):
         body(*arguments)
@@ -45,7 +46,7 @@ class AtOnce:
 
 
 class Engine:
-    """An engine whose groups of caches have these specifications."""
+    """An engine whose cache groups have these specifications."""
 
     def __init__(self, extra, blocks=64, ranks=1, specs=(FULL,), role="kv_both", **different):
         self.blocks = blocks
@@ -56,7 +57,7 @@ class Engine:
             kv_cache_groups=groups, num_blocks=blocks, hash_block_size=different.get("hash_tokens"),
             needs_kv_cache_zeroing=different.get("zeroing", False),
         )
-        # Ranks are first of all tensor-parallel ones, and then stages.
+        # Tensor-parallel ranks are the inner axis, stages the outer one.
         self.stages = different.get("pipeline", 1)
         ranks *= self.stages
         self.extra, self.ranks, self.role, self.different = extra, ranks, role, different
@@ -72,7 +73,7 @@ class Engine:
         self.scheduler.set_xfer_handshake_metadata_pp_aware(told)
 
     def worker(self, rank):
-        # Of each stage its own layers.
+        # The layers of each stage.
         stage = rank * self.stages // self.ranks
         self.layers = [[f"stage.{stage}{self.different.get('split', '')}.{name}" for name in names] for names in self.all_layers] if self.stages > 1 else self.all_layers
         cache_config = copy.copy(self.cache_config)
@@ -86,7 +87,7 @@ class Engine:
             worker._work._threads.shutdown(wait=True)
             worker._work._threads = AtOnce()
         shape, order = self.different.get("shape", (self.blocks, 2, TOKENS, 8)), self.different.get("order", (0, 1, 2, 3))
-        # Groups lie over one another, as vLLM's do: a block is one group's at a time.
+        # Groups share memory, as in vLLM: a block belongs to one group at a time.
         caches = [Cache(shape, order) for _ in range(2)]
         self.caches.append(caches)
         worker.register_kv_caches({name: cache for names in self.layers for name, cache in zip(names, caches)})
@@ -134,26 +135,27 @@ class Engine:
         for connector in (*self.workers, self.scheduler):
             connector.shutdown()
 
-    # What vLLM does in a step.
+    # The steps of vLLM.
 
     def begin(self, request, ids, local=0):
-        """Look up and allocate: tokens that come from outside."""
+        """Look up and allocate; returns the number of external tokens."""
         found, later = self.scheduler.get_num_new_matched_tokens(request, local)
         self.scheduler.update_state_after_alloc(request, Blocks(*tables_of(ids)), found)
         return found, later
 
     def new(self, request, ids, computed, scheduled=None):
-        """The step in which a request is scheduled first."""
+        """The step in which a request is first scheduled."""
         scheduled = request.num_tokens - computed if scheduled is None else scheduled
         return Output([New(request.request_id, tuple(tables_of(ids)), computed)], num_scheduled_tokens={request.request_id: scheduled})
 
     def again(self, request, computed, scheduled, more=None):
-        """A step of a request that has its blocks, and gets these."""
+        """A later step of a request, with these new blocks."""
         cached = Cached([request.request_id], set(), [more if more is None else tuple(tables_of(more))], [computed])
         return Output(scheduled_cached_reqs=cached, num_scheduled_tokens={request.request_id: scheduled})
 
     def step(self, output, compute=None, states=None):
-        """Run a step on all workers: what was reported of it. Of which request, group and block the state behind so many tokens lies still at its end."""
+        """Run a step on all workers; returns their report. `states`: by request, the group, block
+        and number of tokens of each state that is stable at its end."""
         for new in output.scheduled_new_reqs:
             self.tables[new.req_id] = tables_of(new.block_ids)
         cached = output.scheduled_cached_reqs
@@ -179,7 +181,7 @@ class Engine:
         return types.SimpleNamespace(failed=failed, ended=ended, failed_requests=failed_requests)
 
     def answer(self, request, ids, compute, local=0):
-        """Look up, load, compute the rest, store: tokens that came from outside."""
+        """Look up, load, compute the rest, and store; returns the number of external tokens."""
         found, later = self.begin(request, ids, local)
         self.loaded = self.step(Output()) if later else None
         self.last = self.step(self.new(request, ids, local + found), compute)
@@ -220,7 +222,7 @@ class Case(unittest.TestCase):
 
     @contextlib.contextmanager
     def process(self, kept=0):
-        """A store process that keeps so many events, as who attaches to it says."""
+        """A store process that keeps `kept` events, and the settings to attach to it."""
         if "STORE_PROGRAM" not in os.environ:
             print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
             self.skipTest("no STORE_PROGRAM")

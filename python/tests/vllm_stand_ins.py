@@ -1,4 +1,5 @@
-"""Stand-ins for the few classes of vLLM that `pagelith.vllm` uses, so that it is shown wherever the wheel is built."""
+"""Stand-ins for the classes of vLLM that `pagelith.vllm` uses, so that it is tested wherever the
+wheel is built."""
 
 import enum
 import sys
@@ -20,7 +21,7 @@ for package in (
 ):
     stand_in(package)
 
-# Of what a model is.
+# The model's configuration.
 
 stand_in("vllm", __version__="0.33.0")
 platform = types.SimpleNamespace(device_type="cuda", get_device_capability=lambda: "9.0", get_device_name=lambda: "a GPU")
@@ -28,7 +29,7 @@ stand_in("vllm.platforms", current_platform=platform)
 
 
 def model_config(**different):
-    """vLLM's configuration of a model of the Hub, as far as it is looked at."""
+    """vLLM's configuration of a Hub model, with the fields that are read."""
     hf = {"architectures": ["Llama"], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, **different.pop("hf", {})}
     known = dict(
         model="a/model", model_weights="", dtype="bf16", revision=None, code_revision=None, quantization=None, quantization_config=None,
@@ -55,7 +56,7 @@ def vllm_config(model=None, load=None, cache=None, **different):
     return types.SimpleNamespace(**{**known, **different})
 
 
-# Of the tiered offloading.
+# Tiered offloading.
 
 
 class SecondaryTierManager:
@@ -66,7 +67,7 @@ class SecondaryTierManager:
 
 
 class AsyncLookupManager:
-    """vLLM's, without its thread: answers come with `flush`."""
+    """vLLM's class, without its thread: results are available after `flush`."""
 
     def __init__(self, tier_type):
         self.answers, self.asked = {}, []
@@ -118,7 +119,7 @@ stand_in(
 stand_in("vllm.v1.kv_offload.tiering.base", JobResult=JobResult, SecondaryTierManager=SecondaryTierManager)
 stand_in("vllm.v1.kv_offload.tiering.async_lookup", AsyncLookupManager=AsyncLookupManager)
 
-# Of connectors.
+# Connectors.
 
 KVConnectorRole = enum.Enum("KVConnectorRole", ["SCHEDULER", "WORKER"])
 
@@ -154,7 +155,7 @@ stand_in(
 
 
 class OffloadingConnector(KVConnectorBase_V1):
-    """vLLM's, which reads its configuration when it is made."""
+    """vLLM's class, which reads its configuration when it is created."""
 
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
@@ -212,7 +213,8 @@ stand_in("vllm.v1.core.kv_cache_utils", maybe_convert_block_hash=lambda name: na
 
 
 class Cache:
-    """A tensor of bytes in host memory, with vLLM's shape [blocks, heads, tokens, content] over any order of axes."""
+    """A tensor of bytes in host memory, with vLLM's shape [blocks, heads, tokens, content] over any
+    order of axes."""
 
     def __init__(self, shape, order=(0, 1, 2, 3), device="cpu"):
         self.shape, self.dtype, self.device = shape, "int8", types.SimpleNamespace(type=device)
@@ -232,7 +234,7 @@ class Cache:
         return self._address
 
     def at(self, block):
-        """Where the bytes of a block are."""
+        """The offsets of a block's bytes."""
         start, places = block * self._steps[0], [0]
         for size, step in zip(self.shape[1:], self._steps[1:]):
             places = [place + n * step for place in places for n in range(size)]
@@ -254,7 +256,7 @@ def address(memory):
 
 @dataclass
 class Request:
-    """What the connector looks at of a request."""
+    """The fields of a request that the connector reads."""
 
     request_id: str
     num_tokens: int

@@ -1,4 +1,4 @@
-//! A clock that moves only when it is told to.
+//! A clock that advances only when a test calls it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,23 +16,23 @@ impl SimClock {
         SimClock::default()
     }
 
-    /// Move forward by `d`; saturates at the end of time.
+    /// Advances by `d`; saturates at `u64::MAX` ns.
     pub fn advance(&self, d: Duration) {
         self.advance_to(self.now().after(d));
     }
 
-    /// Move forward to `to`; nothing happens if that is past already.
+    /// Advances to `to`; does nothing if `to` is in the past.
     pub fn advance_to(&self, to: Mono) {
         self.0.fetch_max(to.0, Ordering::SeqCst);
     }
 
-    /// Set the time.
+    /// Sets the time.
     ///
     /// # Panics
-    /// If `to` is earlier than now: a monotonic clock never goes back, so a test that wants it is wrong.
+    /// If `to` is earlier than now: a monotonic clock never goes back, so the test is wrong.
     pub fn set(&self, to: Mono) {
         let now = self.now();
-        assert!(to >= now, "a monotonic clock was set back now_ns={} to_ns={}", now.0, to.0);
+        assert!(to >= now, "monotonic clock was set back now_ns={} to_ns={}", now.0, to.0);
         self.advance_to(to);
     }
 }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moves_only_forward_and_clones_share_it() {
+    fn clock_clones_share_time_and_never_go_back() {
         let clock = SimClock::new();
         let other = clock.clone();
         clock.advance(Duration::from_micros(3));
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "set back")]
-    fn setting_it_back_is_refused() {
+    fn clock_set_to_past_panics() {
         let clock = SimClock::new();
         clock.set(Mono(2));
         clock.set(Mono(1));

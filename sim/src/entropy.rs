@@ -4,14 +4,14 @@ use std::sync::{Mutex, PoisonError};
 
 use pagelith_io::entropy::Entropy;
 
-/// SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014), with
-/// the constants of Vigna's public-domain `splitmix64.c`. Any seed is a good seed, and the whole state is
-/// one number, so that it can be part of a snapshot.
+/// SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA
+/// 2014), with the constants of Vigna's public-domain `splitmix64.c`. Every seed is a good seed.
+/// The whole state is one number, so a snapshot can contain it.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The generator of `seed`.
+    /// A generator seeded with `seed`.
     pub fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }
@@ -24,7 +24,8 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, near enough to uniform for the small `n` of a simulation; 0 if `n` is 0.
+    /// A number below `n`, close enough to uniform for the small `n` of a simulation; 0 if `n` is
+    /// 0.
     pub fn below(&mut self, n: u64) -> u64 {
         // The high half of a 128-bit product (Lemire 2019, without the rejection step).
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
@@ -35,7 +36,7 @@ impl SplitMix64 {
         n != 0 && self.below(n) == 0
     }
 
-    /// Fill `out` with random bytes.
+    /// Fills `out` with random bytes.
     pub fn fill(&mut self, out: &mut [u8]) {
         for chunk in out.chunks_mut(8) {
             let bytes = self.next_u64().to_le_bytes();
@@ -43,7 +44,7 @@ impl SplitMix64 {
         }
     }
 
-    /// Put `items` in a random order (Fisher and Yates).
+    /// Shuffles `items` (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);
@@ -56,12 +57,12 @@ impl SplitMix64 {
 pub struct SimEntropy(Mutex<SplitMix64>);
 
 impl SimEntropy {
-    /// The source of `seed`.
+    /// A source seeded with `seed`.
     pub fn new(seed: u64) -> SimEntropy {
         SimEntropy(Mutex::new(SplitMix64::new(seed)))
     }
 
-    /// Sixty-four random bits, for seeds of other parts of a simulation.
+    /// Sixty-four random bits, to seed other parts of a simulation.
     pub fn next_u64(&self) -> u64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).next_u64()
     }
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matches_the_reference_generator() {
+    fn splitmix64_matches_reference_outputs() {
         // The first outputs of splitmix64.c for seed 1234567, as Rosetta Code lists them.
         let mut rng = SplitMix64::new(1_234_567);
         assert_eq!(
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn one_seed_gives_one_sequence() {
+    fn entropy_same_seed_gives_same_bytes() {
         let (a, b, c) = (SimEntropy::new(1), SimEntropy::new(1), SimEntropy::new(2));
         let first = a.bytes16();
         assert_eq!(first, b.bytes16());
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_stay_below_their_bound_and_reach_it() {
+    fn below_draws_cover_whole_range() {
         let mut rng = SplitMix64::new(3);
         let mut seen = [0u32; 5];
         for _ in 0..1000 {

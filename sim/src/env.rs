@@ -1,4 +1,4 @@
-//! A whole simulated machine: disk, clock, randomness and scheduler from one seed.
+//! A simulated machine: disk, clock, randomness and scheduler from one seed.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,17 +10,18 @@ use crate::disk::{CrashMode, SimDisk};
 use crate::entropy::{SimEntropy, SplitMix64};
 use crate::runtime::SimRuntime;
 
-/// The machine. Its parts are public: tests reach in for faults, time and logs.
+/// The machine. Its parts are public, so that tests can inject faults, advance time and read logs.
 pub struct SimWorld {
     /// The disk; survives crashes.
     pub disk: SimDisk,
-    /// Time; runs on through crashes.
+    /// Time; crashes do not reset it.
     pub clock: SimClock,
-    /// Randomness of all processes; runs on through crashes.
+    /// Randomness of all processes; crashes do not reset it.
     pub entropy: Arc<SimEntropy>,
-    /// The scheduler, as a process of its own: use it to step tasks and pass time from a test.
+    /// The scheduler, as a process of its own: tests use it to step tasks and to advance time.
     pub runtime: SimRuntime,
-    /// Seeds of crashes, apart from `entropy`, so that what a store draws does not change how it crashes.
+    /// Seeds of crashes. Separate from `entropy`, so that a store's draws do not change how it
+    /// crashes.
     crashes: Mutex<SplitMix64>,
 }
 
@@ -43,7 +44,7 @@ impl SimWorld {
         }
     }
 
-    /// What a store of a new process is opened with.
+    /// The environment that a store of a new process is opened with.
     pub fn env(&self) -> Env {
         Env {
             disk: Some(self.disk.connect()),
@@ -53,24 +54,24 @@ impl SimWorld {
         }
     }
 
-    /// Crash the machine by a seed of this world's: every process made by [`SimWorld::env`] ends, and the disk
-    /// is left as `mode` says. What is left of a store in the test's hands may be dropped later: it
-    /// changes nothing any more.
+    /// Crashes the machine with a seed of this world: every process made by [`SimWorld::env`] ends,
+    /// and the disk is left as `mode` says. The test may drop the remains of a store later; that
+    /// changes nothing.
     pub fn crash(&self, mode: CrashMode) {
         let seed = self.crashes.lock().unwrap_or_else(PoisonError::into_inner).next_u64();
         self.crash_seeded(mode, seed);
     }
 
-    /// As [`SimWorld::crash`], with the crash's own seed.
+    /// Like [`SimWorld::crash`], with an explicit seed.
     pub fn crash_seeded(&self, mode: CrashMode, seed: u64) {
-        // The disk first: dropping tasks runs their code, which must find its process dead already.
+        // The disk first: dropping tasks runs their code, which must find its process already dead.
         self.disk.crash(mode, seed);
         self.runtime.kill_others();
     }
 }
 
 impl Drop for SimWorld {
-    /// Tasks usually hold the runtime that holds them; this breaks the circle.
+    /// Tasks usually hold the runtime that holds them; this breaks the reference cycle.
     fn drop(&mut self) {
         self.runtime.kill_all();
     }
@@ -95,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// A store in miniature: writes block after block, syncing now and then, as often as its disk lets it.
+    /// A minimal store: writes block after block and syncs every eighth, until its disk refuses.
     struct Writer {
         queue: Box<dyn Queue>,
         file: FileId,
@@ -124,7 +125,7 @@ mod tests {
     }
 
     impl Drop for Writer {
-        /// The last thing a dying store may try; after a crash it must not reach the disk.
+        /// The last write that a dying store may try; after a crash it must not reach the disk.
         fn drop(&mut self) {
             let mut buf = AlignedBuf::new(4096).expect("memory");
             buf.fill(0xFF);
@@ -155,21 +156,21 @@ mod tests {
     }
 
     #[test]
-    fn one_seed_is_one_world() {
+    fn world_same_seed_gives_same_run() {
         for mode in [CrashMode::KeepAll, CrashMode::DropAll, CrashMode::Random] {
             for seed in 0..10 {
                 assert!(
                     run_of(seed, mode) == run_of(seed, mode),
-                    "two runs differ seed={seed} mode={mode:?}"
+                    "two runs of one seed differ seed={seed} mode={mode:?}"
                 );
             }
         }
         let ends: std::collections::BTreeSet<_> = (0..10).map(|s| run_of(s, CrashMode::Random).0).collect();
-        assert!(ends.len() > 5, "seeds hardly matter distinct={}", ends.len());
+        assert!(ends.len() > 5, "seeds give too few distinct ends distinct={}", ends.len());
     }
 
     #[test]
-    fn a_crash_ends_every_process_and_leaves_the_files() {
+    fn crash_ends_processes_and_keeps_files() {
         for mode in [CrashMode::KeepAll, CrashMode::DropAll] {
             let world = SimWorld::new(1);
             let env = start(&world);
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_finds_files_unlocked_and_its_work_runs() {
+    fn new_process_after_crash_opens_files_and_runs_tasks() {
         let world = SimWorld::new(1);
         let _dead = start(&world);
         world.crash(CrashMode::KeepAll);
@@ -205,7 +206,7 @@ mod tests {
         assert_eq!((signal.value(), next.clock.now()), (1, Mono(1_000)));
     }
 
-    /// Raises a signal, once.
+    /// Raises a signal once.
     struct Raiser(Signal);
 
     impl Task for Raiser {

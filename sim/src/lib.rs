@@ -1,7 +1,9 @@
-//! The simulated sides of Pagelith's seams: a disk that loses power, a clock that only tests move, seeded
-//! randomness, and a scheduler for background work, so that one seed replays a whole run.
+//! The simulated implementations of Pagelith's seams: a disk that loses power, a clock that only
+//! tests advance, seeded randomness, and a scheduler for background tasks. One seed replays a whole
+//! run.
 //!
-//! Nothing that ships depends on this crate. See `README.md` for what is modelled and how to replay a seed.
+//! No shipped crate depends on this crate. `README.md` describes the model and how to replay a
+//! seed.
 //!
 //! ```
 //! use std::time::Duration;

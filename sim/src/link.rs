@@ -1,21 +1,23 @@
-//! A network of one connection between two ends of a link, in one process and of one seed.
+//! A simulated network with one connection between two ends of a link, in one process, decided by
+//! one seed.
 //!
-//! Left alone it is what [`pagelith_transport::link`] promises: frames whole and in order, after a delay. Faults go
-//! beyond that promise, and what is built on links must bear them as misses: packets that are dropped, come twice, or
-//! are overtaken, as on a fabric that is defective or between connections; connections that break; ends that hear
-//! nothing any more and are not told; partitions, behind which everything is late.
+//! Without faults it keeps the promises of [`pagelith_transport::link`]: frames arrive whole and in
+//! order, after a delay. Faults go beyond those promises, and code built on links must treat them
+//! as misses. Packets are dropped, duplicated or overtaken, as on a defective fabric or between
+//! connections; connections break; ends receive nothing any more without notification; partitions
+//! delay everything.
 //!
-//! Ends of one host show each other bytes where they lie ([`Shares`]), as a link through shared memory does.
+//! Ends on one host pass bytes by reference ([`SimLink::sharing`]), as a link through shared memory does.
 //!
-//! Invariants: an end's memory is written by that end's `poll` alone, and only while it is exposed there; the same seed
-//! and the same calls give the same trace.
+//! Invariants: only an end's own `poll` writes its memory, and only while it is exposed there. The
+//! same seed and the same calls give the same trace.
 
 mod end;
-mod landing;
-mod owed;
+mod exposed;
+mod owed_outcomes;
 mod plant;
+mod reference_check;
 mod shares;
-mod watch;
 mod wire;
 
 #[cfg(test)]
@@ -37,60 +39,59 @@ use wire::Wire;
 
 pub use end::SimLink;
 pub use plant::Plant;
-pub use shares::Shares;
 
-/// How packets fare. A packet is a control frame, or at most [`PACKET_BYTES`] of bulk.
+/// Delays and fault rates of packets. A packet is a control frame, or at most [`PACKET_BYTES`] of
+/// bulk data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkFaults {
     /// Shortest delay of a packet.
     pub delay_min: Duration,
     /// Longest delay of a packet.
     pub delay_max: Duration,
-    /// So many of a million packets never arrive.
+    /// Packets of a million that never arrive.
     pub drop: u32,
-    /// So many of a million arrive twice.
+    /// Packets of a million that arrive twice.
     pub duplicate: u32,
-    /// So many of a million are overtaken by those behind them.
+    /// Packets of a million that later packets overtake.
     pub reorder: u32,
-    /// At so many of a million the connection breaks: nothing behind arrives, and both ends are told.
+    /// Packets of a million at which the connection breaks: no later packet arrives, and both ends
+    /// are notified.
     pub cut: u32,
-    /// Of so many of a million packets of bulk a bit is changed. Nothing but what verifies bytes notices.
+    /// Bulk packets of a million in which one bit is flipped. Only verification detects that.
     pub flip: u32,
-    /// Longest that a push waits before its bytes are looked at: the memory is the link's until then, as with a device that
+    /// Longest time between a push and the read of its memory. The link owns the memory until then,
+    /// as with a device that reads it by DMA.
     /// reads it by itself.
     pub hold_max: Duration,
 }
 
-/// What became of packets.
+/// Counters of packets and of violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fates {
+pub struct NetStats {
     /// Sent.
     pub packets: u64,
-    /// Of those, that never arrived: lost by chance, or sent over a connection that was broken.
+    /// Packets that never arrived: lost by chance, or sent over a broken connection.
     pub dropped: u64,
-    /// That came twice.
+    /// Packets that arrived twice.
     pub duplicated: u64,
-    /// That were overtaken.
+    /// Packets that were overtaken.
     pub reordered: u64,
-    /// That had a bit changed.
+    /// Packets with a flipped bit.
     pub flipped: u64,
-    /// That arrived at an end which had given their operation up, or was done with it.
+    /// Packets that arrived at an end that had given up or finished their operation.
     pub late: u64,
     /// Connections that broke.
     pub cuts: u64,
-    /// Stretches that were shown where they lie in memory.
+    /// Ranges passed by reference to memory.
     pub shown: u64,
-    /// Stretches that were lent where they lie in a file.
-    pub lent: u64,
-    /// Batches that a client copied without asking.
-    pub unasked: u64,
-    /// Of both, those that were looked at when they were shown no more.
+    /// Of `shown` and `lent`, ranges read after the reference was withdrawn.
     pub looked_late: u64,
     /// Requests of stores to their peers.
     pub questions: u64,
-    /// Of both, those that changed while they were shown, or are not what the outcome vouches for.
+    /// Of `shown` and `lent`, ranges that changed while referenced, or that do not match the
+    /// checksums of the outcome.
     pub broken: u64,
-    /// Requests that were cancelled and have no outcome, and outcomes that nobody is owed.
+    /// Cancelled requests without an outcome, and outcomes without a request.
     pub unowed: u64,
 }
 
@@ -105,13 +106,13 @@ impl Default for LinkFaults {
     }
 }
 
-/// The connection, seen from outside: where tests break it. Clones are the same connection.
+/// Controls the connection from outside, where tests break it. Clones control the same connection.
 #[derive(Clone)]
 pub struct SimNet(Arc<Mutex<Wire>>);
 
 impl SimNet {
-    /// A connection and its two ends, the client's first. Time is `clock`'s; waiting goes through `runtime`, so that the
-    /// tasks of the other end are stepped meanwhile.
+    /// A connection and its two ends, the client's first. Time is `clock`; waiting goes through
+    /// `runtime`, so that the tasks of the other end are stepped meanwhile.
     pub fn new(
         seed: u64,
         clock: SimClock,
@@ -128,39 +129,40 @@ impl SimNet {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How packets fare from now on.
+    /// Sets the faults of later packets.
     pub fn set_faults(&self, faults: LinkFaults) {
         self.wire().faults = faults;
     }
 
-    /// It is between two stores: what is asked over it is counted there, too.
-    pub fn of_stores(&self, questions: Arc<AtomicU64>) {
-        self.wire().of_stores = Some(questions);
+    /// Marks the connection as one between two stores: its requests are added to `questions`.
+    pub fn count_requests(&self, questions: Arc<AtomicU64>) {
+        self.wire().request_counter = Some(questions);
     }
 
-    /// Hold every packet for so long, as a network that is apart does; what is late arrives behind it, in order.
+    /// Delays every packet by `time`, as a network partition does; delayed packets then arrive in
+    /// order.
     pub fn partition(&self, time: Duration) {
         self.wire().partition(time);
     }
 
-    /// Half-open: this side hears nothing any more, and nobody is told.
-    pub fn deafen(&self, side: Side) {
-        self.wire().deafen(side);
+    /// Half-open connection: this side receives nothing any more, and no end is notified.
+    pub fn stop_receiving(&self, side: Side) {
+        self.wire().stop_receiving(side);
     }
 
-    /// Break the connection: what is under way is lost, both ends are told.
+    /// Breaks the connection: packets in transit are lost, both ends are notified.
     pub fn cut(&self) {
         self.wire().cut();
     }
 
     /// Packets sent so far.
     pub fn packets(&self) -> u64 {
-        self.wire().fates.packets
+        self.wire().net_stats.packets
     }
 
-    /// What became of packets so far.
-    pub fn fates(&self) -> Fates {
-        self.wire().fates
+    /// Counters so far.
+    pub fn net_stats(&self) -> NetStats {
+        self.wire().net_stats
     }
 
     /// Whether both ends are closed, or the connection is broken.
@@ -168,17 +170,17 @@ impl SimNet {
         self.wire().is_over()
     }
 
-    /// How long until something arrives at this side, or it must find that nothing does.
+    /// Time until a packet arrives at this side, or until it must detect that none does.
     pub fn due(&self, side: Side) -> Option<Duration> {
         self.wire().due(side)
     }
 
-    /// Raised when something is on its way to this side.
+    /// Raised when a packet is sent to this side.
     pub fn signal(&self, side: Side) -> Signal {
         self.wire().signal(side)
     }
 
-    /// A hash of everything that was sent and arrived, when and how: equal for equal runs.
+    /// A hash of every packet sent and received, with time and fate: equal runs have equal hashes.
     pub fn trace(&self) -> u64 {
         self.wire().trace
     }

@@ -1,4 +1,4 @@
-//! The program `pagelith-sim`: long runs of seeds, and one seed again.
+//! The program `pagelith-sim`: long campaigns over seeds, and the replay of one seed.
 
 fn main() -> std::process::ExitCode {
     pagelith_sim::program::main()

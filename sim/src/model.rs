@@ -1,20 +1,20 @@
-//! The oracle of a cache: which answers a store may give, from what was asked of it and what it acked.
+//! The oracle of a cache: which answers a store may give, given the calls made and acked.
 //!
-//! A get may bring the put that took effect last, or miss; never anything else. Every put has a number of its
-//! own ([`Put`]), and its bytes follow from it, so that a get tells which put it met. The model is told of
-//! each call before it is made and after it returned; what lies between at a crash may have happened or not.
+//! A get may return the put that took effect last, or miss; nothing else. Every put has a unique
+//! number ([`Put`]) that determines its bytes, so a get identifies its put. The model gets an event
+//! before each call and after its return; a call in progress at a crash may have happened or not.
 //!
 //! Rules:
 //! - Acked and not crashed since: hit, with that put. After a crash, the same if a flush covered it.
-//! - A put never changes what is visible: an object that was here by itself keeps its bytes in the group that it
-//!   is put with, and what is in a group is not put with others.
-//! - What a remove or a clear took (acked) never comes back, nor does what was in its group or attached to that.
-//! - Of a group all objects are here or none; of an attached one all or none, and only beside its base.
-//! - What was put into a group that is not committed, or waits for its base, is not here.
-//! - What a reopened store was seen to hold it goes on holding; of what it was seen not to hold, nothing comes
-//!   back, except what may have been evicted, and what is attached: that waits for its base on SSD too.
-//! - Where the log may wrap ([`Model::new`] with `evicts`), a miss is always right, except for what was
-//!   pinned all the time.
+//! - A put never changes visible objects: an object that was stored alone keeps its bytes in the group that it
+//!   is put with, and a member of a group is not put with other objects.
+//! - An object that an acked remove or clear took never comes back, nor do its group or objects attached to that.
+//! - Of a group all objects are visible or none; of an attached group all or none, and only with its base.
+//! - An object put into a group that is not committed, or that waits for its base, is not visible.
+//! - An object that a reopened store was seen to hold stays; one that it was seen not to hold does not come
+//!   back, except if it may have been evicted, or if it is attached: then it waits for its base on SSD too.
+//! - Where the log may wrap ([`Model::new`] with `evicts`), a miss is always allowed, except for objects that
+//!   were pinned all the time.
 
 mod history;
 #[cfg(test)]
@@ -27,97 +27,99 @@ use pagelith_layouts::key::ObjectKey;
 
 use history::{History, State};
 
-/// The number of a put; the members of a group have the same.
+/// The number of a put; the members of a group share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Put(pub u64);
 
-/// What became of a put.
+/// The outcome of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PutEnd {
-    /// Acked as stored. These of its objects were here by themselves, and keep their bytes.
+    /// Acked as stored. These of its objects were stored alone before, and keep their bytes.
     Stored(Vec<ObjectKey>),
-    /// Acked as present already: its bytes were not looked at.
+    /// Acked as present already: its bytes were not read.
     Present,
     /// Acked, and not visible before its base is.
     Waiting,
     /// Nothing was put.
     Nothing,
-    /// An error: nothing is known.
+    /// An error: the effect is unknown.
     Unknown,
 }
 
-/// A call, before it is made or after it returned, or what else changes what may be answered.
+/// A call, before it is made or after it returned, or another event that changes the allowed
+/// answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A group is about to be put or committed; attached to the group of an object, if one is given.
+    /// A group is about to be put or committed; attached to the group of an object, if one is
+    /// given.
     PutBegun(Put, Option<ObjectKey>, Vec<ObjectKey>),
-    /// It returned.
+    /// The put returned.
     PutEnded(Put, PutEnd),
-    /// Every group that waited is dropped.
+    /// All waiting groups are dropped.
     WaitingDropped,
-    /// A flush (or close) is about to be asked for.
+    /// A flush (or close) is about to be requested.
     FlushBegun,
-    /// It returned; true if it succeeded.
+    /// The flush returned; true if it succeeded.
     FlushEnded(bool),
     /// An object and its group are about to be removed.
     RemoveBegun(ObjectKey),
-    /// It returned; true if it succeeded.
+    /// The remove returned; true if it succeeded.
     RemoveEnded(ObjectKey, bool),
     /// A namespace is about to be cleared.
     ClearBegun(NamespaceId),
-    /// It returned; true if it succeeded.
+    /// The clear returned; true if it succeeded.
     ClearEnded(NamespaceId, bool),
-    /// An object is pinned that was here. Counts only if it was put a short time ago.
+    /// A present object is pinned. Counts only if it was put recently.
     Pinned(ObjectKey),
     /// Nothing is pinned any more.
     Unpinned,
-    /// The process ended, in whatever way.
+    /// The process ended for any reason.
     Died,
-    /// A get by the process that runs brought this.
+    /// A get by the running process returned this.
     Seen(ObjectKey, Option<Put>),
 }
 
-/// What was put together.
+/// Objects that were put together.
 #[derive(Clone, Debug)]
 struct Group {
     base: Option<ObjectKey>,
     members: Vec<ObjectKey>,
-    /// Those that keep the bytes of an older put; all may, while it is not known which.
+    /// Members that keep the bytes of an older put; all that may, while it is unknown which do.
     kept: BTreeSet<ObjectKey>,
     waiting: bool,
     /// It never comes back.
     gone: bool,
 }
 
-/// What a get of a key may bring.
+/// The allowed results of a get of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allowed {
     /// These puts.
     pub puts: Vec<Put>,
-    /// Or nothing.
+    /// Or a miss.
     pub miss: bool,
 }
 
-/// What a store may answer.
+/// The allowed answers of a store.
 #[derive(Clone, Debug)]
 pub struct Model {
     keys: BTreeMap<ObjectKey, History>,
     groups: BTreeMap<Put, Group>,
-    /// Puts that the flush under way will cover.
+    /// Puts that the flush in progress will cover.
     flushing: BTreeSet<Put>,
-    /// Groups of which an object is being removed, and that are here for certain.
+    /// Groups that are visible for certain and of which an object is being removed.
     removing: Vec<Put>,
     evicts: bool,
 }
 
 impl Model {
-    /// Of an empty store. `evicts`: whether more is put than it has room for.
+    /// The model of an empty store. `evicts`: whether more is put than the store can hold.
     pub fn new(evicts: bool) -> Model {
         let (keys, groups, flushing) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         Model { keys, groups, flushing, removing: Vec::new(), evicts }
     }
 
-    /// Take an event in.
+    /// Applies an event.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::PutBegun(put, base, members) => self.put_begun(*put, *base, members),
@@ -154,7 +156,7 @@ impl Model {
     fn of(&mut self, namespace: NamespaceId, change: impl Fn(&mut History)) {
         let inside = self.keys.iter_mut().filter(|(key, _)| key.namespace() == namespace);
         inside.for_each(|(_, h)| change(h));
-        // A clear takes what waits at once.
+        // A clear drops waiting groups at once.
         self.groups.retain(|_, g| !g.waiting || g.members[0].namespace() != namespace);
     }
 
@@ -167,7 +169,7 @@ impl Model {
         let group = Group { base, members: members.to_vec(), kept, waiting: false, gone: false };
         self.groups.insert(put, group);
         members.iter().for_each(|key| self.keys.entry(*key).or_default().begin(put));
-        // What waits for it comes with it.
+        // Groups that wait for it become visible with it.
         for put in self.waiting_for(members) {
             for key in self.groups[&put].members.clone() {
                 self.keys.entry(key).or_default().begin(put);
@@ -206,7 +208,7 @@ impl Model {
                 self.forget(put, &members);
                 let base = self.groups[&put].base;
                 if self.groups.values().any(|g| g.waiting && g.base == base && g.members == members) {
-                    // It waits already, and its bytes are those of the first.
+                    // It already waits, and its bytes are those of the first put.
                     self.groups.remove(&put);
                 } else if let Some(g) = self.groups.get_mut(&put) {
                     g.waiting = true;
@@ -238,7 +240,7 @@ impl Model {
         }
     }
 
-    /// The groups that have this object, and may be here.
+    /// Groups with this object that may be visible.
     fn groups_with<'a>(&'a self, key: &'a ObjectKey) -> impl Iterator<Item = (&'a Put, &'a Group)> {
         self.groups.iter().filter(move |(_, g)| !g.gone && !g.waiting && g.members.contains(key))
     }
@@ -253,7 +255,7 @@ impl Model {
         self.removing = self.groups_with(key).filter(here).map(|(put, _)| *put).collect();
         let mut mates: BTreeSet<ObjectKey> =
             self.groups_with(key).flat_map(|(_, g)| g.members.clone()).chain([*key]).collect();
-        // What is attached to one of them goes too.
+        // Objects attached to one of them are removed too.
         let attached = self.groups.values().filter(|g| g.base.is_some_and(|base| mates.contains(&base)));
         let attached: Vec<ObjectKey> = attached.flat_map(|g| g.members.clone()).collect();
         mates.extend(attached);
@@ -270,7 +272,7 @@ impl Model {
             self.keys.entry(*key).or_default().end_taking();
         }
         self.groups.retain(|_, g| !g.waiting || !g.has_any(&gone));
-        // A group of which one object is gone is gone, and so is what was attached to it.
+        // A group with a removed member is removed, and so are groups attached to it.
         for (put, group) in self.groups.iter_mut().filter(|(_, g)| g.has_any(&gone)) {
             group.gone = true;
             for m in &group.members {
@@ -285,7 +287,8 @@ impl Model {
         self.removing.clear();
         self.groups.retain(|_, g| !g.waiting);
         self.keys.values_mut().for_each(History::died);
-        // What is attached to a base that is not found is not found either, though it lies on SSD still.
+        // An attached group whose base is not found is not found either, though it is still stored
+        // on SSD.
         let lost = |g: &&Group| !g.gone && g.base.is_some_and(|base| self.own(&base).miss);
         let lost: Vec<_> = self.groups.values().filter(lost).flat_map(|g| g.members.clone()).collect();
         for key in lost {
@@ -295,7 +298,8 @@ impl Model {
     }
 
     fn seen(&mut self, key: &ObjectKey, put: Option<Put>) {
-        // What was evicted may be found again if this one is lost, and what lost its base once that is back.
+        // An evicted object may be found again if this put is lost, and an attached one once its
+        // base is back.
         let attached = self.groups_with(key).any(|(_, g)| g.base.is_some());
         let final_ = !self.evicts && !attached;
         let Some(h) = self.keys.get_mut(key) else { return };
@@ -303,7 +307,7 @@ impl Model {
             Some(at) => {
                 if final_ {
                     h.take(at);
-                    // Younger ones were lost.
+                    // Later puts were lost.
                     h.items.truncate(at + 1);
                 }
                 h.doubt = h.doubt.min(at);
@@ -316,13 +320,13 @@ impl Model {
         }
     }
 
-    /// What a get of `key` may bring if nothing it is attached to matters.
+    /// The allowed results of a get of `key`, ignoring bases.
     fn own(&self, key: &ObjectKey) -> Allowed {
         let none = || Allowed { puts: Vec::new(), miss: true };
         self.keys.get(key).map_or_else(none, |h| h.allowed(self.evicts))
     }
 
-    /// What a get of `key` may bring now.
+    /// The allowed results of a get of `key` now.
     pub fn allowed(&self, key: &ObjectKey) -> Allowed {
         let mut own = self.own(key);
         let base = |put: &Put| self.groups.get(put).and_then(|g| g.base);
@@ -332,7 +336,7 @@ impl Model {
         own
     }
 
-    /// Whether these objects may be in a group, visible or not, that is not just of them.
+    /// Whether these objects may belong to a group, visible or not, with other members.
     pub fn may_conflict(&self, base: Option<ObjectKey>, keys: &[ObjectKey]) -> bool {
         let other = |g: &Group| {
             let same = g.members.len() == keys.len() && g.members.iter().all(|m| keys.contains(m));
@@ -346,7 +350,7 @@ impl Model {
         self.keys.keys()
     }
 
-    /// What is wrong with these answers, one line each: every key was asked for, in one process, in one moment.
+    /// Errors in these answers, one line each: all keys were read by one process at one moment.
     pub fn judge(&self, answers: &BTreeMap<ObjectKey, Option<Put>>) -> Vec<String> {
         let mut wrong = Vec::new();
         for (key, answer) in answers {
@@ -366,12 +370,12 @@ impl Model {
         wrong
     }
 
-    /// What is wrong with the end of a put of objects of which a get could bring `before`.
+    /// Errors in the outcome of a put, given the allowed results `before` of gets of its objects.
     pub fn judge_end(before: &BTreeMap<ObjectKey, Allowed>, end: &PutEnd) -> Vec<String> {
         let PutEnd::Stored(kept) = end else { return Vec::new() };
         let wrong = before.iter().filter_map(|(key, allowed)| match kept.contains(key) {
-            true if allowed.puts.is_empty() => Some(format!("kept bytes that are not here key={key}")),
-            false if !allowed.miss => Some(format!("a put replaced what is visible key={key} {allowed:?}")),
+            true if allowed.puts.is_empty() => Some(format!("kept bytes of an absent object key={key}")),
+            false if !allowed.miss => Some(format!("put replaced a visible object key={key} {allowed:?}")),
             true | false => None,
         });
         wrong.collect()
@@ -379,12 +383,12 @@ impl Model {
 }
 
 impl Group {
-    /// Whether any of these is a member, or what it is attached to.
+    /// Whether any of these is a member or the base.
     fn has_any(&self, keys: &BTreeSet<ObjectKey>) -> bool {
         self.members.iter().chain(&self.base).any(|key| keys.contains(key))
     }
 
-    /// What is wrong with these answers as far as they are of this group.
+    /// The error, if any, in these answers about this group.
     fn judge(&self, put: Put, answers: &BTreeMap<ObjectKey, Option<Put>>) -> Option<String> {
         let here = |key: &ObjectKey| answers.get(key) == Some(&Some(put));
         if !self.members.iter().any(here) {
@@ -399,9 +403,9 @@ impl Group {
             Some(answer) => *answer != Some(put) && !(self.kept.contains(key) && answer.is_some()),
         };
         if self.members.iter().any(missing) {
-            return Some(format!("part of a group put={put:?} {}", seen()));
+            return Some(format!("group is partial put={put:?} {}", seen()));
         }
         let alone = self.base.is_some_and(|base| answers.get(&base) == Some(&None));
-        alone.then(|| format!("attached and without its base put={put:?} {}", seen()))
+        alone.then(|| format!("attached group without its base put={put:?} {}", seen()))
     }
 }

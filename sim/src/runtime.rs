@@ -1,10 +1,10 @@
-//! A scheduler for background work that steps tasks from inside whoever waits, on that caller's thread.
+//! A scheduler for background tasks. It steps them inside a waiting call, on the caller's thread.
 //!
 //! Invariants:
-//! - No thread, no sleep: time moves only by [`STEP_COST`] a step, and, when no task can run, straight to the
-//!   next moment at which one can (nothing can happen in between, so a smaller quantum would only cost time).
-//! - A task is never stepped while it is being stepped: a task that pauses has the *others* stepped.
-//! - Which of several runnable tasks is stepped is drawn from the seed.
+//! - No thread, no sleep: time advances only by [`STEP_COST`] per step and, when no task can run, directly to the
+//!   next moment at which one can (nothing happens in between, so a smaller quantum would only cost time).
+//! - A task is never stepped while it is being stepped: a pause inside a task steps the *others*.
+//! - The seed decides which of several runnable tasks is stepped.
 //! - A task is dropped outside the scheduler's lock, so its drop may use the runtime.
 
 mod sched;
@@ -24,7 +24,7 @@ use pagelith_io::signal::Signal;
 use crate::clock::SimClock;
 use sched::Sched;
 
-/// Simulated time that one step of a task takes, so that a task that spins sees time pass.
+/// Simulated time that one step of a task takes, so that a spinning task sees time pass.
 pub const STEP_COST: Duration = Duration::from_micros(1);
 
 /// Steps after which [`SimRuntime::run_until_idle`] gives up on tasks that never idle.
@@ -35,8 +35,8 @@ struct Shared {
     sched: Mutex<Sched>,
 }
 
-/// A process's handle on the scheduler. Clones are the same process; [`SimRuntime::fresh`] makes another
-/// one on the same scheduler.
+/// A process's handle on the scheduler. Clones are handles of the same process;
+/// [`SimRuntime::fresh`] makes another process on the same scheduler.
 #[derive(Clone)]
 pub struct SimRuntime {
     shared: Arc<Shared>,
@@ -61,7 +61,8 @@ impl SimRuntime {
         self.shared.sched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Step one task that can run now; false if none can. Moves the clock by [`STEP_COST`] if one did.
+    /// Steps one runnable task; false if there is none. Advances the clock by [`STEP_COST`] if one
+    /// was stepped.
     pub fn step_once(&self) -> bool {
         let picked = self.lock().pick(self.shared.clock.now());
         let Some((id, mut task)) = picked else { return false };
@@ -72,11 +73,11 @@ impl SimRuntime {
         true
     }
 
-    /// Step until no task can run without time passing. Operations in flight are not waited for: see
+    /// Steps until no task can run unless time passes. Does not wait for operations in flight: see
     /// [`SimRuntime::run_for`].
     ///
     /// # Panics
-    /// If tasks are still running after a million steps.
+    /// If tasks still run after a million steps.
     pub fn run_until_idle(&self) {
         for _ in 0..STEPS_MAX {
             if !self.step_once() {
@@ -86,25 +87,25 @@ impl SimRuntime {
         panic!("tasks never went idle steps={STEPS_MAX} tasks={:?}", self.tasks());
     }
 
-    /// Let simulated time `d` pass, stepping tasks as they can run.
+    /// Advances simulated time by `d`, and steps tasks when they can run.
     pub fn run_for(&self, d: Duration) {
         self.drive(d, || false);
     }
 
-    /// Drop every task of every process, without another step; the processes are dead for ever.
+    /// Drops every task of every process without another step; the processes stay dead.
     pub fn kill_all(&self) {
         let tasks = self.lock().kill(|_| true);
         drop(tasks);
     }
 
-    /// End every process but this one, as [`SimRuntime::kill`] ends one.
+    /// Ends every process but this one, as [`SimRuntime::kill`] ends one.
     pub fn kill_others(&self) {
         let tasks = self.lock().kill(|process| process != self.process);
         drop(tasks);
     }
 
-    /// Drop the tasks of this process, without another step. The process is dead for ever: what it spawns is
-    /// dropped, its pauses pass the time without stepping anybody.
+    /// Drops the tasks of this process without another step. The process stays dead: tasks that it
+    /// spawns are dropped, and its pauses advance time without stepping any task.
     pub fn kill(&self) {
         let tasks = self.lock().kill(|process| process == self.process);
         drop(tasks);
@@ -115,8 +116,8 @@ impl SimRuntime {
         self.lock().names()
     }
 
-    /// Step tasks and let time pass until `until` holds or `timeout` passed; whether it holds. Steps once
-    /// even if `timeout` is zero, so that a caller that asks again and again makes progress.
+    /// Steps tasks and advances time until `until` holds or `timeout` has passed; returns whether
+    /// it holds. Steps once even if `timeout` is zero, so that a polling caller makes progress.
     fn drive(&self, timeout: Duration, until: impl Fn() -> bool) -> bool {
         let clock = &self.shared.clock;
         let deadline = clock.now().after(timeout);
@@ -131,7 +132,7 @@ impl SimRuntime {
             if !self.step_once() {
                 let next = self.lock().next_wake();
                 let to = next.map_or(deadline, |next| next.min(deadline));
-                assert!(to < Mono(u64::MAX), "a wait without limit while no task can ever run");
+                assert!(to < Mono(u64::MAX), "pause without timeout while no task can ever run");
                 clock.advance_to(to);
             }
             if clock.now() >= deadline {
@@ -144,7 +145,7 @@ impl SimRuntime {
 impl Runtime for SimRuntime {
     fn spawn(&self, name: &str, task: Box<dyn Task>, wake: Signal) -> Result<Box<dyn Join>, IoFault> {
         let added = self.lock().add(self.process, name, task, wake);
-        // From here on the lock is free, and a refused task may be dropped.
+        // The lock is free from here on, so a refused task may be dropped.
         added.map(|id| Box::new(SimJoin { runtime: self.clone(), id }) as Box<dyn Join>).map_err(|_| {
             IoFault {
                 kind: FaultKind::Exhausted,

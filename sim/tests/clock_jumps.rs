@@ -1,5 +1,5 @@
-//! The clock jumps forward by an hour, as it does on a machine that slept: nothing is given up that the device has not
-//! been asked for just before.
+//! The clock jumps forward by an hour, as on a machine that slept: an operation just submitted is
+//! not given up because of it.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::plan::Shape;
 use support::plan::Step::*;
 use support::run::Run;
 
-/// Put, let the clock jump `after` so many microseconds, flush, and put again: nothing fails.
+/// Puts, waits `us` microseconds, lets the clock jump, flushes, and puts again: nothing fails.
 fn jump_after(us: u64) {
     let world = SimWorld::with_dirs(1, Shape::ROOMY.dirs);
     let mut run = Run::new(&world, Shape::ROOMY);
@@ -23,7 +23,7 @@ fn jump_after(us: u64) {
         run.step(Single(10 + round));
         run.step(Flush);
     }
-    run.look_at_everything();
+    run.check_all_keys();
     let state = run.store.as_ref().map(|store| store.stats().ssd_state);
     assert_eq!(state.as_deref(), Some("on"), "us={us}");
     assert!(run.wrong.is_empty(), "us={us} {:?}", run.wrong);
@@ -31,8 +31,8 @@ fn jump_after(us: u64) {
 }
 
 #[test]
-fn at_rest_and_with_writes_in_flight() {
-    // A write takes 100 us; behind 500 ms the background task has nothing to do.
+fn clock_jump_fails_no_call_at_rest_or_in_flight() {
+    // A write takes 100 us; after 500 ms the background task is idle.
     for us in (0..400).step_by(13).chain([5_000, 500_000]) {
         jump_after(us);
     }

@@ -1,17 +1,17 @@
-//! Short plans, crashed after every single change that the disk executes, in every way; each time the store
-//! opens again and everything is asked for.
+//! Short plans, crashed in every way after every change that the disk executes. Each time the store
+//! reopens and every object is read.
 
 mod support;
 
-use support::check::{WAYS, record};
+use support::check::{CRASHES, record};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape, Step};
 
-fn hold(name: &'static str, shape: Shape, steps: Vec<Step>) {
+fn check(name: &'static str, shape: Shape, steps: Vec<Step>) {
     let plan = Plan { name, shape, steps, after: Vec::new() };
     let recorded = record(&plan, None);
     assert!(recorded.points.len() > 20, "a plan that hardly writes points={}", recorded.points.len());
-    let found = recorded.findings(&WAYS, true, 5);
+    let found = recorded.findings(&CRASHES, true, 5);
     eprintln!("plan={} points={}", plan.name, recorded.points.len());
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
@@ -20,7 +20,7 @@ fn hold(name: &'static str, shape: Shape, steps: Vec<Step>) {
 fn puts_flushes_and_removes() {
     let steps =
         vec![Group(0), Single(0), Flush, Group(1), Group(2), Flush, Remove(1), Group(1), Flush, Get(0)];
-    hold("puts_flushes_and_removes", Shape::ROOMY, steps);
+    check("puts_flushes_and_removes", Shape::ROOMY, steps);
 }
 
 #[test]
@@ -41,14 +41,14 @@ fn a_namespace_is_cleared_and_filled_again() {
         Abandon,
         Get(0),
     ];
-    hold("a_namespace_is_cleared_and_filled_again", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
+    check("a_namespace_is_cleared_and_filled_again", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
 }
 
 #[test]
 fn segments_are_sealed_and_checkpointed() {
     let steps =
         vec![Group(0), Flush, Fill(10, 12), Flush, Remove(12), Fill(30, 8), Group(12), Flush, Single(3)];
-    hold("segments_are_sealed_and_checkpointed", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
+    check("segments_are_sealed_and_checkpointed", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
 }
 
 #[test]
@@ -71,14 +71,14 @@ fn stores_are_abandoned_closed_and_opened_again() {
         Abandon,
         Get(1),
     ];
-    hold("stores_are_abandoned_closed_and_opened_again", Shape { checkpoint: 2, ..Shape::ROOMY }, steps);
+    check("stores_are_abandoned_closed_and_opened_again", Shape { checkpoint: 2, ..Shape::ROOMY }, steps);
 }
 
 #[test]
 fn pinned_objects_outlive_their_segments() {
     let steps =
         vec![Group(0), Single(1), Flush, Pin(0), Pin(1), Fill(10, 24), Flush, Remove(11), Fill(50, 8), Flush];
-    hold("pinned_objects_outlive_their_segments", Shape::TIGHT, steps);
+    check("pinned_objects_outlive_their_segments", Shape::TIGHT, steps);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn recent_objects_move_while_checkpoints_are_taken() {
         Flush,
     ];
     let shape = Shape { recency: true, checkpoint: 1, ..Shape::TIGHT };
-    hold("recent_objects_move_while_checkpoints_are_taken", shape, steps);
+    check("recent_objects_move_while_checkpoints_are_taken", shape, steps);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn what_was_removed_stays_gone_while_the_log_wraps() {
         Fill(60, 8),
         Flush,
     ];
-    hold("what_was_removed_stays_gone_while_the_log_wraps", Shape::TIGHT, steps);
+    check("what_was_removed_stays_gone_while_the_log_wraps", Shape::TIGHT, steps);
 }
 
 #[test]
@@ -139,5 +139,5 @@ fn two_directories_and_equal_fingerprints() {
         Flush,
         Get(0),
     ];
-    hold("two_directories_and_equal_fingerprints", Shape { dirs: 2, constant: true, ..Shape::ROOMY }, steps);
+    check("two_directories_and_equal_fingerprints", Shape { dirs: 2, constant: true, ..Shape::ROOMY }, steps);
 }

@@ -1,8 +1,9 @@
-//! Damage at rest and devices that lie, one fault at a time and exhaustively, met by a store that is opened
-//! afterwards or runs meanwhile. Nobody ever gets bytes that were not put under that key, or a part of a group; what
-//! is lost is what was hit; the store opens and takes new things.
+//! Damage at rest and lying devices, one fault at a time and exhaustively, seen by a store that is
+//! opened afterwards or runs meanwhile. No get returns bytes that were not put under its key, or
+//! part of a group. Only objects at the damaged place are lost. The store opens and accepts new
+//! objects.
 //!
-//! `TEST_PAGELITH_SIM_DAMAGE=all` leaves out no bit and no place.
+//! `TEST_PAGELITH_SIM_DAMAGE=all` skips no bit and no place.
 
 #[path = "damage/flips.rs"]
 mod flips;

@@ -1,11 +1,11 @@
-//! A few seeds of the explorer in every test run; `pagelith-sim run` does the many.
+//! A few seeds of the explorer in every test run; `pagelith-sim run` runs many.
 
 use pagelith_sim::explore::{FaultChoice, Plan, Sums, explore, shrink};
 
 const OPS: usize = 1500;
 
-/// Run seeds; a finding fails the test with what a person needs to see it again.
-fn hold(seeds: std::ops::Range<u64>, faults: FaultChoice, constant: bool) -> Sums {
+/// Runs seeds; a finding fails the test with the commands to reproduce it.
+fn check(seeds: std::ops::Range<u64>, faults: FaultChoice, constant: bool) -> Sums {
     let mut sums = Sums::default();
     for seed in seeds {
         let plan = Plan::of_seed(seed, OPS, faults, constant);
@@ -27,7 +27,7 @@ fn hold(seeds: std::ops::Range<u64>, faults: FaultChoice, constant: bool) -> Sum
 
 #[test]
 fn seeds_without_faults() {
-    let sums = hold(0..12, FaultChoice::None, false);
+    let sums = check(0..12, FaultChoice::None, false);
     assert!(sums.faults.is_empty(), "{:?}", sums.faults);
     assert!(sums.reads_checked > 1000 && sums.crashes > 20 && sums.clean_reboots > 5, "{sums:?}");
     assert!(sums.durable_checked > 1000, "what must be there was hardly looked at: {sums:?}");
@@ -35,17 +35,18 @@ fn seeds_without_faults() {
 
 #[test]
 fn seeds_with_faults() {
-    let sums = hold(0..24, FaultChoice::Mixed, false);
+    let sums = check(0..24, FaultChoice::Mixed, false);
     let injected: u64 = sums.faults.values().map(|f| f.injected).sum();
     let explained: u64 = sums.faults.values().map(|f| f.detected + f.harmless).sum();
     assert!(injected > 100, "{:?}", sums.faults);
     assert_eq!(injected, explained, "{:?}", sums.faults);
 }
 
-/// Those that found a bug of the store, each of a kind that none of the first ten thousand had met. What they met is told
-/// in CHANGELOG.md; a change of what the explorer does makes other runs of them.
+/// Seeds that found a bug of the store, each of a kind that none of the first ten thousand seeds
+/// had shown. CHANGELOG.md describes the bugs. A change of the explorer's operations changes these
+/// runs.
 #[test]
-fn seeds_that_once_found_something() {
+fn seeds_that_found_bugs_stay_clean() {
     for seed in [
         227, 8_297, 13_342, 16_629, 35_348, 46_783, 48_987, 51_515, 52_387, 59_391, 64_210, 67_647, 79_917,
         81_005, 86_181, 91_985,
@@ -58,11 +59,11 @@ fn seeds_that_once_found_something() {
 
 #[test]
 fn seeds_with_one_fingerprint_for_all_keys() {
-    hold(0..6, FaultChoice::None, true);
+    check(0..6, FaultChoice::None, true);
 }
 
 #[test]
-fn one_seed_is_one_trace() {
+fn explorer_same_seed_gives_same_trace() {
     for seed in [3, 4, 5, 6] {
         let plan = Plan::of_seed(seed, OPS, FaultChoice::Mixed, false);
         let (a, b) = (explore(&plan), explore(&plan));

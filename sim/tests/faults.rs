@@ -1,6 +1,7 @@
-//! A device that fails reads, writes and syncs: every operation of short plans in turn, once or several times in a
-//! row. Calls may fail and objects may be lost; nothing wrong, nothing removed and no part of a group may come, in
-//! the process that met the fault or after a crash, and the store opens again once the device is well.
+//! A device that fails reads, writes and syncs: every operation of short plans in turn, once or
+//! several times in a row. Calls may fail and objects may be lost. No get returns wrong bytes,
+//! removed objects or part of a group, in the process that met the fault or after a crash. The
+//! store reopens once the faults end.
 
 mod support;
 
@@ -13,10 +14,10 @@ use support::plan::Step::*;
 use support::plan::{Plan, Shape, Step};
 use support::run::Run;
 
-/// As often as an operation is tried, and once more.
+/// The number of attempts of an operation, and one more.
 const IN_A_ROW: [u64; 2] = [1, 4];
-/// Operations of a kind that a plan may make at most.
-const MOST: u64 = 400;
+/// Most operations of a kind in a plan.
+const OPERATIONS_MAX: u64 = 400;
 
 const GROUPS: [Step; 14] = [
     Base(0, 3),
@@ -38,7 +39,8 @@ const GROUPS: [Step; 14] = [
 const ROUND: [Step; 9] =
     [Group(0), Flush, Fill(10, 9), Remove(0), Flush, Warm(12, 6), Fill(30, 9), Flush, Get(0)];
 
-/// Run the plan with the `nth` operation of a kind failing, `row` times; what was wrong, and whether it failed.
+/// Runs the plan with the `nth` operation of a kind failing, `row` times; returns the errors, and
+/// whether it failed.
 fn with_fault(plan: &Plan, op: FaultOp, nth: u64, row: u64) -> (Vec<String>, bool) {
     let world = SimWorld::with_dirs(3, plan.shape.dirs);
     for n in nth..nth + row {
@@ -48,9 +50,9 @@ fn with_fault(plan: &Plan, op: FaultOp, nth: u64, row: u64) -> (Vec<String>, boo
     run.faulty = true;
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         run.run(plan);
-        run.look_at_everything();
+        run.check_all_keys();
         run.step(Abandon);
-        run.look_at_everything();
+        run.check_all_keys();
         run.step(Close);
     }));
     if outcome.is_err() {
@@ -62,14 +64,14 @@ fn with_fault(plan: &Plan, op: FaultOp, nth: u64, row: u64) -> (Vec<String>, boo
     (std::mem::take(&mut run.wrong).into_iter().map(place).collect(), failed)
 }
 
-fn hold(name: &'static str, shape: Shape, steps: &[Step]) {
-    // What the device fails may be gone, as if it had been evicted.
+fn check_plan(name: &'static str, shape: Shape, steps: &[Step]) {
+    // An object on a failing device may be missing, as if evicted.
     let plan =
         Plan { name, shape: Shape { evicts: true, ..shape }, steps: steps.to_vec(), after: Vec::new() };
     for op in [FaultOp::Read, FaultOp::Write, FaultOp::Sync] {
         for row in IN_A_ROW {
             let mut failed = 0;
-            for nth in 1..MOST {
+            for nth in 1..OPERATIONS_MAX {
                 let (wrong, met) = with_fault(&plan, op, nth, row);
                 assert!(wrong.is_empty(), "{}", wrong.join("\n"));
                 failed = nth;
@@ -78,22 +80,22 @@ fn hold(name: &'static str, shape: Shape, steps: &[Step]) {
                 }
             }
             eprintln!("plan={name} op={op} row={row} operations={}", failed - 1);
-            assert!((2..MOST - 1).contains(&failed), "plan={name} op={op} operations={failed}");
+            assert!((2..OPERATIONS_MAX - 1).contains(&failed), "plan={name} op={op} operations={failed}");
         }
     }
 }
 
 #[test]
 fn groups_on_a_device_that_fails() {
-    hold("groups_on_a_device_that_fails", Shape { cold: true, checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
+    check_plan("groups_on_a_device_that_fails", Shape { cold: true, checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
 }
 
 #[test]
 fn a_log_that_wraps_on_a_device_that_fails() {
-    hold("a_log_that_wraps_on_a_device_that_fails", Shape { cold: true, ..Shape::TIGHT }, &ROUND);
+    check_plan("a_log_that_wraps_on_a_device_that_fails", Shape { cold: true, ..Shape::TIGHT }, &ROUND);
 }
 
 #[test]
 fn groups_that_are_in_memory_too() {
-    hold("groups_that_are_in_memory_too", Shape { checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
+    check_plan("groups_that_are_in_memory_too", Shape { checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
 }

@@ -1,40 +1,41 @@
-//! Groups of two to ten objects, put at once, begun and committed, and attached to one another: plans of at most
-//! twelve operations, crashed after every single change in every way, and again at every change of the recovery.
-//! Never a part of a group, never an attached one without its base, never what was not committed.
+//! Groups of two to ten objects: put at once, begun and committed, and attached to one another.
+//! Plans of at most twelve operations are crashed in every way after every change, and again at
+//! every change of the recovery. No get ever returns part of a group, an attached group without its
+//! base, or an uncommitted group.
 //!
-//! `TEST_PAGELITH_SIM_FALLS=N` lets each crash fall in N more random ways.
+//! `TEST_PAGELITH_SIM_FALLS=N` adds N random crashes at each point.
 
 mod support;
 
 use pagelith_sim::disk::{CrashMode, FaultPlan, SimDisk};
 use pagelith_sim::env::SimWorld;
 use pagelith_sim::model::Put;
-use support::check::{WAYS, record};
+use support::check::{CRASHES, record};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape, Step};
 use support::run::Run;
 use support::world::{ATTACHED as POOLS, FORMS, key, keys};
 
-/// Operations of a plan at most.
+/// Most operations of a plan.
 const STEPS_MAX: usize = 12;
 const CHECKPOINTED: Shape = Shape { checkpoint: 1, ..Shape::ROOMY };
 const COLD: Shape = Shape { cold: true, ..CHECKPOINTED };
 const MOVING: Shape = Shape { recency: true, checkpoint: 1, ..Shape::TIGHT };
 
-fn ways() -> Vec<(CrashMode, u64)> {
+fn crashes() -> Vec<(CrashMode, u64)> {
     let more = match std::env::var("TEST_PAGELITH_SIM_FALLS") {
         Ok(text) => text.parse().expect("TEST_PAGELITH_SIM_FALLS=N"),
         Err(_) => 0,
     };
-    WAYS.into_iter().chain((0..more).map(|i| (CrashMode::Random, 100 + i))).collect()
+    CRASHES.into_iter().chain((0..more).map(|i| (CrashMode::Random, 100 + i))).collect()
 }
 
-fn hold(name: &'static str, shape: Shape, steps: &[Step], after: &[Step]) {
+fn check(name: &'static str, shape: Shape, steps: &[Step], after: &[Step]) {
     assert!(steps.len() <= STEPS_MAX, "plan={name} steps={}", steps.len());
     let plan = Plan { name, shape, steps: steps.to_vec(), after: after.to_vec() };
     let recorded = record(&plan, None);
     assert!(recorded.points.len() > 20, "a plan that hardly writes points={}", recorded.points.len());
-    let found = recorded.findings(&ways(), true, 5);
+    let found = recorded.findings(&crashes(), true, 5);
     eprintln!("plan={} points={}", plan.name, recorded.points.len());
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
@@ -56,12 +57,12 @@ const BEGUN: [Step; 12] = [
 
 #[test]
 fn begun_and_committed() {
-    hold("begun_and_committed", CHECKPOINTED, &BEGUN, &[Commit(0, 2), Members(2, 3), Commit(2, 3)]);
+    check("begun_and_committed", CHECKPOINTED, &BEGUN, &[Commit(0, 2), Members(2, 3), Commit(2, 3)]);
 }
 
 #[test]
 fn begun_and_committed_without_memory() {
-    hold("begun_and_committed_without_memory", COLD, &BEGUN, &[Base(0, 2), Base(2, 3)]);
+    check("begun_and_committed_without_memory", COLD, &BEGUN, &[Base(0, 2), Base(2, 3)]);
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn begun_and_never_committed() {
         Commit(1, 4),
         Flush,
     ];
-    hold("begun_and_never_committed", CHECKPOINTED, &steps, &[Base(0, 2), Base(1, 4), Get(2)]);
+    check("begun_and_never_committed", CHECKPOINTED, &steps, &[Base(0, 2), Base(1, 4), Get(2)]);
 }
 
 const ATTACHED: [Step; 12] = [
@@ -100,13 +101,13 @@ const ATTACHED: [Step; 12] = [
 
 #[test]
 fn attached_before_and_after_their_base() {
-    hold("attached_before_and_after_their_base", CHECKPOINTED, &ATTACHED, &[Group(0), Base(1, 2)]);
+    check("attached_before_and_after_their_base", CHECKPOINTED, &ATTACHED, &[Group(0), Base(1, 2)]);
 }
 
 #[test]
 fn attached_before_and_after_their_base_without_memory() {
     let name = "attached_before_and_after_their_base_without_memory";
-    hold(name, COLD, &ATTACHED, &[Group(0), Attach(0, 0), Base(1, 2)]);
+    check(name, COLD, &ATTACHED, &[Group(0), Attach(0, 0), Base(1, 2)]);
 }
 
 #[test]
@@ -125,7 +126,7 @@ fn a_base_and_what_is_attached_are_removed() {
         Remove(0),
         Flush,
     ];
-    hold("a_base_and_what_is_attached_are_removed", CHECKPOINTED, &steps, &[Group(0), Attach(0, 0)]);
+    check("a_base_and_what_is_attached_are_removed", CHECKPOINTED, &steps, &[Group(0), Attach(0, 0)]);
 }
 
 #[test]
@@ -144,7 +145,7 @@ fn what_was_put_alone_keeps_its_bytes_in_a_group() {
         Single(0),
         Flush,
     ];
-    hold("what_was_put_alone_keeps_its_bytes_in_a_group", CHECKPOINTED, &steps, &[Base(0, 3), Base(1, 4)]);
+    check("what_was_put_alone_keeps_its_bytes_in_a_group", CHECKPOINTED, &steps, &[Base(0, 3), Base(1, 4)]);
 }
 
 #[test]
@@ -163,7 +164,7 @@ fn other_groups_of_the_same_objects_follow_one_another() {
         Flush,
         Abandon,
     ];
-    hold(
+    check(
         "other_groups_of_the_same_objects_follow_one_another",
         CHECKPOINTED,
         &steps,
@@ -187,7 +188,7 @@ fn a_clear_takes_what_waits_and_what_is_attached() {
         Flush,
         Get(2),
     ];
-    hold("a_clear_takes_what_waits_and_what_is_attached", CHECKPOINTED, &steps, &[Base(4, 2), Attach(0, 0)]);
+    check("a_clear_takes_what_waits_and_what_is_attached", CHECKPOINTED, &steps, &[Base(4, 2), Attach(0, 0)]);
 }
 
 #[test]
@@ -207,7 +208,7 @@ fn a_base_and_what_is_attached_lie_apart_and_move() {
         Flush,
     ];
     let shape = Shape { checkpoint: 1, ..Shape::TIGHT };
-    hold("a_base_and_what_is_attached_lie_apart_and_move", shape, &steps, &[Attach(0, 0), Base(0, 2)]);
+    check("a_base_and_what_is_attached_lie_apart_and_move", shape, &steps, &[Attach(0, 0), Base(0, 2)]);
 }
 
 #[test]
@@ -227,7 +228,7 @@ fn a_recent_base_and_what_is_attached_move_while_checkpoints_are_taken() {
         Flush,
     ];
     let name = "a_recent_base_and_what_is_attached_move_while_checkpoints_are_taken";
-    hold(name, MOVING, &steps, &[Get(0), Base(0, 2)]);
+    check(name, MOVING, &steps, &[Get(0), Base(0, 2)]);
 }
 
 #[test]
@@ -247,7 +248,7 @@ fn a_removed_base_leaves_nothing_while_the_log_wraps_without_memory() {
         Flush,
     ];
     let name = "a_removed_base_leaves_nothing_while_the_log_wraps_without_memory";
-    hold(name, Shape { cold: true, ..MOVING }, &steps, &[Group(0), Base(1, 2)]);
+    check(name, Shape { cold: true, ..MOVING }, &steps, &[Group(0), Base(1, 2)]);
 }
 
 #[test]
@@ -266,10 +267,10 @@ fn closed_and_opened_from_its_checkpoint() {
         Take(2, "n"),
         Flush,
     ];
-    hold("closed_and_opened_from_its_checkpoint", Shape::ROOMY, &steps, &[Attach(0, 0), Attach(2, 0)]);
+    check("closed_and_opened_from_its_checkpoint", Shape::ROOMY, &steps, &[Attach(0, 0), Attach(2, 0)]);
 }
 
-/// Where bytes lie in the segments of a small store.
+/// The offset of these bytes in the segments of a small store.
 fn find(disk: &SimDisk, bytes: &[u8]) -> u64 {
     let blocks = (0..).map(|block| block * 4096);
     let mut blocks =
@@ -277,8 +278,8 @@ fn find(disk: &SimDisk, bytes: &[u8]) -> u64 {
     blocks.find(|(_, found)| found == bytes).expect("it is on the disk").0
 }
 
-/// What is left of a page of ten and what is attached to it when a byte is damaged: of the payload of its member
-/// `of`, or of the header of their record.
+/// The number of objects left of a page of ten, and of the group attached to it, after damage to
+/// one byte: of the payload of its member `of`, or of the header of their record.
 fn after_damage(of: &str, header: bool) -> [usize; 2] {
     let world = SimWorld::new(1);
     let mut run = Run::new(&world, Shape { cold: true, ..Shape::ROOMY });
@@ -286,16 +287,16 @@ fn after_damage(of: &str, header: bool) -> [usize; 2] {
     [Base(0, 3), Attach(0, 0), Flush].into_iter().for_each(|step| run.step(step));
     let (base, attached) = (keys(0, FORMS[3]), keys(0, POOLS[0].1));
     let all = [&base[..], &attached].concat();
-    assert!(run.ask(&all).expect("a disk that runs").values().all(Option::is_some));
+    assert!(run.get_keys(&all).expect("a disk that runs").values().all(Option::is_some));
     let at = match header {
         true => find(&world.disk, &run.contents.of(&base[0], Put(1))[..64]) - 4096,
         false => find(&world.disk, &run.contents.of(&key(0, of), Put(1))[..64]),
     };
     world.disk.inject(FaultPlan::FlipBit { dir: 0, name: "segments".into(), offset: at + 3, bit: 1 });
     assert!(run.wrong.is_empty(), "{:?}", run.wrong);
-    // Only the damaged one is read: the others must go with it.
-    run.ask(&[key(0, of)]);
-    let answers = run.ask(&all).expect("a disk that runs");
+    // Only the damaged object is read: the others must be dropped with it.
+    run.get_keys(&[key(0, of)]);
+    let answers = run.get_keys(&all).expect("a disk that runs");
     let here = |some: &[_]| some.iter().filter(|key| answers[*key].is_some()).count();
     let left = [here(&base), here(&attached)];
     world.crash(CrashMode::KeepAll);
@@ -303,7 +304,7 @@ fn after_damage(of: &str, header: bool) -> [usize; 2] {
 }
 
 #[test]
-fn what_is_damaged_takes_its_group_and_what_is_attached() {
+fn damaged_object_loses_its_group_and_attached_objects() {
     for (of, header) in [("d", false), ("k", false), ("g", false), ("d", true), ("k", true)] {
         assert_eq!(after_damage(of, header), [0, 0], "of={of} header={header}");
     }

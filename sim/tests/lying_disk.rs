@@ -1,36 +1,37 @@
-//! Every sync that crash safety hangs on, left out: the disk acknowledges it and makes nothing durable. The
-//! checker has to notice each, else what it says of the honest disk is worth nothing.
+//! Each sync that crash safety depends on is ignored in turn: the disk acknowledges it and makes
+//! nothing durable. The checker must detect each, else its results for the honest disk prove
+//! nothing.
 
 mod support;
 
 use pagelith_sim::disk::CrashMode;
-use support::check::{Recorded, WAYS, record};
+use support::check::{CRASHES, Recorded, record};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape, Step};
 
-/// More ways to tear, since what a missing sync leaves open may be a narrow gap.
-fn ways() -> Vec<(CrashMode, u64)> {
-    WAYS.into_iter().chain((4..17).map(|seed| (CrashMode::Random, seed))).collect()
+/// More random crashes, since a missing sync may leave a narrow gap.
+fn crashes() -> Vec<(CrashMode, u64)> {
+    CRASHES.into_iter().chain((4..17).map(|seed| (CrashMode::Random, seed))).collect()
 }
 
 fn plan(name: &'static str, shape: Shape, steps: &[Step]) -> Plan {
     Plan { name, shape, steps: steps.to_vec(), after: Vec::new() }
 }
 
-/// The findings on a disk that ignores these syncs, a few at most.
-fn caught(plan: &Plan, lie: impl Fn(&str, u64) -> bool + Send + 'static) -> Vec<String> {
-    record(plan, Some(Box::new(lie))).findings(&ways(), false, 3)
+/// The findings on a disk that ignores these syncs, at most a few.
+fn findings_with(plan: &Plan, lie: impl Fn(&str, u64) -> bool + Send + 'static) -> Vec<String> {
+    record(plan, Some(Box::new(lie))).findings(&crashes(), false, 3)
 }
 
-/// The honest disk gives no cause for complaint, in the same ways.
+/// The honest disk has no findings with the same crashes.
 fn honest(plan: &Plan) -> Recorded {
     let recorded = record(plan, None);
-    let found = recorded.findings(&ways(), false, 1);
+    let found = recorded.findings(&crashes(), false, 1);
     assert!(found.is_empty(), "{}", found.join("\n"));
     recorded
 }
 
-/// Which syncs of a file (from 1) are followed, as the next change to that file, by one that `next` knows.
+/// The numbers (from 1) of a file's syncs whose next change to the file satisfies `next`.
 fn syncs_before(recorded: &Recorded, file: &str, next: impl Fn(&str) -> bool) -> Vec<u64> {
     let own = format!("file={file} ");
     let changed = |l: &&String| l.contains(&own) && [" write ", " sync "].iter().any(|k| l.contains(k));
@@ -41,7 +42,7 @@ fn syncs_before(recorded: &Recorded, file: &str, next: impl Fn(&str) -> bool) ->
 }
 
 #[test]
-fn without_the_sync_before_the_footer_it_is_caught() {
+fn missing_sync_before_footer_is_detected() {
     let plan = plan("fill", Shape::ROOMY, &[Fill(10, 9), Idle(5000)]);
     let footer = |change: &str| {
         let number = |field: &str| {
@@ -53,39 +54,40 @@ fn without_the_sync_before_the_footer_it_is_caught() {
     let before = syncs_before(&honest(&plan), "sim0/segments", footer);
     assert!(!before.is_empty(), "no segment was sealed");
     for n in before {
-        let found = caught(&plan, move |file, at| file == "sim0/segments" && at == n);
+        let found = findings_with(&plan, move |file, at| file == "sim0/segments" && at == n);
         assert!(found.iter().any(|f| f.contains("not intact") || f.contains("cannot be got")), "{found:?}");
     }
 }
 
 #[test]
-fn without_the_syncs_of_the_manifest_a_segment_is_used_too_early_and_it_is_caught() {
+fn missing_manifest_syncs_are_detected() {
     let plan = plan("wrap", Shape::TIGHT, &[Group(0), Flush, Pin(0), Fill(10, 20), Flush]);
     honest(&plan);
-    let found = caught(&plan, |file, at| file.contains("manifest") && at > 1);
+    let found = findings_with(&plan, |file, at| file.contains("manifest") && at > 1);
     assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=None")), "{found:?}");
 }
 
 #[test]
-fn without_the_sync_between_the_manifest_copies_it_is_caught() {
+fn missing_sync_between_manifest_copies_is_detected() {
     let plan = plan("copies", Shape::ROOMY, &[Group(0), Flush, Fill(10, 12), Flush]);
     honest(&plan);
-    let found = caught(&plan, |file, at| file.contains("manifest.0") && at > 1);
-    // Both copies of a block are old or ruined at once.
+    let found = findings_with(&plan, |file, at| file.contains("manifest.0") && at > 1);
+    // Both copies of a block are old or damaged at once.
     let lost =
         |f: &String| f.contains("open failed") || (f.contains("wrong answer") && f.contains("got=None"));
     assert!(found.iter().any(lost), "{found:?}");
 }
 
 #[test]
-fn without_the_sync_of_what_was_moved_it_is_caught() {
+fn missing_sync_of_moved_records_is_detected() {
     let plan = plan("move", Shape::TIGHT, &[Group(0), Flush, Pin(0), Fill(10, 40), Idle(5000)]);
     let syncs = honest(&plan).log.iter().filter(|l| l.contains(" sync file=sim0/segments ")).count() as u64;
-    // The crash takes the copy that was moved, and leaves the manifest that gives the old one's segment another
-    // incarnation. Which of both is synced first decides whether one that takes all that is not synced does that.
+    // The crash loses the moved copy, and keeps the manifest that gives the old copy's segment a new
+    // incarnation. Which of the two is synced first decides whether a crash that loses all unsynced
+    // data does that.
     let lost = |n: u64| {
         let lie = move |file: &str, at: u64| file == "sim0/segments" && at == n;
-        let found = record(&plan, Some(Box::new(lie))).findings(&ways(), false, 1);
+        let found = record(&plan, Some(Box::new(lie))).findings(&crashes(), false, 1);
         found.iter().any(|f| f.contains("wrong answer") && f.contains("pinned: true"))
     };
     // The first is the flush's own.
@@ -93,7 +95,7 @@ fn without_the_sync_of_what_was_moved_it_is_caught() {
 }
 
 #[test]
-fn without_the_sync_before_the_head_of_a_checkpoint_it_is_caught() {
+fn missing_sync_before_checkpoint_head_is_detected() {
     let shape = Shape { checkpoint: 1, ..Shape::ROOMY };
     let plan =
         plan("checkpoint", shape, &[Group(0), Flush, Fill(10, 8), Idle(5000), Fill(30, 8), Idle(5000)]);
@@ -103,34 +105,34 @@ fn without_the_sync_before_the_head_of_a_checkpoint_it_is_caught() {
         let before = syncs_before(&recorded, file, head);
         assert!(!before.is_empty(), "no checkpoint was written file={file}");
         for n in before {
-            let found = caught(&plan, move |name, at| name == file && at == n);
+            let found = findings_with(&plan, move |name, at| name == file && at == n);
             assert!(found.iter().any(|f| f.contains("not whole")), "file={file} n={n} {found:?}");
         }
     }
 }
 
 #[test]
-fn without_the_sync_of_a_tombstone_it_is_caught() {
+fn missing_sync_of_tombstone_is_detected() {
     let plan = plan("remove", Shape::ROOMY, &[Group(0), Flush, Remove(0), Idle(1000)]);
     honest(&plan);
-    let found = caught(&plan, |file, at| file == "sim0/segments" && at == 2);
+    let found = findings_with(&plan, |file, at| file == "sim0/segments" && at == 2);
     assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=Some(Put(1))")), "{found:?}");
 }
 
 #[test]
-fn without_the_sync_of_a_generation_it_is_caught() {
+fn missing_sync_of_generation_is_detected() {
     let plan = plan("clear", Shape::ROOMY, &[Group(0), Flush, Clear(0), Idle(1000)]);
     honest(&plan);
     let written =
         record(&plan, None).log.iter().filter(|l| l.contains(" sync file=sim0/manifest.0 ")).count();
-    let found = caught(&plan, move |file, at| file.contains("manifest") && at == written as u64);
+    let found = findings_with(&plan, move |file, at| file.contains("manifest") && at == written as u64);
     assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=Some(Put(1))")), "{found:?}");
 }
 
 #[test]
-fn without_the_sync_of_a_flush_it_is_caught() {
+fn missing_sync_of_flush_is_detected() {
     let plan = plan("flush", Shape::ROOMY, &[Group(0), Flush, Idle(1000)]);
     honest(&plan);
-    let found = caught(&plan, |file, _| file == "sim0/segments");
+    let found = findings_with(&plan, |file, _| file == "sim0/segments");
     assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=None")), "{found:?}");
 }

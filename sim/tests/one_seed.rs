@@ -1,5 +1,5 @@
-//! Long random plans, each of one seed: several crashes and reopenings in one life, at random moments, with
-//! operations in flight that may still happen.
+//! Long random plans, one per seed: several crashes and reopenings in one life, at random moments,
+//! with operations in flight that may still execute.
 
 mod support;
 
@@ -12,10 +12,10 @@ use support::plan::{Plan, Step, random};
 use support::run::Run;
 
 const STEPS: usize = 60;
-/// Operations that a failure's message shows.
+/// Operations shown in a failure message.
 const TAIL: usize = 40;
 
-/// What a run of a seed ends with.
+/// The result of a run of a seed.
 struct Outcome {
     plan: Plan,
     wrong: Vec<String>,
@@ -52,19 +52,19 @@ fn live(run: &mut Run<'_>, plan: &Plan, rng: &mut SplitMix64, crashes: &mut Vec<
             return;
         }
         if rng.one_in(9) {
-            // In the middle of some later step.
+            // In the middle of a later step.
             world.disk.stop_after(rng.below(25));
         }
         run.step(*step);
         let crash = world.disk.stopped() || rng.one_in(14);
         if crash || run.store.is_none() {
-            // Some of what is under way ends before the crash, some does not.
+            // Some operations in flight end before the crash, some do not.
             world.runtime.run_for(std::time::Duration::from_micros(rng.below(700)));
             let mode = [CrashMode::DropAll, CrashMode::KeepAll, CrashMode::Random][rng.below(3) as usize];
             crashes.push(format!("step={i} {step:?} mode={mode:?} n={}", world.disk.ops_done()));
             world.crash(mode);
             if rng.one_in(4) {
-                // And once more while recovering.
+                // And once more during recovery.
                 world.disk.stop_after(rng.below(12));
                 run.reopened();
                 crashes.push(format!("again mode={mode:?} n={}", world.disk.ops_done()));
@@ -73,11 +73,11 @@ fn live(run: &mut Run<'_>, plan: &Plan, rng: &mut SplitMix64, crashes: &mut Vec<
             run.reopened();
         }
     }
-    run.look_at_everything();
+    run.check_all_keys();
     run.step(Step::Close);
 }
 
-fn hold(seeds: std::ops::Range<u64>) {
+fn check(seeds: std::ops::Range<u64>) {
     let mut failed = Vec::new();
     for seed in seeds {
         let Outcome { plan, wrong, log, crashes } = run_seed(seed);
@@ -97,16 +97,16 @@ fn hold(seeds: std::ops::Range<u64>) {
 }
 
 #[test]
-fn random_plans_of_the_lower_half() {
-    hold(seeds(0));
+fn random_plans_lower_half_of_seeds() {
+    check(seeds(0));
 }
 
 #[test]
-fn random_plans_of_the_upper_half() {
-    hold(seeds(1));
+fn random_plans_upper_half_of_seeds() {
+    check(seeds(1));
 }
 
-/// Two tests, so that two cores are used. `TEST_PAGELITH_SIM_SEEDS=FROM..TO` runs others.
+/// Two tests, to use two cores. `TEST_PAGELITH_SIM_SEEDS=FROM..TO` runs other seeds.
 fn seeds(half: u64) -> std::ops::Range<u64> {
     let (from, to) = match std::env::var("TEST_PAGELITH_SIM_SEEDS") {
         Ok(text) => {
@@ -121,12 +121,12 @@ fn seeds(half: u64) -> std::ops::Range<u64> {
 
 /// The seed that showed it.
 #[test]
-fn a_torn_head_of_a_checkpoint_that_the_next_one_made_whole_is_not_believed() {
-    hold(1287..1288);
+fn torn_checkpoint_head_completed_by_next_one_is_refused() {
+    check(1287..1288);
 }
 
 #[test]
-fn one_seed_is_one_log() {
+fn same_seed_gives_same_log() {
     for seed in [3, 4, 5] {
         let (a, b) = (run_seed(seed), run_seed(seed));
         assert!(a.log.len() > 50, "a run that hardly does anything seed={seed}");

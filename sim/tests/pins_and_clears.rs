@@ -1,4 +1,4 @@
-//! Moments that no plan meets by itself, walked through in small steps of time.
+//! Race moments that no plan reaches by itself, searched in small steps of time.
 
 mod support;
 
@@ -7,13 +7,13 @@ use std::time::Duration;
 use pagelith::{AlignedBuf, Destination, Done, Get, GetOutcome, Options, Tier};
 use pagelith_sim::disk::CrashMode;
 use pagelith_sim::env::SimWorld;
-use support::check::{WAYS, record};
+use support::check::{CRASHES, record};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape};
 use support::run::Run;
 use support::world::{key, length};
 
-/// Pins that found their object, over all moments tried.
+/// Pins after `wait` while the log is reclaimed; returns whether the pin held.
 fn pin_at(pages: u32, wait: Duration) -> bool {
     let shape = Shape { promote: false, ..Shape::TIGHT };
     let world = SimWorld::with_dirs(1, shape.dirs);
@@ -29,7 +29,7 @@ fn pin_at(pages: u32, wait: Duration) -> bool {
     let held = pin.pinned() == 2;
     run.store = Some(store);
     run.step(Fill(100, 30));
-    let answers = run.ask(keys).expect("a disk that runs");
+    let answers = run.get_keys(keys).expect("a disk that runs");
     let here = answers.values().all(Option::is_some);
     assert!(here || !held, "pinned and gone pages={pages} wait={wait:?} {answers:?}");
     drop(pin);
@@ -39,7 +39,7 @@ fn pin_at(pages: u32, wait: Duration) -> bool {
 }
 
 #[test]
-fn a_pin_taken_while_its_segment_is_being_reclaimed_holds() {
+fn pin_taken_during_reclaim_of_its_segment_holds() {
     let mut outcomes = [0, 0];
     for pages in 16..34 {
         for wait in 0..8 {
@@ -49,9 +49,10 @@ fn a_pin_taken_while_its_segment_is_being_reclaimed_holds() {
     assert!(outcomes.iter().all(|n| *n > 5), "both sides of the moment are met {outcomes:?}");
 }
 
-/// The machine goes down after so many changes, while the store that went round makes room, in its second life: with
-/// no segment in reserve what it frees is used at once. Whether they were enough for all of it.
-fn down_after(changes: u64, pages: u32, mode: CrashMode) -> bool {
+/// The machine crashes after `changes` changes, while a reopened store reclaims a full log: with no
+/// segment in reserve it reuses freed segments at once. Returns whether the changes sufficed for
+/// the whole plan.
+fn crash_during_reclaim(changes: u64, pages: u32, mode: CrashMode) -> bool {
     let shape = Shape { promote: false, ..Shape::TIGHT };
     let world = SimWorld::with_dirs(changes, shape.dirs);
     let mut run = Run::new(&world, shape);
@@ -85,24 +86,24 @@ fn down_after(changes: u64, pages: u32, mode: CrashMode) -> bool {
 }
 
 #[test]
-fn what_is_pinned_and_durable_survives_a_crash_at_each_change_of_a_reclaim() {
+fn pinned_durable_object_survives_crash_at_each_change_of_reclaim() {
     for mode in [CrashMode::DropAll, CrashMode::Random] {
-        let moments = (0..).take_while(|n| !down_after(*n, 60, mode)).count();
+        let moments = (0..).take_while(|n| !crash_during_reclaim(*n, 60, mode)).count();
         assert!(moments > 40, "reclaim was hardly met moments={moments}");
     }
 }
 
 #[test]
-fn what_is_put_behind_a_clear_that_was_not_awaited_survives_checkpoints() {
+fn put_after_unawaited_clear_survives_checkpoints() {
     let shape = Shape { checkpoint: 1, ..Shape::ROOMY };
     let steps = vec![Group(0), Flush, Hasty(0), Group(0), Flush, Abandon, Group(2), Flush, Close, Get(0)];
     let recorded = record(&Plan { name: "hasty_clear", shape, steps, after: Vec::new() }, None);
-    let found = recorded.findings(&WAYS, false, 3);
+    let found = recorded.findings(&CRASHES, false, 3);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
 #[test]
-fn a_lease_ends_and_a_pin_does_not() {
+fn lease_expires_and_pin_does_not() {
     let world = SimWorld::new(1);
     let mut run = Run::new(&world, Shape::TIGHT);
     assert!(run.open());
@@ -121,16 +122,17 @@ fn a_lease_ends_and_a_pin_does_not() {
     world.crash(CrashMode::KeepAll);
 }
 
-/// A read stays in flight while the log goes round. The disk refuses operations that overlap one that is in flight.
+/// A read stays in flight while the log wraps. The disk refuses operations that overlap one in
+/// flight.
 #[test]
-fn segment_with_a_read_in_flight_is_not_written_over() {
+fn segment_with_read_in_flight_is_not_overwritten() {
     const READ_TIME: Duration = Duration::from_secs(60);
     const LATENCY: Duration = Duration::from_micros(100);
     let shape = Shape { promote: false, ..Shape::TIGHT };
     let world = SimWorld::with_dirs(1, shape.dirs);
     let mut run = Run::new(&world, shape);
     assert!(run.open());
-    // Opened again, it has the page on SSD alone.
+    // After the reopening the page is on SSD only.
     for step in [Group(0), Flush, Abandon] {
         run.step(step);
     }

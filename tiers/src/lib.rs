@@ -1,7 +1,8 @@
-//! Where bytes live: the DRAM arena, the SSD log, and the policies that choose what stays.
+//! The storage tiers: the DRAM arena, the SSD log, the ownership of pages among peers, and eviction
+//! policies.
 //!
-//! Nothing here knows keys' meaning or the index; the engine ties tiers together. `unsafe` is confined to
-//! `dram::arena`.
+//! This crate knows neither the meaning of keys nor the index; the engine connects the tiers.
+//! `unsafe` is confined to `dram::arena`.
 
 pub mod dram;
 pub mod policy;

@@ -1,13 +1,13 @@
-//! Where a store process listens, and how it is reached.
+//! Addresses at which a store process listens and is reached.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Longest path of a Unix socket in bytes: `sun_path` less the NUL behind it (unix(7)).
+/// Maximum path of a Unix socket in bytes: `sun_path` without its terminating NUL (unix(7)).
 const UNIX_PATH_MAX: usize = 107;
-/// Longest host name in bytes, as of DNS.
+/// Maximum host name in bytes, as in DNS.
 const NAME_BYTES_MAX: usize = 253;
 
 /// An address of a link over a socket.
@@ -15,16 +15,16 @@ const NAME_BYTES_MAX: usize = 253;
 pub enum Address {
     /// `tcp:HOST:PORT`.
     Tcp(Endpoint),
-    /// `unix:PATH`: this host, and this user.
+    /// `unix:PATH`: a process of this user on this host.
     Unix(PathBuf),
 }
 
-/// `HOST:PORT`. It prints as it was written.
+/// `HOST:PORT`. Prints as it was parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// The host as an IP address; one of IPv6 in brackets.
+    /// The host as an IP address; IPv6 in brackets.
     Ip(SocketAddr),
-    /// The host by its name, which is resolved whenever it is used.
+    /// The host as a name, resolved at each use.
     Name {
         /// The name.
         host: String,
@@ -33,24 +33,24 @@ pub enum Endpoint {
     },
 }
 
-/// Text that is no address.
+/// Text that is not an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It begins with something else.
+    /// An unknown prefix.
     #[error("an address begins with tcp: or unix:")]
     Kind,
     /// Not a host and a port.
     #[error("tcp: is followed by HOST:PORT, {0}")]
     Tcp(#[from] EndpointError),
-    /// No path.
-    #[error("unix: is followed by an absolute path")]
+    /// Not an absolute path.
+    #[error("unix: must be followed by an absolute path")]
     Unix,
-    /// A longer path than a socket can have.
-    #[error("the path of a unix socket has at most {UNIX_PATH_MAX} bytes, this one has {0}")]
+    /// The path is longer than a socket can have.
+    #[error("the path of a unix socket must have at most {UNIX_PATH_MAX} bytes, this one has {0}")]
     UnixLength(usize),
 }
 
-/// Text that is no host and port.
+/// Text that is not a host and a port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("where HOST is a host name or an IP address (of IPv6 in brackets) and PORT a number up to 65535")]
 pub struct EndpointError;
@@ -82,7 +82,8 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Whether a resolver may be asked for it. What ends in a number is a mistyped IP address, and no name.
+/// Whether `host` is a valid host name. A last label of digits is a mistyped IP address, not a
+/// name.
 fn is_name(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     let is_label = |label: &str| {
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_reads_as_it_prints_and_nothing_else_is_one() {
+    fn address_round_trips_and_invalid_text_is_refused() {
         for text in [
             "tcp:127.0.0.1:7411",
             "tcp:[::1]:1",
@@ -184,14 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn path_of_a_unix_socket_is_no_longer_than_the_kernel_takes() {
+    fn unix_path_beyond_the_kernel_limit_is_refused() {
         let of = |bytes: usize| format!("unix:/{}", "p".repeat(bytes - 1)).parse::<Address>();
         assert!(of(107).is_ok());
         assert_eq!(of(108), Err(AddressError::UnixLength(108)));
     }
 
     #[test]
-    fn an_endpoint_is_by_name_unless_its_host_is_an_ip_address() {
+    fn endpoint_with_an_ip_address_is_not_a_name() {
         let by_name = |text: &str| matches!(text.parse(), Ok(Endpoint::Name { port: 7411, .. }));
         assert!(by_name("localhost:7411") && by_name("store.example:7411"));
         assert!(!by_name("127.0.0.1:7411") && !by_name("[::1]:7411"));

@@ -1,4 +1,4 @@
-//! Pre-shared keys: how each side proves that it has one, and the MAC of frames behind that.
+//! Pre-shared keys: the proof of each end that it has the key, and the MAC of the frames after it.
 //! `docs/protocol.md` has the formulas; HMAC is RFC 2104, SHA-256 FIPS 180-4.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ type HmacSha256 = Hmac<Sha256>;
 /// Bytes of a head that its MAC covers.
 const HEAD_COVERED: usize = 40;
 
-/// A pre-shared key and its name. Prints without the key.
+/// A pre-shared key and its name. `Debug` prints only the name.
 #[derive(Clone)]
 pub struct Key {
     name: String,
@@ -28,26 +28,26 @@ pub struct Key {
 /// A key that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// Its name is none; so many bytes.
+    /// The name is invalid; it has this many bytes.
     #[error(
-        "name of a key must be 1 to {KEY_NAME_MAX} of A-Z a-z 0-9 _ - . (not repeated, it may be the key) bytes={0}"
+        "key name must have 1 to {KEY_NAME_MAX} of A-Z a-z 0-9 _ - . (not printed, it may be the key) bytes={0}"
     )]
     Name(usize),
-    /// It is too short to be safe, or too long.
-    #[error("a key must have 32 to 64 bytes, random ones bytes={0}")]
+    /// The key is too short to be safe, or too long.
+    #[error("a key must have 32 to 64 random bytes bytes={0}")]
     Length(usize),
-    /// Two keys of one name.
-    #[error("two keys have one name name={0}")]
+    /// Two keys have the same name.
+    #[error("two keys have the same name, rename one name={0}")]
     Twice(String),
 }
 
 impl Key {
-    /// Shortest key in bytes: short enough keys could be guessed from a proof that was overheard.
+    /// Minimum key in bytes. A shorter key could be guessed from an intercepted proof.
     pub const BYTES_MIN: usize = 32;
-    /// Longest key in bytes.
+    /// Maximum key in bytes.
     pub const BYTES_MAX: usize = 64;
 
-    /// A key of 32 to 64 random bytes, and the name that a client says it by.
+    /// A key of 32 to 64 random bytes, and the name by which a client selects it.
     pub fn new(name: &str, secret: &[u8]) -> Result<Key, KeyError> {
         if ProofBody::new(name, [0; 32], [0; 32]).is_none() {
             return Err(KeyError::Name(name.len()));
@@ -58,7 +58,7 @@ impl Key {
         Ok(Key { name: name.into(), secret: secret.into() })
     }
 
-    /// Its name; not a secret.
+    /// The name of the key; not a secret.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -74,16 +74,15 @@ impl fmt::Debug for Key {
     }
 }
 
-/// HMAC takes a key of any length.
 fn keyed(secret: &[u8]) -> HmacSha256 {
     HmacSha256::new_from_slice(secret).unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"))
 }
 
-/// The keys that a server knows, and what each may do.
+/// The keys that a server accepts, and the rights of each.
 #[derive(Clone, Debug)]
 pub struct KeyRing {
     keys: BTreeMap<String, (Key, Rights)>,
-    /// What a name that is not known is checked against, so that it takes as long and tells nothing.
+    /// Verifies proofs of unknown names, so that they take the same time and reveal nothing.
     decoy: Key,
 }
 
@@ -106,11 +105,16 @@ impl KeyRing {
         Ok(ring)
     }
 
-    /// The rights behind a client's proof; the error does not tell whether name or proof was wrong.
-    pub(crate) fn admit(&self, proof: &ProofBody, transcript: [u8; 32]) -> Result<(Session, Rights), Closed> {
+    /// Verify a client's proof and return its rights. The error does not reveal whether the name or
+    /// the proof was wrong.
+    pub(crate) fn admit(
+        &self,
+        proof: &ProofBody,
+        transcript: [u8; 32],
+    ) -> Result<(AuthSession, Rights), Closed> {
         let known = self.keys.get(proof.key_name());
         let key = known.map_or(&self.decoy, |(key, _)| key);
-        let session = Session { key: key.clone(), transcript, nonce: proof.nonce, said: *proof };
+        let session = AuthSession { key: key.clone(), transcript, nonce: proof.nonce, name: *proof };
         let proved = session.derive(Label::ClientProof).verify_slice(&proof.proof).is_ok();
         match known {
             Some((_, rights)) if proved => Ok((session, rights.clone())),
@@ -119,7 +123,7 @@ impl KeyRing {
     }
 }
 
-/// What the frames of the greeting hash to.
+/// The hash of the greeting frames.
 #[derive(Clone, Default)]
 pub(crate) struct Transcript(Sha256);
 
@@ -157,20 +161,21 @@ impl Label {
     }
 }
 
-/// What both sides compute proofs and frame keys from.
-pub(crate) struct Session {
+/// The input from which both ends derive proofs and frame keys.
+pub(crate) struct AuthSession {
     key: Key,
     transcript: [u8; 32],
     nonce: [u8; 32],
-    /// Holds the key's name as it is hashed.
-    said: ProofBody,
+    /// Only its key name is used, in the padded form that is hashed.
+    name: ProofBody,
 }
 
-impl Session {
-    /// Of a client that says `key` with a nonce of its own. A key has a name that a proof takes.
-    pub(crate) fn of_client(key: &Key, transcript: [u8; 32], nonce: [u8; 32]) -> Option<Session> {
-        let said = ProofBody::new(key.name(), nonce, [0; 32])?;
-        Some(Session { key: key.clone(), transcript, nonce, said })
+impl AuthSession {
+    /// The session of a client with `key` and its own nonce. `None` if a proof cannot hold the
+    /// name, which [`Key::new`] excludes.
+    pub(crate) fn of_client(key: &Key, transcript: [u8; 32], nonce: [u8; 32]) -> Option<AuthSession> {
+        let name = ProofBody::new(key.name(), nonce, [0; 32])?;
+        Some(AuthSession { key: key.clone(), transcript, nonce, name })
     }
 
     fn derive(&self, label: Label) -> HmacSha256 {
@@ -178,8 +183,8 @@ impl Session {
         mac.update(&label.bytes());
         mac.update(&self.transcript);
         mac.update(&self.nonce);
-        mac.update(&self.said.key_name);
-        mac.update(&[self.said.key_name_bytes]);
+        mac.update(&self.name.key_name);
+        mac.update(&[self.name.key_name_bytes]);
         mac
     }
 
@@ -189,17 +194,17 @@ impl Session {
 
     /// The client's proof.
     pub(crate) fn client_proof(&self) -> ProofBody {
-        ProofBody { proof: self.derived(Label::ClientProof), nonce: self.nonce, ..self.said }
+        ProofBody { proof: self.derived(Label::ClientProof), nonce: self.nonce, ..self.name }
     }
 
     /// The server's proof.
     pub(crate) fn server_proof(&self) -> ProofBody {
-        ProofBody { proof: self.derived(Label::ServerProof), nonce: [0; 32], ..self.said }
+        ProofBody { proof: self.derived(Label::ServerProof), nonce: [0; 32], ..self.name }
     }
 
-    /// Whether a server's proof is one, and of this session.
+    /// Verify a server's proof for this session.
     pub(crate) fn check_server(&self, proof: &ProofBody) -> Result<(), Closed> {
-        let same = proof.key_name() == self.said.key_name() && proof.nonce == [0; 32];
+        let same = proof.key_name() == self.name.key_name() && proof.nonce == [0; 32];
         let proved = self.derive(Label::ServerProof).verify_slice(&proof.proof).is_ok();
         if same && proved { Ok(()) } else { Err(Closed::NotAuthentic { what: "the server's proof" }) }
     }
@@ -211,7 +216,7 @@ impl Session {
     }
 }
 
-/// The MAC of one direction's frames: its key, and how many it has seen.
+/// The MAC of the frames of one direction: its key, and the number of frames so far.
 #[derive(Clone)]
 pub(crate) struct FrameMac {
     keyed: HmacSha256,
@@ -228,13 +233,13 @@ impl FrameMac {
         mac
     }
 
-    /// The MAC of the next frame; `body` is empty for data.
+    /// The MAC of the next frame; `body` is empty for data frames.
     pub(crate) fn next(&mut self, head: &[u8; 64], body: &[u8]) -> Mac {
         let whole: [u8; 32] = self.over(head, body).finalize().into_bytes().into();
         std::array::from_fn(|i| whole[i])
     }
 
-    /// Whether the next frame has the MAC that it must have; compared in constant time.
+    /// Verify the MAC of the next frame in constant time.
     pub(crate) fn check(&mut self, head: &[u8; 64], body: &[u8], mac: &Mac) -> Result<(), Closed> {
         let same = self.over(head, body).verify_truncated_left(mac).is_ok();
         if same { Ok(()) } else { Err(Closed::NotAuthentic { what: "the mac of a frame" }) }
@@ -245,14 +250,14 @@ impl FrameMac {
 mod tests {
     use super::*;
 
-    fn session(secret: u8, name: &str, transcript: u8, nonce: u8) -> Session {
+    fn session(secret: u8, name: &str, transcript: u8, nonce: u8) -> AuthSession {
         let key = Key::new(name, &[secret; 32]).expect("a key");
-        Session::of_client(&key, [transcript; 32], [nonce; 32]).expect("a name")
+        AuthSession::of_client(&key, [transcript; 32], [nonce; 32]).expect("a name")
     }
 
-    /// RFC 4231, test case 2: the primitive is the one that the formulas mean.
+    /// RFC 4231, test case 2.
     #[test]
-    fn the_primitive_is_hmac_sha_256() {
+    fn keyed_hash_matches_the_hmac_sha_256_test_vector() {
         let mut mac = keyed(b"Jefe");
         mac.update(b"what do ya want for nothing?");
         let bytes: [u8; 32] = mac.finalize().into_bytes().into();
@@ -261,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_depends_on_key_name_transcript_nonce_and_role() {
+    fn proof_depends_on_key_name_transcript_nonce_and_role() {
         let proofs: Vec<[u8; 32]> =
             [(1, "a", 1, 1), (2, "a", 1, 1), (1, "b", 1, 1), (1, "a", 2, 1), (1, "a", 1, 2)]
                 .into_iter()
@@ -273,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_with_another_key_or_an_unknown_name_is_told_the_same() {
+    fn wrong_key_and_unknown_name_give_the_same_error() {
         let known = (Key::new("a", &[1; 32]).expect("a key"), Rights::all());
         let ring = KeyRing::new([known.clone()], &pagelith_io::system::SystemEntropy).expect("a ring");
         let ask = |secret, name| {
@@ -290,15 +295,15 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_counts_once_in_its_place_and_direction() {
+    fn frame_mac_is_bound_to_sequence_direction_and_bytes() {
         let (client, server) = session(1, "a", 1, 1).frame_macs();
         let (head, body) = ([7; 64], b"body");
         let mut sender = client.clone();
         let macs = [sender.next(&head, body), sender.next(&head, body)];
         let mut reader = client.clone();
         assert_eq!(macs.map(|mac| reader.check(&head, body, &mac).is_ok()), [true, true]);
-        assert!(client.clone().check(&head, body, &macs[1]).is_err(), "one was left out");
-        assert!(server.clone().check(&head, body, &macs[0]).is_err(), "of the other direction");
+        assert!(client.clone().check(&head, body, &macs[1]).is_err(), "a frame was skipped");
+        assert!(server.clone().check(&head, body, &macs[0]).is_err(), "the other direction");
         assert!(client.clone().check(&head, b"Body", &macs[0]).is_err());
         for at in 0..HEAD_COVERED {
             let mut other = head;
@@ -308,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_long_and_print_nothing() {
+    fn key_of_invalid_length_is_refused_and_debug_hides_the_key() {
         assert_eq!(Key::new("a", &[1; 31]).map(|_| ()), Err(KeyError::Length(31)));
         assert_eq!(Key::new("a", &[1; 65]).map(|_| ()), Err(KeyError::Length(65)));
         assert_eq!(Key::new("a b", &[1; 32]).map(|_| ()), Err(KeyError::Name(3)));

@@ -1,4 +1,5 @@
-//! What two peers agree on: computed by both from the two greetings, so that nothing is asked twice or guessed.
+//! Negotiation of capabilities. Both peers compute the result from the two greetings, without
+//! further messages.
 
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::greeting::{
@@ -6,39 +7,39 @@ use pagelith_layouts::wire::greeting::{
 };
 use pagelith_layouts::wire::{VERSION_MAX, VERSION_MIN};
 
-/// What one side says of itself.
+/// The capabilities that one end offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Versions that it speaks, oldest and newest.
+    /// Supported protocol versions, oldest and newest.
     pub versions: (u16, u16),
-    /// Features that it has, or would like to use, a bit each.
+    /// Features that it has or wants to use, one bit each.
     pub features: u64,
-    /// Those of them that it cannot do without.
+    /// The required ones among `features`.
     pub required: u64,
-    /// Alignment in bytes of memory that bytes move to without another copy, a power of two.
+    /// Alignment in bytes of memory that is transferred without another copy; a power of two.
     pub alignment: u32,
-    /// Longest control body in bytes that it reads, at least 16 KiB.
+    /// Maximum length in bytes of a control body that it reads, at least 16 KiB.
     pub control_bytes_max: u32,
-    /// Longest body of a data frame in bytes that it reads, at least 64 KiB.
+    /// Maximum length in bytes of a data frame's body that it reads, at least 64 KiB.
     pub data_bytes_max: u32,
-    /// Most operations in flight on a connection, at least 1: a server answers for the memory of each.
+    /// Maximum operations in flight on a connection, at least 1: a server reserves memory for each.
     pub operations_max: u32,
-    /// Longest object in bytes that it can hold.
+    /// Maximum length in bytes of an object that it can hold.
     pub object_bytes_max: u64,
-    /// Names this process, at random.
+    /// Random identifier of this process.
     pub instance: [u8; 16],
 }
 
-/// Longest control body in bytes that this build reads.
+/// Maximum length in bytes of a control body that this build reads.
 pub(crate) const CONTROL_BYTES_MAX: u32 = 1 << 20;
 
 impl Offer {
-    /// What this build speaks and has, as the process named `instance`: control bodies up to 1 MiB, data frames up to
-    /// 1 MiB, so that a ping waits for no more than that.
+    /// The offer of this build for the process `instance`: control bodies up to 1 MiB, and data
+    /// frames up to 1 MiB, so that a ping waits for at most one such frame.
     pub fn of_this_build(instance: [u8; 16]) -> Offer {
         Offer {
             versions: (VERSION_MIN, VERSION_MAX),
-            features: Feature::ALL.iter().fold(0, |all, feature| all | feature.bit()),
+            features: Feature::of_this_build(),
             required: 0,
             alignment: 4096,
             control_bytes_max: CONTROL_BYTES_MAX,
@@ -49,12 +50,12 @@ impl Offer {
         }
     }
 
-    /// The same without a feature.
+    /// A copy without `feature`.
     pub fn without(self, feature: Feature) -> Offer {
         Offer { features: self.features & !feature.bit(), ..self }
     }
 
-    /// Its greeting; `keyed` says whether peers are known by a key.
+    /// The greeting for this offer; `keyed` tells whether peers authenticate by a key.
     pub(crate) fn greeting(&self, keyed: bool) -> Greeting {
         Greeting {
             version_min: self.versions.0,
@@ -74,30 +75,31 @@ impl Offer {
     }
 }
 
-/// What two peers have in common.
+/// The capabilities that two peers have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Common {
     /// Protocol version.
     pub version: u16,
-    /// Features of both.
+    /// Features of both peers.
     pub features: u64,
-    /// Features that this side would like and the other does not have, by name.
+    /// Names of the features that this end offers and the peer lacks.
     pub missing: Vec<&'static str>,
     /// The larger alignment in bytes.
     pub alignment: u32,
-    /// Longest control body in bytes that the peer reads.
+    /// Maximum length in bytes of a control body that the peer reads.
     pub control_bytes_max: u32,
-    /// Longest data body in bytes that the peer reads and this side makes.
+    /// Maximum length in bytes of a data frame's body that the peer reads and this end sends.
     pub data_bytes_max: u32,
-    /// Most operations in flight, the fewer of both.
+    /// Maximum operations in flight: the smaller of both limits.
     pub operations_max: u32,
-    /// Longest object in bytes that both can hold.
+    /// Maximum length in bytes of an object that both can hold.
     pub object_bytes_max: u64,
-    /// Names the peer's process.
+    /// Identifies the peer's process.
     pub peer_instance: [u8; 16],
 }
 
-/// What `own` and the greeting of a peer have in common, or the refusal that says why it is not enough.
+/// Intersect `own` with a peer's greeting. The refusal tells why the intersection is not
+/// sufficient.
 pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refusal> {
     let refuse = |reason, missing, text| Err(Refusal { reason, versions: own.versions, missing, text });
     let (oldest, newest) = own.versions;
@@ -119,7 +121,7 @@ pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refu
     }
     let auth = if keyed { AUTH_KEY } else { AUTH_CONNECTION };
     if theirs.auth & auth == 0 {
-        let need = if keyed { "a key is needed" } else { "this connection takes no key" };
+        let need = if keyed { "a key is required" } else { "this connection supports no key" };
         return refuse(Reason::Denied, 0, need.into());
     }
     Ok(Common {
@@ -128,7 +130,8 @@ pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refu
         missing: Feature::names(own.features & !features),
         alignment: own.alignment.max(theirs.alignment),
         control_bytes_max: theirs.control_bytes_max,
-        // A frame that has begun must be finished: no longer than this side would read itself.
+        // A frame that was begun must be finished, so it is no longer than this end itself would
+        // read.
         data_bytes_max: theirs.data_bytes_max.min(own.data_bytes_max),
         operations_max: theirs.operations_max.min(own.operations_max),
         object_bytes_max: own.object_bytes_max.min(theirs.object_bytes_max),
@@ -145,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_version_of_both_is_spoken_or_none() {
+    fn version_is_the_newest_common_one_or_refused() {
         let meet = |a, b| agree(&offer(a), &offer(b).greeting(true), true).map(|c| c.version);
         assert_eq!(meet((1, 1), (1, 1)), Ok(1));
         assert_eq!(meet((1, 2), (1, 5)), Ok(2));
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_feature_is_named_and_a_required_one_refused() {
+    fn missing_feature_is_named_and_a_required_one_refused() {
         let few = Offer { features: Feature::Groups.bit(), ..offer((1, 1)) };
         let common = agree(&offer((1, 1)), &few.greeting(true), true).expect("enough");
         assert_eq!(common.features, Feature::Groups.bit());
@@ -181,25 +184,22 @@ mod tests {
                 "views",
                 "members",
                 "asks_again",
-                "files",
                 "peers",
                 "bases",
-                "holds",
-                "steady",
-                "catalog"
+                "holds"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };
         let refused = agree(&strict, &few.greeting(true), true).expect_err("durable is required");
         assert_eq!((refused.reason, refused.missing), (Reason::Feature, Feature::Durable.bit()));
         assert_eq!(refused.text, "features are missing names=durable");
-        // Features of a later version mean nothing here, and harm nothing.
+        // Unknown features of a later version are ignored.
         let later = Offer { features: u64::MAX, ..few };
         assert_eq!(agree(&few, &later.greeting(true), true).map(|c| c.features), Ok(few.features));
     }
 
     #[test]
-    fn caps_are_the_receivers_and_sizes_those_of_both() {
+    fn frame_limits_are_the_receivers_and_object_limits_the_smaller() {
         let small =
             Offer { alignment: 512, control_bytes_max: 16 << 10, object_bytes_max: 9, ..offer((1, 1)) };
         let common = agree(&offer((1, 1)), &small.greeting(false), false).expect("enough");

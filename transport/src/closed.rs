@@ -1,26 +1,26 @@
-//! Why a link ended, or was not made.
+//! Reasons why a link ended or could not be established.
 
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::wire::greeting::Refusal;
 use pagelith_layouts::wire::printable::Printable;
 use thiserror::Error;
 
-/// Why a link ended, or was not made. Another try may help where [`Closed::retryable`] says so.
+/// Why a link ended or could not be established. [`Closed::retryable`] tells whether to try again.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Closed {
-    /// This side closed it.
+    /// This end closed the link.
     #[error("closed by this side")]
     Here,
-    /// The peer said that it closes.
+    /// The peer sent a goodbye.
     #[error("closed by the peer")]
     Bye,
-    /// The connection ended without a word.
+    /// The connection ended without a goodbye.
     #[error("the connection ended")]
     Ended,
-    /// Nothing was heard of the peer for too long: it is dead, or the network to it.
+    /// The peer was silent for too long: it is dead or unreachable.
     #[error("nothing was heard of the peer silent_ms={silent_ms}")]
     Silent {
-        /// How long, in milliseconds.
+        /// Duration of the silence in milliseconds.
         silent_ms: u64,
     },
     /// The greeting or the proof took too long.
@@ -29,17 +29,17 @@ pub enum Closed {
         /// The limit in milliseconds.
         limit_ms: u64,
     },
-    /// The name of the peer's host could not be resolved.
+    /// The host name of the peer could not be resolved.
     #[error(
         "the host name was not resolved: {detail}; check the name, and the resolver of this host host={host}"
     )]
     Unresolved {
         /// The name.
         host: String,
-        /// What the resolver said.
+        /// The resolver's message.
         detail: String,
     },
-    /// The system failed an operation.
+    /// A system call failed.
     #[error("{operation} failed: {} errno={errno}", std::io::Error::from_raw_os_error(*.errno))]
     System {
         /// Which operation.
@@ -47,25 +47,26 @@ pub enum Closed {
         /// The kernel's errno.
         errno: i32,
     },
-    /// The peer sent what is no frame of the protocol, or one that does not belong here.
+    /// The peer sent an invalid frame, or one that is not allowed at that point.
     #[error("the peer broke the protocol: {0}")]
     Broken(FormatError),
-    /// A frame's MAC or a proof does not match: the peer does not have the key, or somebody is between.
-    #[error("the peer is not who it says: {what} does not match")]
+    /// A proof or the MAC of a frame does not match: the peer does not have the key, or a third
+    /// party changed the bytes.
+    #[error("the peer failed authentication: {what} does not match")]
     NotAuthentic {
-        /// What was compared.
+        /// The value that does not match.
         what: &'static str,
     },
-    /// The server does not serve this client.
+    /// The server refused this client.
     #[error("refused: {} reason={:?}", Printable(&.0.text), .0.reason)]
     Refused(Refusal),
-    /// The peers have nothing in common to work with.
-    #[error("the peers do not fit: {}", Printable(.0))]
+    /// The peers have no usable version, feature or authentication in common.
+    #[error("incompatible peers: {}", Printable(.0))]
     Misfit(String),
 }
 
 impl Closed {
-    /// Whether the same may succeed if it is tried again later.
+    /// Whether another try may succeed later.
     pub fn retryable(&self) -> bool {
         use pagelith_layouts::wire::greeting::Reason;
         match self {
@@ -76,13 +77,13 @@ impl Closed {
         }
     }
 
-    /// Whether the peer has ended it, so that it does nothing more of what it was asked. A peer that this side gave up may
-    /// still do that, however late.
+    /// Whether the peer ended the link, so that it executes no more requests of it. A peer that
+    /// this end gave up may still execute them at any later time.
     pub fn is_by_peer(&self) -> bool {
         matches!(self, Closed::Bye | Closed::Ended | Closed::System { .. })
     }
 
-    /// The peer broke the rules in a field.
+    /// A protocol violation in this field.
     pub(crate) fn broken(field: &'static str, value: impl std::fmt::Display) -> Closed {
         Closed::Broken(FormatError::Field { structure: "frame", field, value: value.to_string() })
     }
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_a_server_that_is_not_known_yet_is_escaped() {
+    fn text_of_an_unauthenticated_server_is_escaped() {
         let text = "gone\n2026 closed durable_objects=7 \u{1b}]0;title\u{7}";
         let refusal = Refusal { reason: Reason::Denied, versions: (1, 1), missing: 0, text: text.into() };
         for why in [Closed::Refused(refusal), Closed::Misfit(text.into())] {
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn link_that_this_side_gave_up_is_not_ended_by_the_peer() {
+    fn link_given_up_by_this_end_is_not_ended_by_the_peer() {
         assert!(Closed::Ended.is_by_peer() && Closed::Bye.is_by_peer());
         let given_up = [Closed::Silent { silent_ms: 6000 }, Closed::Here];
         assert!(!given_up.iter().any(Closed::is_by_peer));

@@ -1,55 +1,51 @@
-//! A link over a stream of bytes: the two halves, the memory that bytes land in, and the heartbeat.
+//! A link over a byte stream: its sending and receiving halves, exposed memory and the heartbeat.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Clock;
-use pagelith_io::disk::Disk;
-use pagelith_io::fault::IoFault;
-use pagelith_io::handed::open_handed;
-use pagelith_io::shm::{CatalogView, Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, Kind, Side};
 
 use crate::capability::Offer;
 use crate::closed::Closed;
+use crate::exposures::Exposures;
 use crate::handshake::Agreed;
 use crate::heartbeat::Heartbeat;
-use crate::inbound::{Inbound, Reading, Sink};
-use crate::landing::Landing;
+use crate::inbound::{FrameReader, Inbound, Sink};
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Facts, Link, Push, Room};
-use crate::outbound::{Outbound, Writing};
-use crate::places::Place;
-use crate::shown::{FilePlace, Regions, Shown};
+use crate::outbound::{FrameWriter, Outbound};
+use crate::permits::LinkPermit;
+use crate::shown::{Regions, Shown};
 use crate::stream::Stream;
 
 /// One end of a connection over `S`.
 pub struct Conn<S> {
-    /// `None` once the link is closed: the stream goes at once.
+    /// `None` once the link is closed: closing drops the stream at once.
     stream: Option<S>,
     inbound: Inbound,
     outbound: Outbound,
-    landing: Landing,
+    exposures: Exposures,
     regions: Regions,
     facts: Facts,
     limits: Limits,
     counts: Counts,
-    /// What happened outside of `poll`.
-    happened: Vec<Event>,
+    /// Events that occurred outside of `poll`.
+    queued_events: Vec<Event>,
     /// Requests without an outcome.
     operations: u32,
     heartbeat: Heartbeat,
-    /// At a server that has only so many: free again when this is gone.
-    _place: Option<Place>,
-    /// Bytes that the stream had taken when the peer was heard last.
+    /// Held at a server that bounds its links.
+    _permit: Option<LinkPermit>,
+    /// [`Outbound::written`] after the last step.
     written: u64,
 }
 
 impl<S: Stream> Conn<S> {
-    /// A link over a stream whose handshake is done; `first` are bytes of it that are not sent yet.
+    /// A link over a stream whose handshake is done; `first` holds its bytes that are not sent yet.
     pub(crate) fn new(
         stream: S,
         side: Side,
@@ -59,16 +55,16 @@ impl<S: Stream> Conn<S> {
         first: Vec<u8>,
         (clock, limits): (Arc<dyn Clock>, Limits),
     ) -> Conn<S> {
-        let Agreed { common, rights, key_name, macs, place } = agreed;
+        let Agreed { common, rights, key_name, macs, permit } = agreed;
         let (sends, reads) = macs.unzip();
-        let reading = Reading {
+        let reader = FrameReader {
             from: side.other(),
             version: common.version,
             control_bytes_max: own.control_bytes_max,
             data_bytes_max: own.data_bytes_max,
             mac: reads,
         };
-        let writing = Writing {
+        let writer = FrameWriter {
             side,
             version: common.version,
             control_bytes_max: common.control_bytes_max,
@@ -93,36 +89,36 @@ impl<S: Stream> Conn<S> {
         Conn {
             regions,
             stream: Some(stream),
-            inbound: Inbound::new(reading),
-            outbound: Outbound::new(writing, limits, first),
-            landing: Landing::new(limits.exposures_max),
+            inbound: Inbound::new(reader),
+            outbound: Outbound::new(writer, limits, first),
+            exposures: Exposures::new(limits.exposures_max),
             facts,
             limits,
             counts: Counts::default(),
-            happened: Vec::new(),
+            queued_events: Vec::new(),
             operations: 0,
             heartbeat: Heartbeat::new(clock),
-            _place: place,
+            _permit: permit,
             written: 0,
         }
     }
 
-    /// The stream; `None` once the link is closed. For whoever waits for several links at once.
+    /// The stream, for callers that wait for several links at once; `None` once the link is closed.
     pub fn stream(&self) -> Option<&S> {
         self.stream.as_ref()
     }
 
-    /// Whether it waits for the stream to take bytes.
+    /// Whether the link waits until its stream can be written.
     pub fn wants_write(&self) -> bool {
         self.stream.is_some() && self.outbound.is_busy()
     }
 
-    /// How long until [`Link::poll`] must be called though nothing arrived.
+    /// Time until [`Link::poll`] must be called even if nothing arrives.
     pub fn due(&self) -> Duration {
         self.heartbeat.due(self.heartbeat.clock.now(), &self.limits)
     }
 
-    /// Requests that this side may still send.
+    /// Requests that this end may still send.
     fn operations_left(&self) -> usize {
         match self.facts.side {
             Side::Client => self.facts.operations_max.saturating_sub(self.operations) as usize,
@@ -130,47 +126,49 @@ impl<S: Stream> Conn<S> {
         }
     }
 
-    /// Whether nothing of a client is read for now: it has not read what it was told, and what it asks for would add to that. It is
-    /// dead if it takes none of it for as long as if it were silent.
-    fn is_stopped_up(&self) -> bool {
-        self.facts.side == Side::Server && self.outbound.is_stopped_up()
+    /// Whether this server pauses reading from its client. The client does not read its responses,
+    /// and more requests would add to them. If the stream takes no byte for [`Limits::dead_after`],
+    /// the client is taken for dead, as if it were silent.
+    fn is_congested(&self) -> bool {
+        self.facts.side == Side::Server && self.outbound.is_congested()
     }
 
     /// Move bytes both ways once.
-    fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
-        let stopped = self.is_stopped_up();
+    fn step(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
+        let paused = self.is_congested();
         let Some(stream) = self.stream.as_mut() else { return Ok(()) };
         let now = self.heartbeat.clock.now();
         let wrote = self.outbound.pump(stream, events, &mut self.counts);
-        let (mut own, mut taken, mut looked) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut own, mut released, mut to_release) = (Vec::new(), Vec::new(), Vec::new());
         let had = events.len();
         let mut sink = Sink {
-            landing: &mut self.landing,
+            exposures: &mut self.exposures,
             events: &mut *events,
             own: &mut own,
             regions: &self.regions,
-            taken: &mut taken,
-            looked: &mut looked,
+            released: &mut released,
+            to_release: &mut to_release,
             counts: &mut self.counts,
         };
-        let read = if stopped { Ok(0) } else { self.inbound.pump(stream, &mut sink) };
-        self.outbound.taken(&taken, events, &mut self.counts);
-        looked.into_iter().for_each(|stretch| self.outbound.took(stretch));
+        let read = if paused { Ok(0) } else { self.inbound.pump(stream, &mut sink) };
+        self.outbound.complete_refs(&released, events, &mut self.counts);
+        to_release.into_iter().for_each(|stretch| self.outbound.queue_release(stretch));
         self.operations = in_flight(self.operations, &events[had..]);
         if self.facts.side == Side::Server && self.operations > self.facts.operations_max {
             return Err(Closed::broken("op", "more in flight than agreed"));
         }
-        // What arrived before the stream ended has arrived, whichever direction showed the end.
+        // Frames that arrived before the end of the stream count, whichever direction reported the
+        // end.
         let goodbye = own.iter().any(|frame| frame.kind == Kind::Bye);
         if goodbye {
             return Err(Closed::Bye);
         }
-        let takes = stopped && self.outbound.written() > self.written;
+        let made_progress = paused && self.outbound.written() > self.written;
         self.written = self.outbound.written();
-        if read? > 0 || takes {
+        if read? > 0 || made_progress {
             self.heartbeat.heard(now);
         }
-        if self.outbound.unsaid() > self.limits.exposures_max {
+        if self.outbound.queued_releases() > self.limits.exposures_max {
             return Err(Closed::broken("shown", "more than is taken"));
         }
         wrote?;
@@ -185,16 +183,16 @@ impl<S: Stream> Conn<S> {
         self.outbound.pump(stream, events, &mut self.counts)
     }
 
-    /// Hand everything back and let the stream go.
+    /// Drop the stream and hand back all memory.
     fn end(&mut self, why: Closed, events: &mut Vec<Event>) {
         self.stream = None;
-        self.landing.retract(None, events);
+        self.exposures.retract(None, events);
         self.outbound.retract(None, events);
         events.push(Event::Closed(why));
     }
 }
 
-/// How many operations are in flight once these events have happened.
+/// Operations in flight after these events.
 fn in_flight(before: u32, events: &[Event]) -> u32 {
     events.iter().fold(before, |count, event| match event {
         Event::Frame(frame) if frame.kind == Kind::Request => count.saturating_add(1),
@@ -214,7 +212,7 @@ impl<S: Stream> Link for Conn<S> {
 
     fn room(&self) -> Room {
         match self.stream {
-            Some(_) => self.outbound.room(self.landing.room(), self.operations_left()),
+            Some(_) => self.outbound.room(self.exposures.room(), self.operations_left()),
             None => Room { frames: 0, frame_bytes: 0, pushes: 0, exposures: 0, operations: 0 },
         }
     }
@@ -244,42 +242,8 @@ impl<S: Stream> Link for Conn<S> {
         }
     }
 
-    fn stays(&self, parts: &[Part]) -> bool {
-        self.regions.stay(parts)
-    }
-
-    fn steady(&self) -> Option<Steady> {
-        self.regions.steady.as_ref()?.begin()
-    }
-
-    fn claim(&self, number: u64) -> Option<Claim> {
-        Some(self.regions.steady.as_ref()?.claim(number))
-    }
-
     fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
         self.regions.shown(stretch, std::iter::once(ShownPiece::new(region, at, length)))
-    }
-
-    fn catalog(&self) -> Option<&Arc<CatalogView>> {
-        self.regions.catalog.as_ref()
-    }
-
-    fn is_there(&self) -> bool {
-        self.stream.as_ref().is_some_and(Stream::is_there)
-    }
-
-    fn lends(&self) -> bool {
-        self.stream.is_some() && !self.regions.own_files.is_empty()
-    }
-
-    fn lend(&mut self, op: OpId, item: u32, token: u64, place: FilePlace) -> bool {
-        let piece = self.regions.file_piece(place).filter(|_| self.stream.is_some());
-        piece.is_some_and(|piece| self.outbound.lend((op, item, 0), token, piece))
-    }
-
-    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
-        let files = &self.regions.their_files;
-        if files.is_empty() { Ok(None) } else { open_handed(files).map(Some) }
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {
@@ -293,33 +257,33 @@ impl<S: Stream> Link for Conn<S> {
         if self.stream.is_none() {
             return Err(parts);
         }
-        self.landing.expose((op, item, offset), parts)
+        self.exposures.expose((op, item, offset), parts)
     }
 
-    fn nudge(&mut self) -> bool {
-        self.stream.as_mut().is_some_and(Stream::nudge)
+    fn nudge(&mut self) {
+        self.stream.iter_mut().for_each(Stream::nudge);
     }
 
     fn send_on(&mut self) {
         if let Some(stream) = self.stream.as_mut() {
-            // What is wrong with the stream is found again, and said, by the next poll.
-            let _ = self.outbound.pump(stream, &mut self.happened, &mut self.counts);
+            // The next poll finds and reports the same failure of the stream.
+            let _ = self.outbound.pump(stream, &mut self.queued_events, &mut self.counts);
         }
     }
 
     fn took(&mut self, shown: Shown) {
-        self.outbound.took(shown.stretch());
+        self.outbound.queue_release(shown.stretch());
     }
 
     fn retract(&mut self, op: OpId) {
-        self.landing.retract(Some(op), &mut self.happened);
-        self.inbound.forget(op);
-        self.outbound.retract(Some(op), &mut self.happened);
+        self.exposures.retract(Some(op), &mut self.queued_events);
+        self.inbound.discard(op);
+        self.outbound.retract(Some(op), &mut self.queued_events);
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {
-        events.append(&mut self.happened);
-        if let Err(why) = self.turn(events) {
+        events.append(&mut self.queued_events);
+        if let Err(why) = self.step(events) {
             self.end(why, events);
         }
     }
@@ -332,18 +296,17 @@ impl<S: Stream> Link for Conn<S> {
             if events.len() != had {
                 return;
             }
-            let (now, write, stopped) =
-                (self.heartbeat.clock.now(), self.wants_write(), self.is_stopped_up());
+            let (now, write, paused) = (self.heartbeat.clock.now(), self.wants_write(), self.is_congested());
             if now >= until {
                 return;
             }
             let Some(stream) = self.stream.as_mut() else { return };
             let most = until.since(now).min(self.heartbeat.due(now, &self.limits));
-            let ready = match stopped {
+            let ready = match paused {
                 true => stream.ready_to_write(most),
                 false => stream.ready(write, most),
             };
-            // By a clock that stands still, some of the time is all of it.
+            // A simulated clock does not advance during the wait: the timeout counts as passed.
             if !ready && self.heartbeat.clock.now() == now {
                 self.poll(events);
                 return;
@@ -353,11 +316,11 @@ impl<S: Stream> Link for Conn<S> {
 
     fn close(&mut self) {
         let Some(stream) = self.stream.as_mut() else { return };
-        let mut events = std::mem::take(&mut self.happened);
+        let mut events = std::mem::take(&mut self.queued_events);
         self.outbound.send_urgent(Frame::bare(Kind::Bye, OpId(0)));
-        // If it cannot be told at once, the end of the connection tells it.
+        // If the goodbye cannot be sent at once, the peer sees the end of the connection.
         let _ = self.outbound.pump(stream, &mut events, &mut self.counts);
         self.end(Closed::Here, &mut events);
-        self.happened = events;
+        self.queued_events = events;
     }
 }

@@ -1,4 +1,4 @@
-//! How a client reaches a peer: whatever carries the link, it begins, goes on without waiting, and ends.
+//! Establishing links from the client's end, without blocking.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use pagelith_io::system::SystemEntropy;
 
 use crate::address::{Address, Endpoint};
 use crate::auth::Key;
-use crate::by_name::ByName;
 use crate::capability::Offer;
 use crate::closed::Closed;
+use crate::dial_name::NameDial;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::pending::Progress;
@@ -19,54 +19,54 @@ use crate::resolve::Resolver;
 use crate::shown::Shows;
 use crate::socket::{Socket, SocketPending, connect};
 
-/// Makes links to one peer.
+/// Establishes links to one peer.
 pub trait Dial: Send + Sync {
-    /// Begin to make a link. Never waits.
+    /// Begin to establish a link. Never waits.
     fn begin(&self) -> Result<Box<dyn Dialing>, Closed>;
 }
 
-/// A link on its way.
+/// A link that is being established.
 pub trait Dialing: Send {
-    /// Go on as far as it goes now. Never waits.
+    /// Advance as far as possible now. Never waits.
     fn poll(self: Box<Self>) -> Dialled;
     /// As `poll`, but wait until there is progress or `timeout` passed.
     fn wait(self: Box<Self>, timeout: Duration) -> Dialled;
 }
 
-/// How far it is.
+/// Progress of a [`Dialing`].
 pub enum Dialled {
-    /// More must arrive.
+    /// More bytes must arrive.
     Waiting(Box<dyn Dialing>),
-    /// Here it is.
+    /// The established link.
     Ready(Box<dyn Link>),
-    /// There will be none.
+    /// The link could not be established.
     Over(Closed),
 }
 
-/// Links over sockets.
+/// Establishes links over sockets.
 #[derive(Clone)]
 pub struct SocketDial {
     /// The peer.
     pub address: Address,
-    /// What this side says of itself.
+    /// The capabilities that this end offers.
     pub offer: Offer,
-    /// What it is known by, where the peer demands it.
+    /// The key for authentication, if the peer requires one.
     pub key: Option<Key>,
-    /// For nonces.
+    /// Source of nonces.
     pub entropy: Arc<dyn Entropy>,
-    /// For deadlines.
+    /// Clock for deadlines.
     pub clock: Arc<dyn Clock>,
     /// Bounds of the link.
     pub limits: Limits,
-    /// Memory of this process that the peer may look at, where it is one of this host.
+    /// Memory of this process that a peer on this host may read.
     pub shows: Shows,
-    /// For the address, where it is by name.
+    /// Resolves the address if it has a host name.
     pub resolver: Resolver,
 }
 
 impl SocketDial {
-    /// To the peer at `address`, which knows this process by `key`, with the system's randomness. `offer` is what this
-    /// process says of itself on all of its links.
+    /// For the peer at `address`, authenticated by `key`, with the system's entropy. A process
+    /// makes the same `offer` on all of its links.
     pub fn new(address: Address, key: Option<Key>, offer: Offer, clock: Arc<dyn Clock>) -> SocketDial {
         let limits = Limits::default();
         let entropy = Arc::new(SystemEntropy);
@@ -74,7 +74,7 @@ impl SocketDial {
         SocketDial { address, offer, key, entropy, clock, limits, shows, resolver }
     }
 
-    /// Begin to connect to this address, which is by no name.
+    /// Begin to connect to an address that has no host name.
     pub(crate) fn connect(&self, to: &Address, limits: Limits) -> Result<SocketPending, Closed> {
         let (key, clock) = (self.key.clone(), self.clock.clone());
         connect(to, self.offer, key, &*self.entropy, clock, limits, &self.shows.regions())
@@ -85,7 +85,7 @@ impl Dial for SocketDial {
     fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
         match &self.address {
             Address::Tcp(Endpoint::Name { host, port }) => {
-                Ok(Box::new(ByName::begin(self.clone(), host, *port)?))
+                Ok(Box::new(NameDial::begin(self.clone(), host, *port)?))
             }
             address => Ok(Box::new(self.connect(address, self.limits)?)),
         }

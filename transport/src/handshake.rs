@@ -1,6 +1,8 @@
-//! The first frames of a connection as two state machines: bytes in, bytes out, and in the end what was agreed or why
-//! not. No I/O and no clock: a link reads as many bytes as [`Handshake::need`] says, hands them to
-//! `Handshake::take`, and sends what [`Handshake::out`] has.
+//! The handshake of a connection as a state machine for each role. It ends with the agreement or
+//! with the reason for its failure.
+//!
+//! It has no I/O and no clock. The caller reads as many bytes as [`Handshake::need`] returns,
+//! passes the whole frame to `Handshake::take`, and sends the bytes in [`Handshake::out`].
 
 use std::sync::Arc;
 
@@ -11,31 +13,31 @@ use pagelith_layouts::wire::greeting::{Greeting, Reason, Refusal};
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::{FrameHead, Kind, Side, VERSION_GREETING};
 
-use crate::auth::{FrameMac, Key, KeyRing, Session, Transcript};
+use crate::auth::{AuthSession, FrameMac, Key, KeyRing, Transcript};
 use crate::capability::{Common, Offer, agree};
 use crate::closed::Closed;
-use crate::places::{Place, Places};
+use crate::permits::{LinkPermit, LinkPermits};
 use crate::rights::Rights;
 
-/// How a server knows its clients.
+/// How a server authenticates its clients.
 #[derive(Clone, Debug)]
 pub enum Admission {
-    /// By a key, which says what they may do.
+    /// By a key, which determines their rights.
     Keys(Arc<KeyRing>),
-    /// By the connection itself: whoever can make one may do this. For links whose set-up tells who the peer is, and for
-    /// a server that trusts everybody on its host.
+    /// By the connection itself: each client that can connect has these rights. For links whose
+    /// set-up identifies the peer, and for a server that trusts all processes of its host.
     Connection(Rights),
 }
 
-/// One side's first frames.
+/// The handshake of one end.
 pub struct Handshake {
     offer: Offer,
     transcript: Transcript,
     nonce: [u8; 32],
     state: State,
     out: Vec<u8>,
-    /// A server's, if it has only so many.
-    places: Option<Arc<Places>>,
+    /// The permits of a server that bounds its links.
+    permits: Option<Arc<LinkPermits>>,
 }
 
 enum State {
@@ -46,7 +48,7 @@ enum State {
 enum ClientStep {
     Welcome,
     Challenge(Common),
-    Proof(Common, Box<Session>),
+    Proof(Common, Box<AuthSession>),
     Over,
 }
 
@@ -56,39 +58,39 @@ enum ServerStep {
     Over,
 }
 
-/// What a handshake ends with.
+/// The result of a successful handshake.
 pub(crate) struct Agreed {
     pub common: Common,
     pub rights: Rights,
     pub key_name: Option<String>,
-    /// MACs of the frames sent and received; `None` where there is no key.
+    /// MACs of the frames sent and received; `None` without a key.
     pub macs: Option<(FrameMac, FrameMac)>,
-    /// At a server that has only so many.
-    pub place: Option<Place>,
+    /// Held at a server that bounds its links.
+    pub permit: Option<LinkPermit>,
 }
 
 impl Handshake {
-    /// A client's; its hello is in [`Handshake::out`] at once.
+    /// The handshake of a client; its hello is in [`Handshake::out`] at once.
     pub fn client(offer: Offer, key: Option<Key>, entropy: &dyn Entropy) -> Handshake {
         let hello = offer.greeting(key.is_some()).encode();
         let state = State::Client { key, step: ClientStep::Welcome };
         let mut handshake = Handshake::new(offer, state, entropy);
-        handshake.say(Kind::Hello, &hello);
+        handshake.queue_frame(Kind::Hello, &hello);
         handshake
     }
 
-    /// A server's.
+    /// The handshake of a server.
     pub fn server(offer: Offer, admission: Admission, entropy: &dyn Entropy) -> Handshake {
         let state = State::Server { admission, step: ServerStep::Hello };
         Handshake::new(offer, state, entropy)
     }
 
-    /// The same, which lets a peer in only if one of these is free.
-    pub(crate) fn taking_places(self, places: Arc<Places>) -> Handshake {
-        Handshake { places: Some(places), ..self }
+    /// Admit a peer only with one of these permits.
+    pub(crate) fn with_permits(self, permits: Arc<LinkPermits>) -> Handshake {
+        Handshake { permits: Some(permits), ..self }
     }
 
-    /// Whether the other side has greeted; a client's need not.
+    /// Whether the client's greeting has arrived; always true at a client's end.
     pub(crate) fn is_greeted(&self) -> bool {
         !matches!(self.state, State::Server { step: ServerStep::Hello, .. })
     }
@@ -97,20 +99,20 @@ impl Handshake {
         let mut nonce = [0; 32];
         entropy.fill(&mut nonce);
         let (transcript, out) = (Transcript::default(), Vec::new());
-        Handshake { offer, transcript, nonce, state, out, places: None }
+        Handshake { offer, transcript, nonce, state, out, permits: None }
     }
 
-    /// Whether there are bytes to be sent.
+    /// Whether there are bytes to send.
     pub fn wants_write(&self) -> bool {
         !self.out.is_empty()
     }
 
-    /// Bytes to be sent, in front of all others; whoever sends them takes them out.
+    /// Bytes to send before all others; the caller removes the bytes that it has sent.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
     }
 
-    /// Bytes that it holds on the heap.
+    /// Bytes of heap memory in use.
     pub(crate) fn held_bytes(&self) -> usize {
         self.out.capacity()
     }
@@ -122,10 +124,11 @@ impl Handshake {
         }
     }
 
-    /// How many bytes the frame that begins with `have` has, as far as can be said: a head, or head and body. At most
-    /// 1088. Refuses what cannot come now.
-    pub fn need(&self, have: &[u8]) -> Result<usize, Closed> {
-        let Some(bytes) = have.first_chunk() else { return Ok(FrameHead::BYTES) };
+    /// Length of the frame that begins with `received`: that of a head until the head is complete,
+    /// then that of head and body. At most 1088 bytes. An error if the frame is not allowed in this
+    /// state.
+    pub fn need(&self, received: &[u8]) -> Result<usize, Closed> {
+        let Some(bytes) = received.first_chunk() else { return Ok(FrameHead::BYTES) };
         let (facts, _) = head::decode(bytes, None)?;
         if !facts.kind.is_greeting() || !facts.kind.is_sent_by(self.side().other()) {
             return Err(Closed::broken("kind", format_args!("{:?}", facts.kind)));
@@ -133,8 +136,8 @@ impl Handshake {
         Ok(FrameHead::BYTES + facts.body_bytes as usize)
     }
 
-    /// Take a whole frame. `Ok(None)` is for more to come. After an error a server has a refusal in
-    /// [`Handshake::out`], and the connection is over.
+    /// Process a whole frame. `Ok(None)` if more frames follow. After an error a server has a
+    /// refusal in [`Handshake::out`], and the handshake is over.
     pub(crate) fn take(&mut self, frame: &[u8]) -> Result<Option<Agreed>, Closed> {
         let taken =
             head::split(frame, None).map_err(Closed::from).and_then(|(facts, _, body)| match self.side() {
@@ -165,9 +168,9 @@ impl Handshake {
                 ChallengeBody::decode(body)?;
                 self.transcript.add(frame);
                 let transcript = std::mem::take(&mut self.transcript).finish();
-                let session = key.and_then(|key| Session::of_client(&key, transcript, self.nonce));
+                let session = key.and_then(|key| AuthSession::of_client(&key, transcript, self.nonce));
                 let session = session.ok_or(Closed::NotAuthentic { what: "the key" })?;
-                self.say(Kind::Proof, bytemuck::bytes_of(&session.client_proof()));
+                self.queue_frame(Kind::Proof, bytemuck::bytes_of(&session.client_proof()));
                 self.client_step(ClientStep::Proof(common, Box::new(session)));
                 Ok(None)
             }
@@ -180,7 +183,7 @@ impl Handshake {
                     rights: Rights::all(),
                     key_name,
                     macs: Some((own, theirs)),
-                    place: None,
+                    permit: None,
                 }))
             }
             (_, kind) => Err(Closed::broken("kind", format_args!("{kind:?}"))),
@@ -201,14 +204,14 @@ impl Handshake {
                 let keyed = matches!(admission, Admission::Keys(_));
                 self.transcript.add(frame);
                 let common = agree(&self.offer, &Greeting::decode(body)?, keyed).map_err(Closed::Refused)?;
-                let place = if keyed { None } else { self.take_place()? };
+                let permit = if keyed { None } else { self.acquire_permit()? };
                 let welcome = self.offer.greeting(keyed).encode();
-                self.say(Kind::Welcome, &welcome);
+                self.queue_frame(Kind::Welcome, &welcome);
                 if let Admission::Connection(rights) = admission {
-                    return Ok(Some(Agreed { place, ..Agreed::without_key(common, rights) }));
+                    return Ok(Some(Agreed { permit, ..Agreed::without_key(common, rights) }));
                 }
                 let challenge = ChallengeBody { nonce: self.nonce };
-                self.say(Kind::Challenge, bytemuck::bytes_of(&challenge));
+                self.queue_frame(Kind::Challenge, bytemuck::bytes_of(&challenge));
                 if let State::Server { step, .. } = &mut self.state {
                     *step = ServerStep::Proof(common);
                 }
@@ -219,28 +222,29 @@ impl Handshake {
                 let transcript = std::mem::take(&mut self.transcript).finish();
                 let proof = ProofBody::decode(body)?;
                 let (session, rights) = ring.admit(&proof, transcript)?;
-                let place = self.take_place()?;
-                self.say(Kind::Proof, bytemuck::bytes_of(&session.server_proof()));
+                let permit = self.acquire_permit()?;
+                self.queue_frame(Kind::Proof, bytemuck::bytes_of(&session.server_proof()));
                 let (theirs, own) = session.frame_macs();
                 let key_name = Some(proof.key_name().to_owned());
-                Ok(Some(Agreed { common, rights, key_name, macs: Some((own, theirs)), place }))
+                Ok(Some(Agreed { common, rights, key_name, macs: Some((own, theirs)), permit }))
             }
             (_, kind) => Err(Closed::broken("kind", format_args!("{kind:?}"))),
         }
     }
 
-    /// A place for the peer, which is known; a refusal if all are taken.
-    fn take_place(&self) -> Result<Option<Place>, Closed> {
-        let Some(places) = &self.places else { return Ok(None) };
-        let text =
-            || format!("as many clients are connected as are served at a time links_max={}", places.most());
+    /// A permit for the authenticated peer; a refusal if all are in use.
+    fn acquire_permit(&self) -> Result<Option<LinkPermit>, Closed> {
+        let Some(permits) = &self.permits else { return Ok(None) };
+        let text = || {
+            format!("link limit of the server reached: close other clients links_max={}", permits.capacity())
+        };
         let versions = self.offer.versions;
         let busy = || Refusal { reason: Reason::Busy, versions, missing: 0, text: text() };
-        places.take().map(Some).ok_or_else(|| Closed::Refused(busy()))
+        permits.try_acquire().map(Some).ok_or_else(|| Closed::Refused(busy()))
     }
 
-    /// Queue a frame, and count it to the transcript if it belongs there.
-    fn say(&mut self, kind: Kind, body: &[u8]) {
+    /// Queue a frame, and add it to the transcript if it is part of that.
+    fn queue_frame(&mut self, kind: Kind, body: &[u8]) {
         let facts = HeadFacts::control(VERSION_GREETING, kind, OpId(0), body);
         let frame = [&head::encode(&facts, [0; 16])[..], body].concat();
         if matches!(kind, Kind::Hello | Kind::Welcome | Kind::Challenge) {
@@ -249,7 +253,8 @@ impl Handshake {
         self.out.extend_from_slice(&frame);
     }
 
-    /// Queue a server's last frame: why this peer is not served. Says nothing that only a known peer should hear.
+    /// Queue a server's last frame: the reason for the refusal. It reveals nothing that is reserved
+    /// for authenticated peers.
     pub(crate) fn refuse(&mut self, why: &Closed) {
         if self.side() == Side::Client {
             return;
@@ -262,17 +267,17 @@ impl Handshake {
         };
         let refusal = match why {
             Closed::Refused(refusal) => refusal.clone(),
-            Closed::NotAuthentic { .. } => plain(Reason::Denied, "the key is not known here"),
+            Closed::NotAuthentic { .. } => plain(Reason::Denied, "unknown key name or wrong key"),
             Closed::Late { .. } => plain(Reason::Late, "the handshake took too long"),
-            _ => plain(Reason::Malformed, "this is no greeting of the protocol"),
+            _ => plain(Reason::Malformed, "invalid handshake frame"),
         };
-        self.say(Kind::Refusal, &refusal.encode());
+        self.queue_frame(Kind::Refusal, &refusal.encode());
     }
 }
 
 impl Agreed {
     fn without_key(common: Common, rights: Rights) -> Agreed {
-        Agreed { common, rights, key_name: None, macs: None, place: None }
+        Agreed { common, rights, key_name: None, macs: None, permit: None }
     }
 }
 
@@ -295,10 +300,10 @@ mod tests {
         Offer { versions, ..Offer::of_this_build([3; 16]) }
     }
 
-    /// How a side's handshake ended, if it did.
+    /// The result of one end's handshake, if it has ended.
     type End = Option<Result<Agreed, Closed>>;
 
-    /// Hand what one side says to the other, frame by frame, until nobody says more. Each side's end.
+    /// Exchange frames between both ends, one by one, and return the result of each end.
     fn converse(
         client: &mut Handshake,
         server: &mut Handshake,
@@ -338,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_end_with_the_same_agreement_and_each_others_macs() {
+    fn both_ends_agree_and_derive_matching_macs() {
         let (c, s) = meet((offer((1, 2)), Some(key(1))), (offer((1, 1)), keys(1)));
         let (c, s) = (c.expect("ended").expect("agreed"), s.expect("ended").expect("agreed"));
         assert_eq!((c.common.version, s.common.version), (1, 1));
@@ -354,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_by_name_on_both_sides() {
+    fn incompatible_handshakes_are_refused_with_a_reason_at_both_ends() {
         let reason = |end: End| match end.expect("ended").map(|_| ()) {
             Err(Closed::Refused(refusal)) => refusal.reason,
             other => panic!("{other:?}"),
@@ -374,9 +379,9 @@ mod tests {
         assert_eq!(s.expect("ended").err(), Some(Closed::NotAuthentic { what: "the client's proof" }));
     }
 
-    /// Somebody on the path who changes any byte of any frame, and makes its checksums right again.
+    /// An attacker on the path changes any byte of any frame and corrects its checksums.
     #[test]
-    fn a_greeting_that_was_changed_on_its_way_ends_in_no_agreement() {
+    fn handshake_with_a_tampered_frame_fails() {
         for which in 0..5 {
             for at in 0..96 {
                 let mut client = Handshake::client(offer((1, 1)), Some(key(1)), &SystemEntropy);
@@ -395,14 +400,15 @@ mod tests {
                 let agreed = [&ends.0, &ends.1].map(|end| end.as_ref().is_some_and(|end| end.is_ok()));
                 let untouched = at >= [64, 64, 32, 96, 96][which];
                 assert_eq!(agreed[0], untouched, "which={which} at={at}");
-                // The server's proof is its last word: it cannot know what became of it.
+                // The server's proof is its last frame, so it cannot learn whether that arrived
+                // unchanged.
                 assert_eq!(agreed[1], untouched || which == 4, "which={which} at={at}");
             }
         }
     }
 
     #[test]
-    fn what_comes_at_the_wrong_time_is_refused() {
+    fn frame_out_of_order_is_refused() {
         let bare = |kind| {
             let facts = HeadFacts::control(1, kind, OpId(0), &[1; 32]);
             [&head::encode(&facts, [0; 16])[..], &[1; 32]].concat()
@@ -412,9 +418,9 @@ mod tests {
             assert!(server.need(&bare(kind)).is_err(), "{kind:?}");
         }
         let mut server = Handshake::server(offer((1, 1)), keys(1), &SystemEntropy);
-        assert!(server.take(&bare(Kind::Proof)).is_err(), "a proof of nothing");
+        assert!(server.take(&bare(Kind::Proof)).is_err(), "a proof before a hello");
         let mut client = Handshake::client(offer((1, 1)), Some(key(1)), &SystemEntropy);
         assert!(client.take(&bare(Kind::Challenge)).is_err(), "a challenge before a welcome");
-        assert!(client.out().len() < 256, "a client refuses nobody");
+        assert!(client.out().len() < 256, "a client sends no refusal");
     }
 }

@@ -1,4 +1,4 @@
-//! Whether the peer is there: it is asked after a silence, and dead after a longer one.
+//! Detection of dead peers: a ping after a silence, and a failure if no byte follows it in time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,33 +10,33 @@ use pagelith_layouts::wire::{Frame, Kind};
 use crate::closed::Closed;
 use crate::limits::Limits;
 
-/// When the peer was heard last, and whether it was asked since.
+/// Time of the last bytes received, and of the ping sent since.
 pub(crate) struct Heartbeat {
     pub clock: Arc<dyn Clock>,
-    heard: Mono,
-    asked: Option<Mono>,
+    last_heard: Mono,
+    pinged_at: Option<Mono>,
     pings: u64,
 }
 
 impl Heartbeat {
     pub fn new(clock: Arc<dyn Clock>) -> Heartbeat {
-        Heartbeat { heard: clock.now(), clock, asked: None, pings: 0 }
+        Heartbeat { last_heard: clock.now(), clock, pinged_at: None, pings: 0 }
     }
 
     pub fn heard(&mut self, now: Mono) {
-        (self.heard, self.asked) = (now, None);
+        (self.last_heard, self.pinged_at) = (now, None);
     }
 
-    /// A ping that is due now; an error once the peer did not answer one for too long.
+    /// The ping that is due now, if any; an error if the last ping got no reply in time.
     pub fn beat(&mut self, now: Mono, limits: &Limits) -> Result<Option<Frame>, Closed> {
-        let silent = now.since(self.heard);
-        match self.asked {
-            Some(asked) if now.since(asked) >= limits.dead_after.saturating_sub(limits.ping_after) => {
+        let silent = now.since(self.last_heard);
+        match self.pinged_at {
+            Some(at) if now.since(at) >= limits.dead_after.saturating_sub(limits.ping_after) => {
                 let silent_ms = u64::try_from(silent.as_millis()).unwrap_or(u64::MAX);
                 Err(Closed::Silent { silent_ms })
             }
             None if silent >= limits.ping_after => {
-                self.asked = Some(now);
+                self.pinged_at = Some(now);
                 self.pings += 1;
                 Ok(Some(Frame::bare(Kind::Ping, OpId(self.pings))))
             }
@@ -44,12 +44,12 @@ impl Heartbeat {
         }
     }
 
-    /// How long until there is something to do.
+    /// Time until [`Heartbeat::beat`] has something to do.
     pub fn due(&self, now: Mono, limits: &Limits) -> Duration {
-        let (from, least) = match self.asked {
-            Some(asked) => (asked, limits.dead_after.saturating_sub(limits.ping_after)),
-            None => (self.heard, limits.ping_after),
+        let (from, wait) = match self.pinged_at {
+            Some(at) => (at, limits.dead_after.saturating_sub(limits.ping_after)),
+            None => (self.last_heard, limits.ping_after),
         };
-        least.saturating_sub(now.since(from))
+        wait.saturating_sub(now.since(from))
     }
 }

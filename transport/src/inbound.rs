@@ -1,8 +1,11 @@
-//! The receiving half of a byte-stream link: bytes become frames, and bulk bytes land where they were exposed.
+//! The receiving half of a byte-stream link: parses frames, and reads bulk bytes into exposed
+//! memory.
 //!
-//! A head is read, and only then is it known where its body goes; so while anything is exposed no byte is read beyond
-//! the next head, or few where the peer shows memory, and bulk bytes go from the stream straight to their place. Otherwise as much is
-//! read as fits.
+//! Only a frame's head tells the destination of its body. So while any range is exposed, a read
+//! ends at the next head, and the stream writes bulk bytes straight into exposed memory. If the
+//! peer passes bulk bytes by reference, a read may exceed the next head by
+//! [`READ_AHEAD_SHARED_BYTES`]. While no range is exposed, a read fills the whole read-ahead
+//! buffer.
 
 use std::borrow::Cow;
 use std::io::IoSliceMut;
@@ -14,33 +17,34 @@ use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
-use crate::landing::{Landing, Name};
+use crate::exposures::{ExposureKey, Exposures};
 use crate::link::{Counts, Event};
 use crate::shown::Regions;
 use crate::stream::{Moved, Stream};
 
-/// Bytes that are read ahead, of control frames and of what is thrown away.
-pub(crate) const AHEAD_BYTES: usize = 64 << 10;
-/// The same while memory is exposed, where the peer shows most of what would land there: bytes that were sent instead are copied once more.
-const FEW_BYTES: usize = 2 << 10;
-/// Bytes after which a poll goes on to other things.
-const TURN_BYTES: u64 = 8 << 20;
-/// The same of control frames, which are held until the link's user has looked at them.
-pub(crate) const TURN_CONTROL_BYTES: usize = 1 << 20;
+/// Size of the read-ahead buffer, for control frames and for discarded bytes.
+pub(crate) const READ_AHEAD_BYTES: usize = 64 << 10;
+/// Read-ahead while memory is exposed and the peer passes most bulk bytes by reference. Bulk bytes
+/// that the peer sends instead may land in this buffer, and are then copied once more.
+const READ_AHEAD_SHARED_BYTES: usize = 2 << 10;
+/// Maximum bytes read in one poll, plus one read.
+const POLL_BYTES_MAX: u64 = 8 << 20;
+/// The same for control frames, which the link holds until its user polls them.
+pub(crate) const POLL_CONTROL_BYTES_MAX: usize = 1 << 20;
 
-enum State {
+enum ReadState {
     /// Waiting for a head.
     Head,
     /// Collecting a control body.
     Control { head: [u8; FrameHead::BYTES], facts: HeadFacts, mac: Mac, body: Vec<u8> },
-    /// Landing an item's bytes, so many more.
-    Land { name: Name, left: u64 },
-    /// Throwing so many bytes away.
-    Drain { left: u64 },
+    /// FrameReader `left` more bytes into an exposed range.
+    Data { key: ExposureKey, left: u64 },
+    /// Discarding `left` more bytes.
+    Discard { left: u64 },
 }
 
-/// What a reader goes by: the peer's side, and what was agreed.
-pub(crate) struct Reading {
+/// Checks and dispatches frames: the peer's role, and the negotiated limits.
+pub(crate) struct FrameReader {
     pub from: Side,
     pub version: u16,
     pub control_bytes_max: u32,
@@ -48,25 +52,25 @@ pub(crate) struct Reading {
     pub mac: Option<FrameMac>,
 }
 
-/// Where what arrives goes.
+/// Destinations of received frames and bytes.
 pub(crate) struct Sink<'a> {
-    pub landing: &'a mut Landing,
-    /// For the link's user.
+    pub exposures: &'a mut Exposures,
+    /// Events for the link's user.
     pub events: &'a mut Vec<Event>,
-    /// For the link itself: pings, pongs and goodbyes.
+    /// Frames for the link itself: pings, pongs and goodbyes.
     pub own: &'a mut Vec<Frame>,
     pub regions: &'a Regions,
-    /// Stretches that the peer has taken, of what it was shown.
-    pub taken: &'a mut Vec<Stretch>,
-    /// Stretches that were shown and are not looked at any more.
-    pub looked: &'a mut Vec<Stretch>,
+    /// Ranges that this end passed by reference and the peer has released.
+    pub released: &'a mut Vec<Stretch>,
+    /// Ranges that the peer passed by reference and this end no longer reads.
+    pub to_release: &'a mut Vec<Stretch>,
     pub counts: &'a mut Counts,
 }
 
 pub(crate) struct Inbound {
-    reading: Reading,
-    state: State,
-    /// Read ahead: `ahead[start..end]`.
+    reader: FrameReader,
+    state: ReadState,
+    /// The read-ahead buffer; its unparsed bytes are `ahead[start..end]`.
     ahead: Box<[u8]>,
     start: usize,
     end: usize,
@@ -75,25 +79,25 @@ pub(crate) struct Inbound {
 }
 
 impl Inbound {
-    pub fn new(reading: Reading) -> Inbound {
-        let ahead = vec![0; AHEAD_BYTES].into_boxed_slice();
-        Inbound { reading, state: State::Head, ahead, start: 0, end: 0, control: 0 }
+    pub fn new(reader: FrameReader) -> Inbound {
+        let ahead = vec![0; READ_AHEAD_BYTES].into_boxed_slice();
+        Inbound { reader, state: ReadState::Head, ahead, start: 0, end: 0, control: 0 }
     }
 
-    /// Read as far as it goes now. Returns how many bytes came.
+    /// Read as much as possible now. Returns the number of bytes read.
     pub fn pump(&mut self, stream: &mut dyn Stream, sink: &mut Sink<'_>) -> Result<u64, Closed> {
         let mut total = 0;
         self.control = 0;
         loop {
             self.parse(sink)?;
-            if total >= TURN_BYTES || self.control >= TURN_CONTROL_BYTES {
+            if total >= POLL_BYTES_MAX || self.control >= POLL_CONTROL_BYTES_MAX {
                 return Ok(total);
             }
             sink.counts.calls += 1;
             match self.read(stream, sink) {
                 (Moved::Bytes(n), asked) => {
                     total += n as u64;
-                    // Fewer than asked for: there is no more now.
+                    // A short read: the stream has no more bytes now.
                     if n < asked {
                         self.parse(sink)?;
                         return Ok(total);
@@ -106,38 +110,38 @@ impl Inbound {
         }
     }
 
-    /// Bytes for `op` have no place any more.
-    pub fn forget(&mut self, op: OpId) {
-        if let State::Land { name, left } = self.state
-            && name.0 == op
+    /// Discard the rest of a data frame of `op`, whose exposed memory was retracted.
+    pub fn discard(&mut self, op: OpId) {
+        if let ReadState::Data { key, left } = self.state
+            && key.0 == op
         {
-            self.state = State::Drain { left };
+            self.state = ReadState::Discard { left };
         }
     }
 
-    /// One call of the stream; what it moved, and how much was asked for.
+    /// One read of the stream; its result, and the number of bytes requested.
     fn read(&mut self, stream: &mut dyn Stream, sink: &mut Sink<'_>) -> (Moved, usize) {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
         let have = self.end - self.start;
         let missing = match &self.state {
-            State::Head => FrameHead::BYTES - have,
-            State::Control { facts, body, .. } => facts.body_bytes as usize - body.len() - have,
-            State::Drain { left } => usize::try_from(*left).unwrap_or(usize::MAX).min(AHEAD_BYTES),
-            State::Land { .. } => 0,
+            ReadState::Head => FrameHead::BYTES - have,
+            ReadState::Control { facts, body, .. } => facts.body_bytes as usize - body.len() - have,
+            ReadState::Discard { left } => usize::try_from(*left).unwrap_or(usize::MAX).min(READ_AHEAD_BYTES),
+            ReadState::Data { .. } => 0,
         };
-        let next_head = if matches!(self.state, State::Head) { 0 } else { FrameHead::BYTES };
-        // What is shown comes as small frames, one close behind the other.
-        let few = if sink.regions.theirs.is_empty() { 0 } else { FEW_BYTES };
-        let wanted = if sink.landing.is_empty() { AHEAD_BYTES } else { few.max(missing + next_head) };
+        let next_head = if matches!(self.state, ReadState::Head) { 0 } else { FrameHead::BYTES };
+        // References arrive as small frames in quick succession.
+        let few = if sink.regions.theirs.is_empty() { 0 } else { READ_AHEAD_SHARED_BYTES };
+        let wanted = if sink.exposures.is_empty() { READ_AHEAD_BYTES } else { few.max(missing + next_head) };
         if self.start > 0 && self.end + wanted > self.ahead.len() {
             self.ahead.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, have);
         }
         let until = self.ahead.len().min(self.end.saturating_add(wanted));
         let ahead = &mut self.ahead[self.end..until];
-        let State::Land { name, left } = &mut self.state else {
+        let ReadState::Data { key, left } = &mut self.state else {
             let asked = ahead.len();
             let moved = stream.read(&mut [IoSliceMut::new(ahead)]);
             if let Moved::Bytes(n) = moved {
@@ -145,43 +149,43 @@ impl Inbound {
             }
             return (moved, asked);
         };
-        let mut places = sink.landing.stretches(*name, *left);
-        let straight: usize = places.iter().map(|place| place.len()).sum();
-        let mut asked = straight;
-        // What comes behind the item's bytes; only if these are asked for to their end.
-        if straight as u64 == *left {
+        let mut slices = sink.exposures.next_slices(*key, *left);
+        let direct: usize = slices.iter().map(|slice| slice.len()).sum();
+        let mut asked = direct;
+        // The read-ahead buffer follows only if the slices reach the end of the frame's body.
+        if direct as u64 == *left {
             asked += ahead.len();
-            places.push(IoSliceMut::new(ahead));
+            slices.push(IoSliceMut::new(ahead));
         }
-        let moved = stream.read(&mut places);
+        let moved = stream.read(&mut slices);
         if let Moved::Bytes(n) = moved {
-            let landed = n.min(straight);
+            let landed = n.min(direct);
             *left -= landed as u64;
             self.end += n - landed;
             sink.counts.bytes_in += landed as u64;
-            let name = *name;
-            sink.landing.advance(name, landed);
+            let key = *key;
+            sink.exposures.advance(key, landed);
         }
         (moved, asked)
     }
 
-    /// Take what was read ahead, as far as it goes.
+    /// Parse the bytes in the read-ahead buffer.
     fn parse(&mut self, sink: &mut Sink<'_>) -> Result<(), Closed> {
         loop {
             let ahead = &self.ahead[self.start..self.end];
             let taken = match &mut self.state {
-                State::Head => {
+                ReadState::Head => {
                     let Some(head) = ahead.first_chunk().copied() else { return Ok(()) };
-                    self.state = self.reading.begin(head, sink)?;
+                    self.state = self.reader.begin(head, sink)?;
                     FrameHead::BYTES
                 }
-                State::Control { head, facts, mac, body } => {
+                ReadState::Control { head, facts, mac, body } => {
                     let missing = facts.body_bytes as usize - body.len();
                     let now = missing.min(ahead.len());
                     let whole = match body.is_empty() && now == missing {
                         true => Cow::Borrowed(&ahead[..now]),
                         false => {
-                            body.reserve(missing.min(AHEAD_BYTES));
+                            body.reserve(missing.min(READ_AHEAD_BYTES));
                             body.extend_from_slice(&ahead[..now]);
                             if now < missing {
                                 (self.start, self.end) = (0, 0);
@@ -191,24 +195,24 @@ impl Inbound {
                         }
                     };
                     self.control += FrameHead::BYTES + facts.body_bytes as usize;
-                    self.reading.deliver(head, facts, mac, whole, sink)?;
-                    self.state = State::Head;
+                    self.reader.deliver(head, facts, mac, whole, sink)?;
+                    self.state = ReadState::Head;
                     now
                 }
-                State::Land { name, left } => {
+                ReadState::Data { key, left } => {
                     let now = ahead.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
-                    sink.landing.copy(*name, &ahead[..now]);
+                    sink.exposures.copy(*key, &ahead[..now]);
                     sink.counts.bytes_in += now as u64;
                     *left -= now as u64;
                     if *left > 0 {
                         (self.start, self.end) = (0, 0);
                         return Ok(());
                     }
-                    sink.events.extend(sink.landing.finish(*name));
-                    self.state = State::Head;
+                    sink.events.extend(sink.exposures.take_complete(*key));
+                    self.state = ReadState::Head;
                     now
                 }
-                State::Drain { left } => {
+                ReadState::Discard { left } => {
                     let now = ahead.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
                     sink.counts.bytes_late += now as u64;
                     *left -= now as u64;
@@ -216,7 +220,7 @@ impl Inbound {
                         (self.start, self.end) = (0, 0);
                         return Ok(());
                     }
-                    self.state = State::Head;
+                    self.state = ReadState::Head;
                     now
                 }
             };
@@ -226,40 +230,36 @@ impl Inbound {
 }
 
 impl Sink<'_> {
-    /// The peer shows bytes: who has memory exposed for them is told where they lie.
-    fn show(&mut self, op: OpId, body: &[u8]) -> Result<(), Closed> {
-        let said = shown::decode(body)?;
-        let stretch = (op, said.item, said.offset);
-        let in_memory = self.regions.shown(stretch, said.pieces.iter());
-        let found = in_memory.or_else(|| self.regions.shown_in_file(stretch, said.pieces.iter()));
+    /// Receive a reference to bytes: an event if it covers a whole exposed range, else a copy.
+    fn receive_ref(&mut self, op: OpId, body: &[u8]) -> Result<(), Closed> {
+        let body = shown::decode(body)?;
+        let stretch = (op, body.item, body.offset);
+        let found = self.regions.shown(stretch, body.pieces.iter());
         let found = found.ok_or_else(|| Closed::broken("shown", "nothing that was handed over"))?;
-        let length = u32::try_from(said.length).map_err(|_| Closed::broken("shown", said.length))?;
-        let Some(name) = self.landing.begin(op, said.item, said.offset, length)? else {
-            self.counts.bytes_late += said.length;
-            self.looked.push(stretch);
+        let length = u32::try_from(body.length).map_err(|_| Closed::broken("shown", body.length))?;
+        let Some(key) = self.exposures.locate(op, body.item, body.offset, length)? else {
+            self.counts.bytes_late += body.length;
+            self.to_release.push(stretch);
             return Ok(());
         };
-        self.counts.bytes_in += said.length;
+        self.counts.bytes_in += body.length;
         let (_, item, offset) = stretch;
-        let unused = if name == stretch { self.landing.unused(name, said.length) } else { None };
-        if let Some(parts) = unused {
+        let untouched = if key == stretch { self.exposures.take_untouched(key, body.length) } else { None };
+        if let Some(parts) = untouched {
             self.events.push(Event::Shown { op, item, offset, parts, shown: found });
             return Ok(());
         }
-        if found.file().is_some() {
-            return Err(Closed::broken("shown", "a piece of an item, in a file"));
-        }
-        // A piece of what is exposed: it lands as if it had been sent.
-        self.landing.fill(name, said.length, |from, to| found.copy_out(from, to));
-        self.events.extend(self.landing.finish(name));
-        self.looked.push(stretch);
+        // Only a piece of an exposed range: it is copied as if it had been sent.
+        self.exposures.fill(key, body.length, |from, to| found.copy_out(from, to));
+        self.events.extend(self.exposures.take_complete(key));
+        self.to_release.push(stretch);
         Ok(())
     }
 }
 
-impl Reading {
-    /// What to do with the body behind a head.
-    fn begin(&mut self, bytes: [u8; FrameHead::BYTES], sink: &mut Sink<'_>) -> Result<State, Closed> {
+impl FrameReader {
+    /// The state that handles the body after this head.
+    fn begin(&mut self, bytes: [u8; FrameHead::BYTES], sink: &mut Sink<'_>) -> Result<ReadState, Closed> {
         let (facts, mac) = head::decode(&bytes, Some(self.version))?;
         if facts.kind.is_greeting() || !facts.kind.is_sent_by(self.from) {
             return Err(Closed::broken("kind", format_args!("{:?}", facts.kind)));
@@ -270,13 +270,13 @@ impl Reading {
             return Err(Closed::broken("body_bytes", facts.body_bytes));
         }
         if !data {
-            return Ok(State::Control { head: bytes, facts, mac, body: Vec::new() });
+            return Ok(ReadState::Control { head: bytes, facts, mac, body: Vec::new() });
         }
         self.check_mac(&bytes, &[], &mac)?;
         let left = u64::from(facts.body_bytes);
-        Ok(match sink.landing.begin(facts.op, facts.item, facts.offset, facts.body_bytes)? {
-            Some(name) => State::Land { name, left },
-            None => State::Drain { left },
+        Ok(match sink.exposures.locate(facts.op, facts.item, facts.offset, facts.body_bytes)? {
+            Some(key) => ReadState::Data { key, left },
+            None => ReadState::Discard { left },
         })
     }
 
@@ -301,9 +301,9 @@ impl Reading {
         let frame = |body: Cow<'_, [u8]>| Frame::new(facts.kind, facts.op, body.into_owned());
         match facts.kind {
             Kind::Ping | Kind::Pong | Kind::Bye => sink.own.push(frame(body)),
-            Kind::Shown => sink.show(facts.op, &body)?,
-            Kind::Taken if !(sink.regions.own.is_empty() && sink.regions.own_files.is_empty()) => {
-                sink.taken.extend(shown::decode_taken(&body)?);
+            Kind::Shown => sink.receive_ref(facts.op, &body)?,
+            Kind::Taken if !sink.regions.own.is_empty() => {
+                sink.released.extend(shown::decode_taken(&body)?);
             }
             Kind::Taken => return Err(Closed::broken("kind", "nothing is shown")),
             _ => {

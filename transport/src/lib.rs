@@ -1,9 +1,10 @@
-//! Links between processes and hosts: what carries frames and bulk bytes between a client and a store.
+//! Links between a client and a store: connections that carry control frames and bulk bytes.
 //!
-//! [`link::Link`] is the seam: one end of a connection, completion-based, that owns the memory it may touch until it
-//! hands it back. [`socket`] is its first side, TCP and Unix sockets; it is [`conn::Conn`], a link over any
-//! [`stream::Stream`] of bytes. [`capability`], [`auth`] and [`handshake`] are pure state machines that every side shares. The bytes of a
-//! frame are in `pagelith_layouts::wire`, and `docs/protocol.md` has the protocol.
+//! [`link::Link`] is the seam: one end of a connection, completion-based. It owns each buffer that
+//! it may touch until it hands the buffer back. [`conn::Conn`] implements it over any byte stream
+//! ([`stream::Stream`]); [`socket`] provides the streams: TCP, Unix sockets and shared memory.
+//! [`capability`], [`auth`] and [`handshake`] are state machines without I/O. The encoding of
+//! frames is in `pagelith_layouts::wire`; `docs/protocol.md` describes the protocol.
 #![forbid(unsafe_code)]
 
 pub mod address;
@@ -16,17 +17,17 @@ pub mod handshake;
 pub mod limits;
 pub mod link;
 pub mod pending;
-#[allow(clippy::disallowed_methods, reason = "the system's resolver blocks: it runs on a thread of its own")]
+#[allow(clippy::disallowed_methods, reason = "the system resolver blocks, so it runs on its own thread")]
 pub mod resolve;
 pub mod rights;
 pub mod shown;
 pub mod socket;
 pub mod stream;
 
-mod by_name;
+mod dial_name;
+mod exposures;
 mod heartbeat;
 mod inbound;
-mod landing;
 mod outbound;
-mod places;
-mod sending;
+mod permits;
+mod push_cursor;

@@ -1,68 +1,73 @@
-//! The link seam: one end of a connection between a client and a store, whatever carries it.
+//! The link seam: one end of a connection between a client and a store.
 //!
-//! Invariants that every side (TCP, shared memory, RDMA, simulated) keeps:
-//! - A [`Part`] moved into [`Link::push`] or [`Link::expose`] belongs to the link until an [`Event`] hands it back.
-//!   Nothing else touches that memory in between, and the link, its peer and its device never touch it afterwards.
-//! - Every part is handed back exactly once: in [`Event::Pushed`], [`Event::Landed`] or [`Event::Retracted`]. When a
-//!   link closes, all are handed back before [`Event::Closed`], its last event.
-//! - Bytes land only where they were exposed for exactly that operation, item and offset, once each, in order, and only
-//!   up to the length exposed. What arrives for nothing exposed is read, thrown away and counted.
-//! - Where the two share memory ([`Regions`](crate::shown::Regions)), what is pushed from there is shown and not sent: the
-//!   parts come back when the peer has taken it, and who is shown it gets its memory back unwritten, to copy into. What is
-//!   handed back because it was given up may be looked at a while longer: who looks finds it out by its checksums.
-//! - Frames arrive whole, authentic where the link has a key, in the order they were sent; [`Event::Frame`] and
-//!   [`Event::Landed`] come in the order of arrival, so that what was sent before an outcome has landed before it.
-//! - No more operations are in flight than were agreed: a client's end hands back the request that is one too many, a
-//!   server's end closes on it.
-//! - Nothing waits but [`Link::wait`]. Queues are bounded, and what does not fit is handed back by the call itself.
-//!   A peer that is silent for as long as was configured is taken for dead, and the link closes.
-//! - What landed is not verified: whoever exposed the memory compares it with checksums before believing it.
+//! Invariants that every implementation (TCP, shared memory, RDMA, simulated) keeps:
+//! - A [`Part`] moved into [`Link::push`] or [`Link::expose`] belongs to the link until an
+//!   [`Event`] hands it back. Nothing else touches that memory in between. The link, its peer and
+//!   its device never touch it afterwards.
+//! - Each part is handed back exactly once, in [`Event::Pushed`], [`Event::Landed`],
+//!   [`Event::Shown`] or [`Event::Retracted`]. A link that closes hands all parts back before
+//!   [`Event::Closed`], its last event.
+//! - Bytes are written only to memory exposed for exactly their operation, item and offset: each
+//!   byte once, in order, and only up to the exposed length. Bytes that match no exposed range are
+//!   read, discarded and counted.
+//! - If both ends share memory ([`Regions`](crate::shown::Regions)), a push from that memory is
+//!   passed by reference and not sent. Its parts come back after the peer has released the
+//!   reference. The receiver gets its exposed memory back unwritten, and copies into it. After
+//!   [`Link::retract`] the peer may still read the memory of a push for a while; it detects a
+//!   change by the checksums.
+//! - Frames arrive whole, in the order they were sent, and authenticated if the link has a key.
+//!   [`Event::Frame`] and [`Event::Landed`] come in the order of arrival, so bytes sent before an
+//!   outcome have arrived before that outcome.
+//! - Operations in flight <= [`Facts::operations_max`]. The client's end hands back a request that
+//!   would exceed it; the server's end closes the link.
+//! - Only [`Link::wait`] blocks. Queues are bounded, and a call hands back what does not fit.
+//!   A peer that is silent for the configured time is taken for dead, and the link closes.
+//! - Received bytes are not verified: the owner of the exposed memory checks its checksums before
+//!   it uses them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::disk::Disk;
-use pagelith_io::fault::IoFault;
-use pagelith_io::shm::{CatalogView, Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::Stretch;
 use pagelith_layouts::wire::{Frame, Side};
 
 use crate::closed::Closed;
 use crate::rights::Rights;
-use crate::shown::{FilePlace, Shown};
+use crate::shown::Shown;
 
-/// What was agreed when the link was made, and what is known of the peer.
+/// The parameters negotiated in the handshake, and the identity of the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Which end this is.
+    /// The role of this end.
     pub side: Side,
-    /// The peer's name for messages: its address.
+    /// The peer's address, for messages.
     pub peer: String,
-    /// Names the peer's process: a store that was started again is another one.
+    /// Identifies the peer's process: a restarted store has another instance.
     pub peer_instance: [u8; 16],
     /// Protocol version.
     pub version: u16,
-    /// Features that both have, a bit each (`wire::greeting::Feature`).
+    /// Features that both ends have, one bit each (`wire::greeting::Feature`).
     pub features: u64,
-    /// Features that this side would like and does not get, by name.
+    /// Names of the features that this end offers and the peer lacks.
     pub missing: Vec<&'static str>,
-    /// Alignment in bytes of memory that bytes move to and from without another copy, the larger of both sides'.
+    /// Alignment in bytes of memory that is transferred without another copy: the larger of both
+    /// ends'.
     pub alignment: u32,
-    /// Longest control body in bytes that may be sent.
+    /// Maximum length in bytes of a control body that may be sent.
     pub control_bytes_max: u32,
-    /// Most operations that may be in flight: requests that have no outcome yet.
+    /// Maximum operations in flight: requests without an outcome.
     pub operations_max: u32,
-    /// Longest object in bytes that both can hold.
+    /// Maximum length in bytes of an object that both ends can hold.
     pub object_bytes_max: u64,
-    /// The key that the peer proved to have, by name; `None` where it is known by the connection itself.
+    /// Name of the key that the peer proved to have; `None` if the connection itself identifies
+    /// the peer.
     pub key_name: Option<String>,
-    /// What the peer may do here; on a client's side it is not known and says everything.
+    /// The peer's rights at this end. A client does not know its server's and has all of them here.
     pub rights: Rights,
 }
 
-/// How much more a link takes now.
+/// Free capacity of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Control frames.
@@ -71,208 +76,170 @@ pub struct Room {
     pub frame_bytes: usize,
     /// Pushes.
     pub pushes: usize,
-    /// Stretches exposed.
+    /// Exposed ranges.
     pub exposures: usize,
-    /// Requests, until outcomes arrive; on a server's side none.
+    /// Requests, until outcomes arrive; always 0 at a server's end.
     pub operations: usize,
 }
 
-/// Bytes to be sent, and where they belong. Lengths add up to at least 1 byte.
+/// Bytes to send, and their destination. Lengths add up to at least 1 byte.
 #[derive(Debug)]
 pub struct Push {
     /// The operation.
     pub op: OpId,
     /// The item's number in its request.
     pub item: u32,
-    /// Where the first byte belongs, in bytes from the start of what was asked for.
+    /// Offset in bytes of the first byte in the requested range of the item.
     pub offset: u64,
     /// The bytes, in order.
     pub parts: Vec<Part>,
-    /// What the caller names the push by; handed back in [`Event::Pushed`].
+    /// The caller's identifier of the push, returned in [`Event::Pushed`].
     pub token: u64,
-    /// Whether it may be shown where the link shares the memory; else its bytes are sent.
+    /// Whether the push may be passed by reference if the link shares its memory; otherwise its
+    /// bytes are sent.
     pub may_show: bool,
 }
 
-/// What happened on a link.
+/// An event on a link.
 #[derive(Debug)]
 pub enum Event {
-    /// A control frame arrived: whole, and authentic where the link has a key. Its body is not decoded. Greetings,
-    /// pings and goodbyes are the link's own affair and are not among them.
+    /// A control frame arrived: whole, and authenticated if the link has a key. Its body is not
+    /// decoded. The link handles greetings, pings and goodbyes itself.
     Frame(Frame),
-    /// Every byte of an exposed stretch arrived. Nothing can touch the memory any more.
+    /// All bytes of an exposed range arrived. The link and the peer no longer touch the memory.
     Landed {
         /// The operation.
         op: OpId,
         /// The item's number.
         item: u32,
-        /// Where in the item the stretch begins, in bytes.
+        /// Offset in bytes of the range in the item.
         offset: u64,
-        /// The memory, as it was exposed.
+        /// The exposed memory.
         parts: Vec<Part>,
     },
-    /// Every byte of an exposed stretch lies in memory of the peer, and none in what was exposed for it. It is to be copied at once, and
-    /// handed to [`Link::took`]. What lies in a file of the peer's ([`Shown::file`]) is to be read from there instead.
+    /// A reference to all bytes of an exposed range arrived. The bytes are in the peer's memory,
+    /// and the exposed memory is unwritten. The receiver copies them at once and hands `shown` to
+    /// [`Link::took`].
     Shown {
         /// The operation.
         op: OpId,
         /// The item's number.
         item: u32,
-        /// Where in the item the stretch begins, in bytes.
+        /// Offset in bytes of the range in the item.
         offset: u64,
-        /// The memory, as it was exposed.
+        /// The exposed memory.
         parts: Vec<Part>,
-        /// Where the bytes lie.
+        /// The reference to the bytes.
         shown: Shown,
     },
-    /// A push is over.
+    /// A push has ended.
     Pushed {
         /// The push's operation.
         op: OpId,
-        /// What the caller named it by.
+        /// The caller's identifier of the push.
         token: u64,
-        /// Whether all of it went out, or was taken where it lies; that it arrived, only the peer can say.
+        /// Whether all bytes were sent, or the peer released the reference to them. Only the peer
+        /// can confirm that they arrived.
         sent: bool,
-        /// The memory, as it was pushed.
+        /// The pushed memory.
         parts: Vec<Part>,
     },
-    /// An exposed stretch was given up before all of it arrived; what the memory holds is unspecified.
+    /// An exposed range was retracted before all of it arrived. The memory has unspecified content.
     Retracted {
         /// The operation.
         op: OpId,
         /// The item's number.
         item: u32,
-        /// Where in the item the stretch begins, in bytes.
+        /// Offset in bytes of the range in the item.
         offset: u64,
-        /// The memory, as it was exposed.
+        /// The exposed memory.
         parts: Vec<Part>,
     },
-    /// The link is closed, and everything was handed back. No event follows.
+    /// The link is closed and has handed back all memory. No event follows.
     Closed(Closed),
 }
 
-/// What a link has counted since it was made.
+/// Counters of a link since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Control frames that arrived.
+    /// Control frames received.
     pub frames_in: u64,
     /// Control frames sent.
     pub frames_out: u64,
-    /// Bulk bytes that landed, or were shown.
+    /// Bulk bytes received, by copy or by reference.
     pub bytes_in: u64,
-    /// Bulk bytes sent, or taken where they lie.
+    /// Bulk bytes sent, or passed by reference and released.
     pub bytes_out: u64,
-    /// Bulk bytes that arrived for nothing exposed, and were thrown away.
+    /// Bulk bytes that matched no exposed range and were discarded.
     pub bytes_late: u64,
     /// System calls that moved bytes.
     pub calls: u64,
 }
 
-/// One end of a connection. Used by one thread at a time. Dropping it closes it and drops what was
-/// not handed back.
+/// One end of a connection. Used by one thread at a time. Dropping it closes the connection and
+/// drops all memory that was not handed back.
 pub trait Link: Send {
-    /// What was agreed.
+    /// The negotiated parameters.
     fn facts(&self) -> &Facts;
 
-    /// What was counted.
+    /// The counters.
     fn counts(&self) -> Counts;
 
-    /// How much more the link takes now; all zero once it is closed.
+    /// The free capacity; all zero once the link is closed.
     fn room(&self) -> Room;
 
-    /// Queue a control frame. Handed back when there is no room for it, when it is one that this side does not send, when
-    /// its body is longer than was agreed, and when it is a request and as many operations as were agreed are in flight.
+    /// Queue a control frame. Handed back if there is no room for it, if this end does not send its
+    /// kind, if its body exceeds [`Facts::control_bytes_max`], and if it is a request while
+    /// [`Facts::operations_max`] operations are in flight.
     fn send(&mut self, frame: Frame) -> Result<(), Frame>;
 
-    /// Whether a push of these would be shown, and not sent.
+    /// Whether a push of these parts would be passed by reference.
     fn shows(&self, parts: &[Part]) -> bool;
 
-    /// The number of this side's region that all of these bytes lie in, and where in it they begin. `None` if they lie
-    /// in several pieces, or elsewhere.
+    /// The number of this end's region that contains all of these bytes, and their offset in it.
+    /// `None` if they are in several pieces, or outside of the regions.
     fn place(&self, _parts: &[Part]) -> Option<(u32, u64)> {
         None
     }
 
-    /// Whether all of these bytes lie in regions of this side's that stay at their addresses as long as they are there.
-    fn stays(&self, _parts: &[Part]) -> bool {
-        false
-    }
-
-    /// A client's word that what it shows from here on under the number of that is as it is now, until that is dropped. `None` where the
-    /// peer does not take its word for it, and while it has given too many.
-    fn steady(&self) -> Option<Steady> {
-        None
-    }
-
-    /// The peer's word of this number, which is asked behind a copy of what was shown under it. `None` where this side does not take it.
-    fn claim(&self, _number: u64) -> Option<Claim> {
-        None
-    }
-
-    /// Bytes that the peer says lie in a region of its own; `None` if it has handed over no such memory.
+    /// A reference to bytes in a region of the peer; `None` if it has handed over no such memory.
     fn view(&self, _stretch: Stretch, _place: (u32, u64), _length: u64) -> Option<Shown> {
         None
     }
 
-    /// What lies where in the first region that the peer has handed over, if it tells: who finds something there copies it without asking, and
-    /// believes the copy if what was found holds behind it, and [`is_there`](Link::is_there) then.
-    fn catalog(&self) -> Option<&Arc<CatalogView>> {
-        None
-    }
-
-    /// Whether the peer has its end of the link, as far as this side's system knows now. Nothing that comes is looked at.
-    fn is_there(&self) -> bool {
-        true
-    }
-
-    /// Whether this side has handed over files that the peer reads.
-    fn lends(&self) -> bool {
-        false
-    }
-
-    /// Say that all bytes of an item lie in a file that this side has handed over, behind everything queued before. It is over, and no
-    /// part comes with that, when the peer has read them. False, and nothing is done, if there is no room or no such file.
-    fn lend(&mut self, _op: OpId, _item: u32, _token: u64, _place: FilePlace) -> bool {
-        false
-    }
-
-    /// The files that the peer has handed over, to be read where it says, numbered as [`FilePlace`] numbers them; `None` if there are none.
-    /// Each call opens them anew. A fault says why this process cannot read them.
-    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
-        Ok(None)
-    }
-
-    /// Queue bytes of an item, behind everything queued before. Handed back when there is no room, or no byte.
+    /// Queue bytes of an item, after everything queued before. Handed back if there is no room, or
+    /// if the push has no byte.
     fn push(&mut self, push: Push) -> Result<(), Push>;
 
-    /// Let bytes of an item land in `parts`, in order, from `offset` of what was asked for. An item may have several
-    /// stretches exposed, each with an end of its own. Handed back when there is no room, when a part is shared, when
-    /// there is no byte, and when one of the bytes is exposed already.
+    /// Receive bytes of an item into `parts`, in order, from `offset` of the requested range. An
+    /// item may have several exposed ranges; each completes by itself. Handed back if there is no
+    /// room, if a part is shared, if there is no byte, and if one of the bytes is exposed already.
     fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>>;
 
-    /// Say that something will be sent within some ten microseconds. A peer that sleeps is woken now where that takes long and costs
-    /// nothing but what waking it later would, and true is returned; on other links nothing happens.
-    fn nudge(&mut self) -> bool {
-        false
-    }
+    /// Announce that this end will send within some ten microseconds. On links where waking a peer
+    /// takes long, this wakes a sleeping peer now, at the cost that waking it later would have. On
+    /// other links nothing happens.
+    fn nudge(&mut self) {}
 
-    /// Move what is queued as far as it goes now, so that the peer has it while the rest of an answer is made. What happens
-    /// meanwhile comes with the next [`Link::poll`].
+    /// Write as much of the queue as the stream takes now, so that the peer has it while the caller
+    /// prepares the rest of a response. Resulting events come with the next [`Link::poll`].
     fn send_on(&mut self) {}
 
-    /// What was shown was copied, and is not looked at any more.
+    /// Release a reference: the bytes were copied, and this end no longer reads them.
     fn took(&mut self, shown: Shown);
 
-    /// Give up an operation: each of its exposed stretches comes back in [`Event::Retracted`] and each of its pushes in
-    /// [`Event::Pushed`], with the next poll. What still arrives for it is thrown away.
+    /// Cancel an operation: the next poll returns each of its exposed ranges in
+    /// [`Event::Retracted`] and each of its pushes in [`Event::Pushed`]. Bytes that still arrive
+    /// for it are discarded.
     fn retract(&mut self, op: OpId);
 
-    /// Move bytes as far as they go now, and add what happened to `events`. Never waits.
+    /// Move as many bytes as possible now, and append the events to `events`. Never waits.
     fn poll(&mut self, events: &mut Vec<Event>);
 
-    /// As `poll`, but wait until something happened, the link is closed, or `timeout` passed.
+    /// As `poll`, but wait until an event occurred, the link is closed, or `timeout` passed.
     fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration);
 
-    /// Close: the next poll hands everything back; the peer is told if it can be told at once.
+    /// Close. The next poll hands back all memory. The peer gets a goodbye if it can be sent at
+    /// once.
     fn close(&mut self);
 }

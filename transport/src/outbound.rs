@@ -1,5 +1,7 @@
-//! The sending half of a byte-stream link: a bounded queue of frames and pushes, cut into frames and written as the
-//! stream takes them. Control frames are copied into one run of bytes; bulk bytes are written from where they lie.
+//! The sending half of a byte-stream link: a bounded queue of control frames and pushes.
+//!
+//! Control frames, and the heads of data frames, are copied into one buffer (`staged`). Bulk bytes
+//! are written from the pushed memory without a copy.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
@@ -8,38 +10,37 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::shown::{self, ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
-use smallvec::smallvec;
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Push, Room};
-use crate::sending::Sending;
-use crate::shown::{Pieces, Regions};
+use crate::push_cursor::PushCursor;
+use crate::shown::Regions;
 use crate::stream::{Moved, Stream};
 
 /// Bytes of control frames that are written together.
 pub(crate) const STAGE_BYTES: usize = 64 << 10;
-/// Most stretches of memory in one system call.
-const STRETCHES_MAX: usize = 64;
-/// Bytes after which a poll goes on to other things.
-const TURN_BYTES: u64 = 8 << 20;
-/// Most stretches in one frame that says what was taken: well below what every reader takes.
-const TAKEN_MAX: usize = 512;
-/// So many stretches that were taken wait to be said, and a server reads no more of who showed them.
-const TAKEN_WAITING_MAX: usize = 4096;
-/// Most pings, pongs and goodbyes that wait.
+/// Maximum iovecs in one system call.
+const IOVECS_MAX: usize = 64;
+/// Maximum bytes written in one poll, plus one write.
+const POLL_BYTES_MAX: u64 = 8 << 20;
+/// Maximum ranges in one `Taken` frame: well below the limit of every reader.
+const RELEASES_PER_FRAME_MAX: usize = 512;
+/// Queued releases at which a server stops reading from its client.
+const RELEASES_QUEUED_MAX: usize = 4096;
+/// Maximum queued pings, pongs and goodbyes.
 const URGENT_MAX: usize = 16;
 
 enum Queued {
     Frame(Frame),
-    Push(Sending),
-    /// To be shown where it lies.
-    Show(Push, Pieces),
+    Push(PushCursor),
+    /// A push that is passed by reference, and the location of its bytes.
+    Reference(Push, Vec<ShownPiece>),
 }
 
-/// What a writer goes by: its side, and what was agreed.
-pub(crate) struct Writing {
+/// Encodes frames: this end's role, and the negotiated limits.
+pub(crate) struct FrameWriter {
     pub side: Side,
     pub version: u16,
     pub control_bytes_max: u32,
@@ -48,40 +49,40 @@ pub(crate) struct Writing {
 }
 
 pub(crate) struct Outbound {
-    writing: Writing,
+    writer: FrameWriter,
     limits: Limits,
     queue: VecDeque<Queued>,
-    /// In front of the queue, between two frames.
+    /// Frames that are sent before the queue, between two other frames.
     urgent: VecDeque<Frame>,
-    /// What the peer was shown and has not taken yet; `None` while that is still in the queue.
-    shown: BTreeMap<Stretch, Option<Push>>,
-    /// What was taken of what the peer showed, to be said.
-    taken: Vec<Stretch>,
-    /// Nothing is staged but what was taken: nobody waits for that.
+    /// Pushes passed by reference and not released by the peer; `None` while still in the queue.
+    references: BTreeMap<Stretch, Option<Push>>,
+    /// Ranges of the peer that this end has released, not yet sent in a `Taken` frame.
+    releases: Vec<Stretch>,
+    /// Only `Taken` frames are staged: they need not wake the peer.
     quiet: bool,
-    /// Whole frames and the head of a data frame, written up to `at`.
+    /// Whole frames and the head of a data frame. `staged[..at]` is written.
     staged: Vec<u8>,
     at: usize,
-    /// Bytes that the data frame whose head was staged last still needs, of the push in front.
+    /// Unwritten bytes of the data frame whose head was staged last, out of the first push.
     body_left: u64,
     frames: usize,
     frame_bytes: usize,
     /// Pushes that are not handed back.
     pushes: usize,
-    /// Bytes that the stream took so far.
+    /// Bytes that the stream has taken so far.
     written: u64,
 }
 
 impl Outbound {
-    /// `first` goes out in front of everything: what is left of the handshake.
-    pub fn new(writing: Writing, limits: Limits, first: Vec<u8>) -> Outbound {
+    /// `first` is sent before everything else: the unsent bytes of the handshake.
+    pub fn new(writer: FrameWriter, limits: Limits, first: Vec<u8>) -> Outbound {
         Outbound {
-            writing,
+            writer,
             limits,
             queue: VecDeque::new(),
             urgent: VecDeque::new(),
-            shown: BTreeMap::new(),
-            taken: Vec::new(),
+            references: BTreeMap::new(),
+            releases: Vec::new(),
             quiet: false,
             staged: first,
             at: 0,
@@ -103,39 +104,39 @@ impl Outbound {
         }
     }
 
-    /// Whether what waits is so much that a peer is to read some of it before it says more: half of what may wait, so that the
-    /// outcomes of what it has asked for already find room.
-    pub fn is_stopped_up(&self) -> bool {
+    /// Whether so much is queued that the peer must read some of it before it sends more. The limit
+    /// is half of the capacity, so that the outcomes of requests in flight find room.
+    pub fn is_congested(&self) -> bool {
         2 * self.frames >= self.limits.frames_max
             || 2 * self.frame_bytes >= self.limits.frame_bytes_max
-            || self.taken.len() >= TAKEN_WAITING_MAX
+            || self.releases.len() >= RELEASES_QUEUED_MAX
     }
 
-    /// Stretches that were taken and not said yet.
-    pub fn unsaid(&self) -> usize {
-        self.taken.len()
+    /// Releases that are not sent yet.
+    pub fn queued_releases(&self) -> usize {
+        self.releases.len()
     }
 
-    /// Bytes that the stream took so far.
+    /// Bytes that the stream has taken so far.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Whether there is anything to be written.
+    /// Whether there are bytes to write.
     pub fn is_busy(&self) -> bool {
         self.at < self.staged.len()
             || self.body_left > 0
             || !self.queue.is_empty()
             || !self.urgent.is_empty()
-            || !self.taken.is_empty()
+            || !self.releases.is_empty()
     }
 
     pub fn send(&mut self, frame: Frame) -> Result<(), Frame> {
         let room = self.room(0, 0);
         let kind = frame.kind;
-        let ours = kind.is_sent_by(self.writing.side) && !kind.is_greeting();
+        let ours = kind.is_sent_by(self.writer.side) && !kind.is_greeting();
         let users = ours && matches!(kind, Kind::Request | Kind::Pull | Kind::Outcome | Kind::Cancel);
-        let fits = frame.body.len() <= self.writing.control_bytes_max as usize
+        let fits = frame.body.len() <= self.writer.control_bytes_max as usize
             && frame.body.is_empty() == kind.is_bare()
             && frame.op.0 != 0;
         if !users || !fits || room.frames == 0 || room.frame_bytes < frame.body.len() {
@@ -147,7 +148,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// Put a ping, pong or goodbye in front; false if too many wait.
+    /// Queue a ping, pong or goodbye before all other frames; false if too many are queued.
     pub fn send_urgent(&mut self, frame: Frame) -> bool {
         let room = self.urgent.len() < URGENT_MAX;
         if room {
@@ -156,7 +157,7 @@ impl Outbound {
         room
     }
 
-    /// Queue a push; it is shown if it lies in `regions`.
+    /// Queue a push. It is passed by reference if all of it is in `regions`.
     pub fn push(&mut self, push: Push, regions: &Regions) -> Result<(), Push> {
         let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
         let named = push.op.0 != 0 && push.offset.checked_add(len).is_some();
@@ -164,82 +165,69 @@ impl Outbound {
             return Err(push);
         }
         self.pushes += 1;
-        let may_show = push.may_show && !self.shown.contains_key(&stretch_of(&push));
-        let pieces = if may_show { regions.pieces(&push.parts) } else { None };
+        let by_ref = push.may_show && !self.references.contains_key(&stretch_of(&push));
+        let pieces = if by_ref { regions.pieces(&push.parts) } else { None };
         if let Some(pieces) = pieces {
-            self.shown.insert(stretch_of(&push), None);
-            self.queue.push_back(Queued::Show(push, pieces));
+            self.references.insert(stretch_of(&push), None);
+            self.queue.push_back(Queued::Reference(push, pieces));
             return Ok(());
         }
-        self.queue.push_back(Queued::Push(Sending::new(push, len)));
+        self.queue.push_back(Queued::Push(PushCursor::new(push, len)));
         Ok(())
     }
 
-    /// Queue that a stretch lies in a file of this side's; false if there is no room.
-    pub fn lend(&mut self, stretch: Stretch, token: u64, piece: ShownPiece) -> bool {
-        let has_room = self.pushes < self.limits.pushes_max && piece.length > 0;
-        if has_room {
-            let (op, item, offset) = stretch;
-            let push = Push { op, item, offset, parts: Vec::new(), token, may_show: true };
-            self.pushes += 1;
-            self.shown.insert(stretch, None);
-            self.queue.push_back(Queued::Show(push, smallvec![piece]));
-        }
-        has_room
+    /// Queue the release of a range that the peer passed by reference.
+    pub fn queue_release(&mut self, stretch: Stretch) {
+        self.releases.push(stretch);
     }
 
-    /// Say that this was taken.
-    pub fn took(&mut self, stretch: Stretch) {
-        self.taken.push(stretch);
-    }
-
-    /// The peer has taken these.
-    pub fn taken(&mut self, stretches: &[Stretch], events: &mut Vec<Event>, counts: &mut Counts) {
+    /// Hand back the pushes that the peer has released.
+    pub fn complete_refs(&mut self, stretches: &[Stretch], events: &mut Vec<Event>, counts: &mut Counts) {
         for stretch in stretches {
-            let Some(push) = self.shown.get_mut(stretch).and_then(Option::take) else { continue };
-            self.shown.remove(stretch);
+            let Some(push) = self.references.get_mut(stretch).and_then(Option::take) else { continue };
+            self.references.remove(stretch);
             self.pushes -= 1;
             counts.bytes_out += push.parts.iter().map(|part| part.len() as u64).sum::<u64>();
-            events.push(over(push, true));
+            events.push(pushed(push, true));
         }
     }
 
-    /// Hand back the pushes of `op`, or all. A frame that is half out is finished from a copy, so that the stream stays
-    /// whole and the memory is free at once.
+    /// Hand back the pushes of `op`, or of all operations. A partly written frame is completed from
+    /// a copy, so that the stream keeps its framing and the memory is free at once.
     pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
-        let given_up = |sending: &Sending| op.is_none_or(|op| sending.push.op == op);
+        let is_retracted = |cursor: &PushCursor| op.is_none_or(|op| cursor.push.op == op);
         if self.body_left > 0
             && let Some(Queued::Push(front)) = self.queue.front()
-            && given_up(front)
+            && is_retracted(front)
         {
             self.staged.drain(..std::mem::take(&mut self.at));
-            let rest = front.rest(self.body_left, usize::MAX);
+            let rest = front.next_slices(self.body_left, usize::MAX);
             rest.iter().for_each(|bytes| self.staged.extend_from_slice(bytes));
             self.body_left = 0;
         }
         for queued in std::mem::take(&mut self.queue) {
             match queued {
-                Queued::Push(sending) if given_up(&sending) => {
+                Queued::Push(cursor) if is_retracted(&cursor) => {
                     self.pushes -= 1;
-                    events.push(over(sending.push, false));
+                    events.push(pushed(cursor.push, false));
                 }
-                Queued::Show(push, _) if op.is_none_or(|op| push.op == op) => {
+                Queued::Reference(push, _) if op.is_none_or(|op| push.op == op) => {
                     self.pushes -= 1;
-                    events.push(over(push, false));
+                    events.push(pushed(push, false));
                 }
                 other => self.queue.push_back(other),
             }
         }
-        let given_up = |stretch: &Stretch| op.is_none_or(|op| stretch.0 == op);
-        // Those that were still in the queue are back already.
-        let gone: Vec<Stretch> = self.shown.keys().copied().filter(given_up).collect();
-        for push in gone.iter().filter_map(|stretch| self.shown.remove(stretch)?) {
+        let is_retracted = |stretch: &Stretch| op.is_none_or(|op| stretch.0 == op);
+        // Pushes that were still in the queue are handed back already.
+        let retracted: Vec<Stretch> = self.references.keys().copied().filter(is_retracted).collect();
+        for push in retracted.iter().filter_map(|stretch| self.references.remove(stretch)?) {
             self.pushes -= 1;
-            events.push(over(push, false));
+            events.push(pushed(push, false));
         }
     }
 
-    /// Write as far as it goes now.
+    /// Write as much as possible now.
     pub fn pump(
         &mut self,
         stream: &mut dyn Stream,
@@ -247,7 +235,7 @@ impl Outbound {
         counts: &mut Counts,
     ) -> Result<(), Closed> {
         let mut total = 0;
-        while total < TURN_BYTES {
+        while total < POLL_BYTES_MAX {
             if self.at == self.staged.len() && self.body_left == 0 {
                 self.stage(counts);
                 if self.staged.is_empty() {
@@ -269,23 +257,23 @@ impl Outbound {
         Ok(())
     }
 
-    /// One call of the stream.
+    /// One write to the stream.
     fn write(&mut self, stream: &mut dyn Stream) -> Moved {
         let staged = &self.staged[self.at..];
-        let mut stretches = Vec::new();
+        let mut slices = Vec::new();
         if !staged.is_empty() {
-            stretches.push(IoSlice::new(staged));
+            slices.push(IoSlice::new(staged));
         }
         if self.body_left > 0
             && let Some(Queued::Push(front)) = self.queue.front()
         {
-            let bulk = front.rest(self.body_left, STRETCHES_MAX);
-            stretches.extend(bulk.into_iter().map(IoSlice::new));
+            let bulk = front.next_slices(self.body_left, IOVECS_MAX);
+            slices.extend(bulk.into_iter().map(IoSlice::new));
         }
-        if self.quiet { stream.write_quietly(&stretches) } else { stream.write(&stretches) }
+        if self.quiet { stream.write_quietly(&slices) } else { stream.write(&slices) }
     }
 
-    /// So many bytes were written.
+    /// Record that `bytes` bytes were written.
     fn advance(&mut self, bytes: usize, events: &mut Vec<Event>, counts: &mut Counts) {
         let staged = bytes.min(self.staged.len() - self.at);
         self.at += staged;
@@ -302,38 +290,39 @@ impl Outbound {
                 && let Some(Queued::Push(whole)) = self.queue.pop_front()
             {
                 self.pushes -= 1;
-                events.push(over(whole.push, true));
+                events.push(pushed(whole.push, true));
             }
         }
     }
 
-    /// Make the next bytes to be written: control frames, up to and with the head of a data frame.
+    /// Stage the next bytes to write: control frames, up to and including the head of a data frame.
     fn stage(&mut self, counts: &mut Counts) {
         self.staged.clear();
         self.at = 0;
         self.quiet = self.urgent.is_empty() && self.queue.is_empty();
         while let Some(frame) = self.urgent.pop_front() {
-            self.writing.control(&frame, &mut self.staged);
+            self.writer.control(&frame, &mut self.staged);
         }
-        while !self.taken.is_empty() {
-            let now: Vec<Stretch> = self.taken.drain(..self.taken.len().min(TAKEN_MAX)).collect();
+        while !self.releases.is_empty() {
+            let count = self.releases.len().min(RELEASES_PER_FRAME_MAX);
+            let now: Vec<Stretch> = self.releases.drain(..count).collect();
             let frame = Frame::new(Kind::Taken, OpId(0), shown::encode_taken(&now));
-            self.writing.control(&frame, &mut self.staged);
+            self.writer.control(&frame, &mut self.staged);
         }
         while self.staged.len() < STAGE_BYTES {
             match self.queue.front_mut() {
                 None => return,
-                Some(Queued::Show(..)) => {
-                    let Some(Queued::Show(push, pieces)) = self.queue.pop_front() else { return };
+                Some(Queued::Reference(..)) => {
+                    let Some(Queued::Reference(push, pieces)) = self.queue.pop_front() else { return };
                     let body = shown::encode(push.item, push.offset, &pieces);
-                    self.writing.control(&Frame::new(Kind::Shown, push.op, body), &mut self.staged);
-                    self.shown.insert(stretch_of(&push), Some(push));
+                    self.writer.control(&Frame::new(Kind::Shown, push.op, body), &mut self.staged);
+                    self.references.insert(stretch_of(&push), Some(push));
                 }
                 Some(Queued::Push(front)) => {
-                    let most = u64::from(self.writing.data_bytes_max);
+                    let most = u64::from(self.writer.data_bytes_max);
                     let bytes = (front.len - front.framed).min(most) as u32;
                     let offset = front.push.offset + front.framed;
-                    self.writing.data(&front.push, offset, bytes, &mut self.staged);
+                    self.writer.data(&front.push, offset, bytes, &mut self.staged);
                     front.framed += u64::from(bytes);
                     self.body_left = bytes.into();
                     return;
@@ -343,14 +332,14 @@ impl Outbound {
                     self.frames -= 1;
                     self.frame_bytes -= frame.body.len();
                     counts.frames_out += 1;
-                    self.writing.control(&frame, &mut self.staged);
+                    self.writer.control(&frame, &mut self.staged);
                 }
             }
         }
     }
 }
 
-impl Writing {
+impl FrameWriter {
     fn control(&mut self, frame: &Frame, out: &mut Vec<u8>) {
         let facts = HeadFacts::control(self.version, frame.kind, frame.op, &frame.body);
         out.extend_from_slice(&self.head(&facts, &frame.body));
@@ -371,12 +360,12 @@ impl Writing {
     }
 }
 
-/// How a push is named.
+/// The range that a push fills.
 fn stretch_of(push: &Push) -> Stretch {
     (push.op, push.item, push.offset)
 }
 
-fn over(push: Push, sent: bool) -> Event {
+fn pushed(push: Push, sent: bool) -> Event {
     let Push { op, token, parts, .. } = push;
     Event::Pushed { op, token, sent, parts }
 }

@@ -1,4 +1,5 @@
-//! A connection whose peer is not known yet. It holds little: one frame of a greeting, and what is to be said.
+//! A connection in its handshake, before its peer is authenticated. It buffers little: one incoming
+//! frame of the handshake, and the outgoing bytes.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -21,28 +22,28 @@ pub struct Pending<S> {
     peer: String,
     offer: Offer,
     handshake: Handshake,
-    /// The frame that is being read: never more than it needs.
-    have: Vec<u8>,
+    /// The received bytes of the current frame; at most that frame.
+    received: Vec<u8>,
     clock: Arc<dyn Clock>,
     limits: Limits,
     begun: Mono,
-    /// What was agreed, while the stream goes over to something better.
+    /// The agreement, while the stream moves to its faster carrier.
     agreed: Option<Agreed>,
 }
 
-/// How far a handshake is.
-#[expect(clippy::large_enum_variant, reason = "it goes from hand to hand a few times a connection")]
+/// Progress of a handshake.
+#[expect(clippy::large_enum_variant, reason = "it is moved only a few times per connection")]
 pub enum Progress<S> {
-    /// More must arrive.
+    /// More bytes must arrive.
     Waiting(Pending<S>),
-    /// The peer is known.
+    /// The link is established.
     Ready(Box<Conn<S>>),
-    /// It is over, and the connection closed.
+    /// The handshake failed, and the connection is closed.
     Over(Closed),
 }
 
 impl<S: Stream> Pending<S> {
-    /// A connection that begins now; `peer` is its name for messages.
+    /// A connection that begins its handshake now; `peer` is its name for messages.
     pub fn new(
         stream: S,
         peer: String,
@@ -52,7 +53,18 @@ impl<S: Stream> Pending<S> {
         (clock, limits): (Arc<dyn Clock>, Limits),
     ) -> Pending<S> {
         let begun = clock.now();
-        Pending { stream, side, peer, offer, handshake, have: Vec::new(), clock, limits, begun, agreed: None }
+        Pending {
+            stream,
+            side,
+            peer,
+            offer,
+            handshake,
+            received: Vec::new(),
+            clock,
+            limits,
+            begun,
+            agreed: None,
+        }
     }
 
     /// The peer's name for messages.
@@ -60,40 +72,41 @@ impl<S: Stream> Pending<S> {
         &self.peer
     }
 
-    /// The stream, for whoever waits for several at once.
+    /// The stream, for callers that wait for several at once.
     pub fn stream(&self) -> &S {
         &self.stream
     }
 
-    /// Bytes that are held for the peer, beside the connection itself.
+    /// Bytes of memory held for the peer, without those of the kernel's connection.
     pub fn held_bytes(&self) -> usize {
-        size_of::<Self>() + self.have.capacity() + self.handshake.held_bytes()
+        size_of::<Self>() + self.received.capacity() + self.handshake.held_bytes()
     }
 
-    /// How long until the handshake has taken too long.
+    /// Time left for the handshake.
     pub fn due(&self) -> Duration {
         self.limit().saturating_sub(self.clock.now().since(self.begun))
     }
 
-    /// How long it may take altogether: little, until the other side has greeted.
+    /// Maximum duration of the handshake: [`Limits::greeting`] until the peer has sent its
+    /// greeting.
     fn limit(&self) -> Duration {
         let Limits { greeting, handshake, .. } = self.limits;
         if self.handshake.is_greeted() { handshake } else { greeting.min(handshake) }
     }
 
-    /// Whether the other side has greeted.
+    /// Whether the peer has sent its greeting.
     pub(crate) fn is_greeted(&self) -> bool {
         self.handshake.is_greeted()
     }
 
-    /// Whether it waits for the stream to take bytes.
+    /// Whether it waits until its stream can be written.
     pub fn wants_write(&self) -> bool {
         self.handshake.wants_write()
     }
 
-    /// Go as far as it goes now. Never waits.
+    /// Advance as far as possible now. Never waits.
     pub fn poll(mut self) -> Progress<S> {
-        match self.turn() {
+        match self.advance() {
             Ok(Some(agreed)) => {
                 let first = std::mem::take(self.handshake.out());
                 let Pending { stream, side, peer, offer, clock, limits, .. } = self;
@@ -113,8 +126,8 @@ impl<S: Stream> Pending<S> {
             }
             Ok(None) => Progress::Waiting(self),
             Err(why) => {
-                // The refusal is already among what is to be said.
-                let _ = self.say();
+                // The refusal is already queued.
+                let _ = self.flush();
                 Progress::Over(why)
             }
         }
@@ -132,47 +145,47 @@ impl<S: Stream> Pending<S> {
         self.stream.ready(write, most);
     }
 
-    /// End it, and tell the peer why if it can be told at once.
+    /// End the handshake, and send the peer the reason if that is possible at once.
     pub(crate) fn refuse(mut self, why: Closed) -> Progress<S> {
         self.handshake.refuse(&why);
-        let _ = self.say();
+        let _ = self.flush();
         Progress::Over(why)
     }
 
-    fn turn(&mut self) -> Result<Option<Agreed>, Closed> {
+    fn advance(&mut self) -> Result<Option<Agreed>, Closed> {
         if self.agreed.is_none() {
-            let Some(agreed) = self.shake()? else { return Ok(None) };
+            let Some(agreed) = self.exchange_frames()? else { return Ok(None) };
             if !self.stream.goes_over(agreed.common.features) {
-                // What is left of the last frame goes out with the link's own.
-                let _ = self.say();
+                // The rest of the last frame is sent before the link's own frames.
+                let _ = self.flush();
                 return Ok(Some(agreed));
             }
             self.agreed = Some(agreed);
         }
-        self.say()?;
+        self.flush()?;
         let features = self.agreed.as_ref().map_or(0, |agreed| agreed.common.features);
         let over = self.handshake.out().is_empty() && self.stream.go_over(self.side, features)?;
         Ok(self.agreed.take_if(|_| over))
     }
 
-    fn shake(&mut self) -> Result<Option<Agreed>, Closed> {
+    fn exchange_frames(&mut self) -> Result<Option<Agreed>, Closed> {
         loop {
-            self.say()?;
-            let need = self.handshake.need(&self.have).inspect_err(|why| self.handshake.refuse(why))?;
-            if self.have.len() == need {
-                let agreed = self.handshake.take(&self.have)?;
-                self.have.clear();
+            self.flush()?;
+            let need = self.handshake.need(&self.received).inspect_err(|why| self.handshake.refuse(why))?;
+            if self.received.len() == need {
+                let agreed = self.handshake.take(&self.received)?;
+                self.received.clear();
                 if agreed.is_some() {
                     return Ok(agreed);
                 }
                 continue;
             }
-            let from = self.have.len();
-            self.have.reserve_exact(need - from);
-            self.have.resize(need, 0);
-            let moved = self.stream.read(&mut [IoSliceMut::new(&mut self.have[from..])]);
+            let from = self.received.len();
+            self.received.reserve_exact(need - from);
+            self.received.resize(need, 0);
+            let moved = self.stream.read(&mut [IoSliceMut::new(&mut self.received[from..])]);
             let read = if let Moved::Bytes(n) = moved { n } else { 0 };
-            self.have.truncate(from + read);
+            self.received.truncate(from + read);
             match moved {
                 Moved::Bytes(_) => {}
                 Moved::Blocked => return Ok(None),
@@ -182,8 +195,8 @@ impl<S: Stream> Pending<S> {
         }
     }
 
-    /// Send what is to be said, as far as it goes.
-    fn say(&mut self) -> Result<(), Closed> {
+    /// Send as many of the queued bytes as the stream takes.
+    fn flush(&mut self) -> Result<(), Closed> {
         let out = self.handshake.out();
         while !out.is_empty() {
             match self.stream.write(&[IoSlice::new(out)]) {

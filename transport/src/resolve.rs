@@ -1,8 +1,9 @@
-//! Host names, resolved whenever a link is made: a host that has moved is found at its new address.
+//! Resolution of host names. It happens for each new link, so a host that has moved is found at its
+//! new address.
 //!
-//! The system's resolver blocks, for many seconds if no name server answers. So it runs on a thread of its own, and
-//! whoever waits for it does so with a deadline. A [`Resolver`] has one such thread at a time for a name: lookups of the
-//! same name meanwhile have the same answer.
+//! The system resolver blocks, for many seconds if no name server responds. So each lookup runs on
+//! its own thread, and callers wait for it with a deadline. A call for the name of the lookup that
+//! a [`Resolver`] started last joins that lookup while it runs, and gets the same result.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -16,11 +17,11 @@ use crate::closed::Closed;
 
 /// Finds the addresses of hosts.
 pub trait Resolve: Send + Sync {
-    /// The addresses of `host` with `port`, in the order in which they are to be tried. May block.
+    /// The addresses of `host` with `port`, in the order in which to try them. May block.
     fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
 }
 
-/// The system's resolver: its hosts file, its name servers, or whatever it is set up for.
+/// The system resolver, as configured on this host.
 struct System;
 
 impl Resolve for System {
@@ -29,14 +30,14 @@ impl Resolve for System {
     }
 }
 
-/// A way to resolve names. Clones share the lookup that runs.
+/// Resolves host names. Clones share the running lookup.
 #[derive(Clone)]
 pub struct Resolver {
     resolve: Arc<dyn Resolve>,
     running: Arc<Mutex<Option<Arc<Lookup>>>>,
 }
 
-/// The lookup of a name.
+/// The lookup of one name.
 pub(crate) struct Lookup {
     host: String,
     port: u16,
@@ -45,19 +46,19 @@ pub(crate) struct Lookup {
 }
 
 impl Default for Resolver {
-    /// The system's.
+    /// Uses the system resolver.
     fn default() -> Resolver {
         Resolver::new(Arc::new(System))
     }
 }
 
 impl Resolver {
-    /// One that asks `resolve`, on a thread of its own.
+    /// A resolver that calls `resolve`, on a separate thread for each lookup.
     pub fn new(resolve: Arc<dyn Resolve>) -> Resolver {
         Resolver { resolve, running: Arc::default() }
     }
 
-    /// Begin to look `host` up, or join the lookup of it that runs. Never waits.
+    /// Start a lookup of `host`, or join the running one. Never waits.
     pub(crate) fn begin(&self, host: &str, port: u16) -> Result<Arc<Lookup>, Closed> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let joins = |lookup: &&Arc<Lookup>| {
@@ -68,32 +69,32 @@ impl Resolver {
         }
         let (found, done) = (Mutex::default(), Condvar::default());
         let lookup = Arc::new(Lookup { host: host.to_owned(), port, found, done });
-        let (own, resolve) = (lookup.clone(), self.resolve.clone());
+        let (shared, resolve) = (lookup.clone(), self.resolve.clone());
         let started = std::thread::Builder::new()
             .name("pagelith-resolve".to_owned())
-            .spawn(move || own.answer(resolve.resolve(&own.host, own.port)));
+            .spawn(move || shared.complete(resolve.resolve(&shared.host, shared.port)));
         started.map_err(|error| Closed::System {
-            operation: "start a thread that resolves a host name",
+            operation: "start of a resolver thread",
             errno: error.raw_os_error().unwrap_or(0),
         })?;
         *running = Some(lookup.clone());
         Ok(lookup)
     }
 
-    /// The addresses of `endpoint`, for which this waits, at most `limit`.
+    /// The addresses of `endpoint`. Waits for the lookup, at most `limit`.
     pub fn addresses(&self, endpoint: &Endpoint, limit: Duration) -> Result<Vec<SocketAddr>, Closed> {
         match endpoint {
             Endpoint::Ip(address) => Ok(vec![*address]),
             Endpoint::Name { host, port } => {
                 let lookup = self.begin(host, *port)?;
-                lookup.found(limit).unwrap_or_else(|| Err(lookup.late(limit)))
+                lookup.found(limit).unwrap_or_else(|| Err(lookup.timed_out(limit)))
             }
         }
     }
 }
 
 impl Lookup {
-    fn answer(&self, found: io::Result<Vec<SocketAddr>>) {
+    fn complete(&self, found: io::Result<Vec<SocketAddr>>) {
         let found = match found {
             Ok(addresses) if addresses.is_empty() => Err(self.unresolved("it has no address".to_owned())),
             Ok(addresses) => Ok(addresses),
@@ -103,7 +104,7 @@ impl Lookup {
         self.done.notify_all();
     }
 
-    /// What was found, once something was, for which this waits, at most `timeout`.
+    /// The result, if the lookup has completed. Waits for it, at most `timeout`.
     pub fn found(&self, timeout: Duration) -> Option<Result<Vec<SocketAddr>, Closed>> {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         match timeout.is_zero() {
@@ -112,8 +113,8 @@ impl Lookup {
         }
     }
 
-    /// Nothing was found by then.
-    pub fn late(&self, limit: Duration) -> Closed {
+    /// The error of a lookup that has not completed within `limit`.
+    pub fn timed_out(&self, limit: Duration) -> Closed {
         self.unresolved(format!("no answer within {} ms", limit.as_millis()))
     }
 

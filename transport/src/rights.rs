@@ -1,21 +1,22 @@
-//! What a peer may do: which namespaces, and what in them. Given when it is known, asked at every request.
+//! The rights of a peer: its namespaces, and the operations allowed in them. Granted when the peer
+//! is authenticated, and checked at each request.
 
 use std::collections::BTreeSet;
 
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::wire::request::{Ask, Verb};
 
-/// Which namespaces.
+/// A set of namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Namespaces {
-    /// Every one.
+    /// Every namespace.
     All,
-    /// These.
+    /// Only the listed namespaces.
     These(BTreeSet<NamespaceId>),
 }
 
 impl Namespaces {
-    /// Which, if not all.
+    /// The listed namespaces; `None` for all.
     pub fn these(&self) -> Option<&BTreeSet<NamespaceId>> {
         match self {
             Namespaces::All => None,
@@ -23,7 +24,7 @@ impl Namespaces {
         }
     }
 
-    fn have(&self, namespace: NamespaceId) -> bool {
+    fn contains(&self, namespace: NamespaceId) -> bool {
         match self {
             Namespaces::All => true,
             Namespaces::These(these) => these.contains(&namespace),
@@ -31,22 +32,22 @@ impl Namespaces {
     }
 }
 
-/// What a peer may do.
+/// The rights of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rights {
-    /// Where it may do it.
+    /// The namespaces in which the rights hold.
     pub namespaces: Namespaces,
     /// exists, get, pin, unpin, lease, events.
     pub read: bool,
     /// put, flush; begin, commit and abort groups.
     pub write: bool,
-    /// remove, clear; hold and release, which end with the connection.
+    /// remove, clear; hold and release, whose effect ends with the connection.
     pub remove: bool,
-    /// stats, which tell about every namespace.
+    /// stats, which cover every namespace.
     pub operate: bool,
 }
 
-/// One of the rights.
+/// A single right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
     /// See [`Rights::read`].
@@ -59,7 +60,7 @@ pub enum Right {
     Operate,
 }
 
-/// The right that a verb needs; `None` for what everybody may ask.
+/// The right that a verb requires; `None` if every peer may use it.
 fn right_of(verb: Verb) -> Option<Right> {
     match verb {
         Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Prefetch | Verb::Used => Some(Right::Read),
@@ -72,33 +73,34 @@ fn right_of(verb: Verb) -> Option<Right> {
     }
 }
 
-/// A request that the peer has no right to; says nothing of whether what it asked about is here.
+/// A request for which the peer has no right. It does not reveal whether the requested object
+/// exists.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not allowed on this connection: {}verb={verb:?}", where_it_is(.namespace))]
+#[error("not allowed on this connection: {}verb={verb:?}", namespace_field(.namespace))]
 pub struct NotAllowed {
-    /// What was asked.
+    /// The verb of the request.
     pub verb: Verb,
-    /// The first namespace that it may not be asked in, if it is that.
+    /// The first forbidden namespace of the request; `None` if the verb itself is forbidden.
     pub namespace: Option<NamespaceId>,
 }
 
-fn where_it_is(id: &Option<NamespaceId>) -> String {
+fn namespace_field(id: &Option<NamespaceId>) -> String {
     id.map_or_else(String::new, |id| format!("namespace={id} "))
 }
 
 impl Rights {
-    /// Everything, everywhere.
+    /// All rights in all namespaces.
     pub fn all() -> Rights {
         Rights::of(Namespaces::All)
     }
 
-    /// Everything that a client does, in these namespaces; not `operate` unless they are all.
+    /// All rights in these namespaces; `operate` only with [`Namespaces::All`].
     pub fn of(namespaces: Namespaces) -> Rights {
         let operate = namespaces == Namespaces::All;
         Rights { namespaces, read: true, write: true, remove: true, operate }
     }
 
-    /// Whether it has this one.
+    /// Whether the peer has this right.
     pub fn has(&self, right: Right) -> bool {
         match right {
             Right::Read => self.read,
@@ -108,19 +110,20 @@ impl Rights {
         }
     }
 
-    /// Whether it may be told what comes and goes in a namespace.
+    /// Whether the peer may receive the events of a namespace.
     pub fn may_hear(&self, namespace: NamespaceId) -> bool {
-        self.read && self.namespaces.have(namespace)
+        self.read && self.namespaces.contains(namespace)
     }
 
-    /// Whether all of `ask` is allowed. Every key is looked at, and the keys of bases and of what groups consist of.
+    /// Check that all of `ask` is allowed. It checks every key: those of items, of bases, and of
+    /// the required members of groups.
     pub fn check(&self, ask: &Ask<'_>) -> Result<(), NotAllowed> {
         let verb = ask.verb();
         let may = right_of(verb).is_none_or(|right| self.has(right));
         if !may {
             return Err(NotAllowed { verb, namespace: None });
         }
-        let foreign = |namespace: NamespaceId| (!self.namespaces.have(namespace)).then_some(namespace);
+        let foreign = |namespace: NamespaceId| (!self.namespaces.contains(namespace)).then_some(namespace);
         let found = match ask {
             Ask::Exists(keys)
             | Ask::ExistsPrefix(keys)
@@ -139,11 +142,12 @@ impl Rights {
                 keys.into_iter().find_map(|key| foreign(key.namespace()))
             }
             Ask::Clear(namespace) => foreign(*namespace),
-            // Of events it is told those of its namespaces ([`Rights::may_hear`]).
+            // Events are filtered by namespace when they are sent ([`Rights::may_hear`]).
             Ask::Flush | Ask::Stats | Ask::Ping | Ask::Events(_) => None,
-            // Names of what the connection holds: it had the right to what they name.
+            // Identifiers of state of the connection, which was checked when that state was
+            // created.
             Ask::Unpin(_) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => None,
-            // A removal anywhere does the same while it lasts.
+            // Not bound to a namespace: each removal has the same effect while it runs.
             Ask::Hold(_) | Ask::Release(_) => None,
         };
         found.map_or(Ok(()), |namespace| Err(NotAllowed { verb, namespace: Some(namespace) }))

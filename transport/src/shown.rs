@@ -1,29 +1,23 @@
-//! Memory and files that the two ends of a link share, and bytes that are shown there.
+//! Memory that the two ends of a link share, and references to bytes in them.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::Piece;
-use pagelith_io::shm::{CatalogView, Region, SteadyWords, View};
+use pagelith_io::shm::{Region, View};
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
-use smallvec::SmallVec;
 
-/// Most regions that a side hands over on one link.
+/// Maximum regions that one end hands over on a link.
 pub const REGIONS_MAX: usize = 32;
-/// Most files that a server hands over on one link.
-pub const FILES_MAX: usize = 32;
 
-/// Where bytes lie that are shown: side by side, mostly.
-pub type Pieces = SmallVec<[ShownPiece; 1]>;
-
-/// Memory of this process that its peers may look at: what links hand over that are made from now on. Clones share it.
+/// Memory of this process that its peers may read. Each new link hands it over. Clones share the
+/// list.
 #[derive(Clone, Debug, Default)]
 pub struct Shows(Arc<Mutex<Vec<Arc<Region>>>>);
 
 impl Shows {
-    /// One more; false, and nothing is added, if there are [`REGIONS_MAX`]. What was there before at some of its addresses is dropped: it is not
-    /// mapped there any more.
+    /// Add a region. Returns false, and adds nothing, if the list has [`REGIONS_MAX`] regions.
+    /// Regions that overlap its addresses are removed first: they are no longer mapped there.
     pub fn add(&self, region: Arc<Region>) -> bool {
         let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, end) = (region.base() as usize, region.base() as usize + region.len());
@@ -35,50 +29,25 @@ impl Shows {
         room
     }
 
-    /// All of them, in the order in which they were added.
+    /// All regions, in the order in which they were added.
     pub fn regions(&self) -> Vec<Arc<Region>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// What each side has handed over, in that order.
+/// The regions and files that each end has handed over, in that order.
 #[derive(Clone, Debug, Default)]
 pub struct Regions {
-    /// This side's own memory: what is pushed from there is shown.
+    /// Memory of this end: pushes from it are passed by reference.
     pub own: Vec<Arc<Region>>,
-    /// The peer's.
+    /// Memory of the peer.
     pub theirs: Vec<Arc<View>>,
-    /// This side's files that the peer reads.
-    pub own_files: Vec<Arc<OwnedFd>>,
-    /// The peer's.
-    pub their_files: Vec<Arc<OwnedFd>>,
-    /// Where the client says what is steady, if that is agreed.
-    pub steady: Option<SteadyWords>,
-    /// What lies where in the first region of the peer's, if it tells.
-    pub catalog: Option<Arc<CatalogView>>,
-}
-
-/// Bytes side by side in a file of the peer's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FilePlace {
-    /// The file's number, in the order in which they were handed over.
-    pub file: usize,
-    /// Where they begin in it, in bytes. Whether there are as many is found by reading them.
-    pub at: u64,
-    /// How many there are.
-    pub length: u64,
 }
 
 impl Regions {
-    /// The same, where the peer's last region is a catalog of its first.
-    #[must_use]
-    pub fn with_catalog(self) -> Regions {
-        let catalog = self.theirs.last().cloned().and_then(CatalogView::of).map(Arc::new);
-        Regions { catalog, ..self }
-    }
-
-    /// Where all of `parts` lie in this side's regions; `None` if one of them lies elsewhere, or none has a byte.
-    pub fn pieces(&self, parts: &[Part]) -> Option<Pieces> {
+    /// The locations of all of `parts` in this end's regions; `None` if one of them is outside of
+    /// the regions, or if none has a byte.
+    pub fn pieces(&self, parts: &[Part]) -> Option<Vec<ShownPiece>> {
         if self.own.is_empty() {
             return None;
         }
@@ -89,134 +58,80 @@ impl Regions {
                 .next()
                 .map(|(number, at)| ShownPiece::new(number, at, part.len() as u64))
         };
-        let pieces: Pieces =
+        let pieces: Vec<ShownPiece> =
             parts.iter().filter(|part| !part.is_empty()).map(place).collect::<Option<_>>()?;
         (!pieces.is_empty()).then_some(pieces)
     }
 
-    /// Whether all of these lie in regions of this side's where nobody else can have something else.
-    pub fn stay(&self, parts: &[Part]) -> bool {
-        let stays = |piece: &ShownPiece| self.own.get(piece.region as usize).is_some_and(|own| own.stays());
-        self.pieces(parts).is_some_and(|pieces| pieces.iter().all(stays))
-    }
-
-    /// What the peer shows; `None` if it has handed over no such memory.
+    /// A reference to bytes in the peer's regions; `None` if it has handed over no such memory.
     pub fn shown(&self, stretch: Stretch, pieces: impl Iterator<Item = ShownPiece>) -> Option<Shown> {
         let piece = |piece: ShownPiece| {
             let view = self.theirs.get(piece.region as usize)?;
             view.has(piece.at, piece.length).then(|| (view.clone(), piece.at, piece.length))
         };
-        Some(Shown { stretch, lies: Lies::Memory(pieces.map(piece).collect::<Option<_>>()?) })
-    }
-
-    /// How bytes in a file of this side's are named; `None` if there is no such file. Files are numbered behind regions.
-    pub(crate) fn file_piece(&self, place: FilePlace) -> Option<ShownPiece> {
-        let number = u32::try_from(self.own.len() + place.file).ok()?;
-        (place.file < self.own_files.len()).then(|| ShownPiece::new(number, place.at, place.length))
-    }
-
-    /// The same of the peer's files; `None` if they lie in several pieces, or elsewhere.
-    pub(crate) fn shown_in_file(
-        &self,
-        stretch: Stretch,
-        mut pieces: impl Iterator<Item = ShownPiece>,
-    ) -> Option<Shown> {
-        let piece = pieces.next().filter(|_| pieces.next().is_none())?;
-        let file = (piece.region as usize).checked_sub(self.theirs.len())?;
-        let place = FilePlace { file, at: piece.at, length: piece.length };
-        (file < self.their_files.len()).then(|| Shown::in_file(stretch, place))
+        Some(Shown { stretch, pieces: pieces.map(piece).collect::<Option<_>>()? })
     }
 }
 
-/// Bytes in the peer's memory, or in a file of its, and the right to look at them until they are handed to
-/// [`Link::took`](crate::link::Link::took). Nothing says that they stay as they are: what was copied is compared with
-/// checksums before it is believed.
+/// A reference to bytes in the peer's memory files. The holder may read them until
+/// it hands the reference to [`Link::took`](crate::link::Link::took). The peer may change the bytes
+/// at any time, so the holder verifies its copy by checksums.
 #[derive(Debug)]
 pub struct Shown {
     stretch: Stretch,
-    lies: Lies,
-}
-
-#[derive(Debug)]
-enum Lies {
-    /// In order: where each begins in its view, and how long it is.
-    Memory(SmallVec<[(Arc<View>, u64, u64); 1]>),
-    File(FilePlace),
+    /// The pieces in order: a view, the offset in it, and the length.
+    pieces: Vec<(Arc<View>, u64, u64)>,
 }
 
 impl Shown {
-    /// What lies in a file of the peer's.
-    pub fn in_file(stretch: Stretch, place: FilePlace) -> Shown {
-        Shown { stretch, lies: Lies::File(place) }
-    }
-
-    /// Which operation, item and offset it is of.
+    /// The operation, item and offset.
     pub fn stretch(&self) -> Stretch {
         self.stretch
     }
 
     /// Length in bytes.
     pub fn length(&self) -> u64 {
-        match &self.lies {
-            Lies::Memory(pieces) => pieces.iter().map(|(_, _, length)| length).sum(),
-            Lies::File(place) => place.length,
-        }
+        self.pieces.iter().map(|(_, _, length)| length).sum()
     }
 
-    /// Where they lie, if that is in a file: they are to be read from there.
-    pub fn file(&self) -> Option<FilePlace> {
-        match &self.lies {
-            Lies::Memory(_) => None,
-            Lies::File(place) => Some(*place),
-        }
-    }
-
-    /// Where they are mapped, if they lie side by side and are.
+    /// The address of the bytes, if they are contiguous and mapped.
     pub fn mapped_at(&self) -> Option<*const u8> {
-        match &self.lies {
-            Lies::Memory(pieces) if let [(view, at, _)] = pieces.as_slice() => view.mapped_at(*at),
-            Lies::Memory(_) | Lies::File(_) => None,
+        match self.pieces.as_slice() {
+            [(view, at, _)] => view.mapped_at(*at),
+            _ => None,
         }
     }
 
     /// Copy the bytes from `from` on into `to`.
     ///
     /// # Panics
-    /// If there are not so many, or they lie in a file.
+    /// If there are fewer bytes than `to` holds.
     pub fn copy_out(&self, from: u64, to: &mut [u8]) {
         self.each_view(from, to, |view, at, to| view.copy_out(at, to));
     }
 
-    /// The pieces that they lie in, in order; none if they lie in a file.
+    /// The pieces in order.
     pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
-        let pieces = match &self.lies {
-            Lies::Memory(pieces) => pieces.as_slice(),
-            Lies::File(_) => &[],
-        };
-        // A view is memory of this process's, so its bytes can be counted.
-        pieces.iter().map(|(view, at, length)| Piece::Shown { view, at: *at, len: *length as usize })
+        // A view is in this process's address space, so its length fits a usize.
+        self.pieces.iter().map(|(view, at, length)| Piece::Shown { view, at: *at, len: *length as usize })
     }
 
     fn each_view(&self, from: u64, to: &mut [u8], mut copy: impl FnMut(&View, u64, &mut [u8])) {
         let (mut skip, mut to) = (from, to);
-        let pieces = match &self.lies {
-            Lies::Memory(pieces) => pieces.as_slice(),
-            Lies::File(_) => &[],
-        };
-        for (view, at, length) in pieces {
+        for (view, at, length) in &self.pieces {
             if skip >= *length {
                 skip -= length;
                 continue;
             }
-            let here = usize::try_from(length - skip).unwrap_or(usize::MAX).min(to.len());
-            let (now, later) = to.split_at_mut(here);
+            let count = usize::try_from(length - skip).unwrap_or(usize::MAX).min(to.len());
+            let (now, later) = to.split_at_mut(count);
             copy(view, at + skip, now);
             (skip, to) = (0, later);
             if to.is_empty() {
                 return;
             }
         }
-        assert!(to.is_empty(), "beyond what is shown");
+        assert!(to.is_empty(), "the reference has fewer bytes than requested");
     }
 }
 
@@ -224,7 +139,7 @@ impl Shown {
 mod tests {
     use super::*;
 
-    /// So many bytes of a file in memory, mapped at this address by the caller's word.
+    /// A region of `bytes` bytes in a memfd, announced as mapped at `address`.
     fn region(address: usize, bytes: usize) -> Arc<Region> {
         let own = Region::new(bytes).expect("memory");
         let fd = std::os::fd::AsFd::as_fd(&own).try_clone_to_owned().expect("a descriptor");
@@ -232,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_takes_the_place_of_those_whose_addresses_it_has() {
+    fn added_region_replaces_those_that_overlap_its_addresses() {
         let (shows, page) = (Shows::default(), 4096);
         let at = |n: usize| (1 << 20) + n * page;
         let given = [region(at(0), page), region(at(1), page), region(at(2), page), region(at(4), page)];
@@ -241,7 +156,7 @@ mod tests {
         assert!(shows.add(again.clone()));
         let left: Vec<_> = shows.regions().iter().map(|one| (one.base() as usize, one.len())).collect();
         assert_eq!(left, [(at(0), page), (at(4), page), (at(1), 2 * page)]);
-        // The same over and over is one.
+        // Adding the same region again replaces it.
         (0..2 * REGIONS_MAX).for_each(|_| assert!(shows.add(again.clone())));
         assert_eq!(shows.regions().len(), 3);
         (3..REGIONS_MAX).for_each(|n| assert!(shows.add(region(at(2 * n), page))));

@@ -1,24 +1,27 @@
-//! Links over sockets: TCP, which works everywhere, and Unix sockets within a host. Bulk bytes go from the socket into the memory exposed for them by a scatter read,
-//! and from the memory pushed into the socket by a gathering write; control frames are batched.
+//! Links over sockets: TCP, and Unix sockets within a host.
 //!
-//! Within a host the bytes go through memory that both sides have, where both can (`rings`): the socket is then what they wait at.
+//! A scatter read (readv) moves bulk bytes from the socket into exposed memory. A gather write
+//! (sendmsg) moves them from pushed memory into the socket. Control frames are batched.
 //!
-//! Over TCP nothing is encrypted: `docs/security.md` says what that means. Over a Unix socket the kernel says who the
-//! other side is: this user's processes are let in, and root's.
+//! Within a host, and if both ends support it, the bytes go through ring buffers in shared memory
+//! (`rings`); the socket then carries only wake-ups.
+//!
+//! TCP is not encrypted; `docs/security.md` describes the consequences. Over a Unix socket the
+//! kernel identifies the peer: only processes of this user and of root are admitted.
 
 mod accept;
+mod connect;
+mod connected;
+mod fd_passing;
 #[allow(
     clippy::disallowed_methods,
-    reason = "what a peer hands over may block: its handshake has a thread of its own"
+    reason = "descriptors from a peer may block, so its handshake runs on a separate thread"
 )]
-mod aside;
-mod connect;
-mod end;
-mod handed;
+mod handshake_thread;
 mod listener;
+mod pending_peers;
 mod rings;
 mod source;
-mod unknown;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -31,17 +34,14 @@ use crate::conn::Conn;
 use crate::pending::Pending;
 
 pub use connect::{connect, dial};
-pub use end::Socket;
+pub use connected::Socket;
 pub use listener::{Arrival, Listen, ListenError, Listener};
 
-/// What a side offers at an address: shared memory, to show what lies there, and to hand files over, within a host alone.
+/// The offer of an end at `address`: shared memory, and references to it, only within a host.
 fn offered(offer: Offer, address: &Address, can_share: bool) -> Offer {
     match address {
         Address::Unix(_) if can_share => offer,
-        Address::Unix(_) | Address::Tcp(_) => {
-            let offer = offer.without(Feature::SharedMemory).without(Feature::Shown);
-            offer.without(Feature::Files).without(Feature::Steady).without(Feature::Catalog)
-        }
+        Address::Unix(_) | Address::Tcp(_) => offer.without(Feature::SharedMemory).without(Feature::Shown),
     }
 }
 
@@ -50,15 +50,15 @@ pub type SocketLink = Conn<Socket>;
 /// A connection in its handshake.
 pub type SocketPending = Pending<Socket>;
 
-/// Wait until one of these has something to be polled for, at most `timeout`; false if none has. `others` are what else a
-/// server's thread waits for: a ring, an event.
+/// Wait at most `timeout` until one of these must be polled; false if none must. `others` are
+/// further descriptors that a server's thread waits for: a ring, an eventfd.
 pub fn wait(
     listener: Option<&Listener>,
     links: &[&SocketLink],
     others: &[BorrowedFd<'_>],
     timeout: Duration,
 ) -> bool {
-    // All of them: each says for itself that it is waited for.
+    // Without a short circuit: each link must announce that this end is about to sleep.
     let arm = |any, link: &&SocketLink| any | link.stream().is_some_and(|s| s.arm(link.wants_write()));
     if links.iter().fold(false, arm) {
         return true;
@@ -69,5 +69,5 @@ pub fn wait(
     sockets.extend(others.iter().map(|fd| (*fd, false)));
     let due = links.iter().map(|link| link.due()).chain(listener.and_then(Listener::due)).min();
     let timeout = due.map_or(timeout, |due| due.min(timeout));
-    end::wait_for(&sockets, timeout) || due.is_some_and(|due| due <= timeout)
+    connected::wait_for(&sockets, timeout) || due.is_some_and(|due| due <= timeout)
 }

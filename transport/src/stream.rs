@@ -1,4 +1,4 @@
-//! What a byte-stream link is made over: a socket, or in tests memory that gives a byte at a time.
+//! The byte stream under a link: a socket, or a pipe in memory in tests.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -8,16 +8,16 @@ use pagelith_layouts::wire::Side;
 use crate::closed::Closed;
 use crate::shown::Regions;
 
-/// What came of a call.
+/// Result of one read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// So many bytes, at least 1.
+    /// Number of bytes moved, at least 1.
     Bytes(usize),
-    /// None can be moved now.
+    /// No byte can be moved now.
     Blocked,
-    /// The peer sends no more.
+    /// The peer closed the stream.
     Ended,
-    /// The system failed it.
+    /// The system call failed.
     Failed {
         /// Which operation.
         operation: &'static str,
@@ -26,46 +26,42 @@ pub enum Moved {
     },
 }
 
-/// A stream of bytes in both directions. Bytes arrive in order or not at all.
+/// A bidirectional stream of bytes. Bytes arrive in order or not at all.
 pub trait Stream: Send {
-    /// Fill `parts` in order with what has arrived. Never waits.
+    /// Fill `parts` in order with received bytes. Never waits.
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved;
     /// Send from `parts` in order. Never waits.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved;
-    /// Whether, with these features agreed, the stream goes on over something better than what the handshake came over.
+    /// Whether the stream moves to a faster carrier after the handshake if these features are
+    /// agreed.
     fn goes_over(&self, _features: u64) -> bool {
         false
     }
 
-    /// Go over, once everything of the handshake is sent; false if more must arrive first. Never waits.
+    /// Move to the faster carrier. Called after all bytes of the handshake are sent. False if more
+    /// must arrive first. Never waits.
     fn go_over(&mut self, _side: Side, _features: u64) -> Result<bool, Closed> {
         Ok(true)
     }
 
-    /// Memory that the two sides have handed each other, once it has gone over.
+    /// Memory that the two ends share, after [`Stream::go_over`] has returned true.
     fn regions(&self) -> Regions {
         Regions::default()
     }
 
-    /// See [`Link::is_there`](crate::link::Link::is_there).
-    fn is_there(&self) -> bool {
-        true
-    }
-
-    /// As `write`, of what the peer need not hear of before it looks by itself.
+    /// As `write`, but without waking the peer: it finds the bytes when it next polls.
     fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
         self.write(parts)
     }
 
     /// See [`Link::nudge`](crate::link::Link::nudge).
-    fn nudge(&mut self) -> bool {
-        false
-    }
+    fn nudge(&mut self) {}
 
-    /// Wait until bytes can be read, or with `write` sent, at most `timeout`; false if none can, also before that time is up.
+    /// Wait at most `timeout` until bytes can be read or, with `write`, sent. Returns false if
+    /// neither is possible, which may be before the timeout.
     fn ready(&mut self, write: bool, timeout: Duration) -> bool;
 
-    /// The same, of bytes that can be sent alone: whatever has arrived is left where it is.
+    /// As `ready`, but wait only until bytes can be sent; received bytes stay unread.
     fn ready_to_write(&mut self, timeout: Duration) -> bool {
         self.ready(true, timeout)
     }

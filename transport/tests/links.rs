@@ -1,4 +1,5 @@
-//! Links over a pipe in memory: what every byte-stream link keeps to, at every way in which a stream can be cut.
+//! Links over a pipe in memory: the behaviour of every byte-stream link, for streams cut at any
+//! byte.
 
 mod common;
 

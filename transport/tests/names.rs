@@ -1,5 +1,5 @@
-//! Links to hosts that are known by name.
-#![allow(clippy::disallowed_methods, reason = "a resolver that blocks is played by a test")]
+//! Links to host names.
+#![allow(clippy::disallowed_methods, reason = "tests simulate a resolver that blocks")]
 
 mod common;
 
@@ -24,20 +24,20 @@ use pagelith_transport::resolve::{Resolve, Resolver};
 use pagelith_transport::rights::Rights;
 use pagelith_transport::socket::{Arrival, Listen, ListenError, Listener};
 
-/// Longest single wait. Every wait here is for something that comes.
+/// Maximum single wait. In a passing test each wait ends with an event.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// Names that mean what a test says.
+/// A resolver whose addresses the test sets.
 #[derive(Default)]
-struct Names(Mutex<Vec<SocketAddr>>);
+struct FakeResolver(Mutex<Vec<SocketAddr>>);
 
-impl Names {
-    fn are(&self, addresses: &[SocketAddr]) {
+impl FakeResolver {
+    fn set(&self, addresses: &[SocketAddr]) {
         *self.0.lock().expect("no panic") = addresses.to_vec();
     }
 }
 
-impl Resolve for Names {
+impl Resolve for FakeResolver {
     fn resolve(&self, host: &str, _port: u16) -> io::Result<Vec<SocketAddr>> {
         match host {
             "store.test" => Ok(self.0.lock().expect("no panic").clone()),
@@ -68,8 +68,8 @@ fn ip(listener: &Listener) -> SocketAddr {
     }
 }
 
-/// An address of this host at which nobody listens.
-fn nobody() -> SocketAddr {
+/// An address of this host at which no process listens.
+fn closed_port() -> SocketAddr {
     ip(&listener("tcp:127.0.0.1:0", 9))
 }
 
@@ -79,8 +79,8 @@ fn dial(address: &str, resolve: Arc<dyn Resolve>) -> SocketDial {
     SocketDial { resolver: Resolver::new(resolve), ..dial }
 }
 
-/// Which process is reached, the servers being these.
-fn reached(dial: &SocketDial, servers: &mut [&mut Listener]) -> Result<u8, Closed> {
+/// The instance of the server that a dial reaches.
+fn dial_instance(dial: &SocketDial, servers: &mut [&mut Listener]) -> Result<u8, Closed> {
     let (mut dialing, mut links) = (dial.begin()?, Vec::<Box<dyn Link>>::new());
     let clock = SystemClock::new();
     while clock.now().since(Default::default()) < WAIT {
@@ -96,62 +96,62 @@ fn reached(dial: &SocketDial, servers: &mut [&mut Listener]) -> Result<u8, Close
             Dialled::Waiting(dialing) => dialing,
         };
     }
-    panic!("waited in vain")
+    panic!("no link within {WAIT:?}")
 }
 
 #[test]
-fn a_host_that_moved_is_found_by_the_next_dial() {
-    let names = Arc::new(Names::default());
+fn next_dial_finds_a_host_that_moved() {
+    let names = Arc::new(FakeResolver::default());
     let (mut first, mut second) = (listener("tcp:127.0.0.1:0", 1), listener("tcp:127.0.0.1:0", 2));
     let dial = dial("tcp:store.test:7411", names.clone());
-    names.are(&[ip(&first)]);
-    assert_eq!(reached(&dial, &mut [&mut first, &mut second]), Ok(1));
-    names.are(&[ip(&second)]);
-    assert_eq!(reached(&dial, &mut [&mut first, &mut second]), Ok(2));
-    names.are(&[]);
+    names.set(&[ip(&first)]);
+    assert_eq!(dial_instance(&dial, &mut [&mut first, &mut second]), Ok(1));
+    names.set(&[ip(&second)]);
+    assert_eq!(dial_instance(&dial, &mut [&mut first, &mut second]), Ok(2));
+    names.set(&[]);
     let detail = "it has no address".to_owned();
     let unresolved = Closed::Unresolved { host: "store.test".to_owned(), detail };
-    assert_eq!(reached(&dial, &mut [&mut first]), Err(unresolved));
+    assert_eq!(dial_instance(&dial, &mut [&mut first]), Err(unresolved));
 }
 
 #[test]
-fn every_address_of_a_name_is_tried() {
-    let names = Arc::new(Names::default());
+fn all_addresses_of_a_name_are_tried() {
+    let names = Arc::new(FakeResolver::default());
     let mut last = listener("tcp:127.0.0.1:0", 3);
     let dial = dial("tcp:store.test:7411", names.clone());
-    names.are(&[nobody(), nobody(), ip(&last)]);
-    assert_eq!(reached(&dial, &mut [&mut last]), Ok(3));
-    names.are(&[nobody(), nobody()]);
-    let refused = reached(&dial, &mut []);
+    names.set(&[closed_port(), closed_port(), ip(&last)]);
+    assert_eq!(dial_instance(&dial, &mut [&mut last]), Ok(3));
+    names.set(&[closed_port(), closed_port()]);
+    let refused = dial_instance(&dial, &mut []);
     assert!(matches!(&refused, Err(Closed::System { .. })), "{refused:?}");
 }
 
 #[test]
-fn a_name_that_is_not_known_is_said_with_the_name() {
-    let dial = dial("tcp:other.test:7411", Arc::new(Names::default()));
-    let said = reached(&dial, &mut []).expect_err("no such host").to_string();
-    assert!(said.contains("no such host") && said.ends_with("host=other.test"), "{said}");
+fn unknown_host_error_names_the_host() {
+    let dial = dial("tcp:other.test:7411", Arc::new(FakeResolver::default()));
+    let text = dial_instance(&dial, &mut []).expect_err("no such host").to_string();
+    assert!(text.contains("no such host") && text.ends_with("host=other.test"), "{text}");
 }
 
-/// Answers when it is told to.
-struct Slow {
-    asked: AtomicUsize,
-    may_answer: Mutex<Receiver<SocketAddr>>,
+/// A resolver that blocks until the test sends the address.
+struct BlockingResolver {
+    calls: AtomicUsize,
+    answers: Mutex<Receiver<SocketAddr>>,
 }
 
-impl Resolve for Slow {
+impl Resolve for BlockingResolver {
     fn resolve(&self, _host: &str, _port: u16) -> io::Result<Vec<SocketAddr>> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        let answer = self.may_answer.lock().expect("no panic").recv();
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let answer = self.answers.lock().expect("no panic").recv();
         answer.map(|address| vec![address]).map_err(io::Error::other)
     }
 }
 
 #[test]
-fn a_resolver_that_hangs_blocks_no_dial_and_takes_one_thread() {
-    let (answer, may_answer): (Sender<SocketAddr>, _) = channel();
-    let may_answer = Mutex::new(may_answer);
-    let slow = Arc::new(Slow { asked: AtomicUsize::new(0), may_answer });
+fn hung_resolver_blocks_no_dial_and_uses_one_thread() {
+    let (answer, answers): (Sender<SocketAddr>, _) = channel();
+    let answers = Mutex::new(answers);
+    let slow = Arc::new(BlockingResolver { calls: AtomicUsize::new(0), answers });
     let clock = Arc::new(HandClock::default());
     let dial = SocketDial { clock: clock.clone(), ..dial("tcp:store.test:7411", slow.clone()) };
     let waiting = |dialled| match dialled {
@@ -163,10 +163,10 @@ fn a_resolver_that_hangs_blocks_no_dial_and_takes_one_thread() {
     let (first, second) = (begin(), begin());
     clock.pass(dial.limits.handshake);
     for dialing in [first, second] {
-        let Dialled::Over(why) = dialing.poll() else { panic!("its time is up") };
+        let Dialled::Over(why) = dialing.poll() else { panic!("its time limit has passed") };
         assert!(why.to_string().contains("no answer within 5000 ms"), "{why}");
     }
-    // Who begins now joins the lookup that runs.
+    // A new dial joins the running lookup.
     let mut third = begin();
     let mut server = listener("tcp:127.0.0.1:0", 4);
     answer.send(ip(&server)).expect("it waits");
@@ -178,22 +178,22 @@ fn a_resolver_that_hangs_blocks_no_dial_and_takes_one_thread() {
             dialled => waiting(dialled),
         };
     };
-    assert_eq!((instance, slow.asked.load(Ordering::SeqCst)), (4, 1));
+    assert_eq!((instance, slow.calls.load(Ordering::SeqCst)), (4, 1));
 }
 
 #[test]
-fn localhost_is_listened_at_and_reached_by_name() {
+fn localhost_accepts_a_link_by_name() {
     let mut server = listener("tcp:localhost:0", 5);
     let Address::Tcp(Endpoint::Name { host, port }) = server.address().clone() else { panic!("no name") };
     assert_eq!((host.as_str(), port != 0), ("localhost", true));
     let address = server.address().to_string();
     let dial = SocketDial::new(address.parse().expect("one"), None, offer(8), Arc::new(SystemClock::new()));
-    assert_eq!(reached(&dial, &mut [&mut server]), Ok(5));
+    assert_eq!(dial_instance(&dial, &mut [&mut server]), Ok(5));
 }
 
 #[test]
-fn a_name_is_listened_at_beyond_this_host_only_where_that_is_said() {
-    let names = Arc::new(Names::default());
+fn host_name_with_a_remote_address_needs_the_option_and_a_key() {
+    let names = Arc::new(FakeResolver::default());
     let resolver = Resolver::new(names.clone());
     let made = |listen: &Listen| {
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
@@ -203,12 +203,12 @@ fn a_name_is_listened_at_beyond_this_host_only_where_that_is_said() {
     let by_name = listen("tcp:store.test:0");
     let far: SocketAddr = "192.0.2.1:0".parse().expect("one");
     let near: SocketAddr = "127.0.0.1:0".parse().expect("one");
-    names.are(&[near, far]);
+    names.set(&[near, far]);
     assert_eq!(made(&by_name), Err(ListenError::BeyondThisHost(by_name.address.clone())));
-    // Said or not: without a key it is refused.
-    let said = Listen { beyond_this_host: true, ..by_name.clone() };
-    assert_eq!(made(&said), Err(ListenError::NoKey(by_name.address.clone())));
-    names.are(&[near]);
+    // With the option too, a listener without a key is refused.
+    let text = Listen { beyond_this_host: true, ..by_name.clone() };
+    assert_eq!(made(&text), Err(ListenError::NoKey(by_name.address.clone())));
+    names.set(&[near]);
     assert!(made(&by_name).is_ok_and(|address| address.to_string().starts_with("tcp:store.test:")));
     let unknown = made(&listen("tcp:other.test:0"));
     assert!(matches!(&unknown, Err(ListenError::Unresolved(Closed::Unresolved { .. }))), "{unknown:?}");

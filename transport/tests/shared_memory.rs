@@ -1,4 +1,4 @@
-//! Memory that a client hands over: what is none, and what it writes there afterwards.
+//! Shared memory from a client: invalid descriptors, and hostile writes to the memory afterwards.
 
 mod common;
 #[path = "common/rings.rs"]
@@ -25,7 +25,7 @@ use pagelith_transport::rights::Rights;
 use pagelith_transport::socket::{Arrival, Listen, Listener, SocketLink};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-/// Longest single wait. Every wait here is for something that comes.
+/// Maximum single wait. In a passing test each wait ends with an event.
 const WAIT: Duration = Duration::from_secs(10);
 
 fn clock() -> Arc<dyn Clock> {
@@ -38,12 +38,12 @@ fn greeting() -> Vec<u8> {
     let handshake = Handshake::client(sharing(), None, &*entropy());
     let outside = (clock(), Limits::default());
     let pending = Pending::new(ours, "nobody".into(), Side::Client, sharing(), handshake, outside).poll();
-    assert!(matches!(pending, Progress::Waiting(_)), "it waits for an answer");
+    assert!(matches!(pending, Progress::Waiting(_)), "it waits for a reply");
     lock(&theirs.reads).bytes.iter().copied().collect()
 }
 
-/// A client that greets by hand, then does `behind`; the server's link, or why there is none.
-fn meet_by_hand(behind: impl FnOnce(&UnixStream)) -> (Result<Box<SocketLink>, Closed>, UnixStream) {
+/// A client that sends a raw greeting, then runs `after`; the server's link, or why it was refused.
+fn meet_by_hand(after: impl FnOnce(&UnixStream)) -> (Result<Box<SocketLink>, Closed>, UnixStream) {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
     let address = Address::Unix(path.clone());
@@ -52,7 +52,7 @@ fn meet_by_hand(behind: impl FnOnce(&UnixStream)) -> (Result<Box<SocketLink>, Cl
         .expect("listens");
     let client = UnixStream::connect(&path).expect("connected");
     (&client).write_all(&greeting()).expect("greeted");
-    behind(&client);
+    after(&client);
     let mut arrivals = Vec::new();
     while arrivals.is_empty() {
         listener.wait(&mut arrivals, WAIT);
@@ -65,7 +65,7 @@ fn meet_by_hand(behind: impl FnOnce(&UnixStream)) -> (Result<Box<SocketLink>, Cl
     (met, client)
 }
 
-fn hand(client: &UnixStream, files: &[BorrowedFd<'_>]) {
+fn send_fds(client: &UnixStream, files: &[BorrowedFd<'_>]) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() {
@@ -75,29 +75,29 @@ fn hand(client: &UnixStream, files: &[BorrowedFd<'_>]) {
 }
 
 #[test]
-fn what_is_no_shared_memory_ends_the_link() {
+fn invalid_shared_memory_ends_the_link() {
     let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
     let small = SharedMemory::new(4096).expect("memory");
     let file = tempfile::tempfile().expect("a file");
     file.set_len(PAIR_MEMORY_BYTES as u64).expect("grown");
-    assert!(meet_by_hand(|client| hand(client, &[memory.as_fd()])).0.is_ok(), "as it should be");
+    assert!(meet_by_hand(|client| send_fds(client, &[memory.as_fd()])).0.is_ok(), "valid memory");
     let region = Region::new(4096).expect("memory");
     let shown: &[BorrowedFd<'_>] = &[memory.as_fd(), region.as_fd()];
-    assert!(meet_by_hand(|client| hand(client, shown)).0.is_ok(), "with memory that is shown beside it");
+    assert!(meet_by_hand(|client| send_fds(client, shown)).0.is_ok(), "with a shared region");
     let (pipe, _other) = std::io::pipe().expect("a pipe");
     let wrong: [&[BorrowedFd<'_>]; 4] =
         [&[], &[memory.as_fd(), pipe.as_fd()], &[small.as_fd()], &[file.as_fd()]];
     for files in wrong {
-        let (met, _client) = meet_by_hand(|client| hand(client, files));
+        let (met, _client) = meet_by_hand(|client| send_fds(client, files));
         assert!(matches!(met, Err(Closed::Broken(_))), "files={}", files.len());
     }
     let (met, _client) = meet_by_hand(|client| client.shutdown(std::net::Shutdown::Both).expect("shut"));
     assert!(matches!(met, Err(Closed::Ended)));
 }
 
-/// Whatever a client writes into the memory, whenever: the link ends, or waits, and nothing else.
+/// A client writes any bytes into the memory at any time: the link ends or waits, and nothing else.
 #[test]
-fn any_bytes_in_the_rings_end_the_link_or_nothing() {
+fn random_bytes_in_the_rings_at_most_end_the_link() {
     let mut rng = 0x9E37_79B9_7F4A_7C15u64;
     let mut next = || {
         rng ^= rng << 13;
@@ -109,14 +109,15 @@ fn any_bytes_in_the_rings_end_the_link_or_nothing() {
     for round in 0..300u64 {
         let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
         let fd = rustix::io::dup(&memory).expect("another descriptor");
-        let (met, client) = meet_by_hand(|client| hand(client, &[memory.as_fd()]));
+        let (met, client) = meet_by_hand(|client| send_fds(client, &[memory.as_fd()]));
         let mut server = met.expect("a link");
         let file = std::fs::File::from(fd);
         let mut events = Vec::new();
         for step in 0..6 {
             let mut bytes = vec![0; (next() % 9000) as usize + 1];
             bytes.iter_mut().for_each(|byte| *byte = next() as u8);
-            // Now the counts, then what follows them; near ones, so that what lies between is read.
+            // Alternately ring bytes and counters; mostly small counters, so that the bytes are
+            // read.
             let at = if step % 2 == 0 { 4096 } else { [0, 128, 256, 384][(next() % 4) as usize] };
             if at < 4096 {
                 bytes = (next() % if round % 3 == 0 { u64::MAX } else { 9000 }).to_le_bytes().to_vec();
@@ -133,12 +134,12 @@ fn any_bytes_in_the_rings_end_the_link_or_nothing() {
         }
         closed += usize::from(!matches!(events.last(), Some(Event::Closed(Closed::Ended))));
     }
-    assert!(closed > 100, "most of it is no frame: {closed}");
+    assert!(closed > 100, "most of the bytes are no frame: {closed}");
 }
 
-/// The body of the fuzz target `rings`, with inputs by chance.
+/// The body of the fuzz target `rings`, with random inputs.
 #[test]
-fn any_bytes_counts_and_places_write_nothing_but_what_was_lent() {
+fn hostile_ring_contents_write_only_exposed_memory() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut host = rings::Host::new(&dir.path().join("socket"));
     let mut rng = 0x2545_F491_4F6C_DD1Du64;
@@ -152,7 +153,7 @@ fn any_bytes_counts_and_places_write_nothing_but_what_was_lent() {
     for round in 0..600 {
         let mut input: Vec<u8> = (0..1 + next() % 120).map(|_| (next() >> 11) as u8).collect();
         if round % 2 == 0 {
-            // Two that are as they should be before whatever comes.
+            // Two valid references before the random steps.
             input.splice(0..0, [11, 1, 0, 0, 0xB1, 7, 11, 1, 1, 0, 0xB1, 9]);
         }
         let met = host.run(&input);

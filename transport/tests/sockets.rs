@@ -1,4 +1,5 @@
-//! Links over TCP on loopback: what only a real socket shows. Nothing sleeps; each wait ends with what it waits for.
+//! Links over real sockets: TCP on loopback, Unix sockets and shared memory. No test sleeps; each
+//! wait ends with an event.
 
 #![expect(clippy::disallowed_methods, reason = "two ends that wait need a thread each; nothing here ships")]
 
@@ -29,7 +30,7 @@ use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
 use pagelith_transport::socket::{self, Arrival, Listen, ListenError, Listener, Socket, SocketLink, connect};
 
-/// Longest single wait. Every wait here is for something that comes.
+/// Maximum single wait. In a passing test each wait ends with an event.
 const WAIT: Duration = Duration::from_secs(10);
 
 fn listener(admission: Admission, offer: Offer, limits: Limits, clock: Arc<dyn Clock>) -> Listener {
@@ -45,7 +46,7 @@ fn port(listener: &Listener) -> SocketAddr {
     }
 }
 
-/// A listener on a Unix socket, for whoever the kernel says is this user.
+/// A listener on a Unix socket, for processes of this user.
 fn at(path: &Path) -> Result<Listener, ListenError> {
     let admission = Admission::Connection(Rights::all());
     let listen = Listen { address: Address::Unix(path.to_owned()), admission, beyond_this_host: false };
@@ -58,17 +59,17 @@ fn clock() -> Arc<dyn Clock> {
 
 type Ends = (Result<SocketLink, Closed>, Result<SocketLink, Closed>);
 
-/// What a link is over.
+/// The carrier of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Over {
+enum Carrier {
     Tcp,
     Unix,
     Shared,
 }
 
-const EVERYTHING: [Over; 3] = [Over::Tcp, Over::Unix, Over::Shared];
+const ALL_CARRIERS: [Carrier; 3] = [Carrier::Tcp, Carrier::Unix, Carrier::Shared];
 
-/// A client and a server in one thread, until both know how it ended.
+/// Run the handshake of a client and a server in one thread until both have ended.
 fn meet_over(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
     let (limits, entropy) = (Limits::default(), SystemEntropy);
     let mut progress = connect(listener.address(), client.0, client.1, &entropy, clock(), limits, &[])
@@ -81,7 +82,7 @@ fn meet_over(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
         }
         progress = match progress {
             Progress::Waiting(pending) => pending.wait(Duration::from_millis(100)),
-            over => over,
+            ended => ended,
         };
         if !matches!(progress, Progress::Waiting(_)) && !arrivals.is_empty() {
             break;
@@ -99,13 +100,13 @@ fn meet_over(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
     (client, server)
 }
 
-fn linked(over: Over, data_bytes_max: u32) -> (SocketLink, SocketLink) {
-    let offer = if over == Over::Shared { sharing() } else { offer() };
+fn linked(carrier: Carrier, data_bytes_max: u32) -> (SocketLink, SocketLink) {
+    let offer = if carrier == Carrier::Shared { sharing() } else { offer() };
     let offer = Offer { data_bytes_max, ..offer };
     let dir = tempfile::tempdir().expect("a directory");
-    let address = match over {
-        Over::Tcp => "tcp:127.0.0.1:0".parse().expect("an address"),
-        Over::Unix | Over::Shared => Address::Unix(dir.path().join("socket")),
+    let address = match carrier {
+        Carrier::Tcp => "tcp:127.0.0.1:0".parse().expect("an address"),
+        Carrier::Unix | Carrier::Shared => Address::Unix(dir.path().join("socket")),
     };
     let listen = Listen { address, admission: keys(1), beyond_this_host: false };
     let mut listener =
@@ -113,12 +114,12 @@ fn linked(over: Over, data_bytes_max: u32) -> (SocketLink, SocketLink) {
     let (client, server) = meet_over((offer, Some(key(1))), &mut listener);
     let (client, server) = (client.expect("a link"), server.expect("a link"));
     for end in [&client, &server] {
-        assert_eq!(end.stream().is_some_and(Socket::is_shared_memory), over == Over::Shared);
+        assert_eq!(end.stream().is_some_and(Socket::is_shared_memory), carrier == Carrier::Shared);
     }
     (client, server)
 }
 
-/// Drive both ends until `done` says so.
+/// Poll both ends until `done` returns true.
 fn drive(
     a: &mut SocketLink,
     b: &mut SocketLink,
@@ -132,48 +133,51 @@ fn drive(
             return (at_a, at_b);
         }
     }
-    panic!("it does not come: {:?} {:?}", told(&at_a), told(&at_b));
+    panic!("not done: {:?} {:?}", event_lines(&at_a), event_lines(&at_b));
 }
 
 #[test]
-fn long_objects_arrive_in_scatter_lists_of_odd_lengths() {
-    EVERYTHING.into_iter().for_each(long_objects_arrive);
+fn long_objects_arrive_in_odd_scatter_lists() {
+    ALL_CARRIERS.into_iter().for_each(long_objects_arrive);
 }
 
-fn long_objects_arrive(over: Over) {
+fn long_objects_arrive(carrier: Carrier) {
     let objects = [bytes(1, 3_000_001), bytes(2, 1), bytes(3, 4096), bytes(4, 777_777)];
     let lengths: Vec<usize> = (0..900).map(|i| (i * 37) % 1999).collect();
-    let (mut client, mut server) = linked(over, 64 << 10);
+    let (mut client, mut server) = linked(carrier, 64 << 10);
     for (item, object) in objects.iter().enumerate() {
         client.expose(OpId(1), item as u32, 0, scatter(&vec![0; object.len()], &lengths)).expect("room");
     }
     client.send(request(1, b"a get")).expect("room");
     let (_, asked) = drive(&mut client, &mut server, |_, at_server| !at_server.is_empty());
-    assert_eq!(told(&asked), ["Request 1 5"]);
+    assert_eq!(event_lines(&asked), ["Request 1 5"]);
     for (item, object) in objects.iter().enumerate() {
         server.push(push(1, item as u32, 0, object)).expect("room");
     }
     server.send(outcome(1, b"over")).expect("room");
     let (got, sent) = drive(&mut client, &mut server, |at_client, _| at_client.len() == objects.len() + 1);
-    assert_eq!(told(&got)[..], ["landed 1 0", "landed 1 1", "landed 1 2", "landed 1 3", "Outcome 1 4"]);
-    assert_eq!(told(&sent).len(), objects.len());
+    assert_eq!(
+        event_lines(&got)[..],
+        ["landed 1 0", "landed 1 1", "landed 1 2", "landed 1 3", "Outcome 1 4"]
+    );
+    assert_eq!(event_lines(&sent).len(), objects.len());
     for (item, object) in objects.iter().enumerate() {
-        assert!(handed(&got, (1, item as u32)).as_ref() == Some(object), "item={item}");
+        assert!(returned(&got, (1, item as u32)).as_ref() == Some(object), "item={item}");
     }
     let total: usize = objects.iter().map(Vec::len).sum();
     assert_eq!((client.counts().bytes_in, server.counts().bytes_out), (total as u64, total as u64));
 }
 
 #[test]
-fn pushed_memory_overwritten_once_handed_back_arrives_as_pushed() {
-    EVERYTHING.into_iter().for_each(overwritten_once_handed_back);
+fn memory_overwritten_after_the_pushed_event_arrives_unchanged() {
+    ALL_CARRIERS.into_iter().for_each(overwritten_after_pushed);
 }
 
-/// The peer reads nothing at first: the kernel has much to send when the first memory is back.
-fn overwritten_once_handed_back(over: Over) {
+/// The peer reads nothing at first, so the kernel buffers many bytes when the first memory is back.
+fn overwritten_after_pushed(carrier: Carrier) {
     const OBJECT: usize = 128 << 10;
     const OBJECTS: u64 = 128;
-    let (mut client, mut server) = linked(over, 4 << 20);
+    let (mut client, mut server) = linked(carrier, 4 << 20);
     for op in 1..=OBJECTS {
         client.expose(OpId(op), 0, 0, scatter(&vec![0; OBJECT], &[])).expect("room");
         server.push(push(op, 0, 0, &bytes(op, OBJECT))).expect("room");
@@ -185,36 +189,36 @@ fn overwritten_once_handed_back(over: Over) {
         back += overwrite(events);
         idle = if server.counts().bytes_out == had { idle + 1 } else { 0 };
     }
-    assert!(back < OBJECTS, "{over:?}: the peer's memory is larger than thought");
+    assert!(back < OBJECTS, "{carrier:?}: the kernel's buffers hold all pushes, use more");
 
-    // Those that are given up come back at once, though the peer still reads nothing.
+    // Retracted pushes come back at once, although the peer still reads nothing.
     let sent = back;
-    let is_given_up = |op: u64| op.is_multiple_of(2) || op == sent + 1;
-    (1..=OBJECTS).filter(|op| is_given_up(*op)).for_each(|op| server.retract(OpId(op)));
+    let is_retracted = |op: u64| op.is_multiple_of(2) || op == sent + 1;
+    (1..=OBJECTS).filter(|op| is_retracted(*op)).for_each(|op| server.retract(OpId(op)));
     let mut events = Vec::new();
     server.poll(&mut events);
     back += overwrite(events);
-    let given_up = (sent + 1..=OBJECTS).filter(|op| is_given_up(*op)).count() as u64;
-    // More, if the kernel took another meanwhile.
-    assert!(back >= sent + given_up, "{over:?} back={back} sent={sent} given_up={given_up}");
+    let retracted = (sent + 1..=OBJECTS).filter(|op| is_retracted(*op)).count() as u64;
+    // More, if the kernel has taken another one meanwhile.
+    assert!(back >= sent + retracted, "{carrier:?} back={back} sent={sent} retracted={retracted}");
 
     let mut landed = Vec::new();
-    let wanted = |op: &u64| *op <= sent || !is_given_up(*op);
+    let wanted = |op: &u64| *op <= sent || !is_retracted(*op);
     while !(1..=OBJECTS).filter(wanted).all(|op| landed.contains(&op)) {
         let (mut got, mut events) = (Vec::new(), Vec::new());
         server.poll(&mut events);
         back += overwrite(events);
         client.wait(&mut got, Duration::from_millis(1));
         for event in got {
-            let Event::Landed { op, parts, .. } = event else { panic!("{over:?} {event:?}") };
-            assert!(gathered(&parts) == bytes(op.0, OBJECT), "{over:?}: op={} has changed", op.0);
+            let Event::Landed { op, parts, .. } = event else { panic!("{carrier:?} {event:?}") };
+            assert!(gathered(&parts) == bytes(op.0, OBJECT), "{carrier:?}: op={} has changed", op.0);
             landed.push(op.0);
         }
     }
-    assert_eq!(back, OBJECTS, "{over:?}");
+    assert_eq!(back, OBJECTS, "{carrier:?}");
 }
 
-/// Write into all memory that was handed back; how many pushes it was.
+/// Overwrite all memory that was handed back; returns the number of pushes.
 fn overwrite(events: Vec<Event>) -> u64 {
     let mut count = 0;
     for event in events {
@@ -228,12 +232,12 @@ fn overwrite(events: Vec<Event>) -> u64 {
 }
 
 #[test]
-fn a_wait_ends_with_what_arrives() {
-    EVERYTHING.into_iter().for_each(a_wait_ends);
+fn wait_returns_when_a_frame_arrives() {
+    ALL_CARRIERS.into_iter().for_each(wait_returns);
 }
 
-fn a_wait_ends(over: Over) {
-    let (mut client, mut server) = linked(over, 1 << 20);
+fn wait_returns(carrier: Carrier) {
+    let (mut client, mut server) = linked(carrier, 1 << 20);
     let asking = std::thread::spawn(move || {
         let mut events = Vec::new();
         server.wait(&mut events, WAIT);
@@ -246,24 +250,24 @@ fn a_wait_ends(over: Over) {
     client.send(request(1, b"is it here")).expect("room");
     let mut events = Vec::new();
     client.wait(&mut events, WAIT);
-    assert_eq!(told(&events), ["Outcome 1 4"]);
+    assert_eq!(event_lines(&events), ["Outcome 1 4"]);
     client.close();
     assert_eq!(asking.join().expect("no panic"), ["Request 1 10", "closed: closed by the peer"]);
 }
 
-/// Wait for the end; all that was told.
+/// Wait for the end; returns all events.
 fn client_gone(server: &mut SocketLink, mut events: Vec<Event>) -> Vec<String> {
     while !matches!(events.last(), Some(Event::Closed(_))) {
         server.wait(&mut events, WAIT);
     }
-    told(&events)
+    event_lines(&events)
 }
 
-/// One thread with a listener and several links waits for all of them at once.
+/// One thread waits for a listener and several links at once.
 #[test]
-fn a_server_waits_for_all_its_links() {
+fn server_waits_for_several_links_at_once() {
     let listener = listener(keys(1), offer(), Limits::default(), clock());
-    let mut pairs = EVERYTHING.map(|over| linked(over, 1 << 20));
+    let mut pairs = ALL_CARRIERS.map(|carrier| linked(carrier, 1 << 20));
     for which in [2, 0, 1] {
         pairs[which].0.send(request(which as u64 + 1, b"x")).expect("room");
         pairs[which].0.poll(&mut Vec::new());
@@ -276,16 +280,16 @@ fn a_server_waits_for_all_its_links() {
         }
     }
     let servers: Vec<&SocketLink> = pairs.iter().map(|(_, server)| server).collect();
-    assert!(!socket::wait(Some(&listener), &servers, &[], Duration::ZERO), "nothing is there");
+    assert!(!socket::wait(Some(&listener), &servers, &[], Duration::ZERO), "nothing is ready");
 }
 
 #[test]
-fn a_process_that_dies_in_the_middle_of_data_closes_the_link() {
-    EVERYTHING.into_iter().for_each(a_process_dies_in_the_middle);
+fn peer_death_mid_frame_closes_the_link() {
+    ALL_CARRIERS.into_iter().for_each(peer_death_mid_frame);
 }
 
-fn a_process_dies_in_the_middle(over: Over) {
-    let (mut client, mut server) = linked(over, 1 << 20);
+fn peer_death_mid_frame(carrier: Carrier) {
+    let (mut client, mut server) = linked(carrier, 1 << 20);
     client.expose(OpId(1), 0, 0, scatter(&vec![0; 64 << 20], &[])).expect("room");
     server.push(push(1, 0, 0, &vec![7; 64 << 20])).expect("room");
     let mut events = Vec::new();
@@ -294,11 +298,11 @@ fn a_process_dies_in_the_middle(over: Over) {
     while !matches!(events.last(), Some(Event::Closed(_))) {
         client.wait(&mut events, WAIT);
     }
-    assert_eq!(told(&events), ["retracted 1 0", "closed: the connection ended"]);
+    assert_eq!(event_lines(&events), ["retracted 1 0", "closed: the connection ended"]);
 }
 
 #[test]
-fn a_wrong_key_and_no_key_are_refused() {
+fn wrong_key_and_missing_key_are_refused() {
     for (wrong, reason) in [(Some(key(2)), Reason::Denied), (None, Reason::Denied)] {
         let mut listener = listener(keys(1), offer(), Limits::default(), clock());
         let (client, server) = meet_over((offer(), wrong), &mut listener);
@@ -312,7 +316,7 @@ fn a_wrong_key_and_no_key_are_refused() {
 }
 
 #[test]
-fn versions_meet_or_part_by_name() {
+fn newest_common_version_is_chosen_or_refused() {
     let of = |versions, required| Offer { versions, required, ..offer() };
     for (ours, theirs, expected) in [((1, 1), (1, 2), 1), ((1, 2), (1, 1), 1), ((1, 9), (2, 5), 5)] {
         let mut listener = listener(keys(1), of(theirs, 0), Limits::default(), clock());
@@ -334,21 +338,20 @@ fn versions_meet_or_part_by_name() {
     let few = Offer { features: Feature::Groups.bit(), ..offer() };
     let mut listener = listener(keys(1), few, Limits::default(), clock());
     let (client, _) = meet_over((of((1, 1), 0), Some(key(1))), &mut listener);
-    // Shared memory, what lies there and where, a word for it, and files are not for TCP, and so are not missed.
-    let within_a_host =
-        [Feature::SharedMemory, Feature::Shown, Feature::Catalog, Feature::Steady, Feature::Files];
+    // Shared memory and references to it are not for TCP, so they are not missed.
+    let within_a_host = [Feature::SharedMemory, Feature::Shown];
     let offered = within_a_host.into_iter().fold(offer(), Offer::without).features;
     assert_eq!(client.expect("a link").facts().missing, Feature::names(offered & !few.features));
     let (client, server) = meet_over((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
     let text = client.map(|_| ()).expect_err("durable is required").to_string();
-    assert_eq!(text, "the peers do not fit: features are missing names=durable");
-    // The client goes before the server knows it.
+    assert_eq!(text, "incompatible peers: features are missing names=durable");
+    // The client fails before the server can learn it.
     let _ = server;
 }
 
-/// Many that say a byte and no more: little is held for each, no more than so many, and all are let go in time.
+/// Many peers that send one byte: their memory, number and time are bounded.
 #[test]
-fn slow_peers_hold_little_and_not_for_long() {
+fn slow_peers_hold_bounded_memory_for_a_bounded_time() {
     let time = Arc::new(HandClock::default());
     let limits = Limits { unknown_max: 8, ..Limits::default() };
     let mut listener = listener(keys(1), offer(), limits, time.clone());
@@ -364,7 +367,7 @@ fn slow_peers_hold_little_and_not_for_long() {
         listener.wait(&mut arrivals, WAIT);
     }
     let held = listener.held_bytes();
-    // Half of the places are for one address, and the youngest have them.
+    // One address has half of the capacity, and its youngest connections remain.
     assert_eq!((held.len(), arrivals.len()), (4, 8));
     assert!(held.iter().all(|bytes| *bytes <= UNKNOWN_PEER_BYTES_MAX / 4), "{held:?}");
     assert_eq!(refusals(arrivals), [Reason::Busy; 8].map(Some));
@@ -373,10 +376,10 @@ fn slow_peers_hold_little_and_not_for_long() {
     listener.poll(&mut arrivals);
     assert_eq!((listener.held_bytes().len(), arrivals.len()), (0, 4));
     assert!(refusals(arrivals).iter().all(Option::is_none));
-    // Each was told why: a refusal, and the end.
+    // Each received the reason: a refusal, and the end.
     for (stream, reason) in slow.iter_mut().zip([Reason::Busy; 8].into_iter().chain([Reason::Late; 4])) {
         let mut said = Vec::new();
-        // A connection that was closed with bytes unread may end with a reset behind what was said.
+        // A connection closed with unread bytes may end with a reset after the refusal.
         let _ = stream.read_to_end(&mut said);
         if let Ok((_, _, body)) = head::split(&said, None) {
             assert_eq!(Refusal::decode(body).map(|refusal| refusal.reason), Ok(reason));
@@ -384,7 +387,7 @@ fn slow_peers_hold_little_and_not_for_long() {
     }
 }
 
-/// The reasons of refusals that were sent, `None` for those of another kind.
+/// The reasons of the refusals; `None` for a timeout.
 fn refusals(arrivals: Vec<Arrival>) -> Vec<Option<Reason>> {
     let reason = |arrival| match arrival {
         Arrival::Refused { why: Closed::Refused(refusal), .. } => Some(refusal.reason),
@@ -396,7 +399,7 @@ fn refusals(arrivals: Vec<Arrival>) -> Vec<Option<Reason>> {
 }
 
 #[test]
-fn other_hosts_are_let_in_only_when_asked_for_and_by_key() {
+fn remote_listener_needs_the_option_and_a_key() {
     let try_to = |address: &str, admission, beyond_this_host| {
         let listen = Listen {
             address: format!("tcp:{address}").parse().expect("an address"),
@@ -415,18 +418,18 @@ fn other_hosts_are_let_in_only_when_asked_for_and_by_key() {
 }
 
 #[test]
-fn nobody_listening_is_named() {
+fn refused_connection_is_reported_with_errno() {
     let listener = listener(keys(1), offer(), Limits::default(), clock());
     let address = listener.address().clone();
     drop(listener);
     let why = socket::dial(&address, offer(), Some(key(1)), &SystemEntropy, clock(), Limits::default())
         .map(|_| ())
-        .expect_err("nobody");
+        .expect_err("refused");
     assert!(why.to_string().contains("errno=111") && why.retryable(), "{why}");
 }
 
 #[test]
-fn a_unix_socket_is_its_users_alone_carries_a_link_and_goes_with_its_listener() {
+fn unix_socket_is_private_and_removed_with_its_listener() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("pagelith");
     let mut listener = at(&path).expect("listens");
@@ -439,8 +442,8 @@ fn a_unix_socket_is_its_users_alone_carries_a_link_and_goes_with_its_listener() 
     drive(&mut client, &mut server, |_, at_server| !at_server.is_empty());
     server.push(push(1, 0, 0, &bytes(7, 70_000))).expect("room");
     let (got, _) = drive(&mut client, &mut server, |at_client, _| !at_client.is_empty());
-    assert!(handed(&got, (1, 0)).as_ref() == Some(&bytes(7, 70_000)));
-    // A key where none is asked for is refused, as over TCP.
+    assert!(returned(&got, (1, 0)).as_ref() == Some(&bytes(7, 70_000)));
+    // A key is refused if the server supports none, as over TCP.
     let (with_key, _) = meet_over((offer(), Some(key(1))), &mut listener);
     assert!(with_key.is_err());
     drop(listener);
@@ -448,24 +451,25 @@ fn a_unix_socket_is_its_users_alone_carries_a_link_and_goes_with_its_listener() 
 }
 
 #[test]
-fn a_file_that_is_left_over_is_replaced_and_one_that_is_used_or_is_no_socket_is_not() {
+fn stale_socket_file_is_replaced_and_other_files_are_kept() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("pagelith");
     drop(UnixListener::bind(&path).expect("bound"));
-    assert!(path.exists(), "nothing is left over");
+    assert!(path.exists(), "the stale file is missing");
     let first = at(&path).expect("replaced");
     let refused = |path: &Path| match at(path).map(|_| ()) {
         Err(ListenError::System { operation: "bind", errno, .. }) => errno,
         other => panic!("{other:?}"),
     };
-    assert_eq!(refused(&path), 98, "two listen at one path");
-    // As a cleaner of temporary files does: the next one's socket is not the first one's to remove.
+    assert_eq!(refused(&path), 98, "two processes listen at one path");
+    // As a cleaner of temporary files does: the first listener must not remove the second one's
+    // file.
     std::fs::remove_file(&path).expect("removed");
     let second = at(&path).expect("another socket");
     drop(first);
-    assert!(path.exists(), "the other one's socket is gone");
+    assert!(path.exists(), "the second listener's file was removed");
     drop(second);
-    assert!(!path.exists(), "its own is left over");
+    assert!(!path.exists(), "its own file remains");
     std::fs::write(&path, "precious").expect("written");
     assert_eq!(refused(&path), 98);
     assert_eq!(std::fs::read(&path).expect("read"), b"precious");

@@ -1,69 +1,69 @@
-//! What the command line says.
+//! The command line.
 
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-/// Pagelith beside its peers
+/// Compares Pagelith with similar stores and with fio
 #[derive(Parser)]
 pub(crate) struct Args {
-    /// What to do
+    /// Command
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Measure, and print the table
     Run(RunArgs),
     /// Print the table of an earlier run
     Table {
-        /// The file that the run wrote
+        /// Results file of the run
         results: PathBuf,
     },
 }
 
-/// A run.
+/// Arguments of a run.
 #[derive(clap::Args)]
 pub(crate) struct RunArgs {
     /// Directory on the file system to measure; a directory inside is made and removed
     #[arg(long)]
     pub(crate) dir: PathBuf,
-    /// File for the raw results, a JSON object a line
+    /// File for the raw results, one JSON object per line
     #[arg(long)]
     pub(crate) results: PathBuf,
     /// Rounds of each side
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
-    /// KiB of an object
+    /// Object sizes in KiB
     #[arg(long, value_delimiter = ',', default_value = "16,64,256,1024,4096")]
     pub(crate) kib: Vec<u32>,
-    /// MiB of all objects of a size together
+    /// Total MiB of the objects of each size
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=2048))]
     pub(crate) mib: u32,
-    /// Sides that take part, by the start of their names [default: all]
+    /// Sides to measure, by prefix of their names [default: all]
     #[arg(long, value_delimiter = ',')]
     pub(crate) only: Vec<String>,
-    /// Objects of a batch
+    /// Objects per batch
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) batch: u32,
-    /// Batches in flight, where a side can
+    /// Batches in flight, for sides that support it
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) depth: u32,
-    /// Threads of the sides that read with blocking calls
+    /// Threads for sides that read with blocking calls
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) threads: u32,
-    /// Seed of contents and of the order of reads
+    /// Seed of the contents and of the read order
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// A Python that has NIXL, numpy and xxhash
+    /// Python interpreter with NIXL, numpy and xxhash
     #[arg(long, default_value = "python3")]
     pub(crate) python: PathBuf,
 }
 
 impl RunArgs {
-    /// Bytes of an object, each size in turn.
+    /// Object sizes in bytes.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = usize> {
         self.kib.iter().map(|kib| *kib as usize * 1024)
     }

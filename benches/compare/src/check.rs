@@ -1,11 +1,11 @@
-//! Counts what came back wrong.
+//! Counts wrong and absent values.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::contents::Contents;
 
-/// Checks values as they come, in whichever thread has them.
+/// Checks values as they arrive, on any thread.
 pub(crate) struct Check {
     contents: Arc<Contents>,
     whole: AtomicBool,
@@ -14,23 +14,24 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    /// Check against these contents.
+    /// A checker for these contents.
     pub(crate) fn new(contents: Arc<Contents>) -> Check {
         let (wrong, absent) = (AtomicU64::new(0), AtomicU64::new(0));
         Check { contents, whole: AtomicBool::new(true), wrong, absent }
     }
 
-    /// What should come back.
+    /// The expected contents.
     pub(crate) fn contents(&self) -> &Arc<Contents> {
         &self.contents
     }
 
-    /// From now on check every byte, or what a glance sees of values that their engine has verified.
+    /// Sets whether every byte is checked from now on, or only samples, for engines that verify
+    /// values themselves.
     pub(crate) fn every_byte(&self, whole: bool) {
         self.whole.store(whole, Relaxed);
     }
 
-    /// A value came back.
+    /// Checks a returned value.
     pub(crate) fn value(&self, number: u64, value: &[u8]) {
         let right = match self.whole.load(Relaxed) {
             true => self.contents.is_whole(number, value),
@@ -39,12 +40,12 @@ impl Check {
         self.wrong.fetch_add(u64::from(!right), Relaxed);
     }
 
-    /// A value was not there.
+    /// Counts a missing value.
     pub(crate) fn absent(&self) {
         self.absent.fetch_add(1, Relaxed);
     }
 
-    /// Values that were wrong and that were not there since the last call.
+    /// Wrong and absent values since the last call.
     pub(crate) fn take(&self) -> (u64, u64) {
         (self.wrong.swap(0, Relaxed), self.absent.swap(0, Relaxed))
     }

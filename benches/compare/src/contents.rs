@@ -1,5 +1,5 @@
-//! What the objects hold: made before anything is timed and kept, so that no side pays for it and every value that
-//! comes back can be compared.
+//! The contents of the objects: made before the measurement and kept, so that no side pays for them
+//! and every returned value can be compared.
 
 use anyhow::Context;
 use pagelith::AlignedBuf;
@@ -8,10 +8,10 @@ use pagelith::layouts::checksum::{Checksum, checksum};
 use crate::rng::mix;
 use crate::work::Work;
 
-/// Bytes that are compared at each of three places of a value that its engine has verified.
+/// Bytes compared at each of three places of a value that its engine has verified.
 const GLANCE_BYTES: usize = 64;
 
-/// The bytes of all objects, one behind the other.
+/// The bytes of all objects, concatenated.
 pub(crate) struct Contents {
     object_bytes: usize,
     bytes: AlignedBuf,
@@ -19,8 +19,9 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    /// The contents of a seed. Object `n` is a stream of hashes of its place, begun at a hash of `n` and the seed
-    /// (`nixl.py` makes the same kind for itself): no two objects share a word but by chance.
+    /// The contents of a seed. Object `n` is a stream of hashes of the position, starting at a hash
+    /// of `n` and the seed (`nixl.py` makes the same kind itself): objects share words only by
+    /// chance.
     pub(crate) fn new(work: &Work) -> anyhow::Result<Contents> {
         let len = usize::try_from(work.bytes())?;
         let mut bytes = AlignedBuf::new(len).context("no memory for the objects")?;
@@ -44,12 +45,12 @@ impl Contents {
         &self.bytes[at..at + self.object_bytes]
     }
 
-    /// Whether all of `value` is the object's, by one pass of xxh3 over it.
+    /// Whether all of `value` is right, by one pass of xxh3.
     pub(crate) fn is_whole(&self, number: u64, value: &[u8]) -> bool {
         value.len() == self.object_bytes && checksum(value) == self.sums[number as usize]
     }
 
-    /// Whether the length and a few bytes at the start, in the middle and at the end are the object's.
+    /// Whether the length and a few bytes at the start, in the middle and at the end are right.
     pub(crate) fn looks_right(&self, number: u64, value: &[u8]) -> bool {
         let object = self.of(number);
         let places = [0, object.len() / 2, object.len() - GLANCE_BYTES];
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_objects_own_bytes_are_right() {
+    fn contents_check_accepts_only_own_bytes() {
         let work = Work { object_bytes: 4096, objects: 3, batch: 1, depth: 1, threads: 1, seed: 5 };
         let contents = Contents::new(&work).unwrap();
         let mut value = contents.of(1).to_vec();

@@ -1,42 +1,42 @@
-//! What a phase of a round took.
+//! The cost of a phase of a round.
 
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// A phase under way.
+/// A phase in progress.
 pub(crate) struct Cost {
     begun: Instant,
     cpu: Duration,
     batches: Vec<Duration>,
 }
 
-/// A phase that is over.
+/// A finished phase.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Phase {
-    /// Bytes of objects a second, in 10^9.
+    /// GB (10^9 bytes) of objects per second.
     pub(crate) gb_per_s: f64,
-    /// CPU seconds of the whole process, user and system, for 10^9 bytes of objects.
+    /// CPU seconds of the whole process, user and system, per 10^9 bytes of objects.
     pub(crate) cpu_s_per_gb: f64,
-    /// Half of the batches took at most this long.
+    /// Median time of a batch.
     pub(crate) p50_us: f64,
-    /// 99 of 100 batches took at most this long.
+    /// 99th percentile of the time of a batch.
     pub(crate) p99_us: f64,
 }
 
 impl Cost {
-    /// Begin.
+    /// Begins a phase.
     pub(crate) fn begin() -> Cost {
         Cost { begun: Instant::now(), cpu: process_cpu(), batches: Vec::new() }
     }
 
-    /// A batch took this long.
+    /// Records the time of a batch.
     pub(crate) fn batch(&mut self, took: Duration) {
         self.batches.push(took);
     }
 
-    /// End; so many bytes of objects were moved.
+    /// Ends the phase, in which `bytes` of objects were moved.
     pub(crate) fn end(mut self, bytes: u64) -> Phase {
         let (time, cpu) = (self.begun.elapsed(), process_cpu() - self.cpu);
         self.batches.sort_unstable();
@@ -50,13 +50,13 @@ impl Cost {
     }
 }
 
-/// Microseconds that `share` of all took at most.
+/// The time in microseconds that `share` of all did not exceed.
 fn percentile(sorted: &[Duration], share: f64) -> f64 {
     let at = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(at.max(1) - 1).map_or(0.0, |took| took.as_secs_f64() * 1e6)
 }
 
-/// CPU time of all threads of the process, those of the kernel that work for its ring among them.
+/// CPU time of all threads of the process, including kernel threads of its ring.
 fn process_cpu() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0))

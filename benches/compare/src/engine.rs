@@ -13,12 +13,12 @@ use crate::rng::shuffled;
 /// Opens a store in an empty directory.
 pub(crate) type Open = fn(&Setup) -> anyhow::Result<Box<dyn Peer>>;
 
-/// A store that takes part.
+/// A store in the comparison.
 pub(crate) struct Engine {
     pub(crate) name: &'static str,
     pub(crate) open: Open,
     pub(crate) manner: Manner,
-    /// Whether the engine verifies values, so that a glance is enough while the clock runs.
+    /// Whether the engine verifies values, so that samples suffice while the time is measured.
     pub(crate) verifies: bool,
     pub(crate) setup: Setup,
 }
@@ -43,7 +43,8 @@ impl Side for Engine {
         self.setup.check.every_byte(!self.verifies);
         let get = self.get(peer.as_mut(), number).context("cannot get")?;
         if self.verifies && number == 0 {
-            // Once without the clock: an engine's word is not enough.
+            // Once outside of the measurement, because the engine's own verification is not trusted
+            // alone.
             self.setup.check.every_byte(true);
             self.get(peer.as_mut(), number).context("cannot get")?;
         }
@@ -90,10 +91,10 @@ impl Engine {
     }
 }
 
-/// Threads that remove files. One by itself was seen to take 3.4 ms a file of 16 KiB, where four took 0.07.
+/// Threads that remove files. One thread took 3.4 ms per file of 16 KiB, where four took 0.07.
 const REMOVERS: usize = 8;
 
-/// Make the directory anew.
+/// Empties the directory.
 pub(crate) fn empty(dir: &Path) -> anyhow::Result<()> {
     let files: Vec<PathBuf> = match fs::read_dir(dir) {
         Ok(entries) => entries.map(|e| Ok(e?.path())).collect::<std::io::Result<_>>()?,
@@ -101,7 +102,7 @@ pub(crate) fn empty(dir: &Path) -> anyhow::Result<()> {
     };
     std::thread::scope(|threads| {
         for some in files.chunks(files.len().div_ceil(REMOVERS).max(1)) {
-            // What is no file, or stays, the next step removes, or says why not.
+            // The next step removes everything else, or returns the error.
             threads.spawn(move || some.iter().for_each(|file| drop(fs::remove_file(file))));
         }
     });
@@ -110,12 +111,12 @@ pub(crate) fn empty(dir: &Path) -> anyhow::Result<()> {
         _ => {}
     }
     fs::create_dir_all(dir)?;
-    // What is removed is the next side's to write over; let it be gone.
+    // Removed blocks are reused by the next side, so sync first.
     rustix::fs::syncfs(fs::File::open(dir)?)?;
     Ok(())
 }
 
-/// Whatever was written or read: the next read of it asks the device.
+/// Drops the page cache, so that the next reads go to the device.
 pub(crate) fn drop_page_cache() -> anyhow::Result<()> {
     const CONTROL: &str = "/proc/sys/vm/drop_caches";
     rustix::fs::sync();
@@ -137,7 +138,7 @@ mod tests {
     use crate::contents::Contents;
     use crate::work::Work;
 
-    /// Answers with the right values, but for one that has a wrong byte and one that is lost.
+    /// Returns the right values, except for one with a wrong byte and one that is lost.
     struct Faulty {
         setup: Setup,
         under_way: VecDeque<Vec<u64>>,
@@ -175,7 +176,7 @@ mod tests {
                 let mut value = check.contents().of(number).to_vec();
                 match number {
                     LOST => check.absent(),
-                    // Where no glance falls.
+                    // A byte outside of the samples.
                     WRONG => {
                         value[100] ^= 1;
                         check.value(number, &value);
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_byte_and_a_lost_object_are_counted_once_each() {
+    fn wrong_and_absent_values_are_counted_once() {
         let engine =
             engine(|setup| Ok(Box::new(Faulty { setup: setup.clone(), under_way: VecDeque::new() })));
         let mut peer = (engine.open)(&engine.setup).unwrap();

@@ -1,5 +1,6 @@
-//! The same work through Pagelith, through stores that do a similar job, and through fio as the limit: objects are put
-//! until they are durable, then read cold in random order, every value verified, the whole process's CPU counted.
+//! Runs the same work through Pagelith, through similar stores, and through fio as the limit.
+//! Objects are put until they are durable, then read cold in random order; every value is verified,
+//! and CPU of the whole process is counted.
 #![allow(
     clippy::disallowed_methods,
     reason = "a benchmark is an edge: it has the real clock, threads and files"
@@ -39,7 +40,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Measure, write each round beside the others as it ends, and print the table.
+/// Measures, writes the result of each round when it ends, and prints the table.
 fn run(args: &RunArgs) -> anyhow::Result<()> {
     let mut results = File::create(&args.results).context("cannot write the results")?;
     let mut keep = |line: &Line| -> anyhow::Result<()> {
@@ -59,7 +60,7 @@ fn run(args: &RunArgs) -> anyhow::Result<()> {
             keep(&Line::Skipped { object_bytes, side, why })?;
         }
         for round in 0..args.rounds {
-            // Whoever is first in a round is not always the same.
+            // Each round starts with another side.
             if round > 0 {
                 sides.rotate_left(1);
             }

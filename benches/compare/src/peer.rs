@@ -1,4 +1,4 @@
-//! What a store has to be able to do to take part, and what a whole side is.
+//! The traits of a store in the comparison and of a side.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -11,67 +11,67 @@ use crate::check::Check;
 use crate::cost::Phase;
 use crate::work::Work;
 
-/// What a store is opened with.
+/// The parameters with which a store is opened.
 #[derive(Clone)]
 pub(crate) struct Setup {
     /// An empty directory.
     pub(crate) dir: PathBuf,
     /// The work.
     pub(crate) work: Work,
-    /// Takes the values that come back; has those that are put.
+    /// Checks returned values; has the contents to put.
     pub(crate) check: Arc<Check>,
 }
 
-/// How a side does its work.
+/// How a side works.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Manner {
-    /// What is in flight while it reads.
+    /// Operations in flight during reads.
     pub(crate) in_flight: String,
-    /// Who verifies a value within the time measured.
+    /// What verifies a value within the measured time.
     pub(crate) verified_by: String,
-    /// Whether its reads go through the page cache, dropped before them.
+    /// Whether its reads go through the page cache, which is dropped before.
     pub(crate) page_cache: bool,
 }
 
-/// A store in this process. Dropping it closes it. Numbers name objects.
+/// A store in this process. Dropping it closes it. Objects are named by numbers.
 pub(crate) trait Peer {
-    /// Put a batch of new objects. May return before they are durable.
+    /// Puts a batch of new objects. May return before they are durable.
     fn put_batch(&mut self, numbers: Range<u64>) -> anyhow::Result<()>;
 
-    /// Make durable what was put.
+    /// Makes all puts durable.
     fn sync(&mut self) -> anyhow::Result<()>;
 
-    /// Close and open again, with nothing of the objects in its own memory.
+    /// Closes and reopens, with no objects left in the store's memory.
     fn reopen(&mut self) -> anyhow::Result<()>;
 
-    /// Batches that may be between [`Peer::begin_get`] and [`Peer::end_get`].
+    /// Most batches between [`Peer::begin_get`] and [`Peer::end_get`].
     fn batches_in_flight(&self) -> usize;
 
-    /// Begin to get a batch. Each value is shown to [`Check`] before the batch ends.
+    /// Begins to get a batch. Each value is passed to [`Check`] before the batch ends.
     fn begin_get(&mut self, numbers: Vec<u64>) -> anyhow::Result<()>;
 
-    /// Wait for a batch to end; how long it took, its values' check with it.
+    /// Waits for a batch; returns its duration, including the check of its values.
     fn end_get(&mut self) -> anyhow::Result<Duration>;
 }
 
 /// One round of a side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Round {
-    /// Until all is durable.
+    /// The puts, until all objects are durable.
     pub(crate) put: Phase,
-    /// Every object once.
+    /// The gets, every object once.
     pub(crate) get: Phase,
-    /// Seconds from durable to open again.
+    /// Seconds to close and reopen.
     pub(crate) reopen_s: f64,
-    /// Values that came back or should have.
+    /// Expected values.
     pub(crate) values: u64,
-    /// Values that were not what was put.
+    /// Values other than those put.
     pub(crate) wrong: u64,
-    /// Values that were not there.
+    /// Missing values.
     pub(crate) absent: u64,
 }
 
-/// One who takes part: a store in this process, or a program of its own.
+/// A side of the comparison: a store in this process, or a separate program.
 pub(crate) trait Side {
     /// Its name in the table.
     fn name(&self) -> &'static str;
@@ -79,6 +79,6 @@ pub(crate) trait Side {
     /// How it works.
     fn manner(&self) -> Manner;
 
-    /// Do all of the work once, from an empty directory to an empty directory.
+    /// Does all of the work once, from an empty directory to an empty directory.
     fn round(&mut self, number: u32) -> anyhow::Result<Round>;
 }

@@ -1,5 +1,5 @@
-//! Threads that read with blocking calls. A batch is handed to them in parts, so that they share it, without a hand-over for
-//! each object.
+//! Threads that read with blocking calls. A batch is handed to them in parts, so that they share it
+//! without a hand-over per object.
 
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 
-/// Objects of a batch.
+/// Objects of a batch for one thread.
 struct Part {
     numbers: Vec<u64>,
     batch: Arc<Batch>,
 }
 
-/// A batch under way: when it was begun, and how many parts have not ended.
+/// A batch in progress: its start time, and the number of unfinished parts.
 struct Batch {
     begun: Instant,
     left: AtomicUsize,
 }
 
-/// The threads.
+/// The pool of threads.
 pub(crate) struct Readers {
     parts: Option<Sender<Part>>,
     done: Receiver<anyhow::Result<Duration>>,
@@ -29,7 +29,7 @@ pub(crate) struct Readers {
 }
 
 impl Readers {
-    /// So many threads, each with what `make` gives it to read an object.
+    /// Starts `count` threads, each with its own read function from `make`.
     pub(crate) fn start<R>(count: usize, make: impl Fn() -> R) -> Readers
     where
         R: FnMut(u64) -> anyhow::Result<()> + Send + 'static,
@@ -58,7 +58,7 @@ impl Readers {
         Readers { parts: Some(parts), done, threads: (0..count).map(start).collect() }
     }
 
-    /// Read a batch, in parts of so many objects.
+    /// Reads a batch in parts of `part` objects.
     pub(crate) fn begin(&self, numbers: &[u64], part: usize) -> anyhow::Result<()> {
         let parts = self.parts.as_ref().context("the readers have ended")?;
         let left = AtomicUsize::new(numbers.len().div_ceil(part));
@@ -70,7 +70,7 @@ impl Readers {
         Ok(())
     }
 
-    /// Wait for a batch; how long it took.
+    /// Waits for a batch; returns its duration.
     pub(crate) fn end(&self) -> anyhow::Result<Duration> {
         self.done.recv().context("the readers have ended")?
     }
@@ -80,7 +80,7 @@ impl Drop for Readers {
     fn drop(&mut self) {
         self.parts = None;
         for thread in self.threads.drain(..) {
-            // One that panicked has said so.
+            // A panic was already reported.
             let _ = thread.join();
         }
     }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_batch_ends_once_and_an_error_is_seen() {
+    fn readers_end_each_batch_once_and_report_errors() {
         let sum = Arc::new(AtomicU64::new(0));
         let readers = Readers::start(3, || {
             let sum = sum.clone();

@@ -1,10 +1,10 @@
-//! Random numbers that a seed repeats.
+//! Seeded random numbers.
 
 /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 pub(crate) struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The numbers of a seed.
+    /// A generator with this seed.
     pub(crate) fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }
@@ -16,7 +16,7 @@ impl SplitMix64 {
     }
 }
 
-/// Its finalizer: a bijection in which every bit of the input moves half of the output's.
+/// Its finalizer: a bijection in which every input bit flips half of the output bits.
 pub(crate) fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_comes_once_and_a_seed_repeats_the_order() {
+    fn shuffle_is_permutation_repeated_by_seed() {
         let order = shuffled(1000, 7);
         assert_eq!(order, shuffled(1000, 7));
         assert_ne!(order, shuffled(1000, 8));

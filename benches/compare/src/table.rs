@@ -1,5 +1,6 @@
-//! The table, from the raw results. Figures are medians over rounds; ratios are medians of the ratios within each round,
-//! so that what the machine did in a minute meets both sides of a ratio.
+//! Renders the table from the raw results. Figures are medians over rounds. Ratios are medians of
+//! the ratios within each round, so that short-term changes of the machine affect both sides of a
+//! ratio.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,7 +13,7 @@ use crate::work::shown_size;
 const OURS: &str = "pagelith";
 const LIMIT: &str = "fio";
 
-/// Rounds of one size, by side in the order of the file, then by their numbers.
+/// Rounds of one size, by side in file order, then by number.
 #[derive(Default)]
 struct Size {
     sides: Vec<(String, Manner, BTreeMap<u32, Round>)>,
@@ -86,7 +87,8 @@ fn write_phase(
     Ok(())
 }
 
-/// What does not change with the size: how each works, the longest that it took to open again, what was wrong.
+/// Rows that do not depend on the size: how each side works, its longest reopening, and its wrong
+/// values.
 fn write_sides(out: &mut String, sizes: &BTreeMap<usize, Size>) -> anyhow::Result<()> {
     writeln!(out, "| side | in flight | verified by | values | wrong | absent | open again, ms at most |")?;
     writeln!(out, "| --- | --- | --- | ---: | ---: | ---: | ---: |")?;
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_rounds_and_not_of_medians() {
+    fn ratio_is_median_of_round_ratios() {
         let (fast, slow) = (rounds(&[4.0, 1.0, 2.0]), rounds(&[2.0, 2.0, 2.0]));
         let gb = |r: &Round| r.get.gb_per_s;
         assert_eq!(ratio(Some(&fast), Some(&slow), gb), Some(1.0));
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_a_row_for_each_side_and_for_what_was_skipped() {
+    fn table_has_row_per_side_and_skipped_side() {
         let manner = Manner { in_flight: "1".into(), verified_by: "nobody".into(), page_cache: false };
         let line = |side: &str| {
             let of = rounds(&[1.0]).remove(&0).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::args::RunArgs;
 
-/// What every side does.
+/// The work of every side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
     /// Bytes of an object, a multiple of 1024.
@@ -11,16 +11,16 @@ pub(crate) struct Work {
     pub(crate) objects: u64,
     /// Objects of a batch.
     pub(crate) batch: usize,
-    /// Batches in flight, where a side can.
+    /// Batches in flight, for sides that support it.
     pub(crate) depth: usize,
-    /// Threads where calls block.
+    /// Threads for blocking calls.
     pub(crate) threads: usize,
-    /// Seed of contents and of the order of reads.
+    /// Seed of the contents and of the read order.
     pub(crate) seed: u64,
 }
 
 impl Work {
-    /// As many objects as the data holds; a batch at least.
+    /// As many objects as `mib` allows; at least one batch.
     pub(crate) fn new(args: &RunArgs, object_bytes: usize) -> Work {
         let batch = args.batch as usize;
         let batches = ((args.mib as usize) << 20) / object_bytes / batch;
@@ -34,7 +34,8 @@ impl Work {
         }
     }
 
-    /// Objects that a thread takes at a time where calls block: all threads are busy when all batches are in flight.
+    /// Objects per part for threads with blocking calls: all threads are busy when all batches are
+    /// in flight.
     pub(crate) fn part(&self) -> usize {
         (self.batch * self.depth).div_ceil(self.threads)
     }
@@ -44,13 +45,13 @@ impl Work {
         self.objects * self.object_bytes as u64
     }
 
-    /// The size of an object as people write it.
+    /// The object size for display.
     pub(crate) fn shown_size(&self) -> String {
         shown_size(self.object_bytes)
     }
 }
 
-/// A size as people write it.
+/// A size for display.
 pub(crate) fn shown_size(bytes: usize) -> String {
     match bytes {
         b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{} MiB", b >> 20),

@@ -1,8 +1,9 @@
-//! What a put's and a get's bytes cost in the caller's thread: into the arena with their checksums, and out of it
-//! verified. All of it between memory that no cache holds, as a store's is.
+//! The cost of a put's and a get's bytes in the caller's thread: copied into the arena with
+//! checksums, and out of it with verification. All memory is too large for any cache, like a
+//! store's.
 //!
-//! `cargo bench -p pagelith-micro --bench copy`. The limits stand first in each group: memcpy, and for a verified get a
-//! bare loop of copy and checksum.
+//! `cargo bench -p pagelith-micro --bench copy`. The limits are first in each group: memcpy, and
+//! for a verified get a bare loop of copy and checksum.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 use std::hint::black_box;
@@ -15,23 +16,23 @@ use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Sto
 use pagelith_layouts::checksum::{BLOCK_BYTES, block_lengths};
 use pagelith_tiers::dram::arena::{Arena, Extent};
 
-/// More than any cache holds.
+/// Larger than any cache.
 const COLD_BYTES: usize = 256 << 20;
 const SIZES: [usize; 2] = [64 << 10, 1 << 20];
 /// Objects of a batch.
 const BATCH: usize = 32;
 
-/// Memory of huge pages, touched.
+/// Touched memory of huge pages.
 fn memory(bytes: usize) -> AlignedBuf {
     let mut memory = AlignedBuf::new(bytes).expect("memory");
     memory.fill(7);
     memory
 }
 
-/// Places in turn, in an order that no prefetcher follows.
+/// Object numbers in an order that no prefetcher follows.
 fn places(objects: usize) -> impl FnMut() -> usize {
     let mut at = 0;
-    // Odd, so that it meets every place of a power of two.
+    // Odd, so that it visits every place of a power of two.
     let stride = (objects / 2 + 5) | 1;
     move || {
         at = (at + stride) % objects;
@@ -55,10 +56,11 @@ fn put(c: &mut Criterion) {
             let mut writer = unsafe { arena.memory.writer(extents[at]) };
             writer.fill(&pieces, BLOCK_BYTES).expect("fits")
         };
-        // Faulted in before anything is timed.
+        // Page faults happen before the measurement.
         (0..objects).for_each(|at| drop(fill(at, bytes)));
         group.throughput(Throughput::Bytes(bytes as u64));
-        // Not in the closures: criterion calls those anew for each sample, which would begin where a cache still is.
+        // Not in the closures: criterion calls those anew for each sample, which would restart at
+        // cached memory.
         let mut next = places(objects);
         group.bench_function(BenchmarkId::new("limit: memcpy", bytes), |b| {
             b.iter(|| {
@@ -69,7 +71,7 @@ fn put(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("arena fill: copy and checksum", bytes), |b| {
             b.iter(|| fill(next(), bytes));
         });
-        // As a host layout has them that keeps each layer by itself.
+        // As in a host layout that keeps each layer separately.
         group.bench_function(BenchmarkId::new("arena fill out of pieces of 1152", bytes), |b| {
             b.iter(|| fill(next(), 1152));
         });
@@ -77,7 +79,7 @@ fn put(c: &mut Criterion) {
     group.finish();
 }
 
-/// Objects of one length in a store of DRAM alone.
+/// A DRAM-only store filled with objects of one length.
 fn filled(bytes: usize) -> (Store, Vec<ObjectKey>) {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(2 * COLD_BYTES as u64);

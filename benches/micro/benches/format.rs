@@ -1,7 +1,8 @@
-//! What checksums cost, and what a record's header does.
+//! The cost of checksums and of record headers.
 //!
-//! `cargo bench -p pagelith-micro`. The limit of each group stands first in it: a checksum cannot be faster
-//! than reading, a header not be made or believed without its own.
+//! `cargo bench -p pagelith-micro`. The limit of each group is first in it: a checksum cannot be
+//! faster than a read of its input, and a header cannot be made or verified without its own
+//! checksum.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 use std::hint::black_box;
@@ -17,7 +18,7 @@ use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_layouts::shard::Shard;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// More than any cache holds.
+/// Larger than any cache.
 const COLD_BYTES: usize = 256 << 20;
 
 fn checksums(c: &mut Criterion) {

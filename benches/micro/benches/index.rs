@@ -1,8 +1,8 @@
-//! What it costs to ask whether objects are here, one key at a time and in batches: `Store::exists_batch`, which hashes
-//! the keys, takes the lock, finds them in the index and notes the request.
+//! The cost of an existence check, with one key at a time and in batches: `Store::exists_batch`
+//! hashes the keys, takes the lock, finds them in the index and records the request.
 //!
-//! `cargo bench -p pagelith-micro --bench index`. The limit stands first in each group: a look at one random line of
-//! memory for each key, of a table as large as the index.
+//! `cargo bench -p pagelith-micro --bench index`. The limit is first in each group: one random
+//! memory line per key, in a table as large as the index.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 mod common;
@@ -14,24 +14,24 @@ use pagelith::{AlignedBuf, Config, Facts, Options, PutSlice, Size, Store};
 
 use common::{keys, mix};
 
-/// A million objects of a byte take 4 GiB: a page each.
+/// A million objects of one byte take 4 GiB: a page each.
 const OBJECTS: [u64; 2] = [64 << 10, 1 << 20];
 const BATCHES: [usize; 2] = [1, 1024];
-/// Keys that are asked for in turn: more than a cache keeps the lines of.
+/// Keys that are looked up in turn: more than a cache holds.
 const ASKED: u64 = 256 << 10;
-/// Numbers of objects that were never put begin here.
+/// First number of objects that were never put.
 const ABSENT: u64 = 1 << 40;
 const PAGE: u64 = 4096;
 const LINE: usize = 64;
-/// Bytes that the index has for an object.
+/// Bytes of the index per object.
 const INDEX_BYTES: u64 = 40;
 
-/// Numbers below `objects` in random order, some of them often.
+/// Numbers below `objects` in random order, some repeatedly.
 fn asked(objects: u64) -> impl Iterator<Item = u64> {
     (0..ASKED).map(move |i| mix(i ^ 0xa5a5) % objects)
 }
 
-/// A store of DRAM alone that holds so many objects; `None` on a machine that is too small for it.
+/// A DRAM-only store with this many objects; `None` on a machine that is too small.
 fn filled(objects: u64) -> Option<Store> {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(objects * PAGE);

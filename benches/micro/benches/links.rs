@@ -1,10 +1,12 @@
-//! What a link costs: the same gets, puts and look-ups embedded, through shared memory, over a Unix socket without it and
-//! over TCP, of a store of DRAM alone; client and server are two threads of one process. Gets and puts also with four batches in flight
-//! from one thread, embedded and shown: a time is that of one batch then.
+//! The cost of a link: the same gets, puts and look-ups embedded, through shared memory, over a
+//! Unix socket without it, and over TCP, on a DRAM-only store. Client and server are two threads of
+//! one process. Gets and puts also with four batches in flight from one thread, embedded and by
+//! reference; a time is then that of one batch.
 //!
-//! `cargo bench -p pagelith-micro --bench links`. Beside them stands what TCP allows: a thread that sends as many bytes for
-//! each byte that asks for them, and one that receives them into the same buffers, and checksums them. Gets from SSD are of a store below the
-//! system's directory for temporary files (`TMPDIR`), through shared memory: staged by the server, and read by the client.
+//! `cargo bench -p pagelith-micro --bench links`. The limit of TCP is measured too: a thread that
+//! sends as many bytes for each request byte, and one that receives them into the same buffers and
+//! checksums them. Gets from SSD use a store in the system's directory for temporary files
+//! (`TMPDIR`), embedded and through shared memory: staged by the server.
 #![allow(missing_docs, reason = "criterion's macros")]
 #![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
 
@@ -113,7 +115,6 @@ fn links(c: &mut Criterion) {
             }
             group.finish();
 
-            // What is here a client that is told so finds without asking; what is not it asks for.
             for (what, key) in [
                 ("exists of 1", asked[0]),
                 ("exists of 1 that is not here", keys((1 << 60)..(1 << 60) + 1)[0]),
@@ -132,7 +133,7 @@ fn links(c: &mut Criterion) {
     std::fs::remove_dir_all(&dir).expect("removed");
 }
 
-/// Gets of what is on SSD alone: nothing is kept in DRAM.
+/// Gets of objects that are on SSD only: nothing is kept in DRAM.
 fn from_ssd(c: &mut Criterion) {
     let dir = std::env::temp_dir().join(format!("pagelith-links-ssd-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("a directory");
@@ -143,7 +144,6 @@ fn from_ssd(c: &mut Criterion) {
         config.dram.promote = pagelith::config::Promote::Never;
         config.ssd.bytes = Size::from_bytes(8 * DATA as u64);
         config.ssd.dirs = vec![dir.join(object_bytes.to_string())];
-        config.ssd.shared = true;
         let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room");
         let (store, stop) = (Store::open(config).expect("a store"), AtomicBool::new(false));
         let (mut buffers, memory) = AlignedBuf::shown(BATCH, object_bytes).expect("memory");
@@ -158,11 +158,8 @@ fn from_ssd(c: &mut Criterion) {
             let side = |name, shares| {
                 Side::Attached(attach(scope, &store, (Address::Unix(dir.join(name)), shares), &memory, &stop))
             };
-            let sides = [
-                ("embedded", Side::Embedded(&store)),
-                ("read by the client", side("files", Shares::Files)),
-                ("staged and shown", side("arena", Shares::Arena)),
-            ];
+            let sides =
+                [("embedded", Side::Embedded(&store)), ("staged and shown", side("arena", Shares::Arena))];
             let mut group = c.benchmark_group(format!("get {BATCH} of {} KiB from ssd", object_bytes >> 10));
             group.throughput(Throughput::Bytes((BATCH * object_bytes) as u64));
             for (name, side) in &sides {

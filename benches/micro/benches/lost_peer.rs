@@ -1,10 +1,13 @@
-//! How long a get takes whose peer is lost in the middle of it: killed, or stopped so that its host answers and it does not (a process that hangs;
-//! a host that is cut off looks the same from here). The peer is a process of its own, over TCP and over a Unix socket with rings; each get is of 64
-//! objects of 1 MiB, and the peer is lost at a random moment of as long as such a get takes.
+//! How long a get takes if its peer is lost during it: killed, or stopped, so that its host replies
+//! and the process does not (like a hanging process; a disconnected host looks the same to the
+//! client). The peer is its own process, reached over TCP and over a Unix socket with rings. Each
+//! get is of 64 objects of 1 MiB, and the peer is lost at a random moment within the duration of
+//! such a get.
 //!
-//! `cargo bench -p pagelith-micro --bench lost_peer [-- TRIALS]` (50 of each). Of each line the gets that were met, how long they took (median,
-//! longest) and by how much of their deadline the longest was late. Hits are compared byte by byte; memory of gets that are over is looked at once
-//! more after the peer went on.
+//! `cargo bench -p pagelith-micro --bench lost_peer [-- TRIALS]` (50 of each). Each line shows the
+//! number of affected gets, their duration (median, longest), and by how much of its deadline the
+//! longest was late. Hits are compared byte by byte; memory of finished gets is checked again after
+//! the peer continued.
 #![allow(
     clippy::disallowed_methods,
     reason = "processes and threads are what is measured, by the real clock"
@@ -18,11 +21,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
-use pagelith::remote::Peer;
-use pagelith::serve::Server;
+use pagelith::rpc::Peer;
+use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::SocketDial;
@@ -40,7 +43,7 @@ const OBJECT_BYTES: usize = 1 << 20;
 const TRIALS: u64 = 50;
 const WAIT: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What lies in memory that nobody may write any more.
+/// Fills memory that no one may write any more.
 const UNTOUCHED: u8 = 0xa5;
 
 /// How the peer is lost.
@@ -53,14 +56,14 @@ enum Lost {
 fn store(dram: u64, peers: Vec<Peer>) -> Store {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(dram);
-    // What the peer sent is not kept: the next get asks it again.
+    // Objects from the peer are not cached: the next get requests them again.
     config.dram.promote = pagelith::config::Promote::Never;
     config.index.max_objects = Some(65_536);
     let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for it");
     Store::open_with_peers(config, peers).expect("a store")
 }
 
-/// The peer's process: serves whoever comes until it is lost.
+/// The peer's process: serves clients until it is lost.
 fn be_a_peer(address: Address) -> ! {
     let store: &'static Store = Box::leak(Box::new(store(256 << 20, Vec::new())));
     let listen = Listen { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
@@ -84,7 +87,7 @@ fn be_a_peer(address: Address) -> ! {
     }
 }
 
-/// A peer that has all objects.
+/// A peer with all objects.
 struct Process {
     child: Child,
     address: Address,
@@ -107,7 +110,7 @@ impl Process {
         Process { child, address }
     }
 
-    /// A store that has nothing and asks it.
+    /// An empty store with this peer.
     fn asked_by(&self) -> Store {
         let clock = Arc::new(SystemClock::new());
         let dial = SocketDial::new(self.address.clone(), None, Offer::of_this_build([2; 16]), clock);
@@ -127,7 +130,7 @@ impl Drop for Process {
     }
 }
 
-/// Get everything from the peer; how long it took, and which were hits.
+/// Gets every object from the peer; returns the duration, and which were hits.
 fn get(store: &Store, buffers: &mut [AlignedBuf], timeout: Duration) -> (Duration, Vec<bool>) {
     let keys = keys(0..OBJECTS as u64);
     let mut pieces: Vec<[&mut [u8]; 1]> = buffers.iter_mut().map(|buffer| [&mut buffer[..]]).collect();
@@ -147,7 +150,7 @@ fn buffers() -> Vec<AlignedBuf> {
     (0..OBJECTS).map(|_| AlignedBuf::new(OBJECT_BYTES).expect("memory")).collect()
 }
 
-/// A get whose peer is lost `after` so long; `None` if it was done before.
+/// A get whose peer is lost after `after`; `None` if the get finished before.
 fn trial(
     peer: &Process,
     how: Lost,
@@ -155,7 +158,7 @@ fn trial(
     deadline: Duration,
     values: &[AlignedBuf],
 ) -> Option<Duration> {
-    // One of its own for each trial: it has asked nobody in vain yet.
+    // A new store for each trial: it has no failed requests yet.
     let near = peer.asked_by();
     let mut buffers = buffers();
     let (_, hits) = get(&near, &mut buffers, PATIENCE);
@@ -180,7 +183,8 @@ fn trial(
     buffers.iter_mut().for_each(|buffer| buffer.fill(UNTOUCHED));
     if how == Lost::Stopped {
         peer.signal(Signal::CONT);
-        // Whatever it had still to send comes before this is answered, over the same link or another.
+        // Data that the peer still had to send arrives before the reply to this get, over the same
+        // link or another.
         let mut others = self::buffers();
         get(&near, &mut others, PATIENCE);
     }
@@ -209,7 +213,7 @@ fn main() {
         for (how, name) in [(Lost::Killed, "killed"), (Lost::Stopped, "stopped")] {
             for deadline in [100, 300, 1000].map(Duration::from_millis) {
                 let mut peer = Process::with_objects(listen, &values);
-                // As long as a get takes when nothing happens to it.
+                // The duration of an undisturbed get.
                 let whole = whole(&peer);
                 let mut took = Vec::new();
                 for number in 0..trials {
@@ -233,7 +237,7 @@ fn main() {
     let _ = std::fs::remove_file(socket);
 }
 
-/// How long a get of everything takes.
+/// The median duration of a get of every object.
 fn whole(peer: &Process) -> Duration {
     let (near, mut buffers) = (peer.asked_by(), buffers());
     let mut took: Vec<Duration> = (0..5).map(|_| get(&near, &mut buffers, PATIENCE).0).collect();

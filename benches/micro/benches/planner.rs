@@ -1,7 +1,7 @@
-//! What it costs to plan the reads of a batch.
+//! The cost of planning the reads of a batch.
 //!
-//! `cargo bench -p pagelith-micro --bench planner`. The limit stands first in each group: to sort as many places, without
-//! which neighbours do not meet.
+//! `cargo bench -p pagelith-micro --bench planner`. The limit is first in each group: sorting as
+//! many places, which is needed to merge neighbours.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 use std::hint::black_box;
@@ -9,8 +9,8 @@ use std::hint::black_box;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagelith_layouts::ids::SegmentId;
 
-// The engine's own file: it shows its planner to nobody.
-#[path = "../../../engine/src/plan.rs"]
+// The engine's own file, because its planner is private.
+#[path = "../../../engine/src/read/plan.rs"]
 #[allow(dead_code, reason = "what is not measured")]
 mod plan;
 
@@ -18,10 +18,10 @@ use plan::{Target, plan};
 
 const OBJECT_BYTES: u64 = 64 << 10;
 const HEADER_BYTES: u64 = 4096;
-/// Records that a segment of 64 MiB has room for.
+/// Records that fit into a segment of 64 MiB.
 const RECORDS: u64 = (64 << 20) / (OBJECT_BYTES + HEADER_BYTES) - 1;
 const SEGMENTS: u64 = 64;
-/// Scatter parts that one read takes: IOV_MAX of Linux.
+/// Most scatter parts of one read: IOV_MAX of Linux.
 const PARTS_MAX: usize = 1024;
 
 /// SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014).

@@ -1,8 +1,10 @@
-//! An index of runs beside the index that there is, for the question that schedulers ask: how long is the prefix that is
-//! here? Both are asked with keys, which have to be hashed, and neither notes that it was asked.
+//! An experimental index of runs compared with the store's index, for the query of schedulers: how
+//! long is the present prefix? Both are given keys, which must be hashed, and neither records the
+//! request.
 //!
-//! `cargo bench -p pagelith-micro --bench prefix`. In the index of runs, the pages that one put brought in a row lie side by
-//! side, and only the first of them is found by its hash: the rest is compared one after the other.
+//! `cargo bench -p pagelith-micro --bench prefix`. In the index of runs, the pages that one put
+//! brought in sequence are stored side by side, and only the first is found by its hash: the others
+//! are compared one after the other.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 mod common;
@@ -22,11 +24,11 @@ use common::{keys, mix};
 const OBJECTS: [u64; 2] = [1 << 20, 10 << 20];
 /// Pages of a prompt.
 const PROMPT: usize = 1024;
-/// Prompts that are asked about in turn: a quarter of a million pages.
+/// Prompts that are looked up in turn: a quarter of a million pages.
 const PROMPTS: usize = 256;
-/// Pages that one put brings.
+/// Pages of one put.
 const RUN: usize = 32;
-/// As many as the store's own look has under way at once.
+/// As many as the store's own look-up prefetches at once.
 const GROUP: usize = 16;
 const SECRET: [u8; FINGERPRINT_KEY_BYTES] = [7; FINGERPRINT_KEY_BYTES];
 
@@ -34,7 +36,7 @@ fn hashed(key: &ObjectKey) -> u128 {
     fingerprint(&SECRET, key, Generation::FIRST)
 }
 
-/// The upper half of what is a hash already.
+/// The upper half of a fingerprint, which is a hash already.
 #[derive(Default)]
 struct Half(u64);
 
@@ -48,7 +50,7 @@ impl Hasher for Half {
     }
 }
 
-/// As many bytes as an entry of the index, for as much as it says.
+/// As many bytes as an entry of the index.
 #[derive(Clone, Copy)]
 struct Page {
     fingerprint: u128,
@@ -72,7 +74,7 @@ impl Runs {
         while let Some((first, length)) = keys.get(here).and_then(|key| self.heads.get(&hashed(key))) {
             let run = &self.pages[*first as usize..][..*length as usize];
             let same = |(page, key): &(&Page, &ObjectKey)| page.fingerprint == hashed(key);
-            // The head was found by what it is compared with.
+            // The head was found by its fingerprint.
             let rest = run[1..].iter().zip(&keys[here + 1..]).take_while(same).count();
             here += 1 + rest;
             if 1 + rest < run.len() {
@@ -84,12 +86,13 @@ impl Runs {
 }
 
 fn prefix(index: &Index, keys: &[ObjectKey]) -> usize {
+    let reader = index.reader();
     let mut here = 0;
     let mut group = Vec::with_capacity(GROUP);
     for some in keys.chunks(GROUP) {
         group.clear();
         group.extend(some.iter().map(hashed));
-        index.prefetch(&group);
+        reader.prefetch(&group);
         let found = group.iter().take_while(|f| index.find(**f).next().is_some()).count();
         here += found;
         if found < group.len() {
@@ -120,7 +123,7 @@ fn prefixes(c: &mut Criterion) {
             }
             runs.insert(run);
         };
-        // Runs of prompts, each behind as many of what nobody asks for as there are.
+        // Runs of prompts, each after as many unused runs as the index has room for.
         let between = objects as usize / (PROMPTS * PROMPT) - 1;
         let mut strange = (0..).map(|n| u128::from(mix(!n)) << 64 | u128::from(mix(n)));
         for run in prompts.iter().flat_map(|prompt| prompt.chunks(RUN)) {

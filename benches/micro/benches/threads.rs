@@ -1,8 +1,9 @@
-//! What more threads bring: the same calls from one, two, four and so on, up to as many as the machine has cores, at once, on a
-//! store of DRAM alone, whose lock they share.
+//! Scaling with threads: the same calls from one, two, four and so on threads at once, up to the
+//! number of cores, on a DRAM-only store, whose lock they share.
 //!
-//! `cargo bench -p pagelith-micro --bench threads`. Beside gets and puts stands what the memory allows: as many threads that
-//! copy and hash, or copy. Throughput is that of all threads together.
+//! `cargo bench -p pagelith-micro --bench threads`. Gets and puts are compared with the limit of
+//! the memory: as many threads that copy and hash, or copy. Throughput is that of all threads
+//! together.
 #![allow(missing_docs, reason = "criterion's macros")]
 #![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
 
@@ -23,17 +24,15 @@ use common::{keys, mix};
 const OBJECT_BYTES: usize = 64 << 10;
 const SMALL_BYTES: usize = 4 << 10;
 const OBJECTS: u64 = 4096;
-/// Objects of a get or put.
+/// Objects per get or put.
 const BATCH: usize = 32;
-/// Keys of an exists.
+/// Keys per exists call.
 const KEYS: usize = 1024;
 
 fn filled(object_bytes: usize) -> Store {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(2 * OBJECTS * object_bytes as u64);
     config.dram.prefault = true;
-    // As many as a store of some gigabytes has, whatever is put into this one.
-    config.dram.lanes = Some(32);
     config.index.max_objects = Some(4 * OBJECTS);
     let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
     let store = Store::open(config).expect("a store");
@@ -55,7 +54,7 @@ fn put_pieces(store: &Store, keys: &[ObjectKey], pieces: &[[&[u8]; 1]]) {
     assert!(store.put_batch(&puts, Options::default()).iter().all(Result::is_ok));
 }
 
-/// `work(turn, buffers)` from so many threads at once, each its share of the turns.
+/// Runs `work(turn, buffers)` on 1, 2, 4, ... threads at once, each with its share of the turns.
 fn measure(
     group: &mut BenchmarkGroup<'_, criterion::measurement::WallTime>,
     name: &str,
@@ -100,7 +99,7 @@ fn threads(c: &mut Criterion) {
     let mut group = c.benchmark_group(format!("{BATCH} objects of 64 KiB"));
     group.throughput(Throughput::Bytes((BATCH * OBJECT_BYTES) as u64));
     let mut far = AlignedBuf::many(OBJECTS as usize, OBJECT_BYTES).expect("memory");
-    // Else all of it were one page of zeros.
+    // Untouched memory would be one page of zeros.
     far.iter_mut().for_each(|object| object.fill(1));
     measure(&mut group, "limit: copy and checksum", |turn, buffers| {
         for (i, to) in buffers.iter_mut().enumerate() {
@@ -130,7 +129,7 @@ fn threads(c: &mut Criterion) {
     });
     group.finish();
 
-    // Objects that take no longer to copy than to put in their place: here threads meet at the lock.
+    // The copy of such objects takes no longer than their admission, so threads contend for the lock.
     let small = filled(SMALL_BYTES);
     let mut group = c.benchmark_group(format!("{BATCH} objects of 4 KiB"));
     group.throughput(Throughput::Elements(BATCH as u64));

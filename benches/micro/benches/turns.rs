@@ -2,8 +2,7 @@
 //! same from one second to the next. A store of DRAM alone, its client and its server a thread each; batches of 32, one at a time and four
 //! in flight.
 //!
-//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [checksums|untold|unsealed|by-calls|tcp|looks]]`: `checksums` with a store that takes no client's word for
-//! what it puts, as those of before; `untold` with one that does not tell what lies where; `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
+//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [unsealed|by-calls|tcp|looks]]`: `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
 //! and `by-calls` by one that does not; `tcp` gets over TCP beside a bare loop that sends, receives and checksums as many bytes; `looks` look-ups of one key, of which the median
 //! of each round's 5,000 is taken. Of each the medians of all rounds (21), us a batch, and the median of their ratios with the middle half of them.
 //! A round counts only if two threads had a core each right before and right after it ([`cores`]); how often they had not is said.
@@ -30,22 +29,23 @@ use bare::Bare;
 use common::{keys, mix};
 use sides::{BATCH, DATA, DEPTH, Flights, Shares, Side, attach, store};
 
-/// How long one side runs before it is the other's turn.
+/// How long one side runs before the other.
 const TURN: Duration = Duration::from_millis(100);
 const ROUNDS: usize = 21;
-/// Longer than the threads of a link poll before they sleep: they have a core each meanwhile.
+/// Longer than the threads of a link poll before they sleep: they have one core each meanwhile.
 const LOOKED: Duration = Duration::from_millis(3);
-/// Most looks in vain for each round that counts: a machine whose cores are hardly ever its own is measured at nothing.
+/// Most failed checks for each round that counts: a machine that rarely has its cores is not
+/// measured.
 const TRIES: usize = 200;
 
-/// What is done to a store in batches.
+/// The operation on the store.
 #[derive(Clone, Copy)]
 enum What {
     Get,
     Put,
 }
 
-/// Names the batches of a run, no put twice.
+/// Keys of the batches of a run; no put uses a key twice.
 struct Batches {
     objects: u64,
     turn: u64,
@@ -62,9 +62,9 @@ impl Batches {
     }
 }
 
-/// Microseconds that a batch takes, over one turn.
+/// Microseconds per batch, over one turn.
 fn time(mut one: impl FnMut()) -> f64 {
-    // What the other side left in the caches is not this side's.
+    // Warm the caches, which hold the other side's data.
     one();
     let (begun, mut batches) = (Instant::now(), 0u32);
     while begun.elapsed() < TURN {
@@ -91,8 +91,9 @@ fn in_flight(side: &Side<'_>, what: What, batches: &mut Batches, buffers: &mut V
     taken
 }
 
-/// So many rounds, each with a core for either thread at its begin and at its end, as far as that can be told; and how often there was none,
-/// before a round or behind one, which does not count.
+/// Runs `count` rounds in which both threads had a core at the begin and at the end, as far as that
+/// can be detected. Also returns how often they had not, before or after a round, which then does
+/// not count.
 fn rounds(count: usize, mut round: impl FnMut() -> (f64, f64)) -> (Vec<(f64, f64)>, usize) {
     let (mut times, mut others) = (Vec::with_capacity(count), 0);
     let mut has_cores = cores::two_run();
@@ -109,7 +110,7 @@ fn rounds(count: usize, mut round: impl FnMut() -> (f64, f64)) -> (Vec<(f64, f64
     (times, others)
 }
 
-/// A quarter, half and three quarters of the way through.
+/// The first, second and third quartile.
 fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
     all.sort_by(f64::total_cmp);
     [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
@@ -132,7 +133,7 @@ fn print_row((name, object_bytes, depth): (&str, usize, usize), times: &[(f64, f
     );
 }
 
-/// Gets over TCP beside what TCP allows.
+/// Gets over TCP compared with the limit of TCP.
 fn tcp(count: usize) {
     print_head("bare loop", "tcp");
     for object_bytes in [64 << 10, 256 << 10, 1 << 20] {
@@ -157,7 +158,7 @@ fn tcp(count: usize) {
     }
 }
 
-/// How long half of the look-ups of one key take at most, us.
+/// Median time of a look-up of one key, us.
 fn look(side: &Side<'_>, key: ObjectKey) -> f64 {
     const LOOKS: usize = 5000;
     let one = |_| {
@@ -171,7 +172,7 @@ fn look(side: &Side<'_>, key: ObjectKey) -> f64 {
     quartiles((0..LOOKS).map(one).collect())[1]
 }
 
-/// Look-ups of one key: of what lies where a client sees it, and of what it has to ask for.
+/// Look-ups of one key: of a present object and of an absent one.
 fn looks(count: usize) {
     println!("| one key | embedded, us | shown, us | through rings alone, us | not two cores |");
     println!("| --- | ---: | ---: | ---: | ---: |");
@@ -202,7 +203,7 @@ fn looks(count: usize) {
     std::fs::remove_dir_all(&dir).expect("removed");
 }
 
-/// Memory as an engine maps it, and whoever it is shown to: it allows no seals, so that it may become shorter.
+/// Memory as an engine maps it, and its region for other processes: it is not sealed, so it may shrink.
 struct Unsealed(MmapRaw, Arc<Region>);
 
 impl Unsealed {
@@ -218,7 +219,8 @@ impl Unsealed {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes are mapped for as long as `self` is there, and nobody writes or shortens the file, which has no name.
+        // SAFETY: this many bytes are mapped while `self` lives, and the file, which has no name, is
+        // neither written nor shortened.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
     }
 }
@@ -226,11 +228,6 @@ impl Unsealed {
 fn main() {
     let count = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(ROUNDS);
     let is = |name: &str| std::env::args().any(|arg| arg == name);
-    let shares = match (is("checksums"), is("untold")) {
-        (true, _) => Shares::Checksummed,
-        (_, true) => Shares::Untold,
-        _ => Shares::Arena,
-    };
     let unsealed = is("unsealed") || is("by-calls");
     if is("unsealed") {
         survive_shrinking().expect("signals");
@@ -251,7 +248,7 @@ fn main() {
         let own = unsealed.then(|| Unsealed::new(BATCH * object_bytes));
         let memory = own.as_ref().map_or(memory, |own| own.1.clone());
         std::thread::scope(|scope| {
-            let at = (Address::Unix(dir.join(object_bytes.to_string())), shares);
+            let at = (Address::Unix(dir.join(object_bytes.to_string())), Shares::Arena);
             let embedded = Side::Embedded(&store);
             let shown = Side::Attached(attach(scope, &store, at, &memory, &stop));
             let mut batches = Batches { objects: (DATA / object_bytes) as u64, turn: 0 };

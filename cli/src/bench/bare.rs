@@ -1,5 +1,5 @@
-//! Bare transfers of a file, as the store's own disk seam makes them: what is left of the device's bandwidth when nothing
-//! is found, verified or kept; or what is left of it when one thing more is done ([`super::beside`]).
+//! Plain transfers of a file through the store's disk seam: the bandwidth of the device without
+//! lookup, verification and storage; or with one additional task ([`super::baseline`]).
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -18,50 +18,50 @@ use pagelith::layouts::ids::SegmentId;
 use pagelith::layouts::names::SEGMENTS;
 use pagelith::{AlignedBuf, Registration};
 
-use super::beside::{Beside, Doing};
+use super::baseline::{Baseline, ExtraWork};
 use super::round::{Round, Timer};
 use super::{Op, Shape};
 use crate::on_disk::{
-    Hold, OnDisk,
+    LockMode, OnDisk,
     segment::{Footer, Segment},
 };
 use crate::rng::SplitMix64;
 
 const FILE: &str = "limit";
-/// Longest that one transfer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How sequential writes are made: as large and as many at a time as the store's own by default.
+/// Maximum time of one transfer.
+const TRANSFER_TIME_MAX: Duration = Duration::from_secs(60);
+/// Size and depth of sequential writes: the store's defaults.
 const WRITE_BYTES: usize = 1 << 20;
 const WRITE_DEPTH: usize = 8;
-/// Memory that is written from as the store's is: its arena's, where it keeps nothing in DRAM.
+/// Memory from which objects are written: like the arena of a store without a DRAM tier.
 const ARENA_BYTES: usize = 64 << 20;
-/// What lies before an object there, and is written with it.
+/// Bytes of the header before each object.
 const HEADER_BYTES: usize = 4096;
 
-/// The file that bare transfers are measured on. It is open during a round only.
-pub(super) struct File {
+/// The file for the transfers. It is open only during a round.
+pub(super) struct LimitFile {
     pub(super) shape: Shape,
-    pub(super) beside: Option<Beside>,
+    pub(super) baseline: Option<Baseline>,
     dir: PathBuf,
     name: &'static str,
     side: SideChoice,
-    /// What is read, at random: (offset, length), multiples of 4096.
+    /// The extents to read at random: (offset, length), multiples of 4096.
     extents: Vec<(u64, usize)>,
-    /// Where the next write goes.
+    /// Offset of the next write.
     next: u64,
     rng: SplitMix64,
 }
 
-impl File {
+impl LimitFile {
     /// The extents of a closed store, of one directory, whose segments are sealed.
     pub(super) fn of_store(
         shape: Shape,
-        beside: Option<Beside>,
+        baseline: Option<Baseline>,
         dirs: &[PathBuf],
         io: Option<SsdIo>,
-    ) -> anyhow::Result<File> {
-        let [dir] = dirs else { bail!("a store of several directories dirs={}", dirs.len()) };
-        let disk = OnDisk::open(dirs, Hold::Peek)?;
+    ) -> anyhow::Result<LimitFile> {
+        let [dir] = dirs else { bail!("the limit needs a store of one directory dirs={}", dirs.len()) };
+        let disk = OnDisk::open(dirs, LockMode::Probe)?;
         let Ok((manifest, _)) = disk.manifest() else { bail!("the store has no manifest") };
         let mut extents = Vec::new();
         for id in (0..manifest.superblock().segment_count).map(SegmentId) {
@@ -76,22 +76,22 @@ impl File {
         if extents.is_empty() {
             bail!("the store has no objects on SSD");
         }
-        Ok(File { extents, name: SEGMENTS, ..File::named(shape, beside, dir, io) })
+        Ok(LimitFile { extents, name: SEGMENTS, ..LimitFile::named(shape, baseline, dir, io) })
     }
 
-    /// A file of its own, of the data's size, full.
-    pub(super) fn made(
+    /// A separate file of the size of the data, completely written.
+    pub(super) fn created(
         shape: Shape,
-        beside: Option<Beside>,
+        baseline: Option<Baseline>,
         dir: &Path,
         io: Option<SsdIo>,
-    ) -> anyhow::Result<File> {
+    ) -> anyhow::Result<LimitFile> {
         let object = align_up(shape.object_bytes as u64);
         let extents = (0..shape.objects).map(|i| (i * object, object as usize)).collect();
-        let file = File { extents, ..File::named(shape, beside, dir, io) };
+        let file = LimitFile { extents, ..LimitFile::named(shape, baseline, dir, io) };
         let len = (object * shape.objects).next_multiple_of(WRITE_BYTES as u64);
         let disk = open_disk(std::slice::from_ref(&file.dir), file.side)?;
-        let fresh = match disk.open(0, FILE) {
+        let is_new = match disk.open(0, FILE) {
             Ok((_, found)) if found == len => false,
             Ok(_) => {
                 disk.remove(0, FILE)?;
@@ -100,46 +100,55 @@ impl File {
             Err(fault) if fault.kind == FaultKind::NotFound => true,
             Err(fault) => return Err(fault.into()),
         };
-        if fresh {
+        if is_new {
             disk.create(0, FILE, len)?;
             drop(disk);
-            // Blocks that were never written are read without asking the device.
-            let mut bare = Bare::open(&file)?;
+            // Reads of blocks that were never written do not reach the device.
+            let mut transfers = Transfers::open(&file)?;
             let mut written = 0;
             while written < len {
-                written += bare.write()?;
+                written += transfers.write()?;
             }
-            bare.drain(None)?;
-            bare.sync()?;
+            transfers.drain(None)?;
+            transfers.sync()?;
         }
         Ok(file)
     }
 
-    fn named(shape: Shape, beside: Option<Beside>, dir: &Path, io: Option<SsdIo>) -> File {
+    fn named(shape: Shape, baseline: Option<Baseline>, dir: &Path, io: Option<SsdIo>) -> LimitFile {
         let side = match io.unwrap_or_default() {
             SsdIo::Auto => SideChoice::Auto,
             SsdIo::Uring => SideChoice::Uring,
             SsdIo::Blocking => SideChoice::Blocking,
         };
         let rng = SplitMix64::new(shape.seed);
-        File { shape, beside, dir: dir.to_owned(), name: FILE, side, extents: Vec::new(), next: 0, rng }
+        LimitFile {
+            shape,
+            baseline,
+            dir: dir.to_owned(),
+            name: FILE,
+            side,
+            extents: Vec::new(),
+            next: 0,
+            rng,
+        }
     }
 
     /// One round.
     pub(super) fn round(&mut self) -> anyhow::Result<Round> {
-        let mut bare = Bare::open(self)?;
-        let round = bare.round();
-        (self.rng, self.next) = (bare.rng, bare.next);
+        let mut transfers = Transfers::open(self)?;
+        let round = transfers.round();
+        (self.rng, self.next) = (transfers.rng, transfers.next);
         round
     }
 }
 
-/// Bare transfers under way.
-struct Bare<'f> {
+/// Transfers in flight.
+struct Transfers<'f> {
     shape: Shape,
-    /// Whether what is written is what the store writes.
+    /// Whether writes consist of headers and objects, like the store's.
     is_of_pieces: bool,
-    doing: Doing,
+    extra: ExtraWork,
     extents: &'f [(u64, usize)],
     file: FileId,
     queue: Box<dyn Queue>,
@@ -159,19 +168,19 @@ struct Bare<'f> {
     _disk: Arc<dyn Disk>,
 }
 
-impl<'f> Bare<'f> {
-    fn open(of: &'f File) -> anyhow::Result<Bare<'f>> {
+impl<'f> Transfers<'f> {
+    fn open(of: &'f LimitFile) -> anyhow::Result<Transfers<'f>> {
         let shape = of.shape;
         let disk = open_disk(std::slice::from_ref(&of.dir), of.side)?;
         let (file, len) = disk.open(0, of.name)?;
         let readers = if shape.op == Op::Put { 0 } else { shape.batch * shape.depth };
         let depth = readers + WRITE_DEPTH;
         let queue = disk.queue(depth)?;
-        let is_of_pieces = of.beside.is_some_and(Beside::is_of_pieces);
-        let mut bare = Bare {
+        let is_of_pieces = of.baseline.is_some_and(Baseline::is_of_pieces);
+        let mut transfers = Transfers {
             shape,
             is_of_pieces,
-            doing: Doing::new(shape, of.beside).context("no memory for a transfer")?,
+            extra: ExtraWork::new(shape, of.baseline).context("no memory for a transfer")?,
             extents: &of.extents,
             file,
             queue,
@@ -187,22 +196,23 @@ impl<'f> Bare<'f> {
             _disk: disk,
         };
         let longest = of.extents.iter().map(|e| e.1).max().unwrap_or(0);
-        bare.reads = shape.memory.buffers(readers, longest).context("no memory for a transfer")?;
-        if let Some((base, len)) = shape.memory.registered(&bare.reads) {
-            bare._registration = bare._disk.register(base as usize, len)?;
+        transfers.reads = shape.memory.buffers(readers, longest).context("no memory for a transfer")?;
+        if let Some((base, len)) = shape.memory.registered(&transfers.reads) {
+            transfers._registration = transfers._disk.register(base as usize, len)?;
         }
-        // Not while the clock runs.
-        bare.reads.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)).for_each(|page| page[0] = 1);
+        // Touch the pages before the clock runs.
+        transfers.reads.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)).for_each(|page| page[0] = 1);
         if shape.op != Op::Get {
-            // Nothing that a device can take for zeros, or compress.
+            // Random bytes, which a device cannot compress.
             let mut writes = pieces(shape, is_of_pieces).context("no memory for a transfer")?;
-            bare.rng.fill(writes.iter_mut().flatten());
-            writes.into_iter().for_each(|pieces| bare.doing.give(pieces));
+            transfers.rng.fill(writes.iter_mut().flatten());
+            writes.into_iter().for_each(|pieces| transfers.extra.give(pieces));
         }
-        Ok(bare)
+        Ok(transfers)
     }
 
-    /// Random reads, sequential writes, or both with as many bytes of each; a new transfer for each that ends.
+    /// Random reads, sequential writes, or both with the same number of bytes. Each completed
+    /// transfer is followed by a new one.
     fn round(&mut self) -> anyhow::Result<Round> {
         let reads = self.shape.op != Op::Put;
         let writes = matches!(self.shape.op, Op::Put | Op::Mixed);
@@ -216,7 +226,7 @@ impl<'f> Bare<'f> {
             while writes && self.writing < WRITE_DEPTH && (!reads || written <= read) {
                 written += self.write()?;
             }
-            self.take(Some(&mut timer))?;
+            self.complete(Some(&mut timer))?;
         }
         self.drain(Some(&mut timer))?;
         if writes {
@@ -232,12 +242,12 @@ impl<'f> Bare<'f> {
         self.submit(DiskOp::Read { file: self.file, offset, parts: vec![buffer.into_part()] })
     }
 
-    /// Begin a write; the bytes of objects in it.
+    /// Submit a write; returns the bytes of objects in it.
     fn write(&mut self) -> anyhow::Result<u64> {
         while self.writing == WRITE_DEPTH {
-            self.take(None)?;
+            self.complete(None)?;
         }
-        let pieces = self.doing.take().context("more writes than buffers")?;
+        let pieces = self.extra.take().context("more writes than buffers")?;
         let bytes: u64 = pieces.iter().map(|piece| align_up(piece.len() as u64)).sum();
         let objects = match self.is_of_pieces {
             true => pieces.len() as u64 / 2 * self.shape.object_bytes as u64,
@@ -258,16 +268,16 @@ impl<'f> Bare<'f> {
         let token = self.free.pop().context("more transfers than the queue takes")?;
         self.begun[token as usize] = Instant::now();
         if self.queue.submit(token, op).is_err() {
-            bail!("the queue is shallower than asked for");
+            bail!("the disk queue refused an operation within its depth");
         }
         Ok(())
     }
 
-    /// Wait for one completion or more.
-    fn take(&mut self, mut timer: Option<&mut Timer>) -> anyhow::Result<()> {
-        self.queue.wait(&mut self.done, PATIENCE);
+    /// Wait for at least one completion, and process the completions.
+    fn complete(&mut self, mut timer: Option<&mut Timer>) -> anyhow::Result<()> {
+        self.queue.wait(&mut self.done, TRANSFER_TIME_MAX);
         if self.done.is_empty() {
-            bail!("a transfer does not end waited_s={}", PATIENCE.as_secs());
+            bail!("a transfer did not complete waited_s={}", TRANSFER_TIME_MAX.as_secs());
         }
         for completion in self.done.drain(..) {
             completion.result?;
@@ -276,18 +286,18 @@ impl<'f> Bare<'f> {
                 (DiskOp::Write { .. } | DiskOp::Sync { .. }, _) => false,
             };
             if let Some(timer) = timer.as_mut().filter(|_| counts) {
-                timer.ended(self.begun[completion.token as usize]);
+                timer.record(self.begun[completion.token as usize]);
             }
             self.free.push(completion.token);
             let writes = matches!(completion.op, DiskOp::Write { .. });
             let buffers = completion.op.into_parts().into_iter().filter_map(Part::into_buf);
             if writes {
                 self.writing -= 1;
-                self.doing.give(buffers.collect());
+                self.extra.give(buffers.collect());
                 continue;
             }
             for buffer in buffers {
-                self.doing.read(&buffer);
+                self.extra.read(&buffer);
                 self.reads.push(buffer);
             }
         }
@@ -296,7 +306,7 @@ impl<'f> Bare<'f> {
 
     fn drain(&mut self, mut timer: Option<&mut Timer>) -> anyhow::Result<()> {
         while self.queue.in_flight() > 0 {
-            self.take(timer.as_deref_mut())?;
+            self.complete(timer.as_deref_mut())?;
         }
         Ok(())
     }
@@ -307,7 +317,8 @@ impl<'f> Bare<'f> {
     }
 }
 
-/// What writes are of: 1 MiB each that stays in the cache, or a header and an object, and so on, of memory that does not.
+/// The buffers of writes: 1 MiB each, which stay in the CPU cache; or alternating headers and
+/// objects in more memory than the cache holds.
 fn pieces(shape: Shape, is_of_pieces: bool) -> std::io::Result<VecDeque<Vec<AlignedBuf>>> {
     if !is_of_pieces {
         let buffers = AlignedBuf::many(WRITE_DEPTH, WRITE_BYTES)?;
@@ -316,7 +327,7 @@ fn pieces(shape: Shape, is_of_pieces: bool) -> std::io::Result<VecDeque<Vec<Alig
     let padded = align_up(shape.object_bytes as u64) as usize;
     let in_a_write = (WRITE_BYTES / padded).max(1);
     let writes = (ARENA_BYTES / (in_a_write * padded)).max(WRITE_DEPTH + 1);
-    // Whole blocks, as they are written.
+    // Padded to whole blocks, as they are written.
     let objects = AlignedBuf::many(writes * in_a_write, padded)?;
     let headers = AlignedBuf::many(writes * in_a_write, HEADER_BYTES)?;
     let mut records = headers.into_iter().zip(objects).map(|(header, object)| [header, object]);

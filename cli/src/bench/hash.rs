@@ -1,4 +1,4 @@
-//! What it costs to verify what was read: a pass of the checksum over memory that no cache has.
+//! The cost of verification: a pass of the checksum over memory that is in no cache.
 
 use anyhow::Context;
 use pagelith::AlignedBuf;
@@ -10,18 +10,18 @@ use crate::rng::SplitMix64;
 /// More than the caches of most machines.
 const BYTES: usize = 256 << 20;
 
-/// Memory to be hashed.
-pub(super) struct Cold(AlignedBuf);
+/// Memory to hash, larger than the caches.
+pub(super) struct ColdMemory(AlignedBuf);
 
-impl Cold {
-    /// Filled with what nothing can guess.
-    pub(super) fn new(seed: u64) -> anyhow::Result<Cold> {
+impl ColdMemory {
+    /// Filled with pseudorandom bytes.
+    pub(super) fn new(seed: u64) -> anyhow::Result<ColdMemory> {
         let mut memory = AlignedBuf::new(BYTES).context("no memory")?;
         SplitMix64::new(seed).fill([&mut memory]);
-        Ok(Cold(memory))
+        Ok(ColdMemory(memory))
     }
 
-    /// CPU seconds of a pass, for 10^9 bytes.
+    /// CPU seconds of a pass per 10^9 bytes.
     pub(super) fn pass(&self) -> f64 {
         let before = thread_cpu();
         for block in self.0.chunks(BLOCK_BYTES as usize) {

@@ -1,6 +1,6 @@
-//! What the store is measured against: the same bytes moved with nothing around them. On SSD, bare reads or
-//! writes of the store's own disk seam, of the same sizes, at the depth of a batch; in DRAM, a copy; for `exists`, a
-//! look at as many lines of memory.
+//! The limits of a measurement: the same bytes are moved without a store. On SSD these are plain
+//! reads or writes through the store's disk seam, of the same sizes, at the depth of a batch. In
+//! DRAM it is a copy, and for `exists` a read of the same number of cache lines.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -12,40 +12,40 @@ use pagelith::io::fused::{Piece, Stores, copy_blocks};
 use pagelith::layouts::align::align_up;
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 
-use super::bare::File;
-use super::beside::Beside;
+use super::bare::LimitFile;
+use super::baseline::Baseline;
 use super::round::{Round, Timer};
 use super::{BenchTier, Op, Shape};
 use crate::rng::SplitMix64;
 
 /// A limit, ready to be measured.
 pub(super) enum Limit {
-    /// Looks at memory.
+    /// Reads of cache lines.
     Probes(Probes),
     /// Copies in memory.
-    Memory(Memory),
+    Memory(MemoryCopies),
     /// Transfers of a file.
-    File(File),
+    File(LimitFile),
 }
 
 impl Limit {
-    /// Make ready what the measurement needs: the limit, or what is `beside` it.
+    /// Prepare the limit, or one of the baselines.
     pub(super) fn prepare(
         shape: Shape,
-        beside: Option<Beside>,
+        baseline: Option<Baseline>,
         dir: &Path,
         store: &[PathBuf],
         io: Option<SsdIo>,
     ) -> anyhow::Result<Limit> {
         Ok(match (shape.op, shape.tier) {
             (Op::Exists, _) => Limit::Probes(Probes::new(shape)?),
-            (_, BenchTier::Dram) => Limit::Memory(Memory::new(shape)?),
-            (Op::Get, BenchTier::Ssd) => Limit::File(File::of_store(shape, beside, store, io)?),
-            (_, BenchTier::Ssd) => Limit::File(File::made(shape, beside, dir, io)?),
+            (_, BenchTier::Dram) => Limit::Memory(MemoryCopies::new(shape)?),
+            (Op::Get, BenchTier::Ssd) => Limit::File(LimitFile::of_store(shape, baseline, store, io)?),
+            (_, BenchTier::Ssd) => Limit::File(LimitFile::created(shape, baseline, dir, io)?),
         })
     }
 
-    /// What it is, for the report.
+    /// The description for the report.
     pub(super) fn what(&self) -> &'static str {
         match self {
             Limit::Probes(_) => "a line of memory for each key",
@@ -54,8 +54,8 @@ impl Limit {
                 Op::Mixed => "copy and checksum, then memcpy",
                 Op::Get | Op::Exists | Op::Open | Op::OpenClean => "copy and checksum",
             },
-            Limit::File(file) => match (file.beside, file.shape.op) {
-                (Some(beside), _) => beside.what(),
+            Limit::File(file) => match (file.baseline, file.shape.op) {
+                (Some(baseline), _) => baseline.what(),
                 (None, Op::Put) => "bare writes and a sync",
                 (None, Op::Mixed) => "bare reads beside bare writes, and a sync",
                 (None, Op::Get | Op::Exists | Op::Open | Op::OpenClean) => "bare reads of the same extents",
@@ -73,19 +73,19 @@ impl Limit {
     }
 }
 
-/// Looks at random lines of a table as large as the index: what no index can do without. The looks of a batch do not
-/// depend on each other.
+/// Reads of random cache lines of a table as large as the index, which no index can avoid. The
+/// reads of a batch are independent of each other.
 pub(super) struct Probes {
     shape: Shape,
     table: AlignedBuf,
     batches: Vec<Vec<u32>>,
 }
 
-/// Memory that the index has for an object, about.
+/// Approximate index memory per object.
 const INDEX_BYTES: usize = 40;
-/// A line of the cache.
+/// Bytes of a cache line.
 const LINE: usize = 64;
-/// Batches that are asked for in turn.
+/// Number of batches that are used cyclically.
 pub(super) const EXISTS_BATCHES: usize = 256;
 
 impl Probes {
@@ -101,42 +101,42 @@ impl Probes {
 
     fn round(&mut self) -> Round {
         let mut timer = Timer::start(self.shape.round);
-        let mut asked = 0;
+        let mut probed = 0;
         for batch in self.batches.iter().cycle() {
             let begun = Instant::now();
-            let looked = batch.iter().fold(0, |all, line| all ^ self.table[*line as usize * LINE]);
-            std::hint::black_box(looked);
-            timer.ended(begun);
-            asked += batch.len() as u64;
+            let found = batch.iter().fold(0, |all, line| all ^ self.table[*line as usize * LINE]);
+            std::hint::black_box(found);
+            timer.record(begun);
+            probed += batch.len() as u64;
             if timer.is_over() {
                 break;
             }
         }
-        timer.stop(asked, 0)
+        timer.stop(probed, 0)
     }
 }
 
-/// Copies between buffers of the sizes that the store copies between.
-pub(super) struct Memory {
+/// Copies between buffers of the same sizes as the store's copies.
+pub(super) struct MemoryCopies {
     shape: Shape,
-    /// As the store's arena: one mapping.
-    far: AlignedBuf,
-    /// As the buffers of the store's side: one for each object in flight.
-    near: Vec<AlignedBuf>,
+    /// Like the store's arena: one mapping.
+    arena: AlignedBuf,
+    /// Like the application's buffers: one for each object in flight.
+    buffers: Vec<AlignedBuf>,
     rng: SplitMix64,
 }
 
-impl Memory {
-    fn new(shape: Shape) -> anyhow::Result<Memory> {
+impl MemoryCopies {
+    fn new(shape: Shape) -> anyhow::Result<MemoryCopies> {
         let stride = align_up(shape.object_bytes as u64) as usize;
-        // As spread out as the store's objects, or the caches would do the work.
-        let mut far = AlignedBuf::new(stride * usize::try_from(shape.objects)?).context("no memory")?;
-        let mut near =
+        // As arena apart as the store's objects, so that caches do not serve the copies.
+        let mut arena = AlignedBuf::new(stride * usize::try_from(shape.objects)?).context("no memory")?;
+        let mut buffers =
             AlignedBuf::many(shape.batch * shape.depth, shape.object_bytes).context("no memory")?;
-        // As the store's objects: there are CPUs that copy zeros a sixth faster than anything else.
+        // Not zeros: some CPUs copy zeros a sixth faster than other content.
         let mut rng = SplitMix64::new(shape.seed);
-        rng.fill(std::iter::once(&mut far).chain(&mut near));
-        Ok(Memory { shape, far, near, rng: SplitMix64::new(shape.seed) })
+        rng.fill(std::iter::once(&mut arena).chain(&mut buffers));
+        Ok(MemoryCopies { shape, arena, buffers, rng: SplitMix64::new(shape.seed) })
     }
 
     fn round(&mut self) -> Round {
@@ -154,37 +154,37 @@ impl Memory {
             if gets {
                 slots.clone().for_each(|slot| self.get(slot));
                 objects += self.shape.batch as u64;
-                timer.ended(begun);
+                timer.record(begun);
             }
             if puts {
                 slots.for_each(|slot| self.put(slot));
                 objects += self.shape.batch as u64;
                 if !gets {
-                    timer.ended(begun);
+                    timer.record(begun);
                 }
             }
         }
         timer.stop(objects, objects * self.shape.object_bytes as u64)
     }
 
-    /// Where an object's bytes are far away.
-    fn place(&mut self) -> std::ops::Range<usize> {
+    /// The range of a random object in `arena`.
+    fn object_range(&mut self) -> std::ops::Range<usize> {
         let stride = align_up(self.shape.object_bytes as u64) as usize;
         let at = self.rng.within(0, self.shape.objects - 1) as usize * stride;
         at..at + self.shape.object_bytes
     }
 
     fn put(&mut self, slot: usize) {
-        let place = self.place();
-        self.far[place.clone()].copy_from_slice(&self.near[slot]);
-        std::hint::black_box(&self.far[place]);
+        let range = self.object_range();
+        self.arena[range.clone()].copy_from_slice(&self.buffers[slot]);
+        std::hint::black_box(&self.arena[range]);
     }
 
     fn get(&mut self, slot: usize) {
-        let place = self.place();
+        let range = self.object_range();
         let stores = Stores::of((self.shape.batch * self.shape.object_bytes) as u64);
         let lengths = block_lengths(0..self.shape.object_bytes as u64, BLOCK_BYTES);
-        let (to, from) = ([&mut self.near[slot][..]], [Piece::Lent(&self.far[place])]);
+        let (to, from) = ([&mut self.buffers[slot][..]], [Piece::Lent(&self.arena[range])]);
         copy_blocks(to, from, lengths, stores, |sum| {
             std::hint::black_box(sum);
         });

@@ -8,14 +8,14 @@ use pagelith::layouts::shard::Shard;
 
 use crate::rng::mix;
 
-/// Names objects.
+/// The keys of objects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Objects {
     first: ObjectKey,
 }
 
 impl Objects {
-    /// Objects of one length, with the contents of one seed.
+    /// Objects of one length and seed.
     pub(super) fn new(object_bytes: usize, seed: u64) -> anyhow::Result<Objects> {
         let extra =
             vec![("bytes".to_owned(), object_bytes.to_string()), ("seed".to_owned(), seed.to_string())];
@@ -24,8 +24,8 @@ impl Objects {
         Ok(Objects { first: first.context("a key of the bench")? })
     }
 
-    /// The key of object `number`. Mixed rather than hashed with SHA-256 as a client's would be: making keys is not what
-    /// is measured.
+    /// The key of object `number`. It is mixed, not hashed with SHA-256 as a client's key, since
+    /// the cost of keys is not measured.
     pub(super) fn key(&self, number: u64) -> ObjectKey {
         let mut hash = [0; 32];
         for (word, salt) in hash.as_chunks_mut::<8>().0.iter_mut().zip(0u64..) {

@@ -1,4 +1,4 @@
-//! Opening a store again and again, as a crash leaves it or after it was closed.
+//! Repeated opens of a store, after a simulated crash or after a close.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -17,40 +17,40 @@ use super::round::{Round, Timer};
 use super::store::Bench;
 use super::{Op, Shape};
 
-/// What opening is measured against.
+/// The limit of opens.
 const LIMIT: &str = "a bare read of as many entries of the checkpoint";
 
-/// Bytes of a bare read.
+/// Bytes of a plain read.
 const READ_BYTES: usize = 1 << 20;
 
-/// Fill a store, leave it as it is to be opened, and open it in every round as often as there is time.
+/// Fill a store, crash or close it, and open it in each round as often as time permits.
 pub(super) fn run(shape: Shape, config: ValidConfig) -> anyhow::Result<Report> {
     let mut bench = Bench::open(shape, config.clone())?;
     let mut report = Report::new(shape, bench.io());
     if shape.op == Op::Open {
-        // What no checkpoint has yet, as a crash finds it.
+        // Objects that are not in a checkpoint yet.
         bench.put_more(shape.objects / 8)?;
         bench.abandon();
     } else {
         bench.pause()?;
     }
     for _ in 0..shape.rounds {
-        let (round, objects) = opens(shape, &config)?;
+        let (round, objects) = open_round(shape, &config)?;
         report.store(round);
-        report.limit(0, LIMIT, reads(shape, &config, objects)?);
+        report.limit(0, LIMIT, read_round(shape, &config, objects)?);
     }
     Ok(report)
 }
 
-/// A round, and the objects that the last open found.
-fn opens(shape: Shape, config: &ValidConfig) -> anyhow::Result<(Round, u64)> {
+/// A round of opens, and the number of objects at the last open.
+fn open_round(shape: Shape, config: &ValidConfig) -> anyhow::Result<(Round, u64)> {
     let mut timer = Timer::start(shape.round);
     let (mut objects, mut last, mut opening) = (0, 0, Duration::ZERO);
     while !timer.is_over() {
         let begun = Instant::now();
         let store = Store::open(config.clone()).context("cannot open the store")?;
         opening += begun.elapsed();
-        timer.ended(begun);
+        timer.record(begun);
         last = store.opened().objects;
         objects += last;
         match shape.op {
@@ -58,13 +58,13 @@ fn opens(shape: Shape, config: &ValidConfig) -> anyhow::Result<(Round, u64)> {
             Op::Open | Op::Put | Op::Get | Op::Exists | Op::Mixed => store.abandon(),
         }
     }
-    // What lies between two opens is not opening.
+    // Without the time between the opens.
     Ok((Round { time: opening, ..timer.stop(objects, 0) }, last))
 }
 
-/// Reads of so many objects' entries, past the page cache.
-fn reads(shape: Shape, config: &ValidConfig, objects: u64) -> anyhow::Result<Round> {
-    let [dir] = config.ssd_dirs() else { bail!("a store of several directories") };
+/// A round of reads of the checkpoint entries of `objects` objects, with O_DIRECT.
+fn read_round(shape: Shape, config: &ValidConfig, objects: u64) -> anyhow::Result<Round> {
+    let [dir] = config.ssd_dirs() else { bail!("the limit needs a store of one directory") };
     let mut file = OpenOptions::new();
     file.read(true).custom_flags(OFlags::DIRECT.bits() as i32);
     let open = || file.open(dir.join(CHECKPOINTS[0])).context("cannot open the checkpoint");
@@ -73,14 +73,14 @@ fn reads(shape: Shape, config: &ValidConfig, objects: u64) -> anyhow::Result<Rou
     let mut read = 0;
     while !timer.is_over() {
         let begun = Instant::now();
-        pass(open()?, &mut buffer, objects * CheckpointEntry::BYTES as u64)?;
-        timer.ended(begun);
+        read_up_to(open()?, &mut buffer, objects * CheckpointEntry::BYTES as u64)?;
+        timer.record(begun);
         read += objects;
     }
     Ok(timer.stop(read, 0))
 }
 
-fn pass(mut file: File, buffer: &mut [u8], bytes: u64) -> anyhow::Result<()> {
+fn read_up_to(mut file: File, buffer: &mut [u8], bytes: u64) -> anyhow::Result<()> {
     let mut left = bytes;
     while left > 0 {
         match file.read(buffer).context("cannot read the checkpoint")? {

@@ -1,4 +1,4 @@
-//! Putting objects, waiting where the store is busy, and a thread that does so at a rate.
+//! Puts that wait while the store is busy, and a thread that puts at a fixed rate.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,12 +9,12 @@ use pagelith::{AlignedBuf, Done, ErrorKind, Options, Put, PutGroup, Session, Sou
 
 use super::objects::Objects;
 
-/// Longer than any of the store's own deadlines.
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
-/// How long to wait when the store is busy before asking again.
+/// Maximum wait for a result: longer than each deadline of the store.
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(120);
+/// Pause before another try if the store is busy.
 const BUSY_PAUSE: Duration = Duration::from_micros(200);
 
-/// Put the objects of these numbers, with what `buffers` hold.
+/// Put the objects of these numbers, with the content of `buffers`.
 pub(super) fn put(
     session: &mut Session,
     objects: &Objects,
@@ -30,8 +30,8 @@ pub(super) fn put(
         let keys: Vec<_> = wanted.iter().map(|put| put.key).collect();
         let groups = wanted.drain(..).map(|put| PutGroup::new(vec![put])).collect();
         let ticket = session.submit_put(groups, Options::default());
-        let Done::Put(done) = session.wait(ticket, PATIENCE).context("no answer")? else {
-            bail!("a put was answered with something else")
+        let Done::Put(done) = session.wait(ticket, WAIT_MAX).context("no result")? else {
+            bail!("a put returned another result")
         };
         for (key, done) in keys.into_iter().zip(done) {
             match done.outcome {
@@ -47,18 +47,18 @@ pub(super) fn put(
     Ok(())
 }
 
-/// A thread that puts new objects at a rate.
+/// A thread that puts new objects at a fixed rate.
 pub(super) struct PacedWriter {
     pub(super) session: Session,
     pub(super) objects: Objects,
     pub(super) buffers: Vec<AlignedBuf>,
     pub(super) batch: u64,
-    /// Objects a second.
+    /// Objects per second.
     pub(super) rate: u64,
 }
 
 impl PacedWriter {
-    /// Go on from the object `next` until it is `over`.
+    /// Put objects from `next` on, until `over` is set.
     pub(super) fn run(&mut self, next: &AtomicU64, over: &AtomicBool) -> anyhow::Result<()> {
         let (begun, first) = (Instant::now(), next.load(Ordering::Acquire));
         while !over.load(Ordering::Acquire) {

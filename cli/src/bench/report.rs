@@ -1,4 +1,4 @@
-//! The figures of a measurement: medians over its rounds, percentiles over all of them.
+//! The figures of a measurement: medians of its rounds, and percentiles over all rounds.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use super::round::Round;
 use super::{BenchTier, Op, Shape};
 use crate::latency::Latencies;
 
-/// Collects rounds.
+/// The collected rounds.
 pub(super) struct Report {
     shape: Shape,
     io: String,
     store: Vec<Round>,
-    /// The limit, and what was beside it, each with what it is.
+    /// The limit and the other baselines, each with its description.
     limits: Vec<(&'static str, Vec<Round>)>,
     checksums: Vec<f64>,
 }
@@ -30,42 +30,44 @@ pub(super) struct Summary {
     io: String,
     #[serde(flatten)]
     store: Figures,
-    /// What a writer beside wrote meanwhile.
+    /// Throughput of the concurrent writer.
     #[serde(skip_serializing_if = "Option::is_none")]
     written_gb_per_s: Option<f64>,
     limit: Limit,
-    /// Store over limit, medians: of bandwidth, or of keys for `exists`.
+    /// Store divided by limit, as medians of throughput in bytes, or in keys for `exists`.
     ratio: f64,
-    /// What else took turns with the store.
+    /// The other baselines.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    beside: Vec<Compared>,
+    beside: Vec<BaselineSummary>,
 }
 
-/// What took turns with the store beside its limit.
+/// The result of a baseline.
 #[derive(Debug, Serialize)]
-struct Compared {
+struct BaselineSummary {
     what: &'static str,
     #[serde(flatten)]
     figures: Figures,
-    /// Store over this, as `ratio`.
+    /// Store divided by this baseline, like [`Summary::ratio`].
     ratio: f64,
 }
 
-/// What the store is measured against.
+/// The result of the limit.
 #[derive(Debug, Serialize)]
 struct Limit {
     what: &'static str,
     #[serde(flatten)]
     figures: Figures,
-    /// One pass of the checksum over as many bytes of cold memory, where the store verifies what the limit does not.
+    /// Cost of a checksum pass over cold memory, if the store verifies bytes and the limit does
+    /// not.
     #[serde(skip_serializing_if = "Option::is_none")]
     checksum_cpu_s_per_gb: Option<f64>,
 }
 
-/// Medians of one side; percentiles are of batches, and of single transfers in a bare loop.
+/// Medians of the store or of one baseline. Percentiles are those of batches, or of single
+/// transfers in a baseline.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Figures {
-    /// `None` where no bytes are moved.
+    /// `None` if no bytes are transferred.
     gb_per_s: Option<f64>,
     ops_per_s: f64,
     cpu_s_per_gb: Option<f64>,
@@ -84,7 +86,7 @@ impl Report {
         self.store.push(round);
     }
 
-    /// A round of the limit, which is number 0, or of what is beside it.
+    /// Add a round of the limit, which is number 0, or of another baseline.
     pub(super) fn limit(&mut self, at: usize, what: &'static str, round: Round) {
         if self.limits.len() <= at {
             self.limits.resize_with(at + 1, Default::default);
@@ -93,7 +95,7 @@ impl Report {
         self.limits[at].1.push(round);
     }
 
-    /// What a pass of the checksum cost in a round, CPU seconds for 10^9 bytes.
+    /// Add the cost of a checksum pass in CPU seconds per 10^9 bytes.
     pub(super) fn checksum(&mut self, cost: Option<f64>) {
         self.checksums.extend(cost);
     }
@@ -102,11 +104,11 @@ impl Report {
         let store = figures(&self.store);
         let mut compared = self.limits.iter().map(|(what, rounds)| {
             let figures = figures(rounds);
-            Compared { what, figures, ratio: rounded(store.over(&figures)) }
+            BaselineSummary { what, figures, ratio: rounded(store.over(&figures)) }
         });
-        let Compared { what, figures, ratio } = compared.next().unwrap_or_else(|| {
+        let BaselineSummary { what, figures, ratio } = compared.next().unwrap_or_else(|| {
             let figures = figures(&[]);
-            Compared { what: "", figures, ratio: 0.0 }
+            BaselineSummary { what: "", figures, ratio: 0.0 }
         });
         Summary {
             tier: self.shape.tier,
@@ -134,7 +136,7 @@ impl Report {
 }
 
 impl Figures {
-    /// How many times the other's these are.
+    /// The ratio of these figures to the other ones.
     fn over(&self, other: &Figures) -> f64 {
         match (self.gb_per_s, other.gb_per_s) {
             (Some(own), Some(other)) => own / other,
@@ -182,9 +184,9 @@ impl fmt::Display for Summary {
             "{tier} {op} object_bytes={} batch={} depth={} rounds={} io={}",
             self.object_bytes, self.batch, self.depth, self.rounds, self.io
         )?;
-        let beside = self.beside.iter().map(|beside| (beside.what, &beside.figures));
+        let baselines = self.beside.iter().map(|baseline| (baseline.what, &baseline.figures));
         for (name, x) in
-            [("store", &self.store), (self.limit.what, &self.limit.figures)].into_iter().chain(beside)
+            [("store", &self.store), (self.limit.what, &self.limit.figures)].into_iter().chain(baselines)
         {
             write!(f, "{name:<40}")?;
             match (x.gb_per_s, x.cpu_s_per_gb) {
@@ -201,13 +203,13 @@ impl fmt::Display for Summary {
             )?;
         }
         if let Some(written) = self.written_gb_per_s {
-            writeln!(f, "{:<40} {written:>8.3} GB/s", "a writer beside")?;
+            writeln!(f, "{:<40} {written:>8.3} GB/s", "concurrent writer")?;
         }
         if let Some(cost) = self.limit.checksum_cpu_s_per_gb {
-            writeln!(f, "{:<40} {cost:>8.4} CPU-s/GB", "a pass of the checksum")?;
+            writeln!(f, "{:<40} {cost:>8.4} CPU-s/GB", "checksum pass")?;
         }
-        for beside in &self.beside {
-            writeln!(f, "{:<40} {:>8.3}", format!("to {}", beside.what), beside.ratio)?;
+        for baseline in &self.beside {
+            writeln!(f, "{:<40} {:>8.3}", format!("to {}", baseline.what), baseline.ratio)?;
         }
         write!(f, "{:<40} {:>8.3}", "ratio", self.ratio)
     }
@@ -218,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_of_odd_even_and_none() {
+    fn median_of_odd_even_and_empty_lists() {
         assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
         assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), 2.5);
         assert_eq!(median([1.0, f64::NAN].into_iter()), 1.0);

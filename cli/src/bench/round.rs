@@ -1,4 +1,4 @@
-//! What one round of a measurement did, and what it cost.
+//! The results of one round of a measurement.
 
 use std::time::{Duration, Instant};
 
@@ -7,53 +7,53 @@ use pagelith::io::calls::calls;
 use crate::latency::Latencies;
 use crate::meter::process_cpu;
 
-/// A round that is over.
+/// A completed round.
 #[derive(Clone, Debug)]
 pub(super) struct Round {
-    /// Objects moved, or asked for.
+    /// Objects transferred or looked up.
     pub(super) objects: u64,
     /// Their bytes.
     pub(super) bytes: u64,
-    /// Bytes that a writer beside wrote.
+    /// Bytes of a concurrent writer.
     pub(super) written: u64,
-    /// How long it took.
+    /// Duration of the round.
     pub(super) time: Duration,
-    /// CPU time of the whole process meanwhile.
+    /// CPU time of the whole process in the round.
     pub(super) cpu: Duration,
-    /// System calls that moved bytes, waited for them, or made them durable.
+    /// System calls that transferred bytes, waited for them, or made them durable.
     pub(super) calls: u64,
-    /// How long each batch took.
+    /// Duration of each batch.
     pub(super) latencies: Latencies,
 }
 
 impl Round {
-    /// Bytes a second, in 10^9.
+    /// Throughput in 10^9 bytes per second.
     pub(super) fn gb_per_s(&self) -> f64 {
         self.bytes as f64 / 1e9 / self.time.as_secs_f64()
     }
 
-    /// Bytes a second of the writer beside, in 10^9.
+    /// Throughput of the concurrent writer in 10^9 bytes per second.
     pub(super) fn written_gb_per_s(&self) -> f64 {
         self.written as f64 / 1e9 / self.time.as_secs_f64()
     }
 
-    /// Objects a second.
+    /// Objects per second.
     pub(super) fn ops_per_s(&self) -> f64 {
         self.objects as f64 / self.time.as_secs_f64()
     }
 
-    /// CPU seconds for 10^9 bytes.
+    /// CPU seconds per 10^9 bytes.
     pub(super) fn cpu_s_per_gb(&self) -> f64 {
         self.cpu.as_secs_f64() / (self.bytes as f64 / 1e9)
     }
 
-    /// System calls for an object.
+    /// System calls per object.
     pub(super) fn calls_per_object(&self) -> f64 {
         self.calls as f64 / self.objects as f64
     }
 }
 
-/// A round under way.
+/// A running round.
 pub(super) struct Timer {
     start: Instant,
     cpu: Duration,
@@ -63,19 +63,19 @@ pub(super) struct Timer {
 }
 
 impl Timer {
-    /// Begin a round of this length.
+    /// Start a round of this length.
     pub(super) fn start(length: Duration) -> Timer {
         let latencies = Latencies::new();
         Timer { start: Instant::now(), cpu: process_cpu(), calls: calls(), length, latencies }
     }
 
-    /// Whether the time is up.
+    /// Whether the time has passed.
     pub(super) fn is_over(&self) -> bool {
         self.start.elapsed() >= self.length
     }
 
-    /// A batch ended that was begun then.
-    pub(super) fn ended(&mut self, begun: Instant) {
+    /// Record the duration of a batch that started at `begun`.
+    pub(super) fn record(&mut self, begun: Instant) {
         self.latencies.add(begun.elapsed());
     }
 

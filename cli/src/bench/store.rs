@@ -1,4 +1,4 @@
-//! The store's side of a measurement.
+//! The measurement of the store.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,13 +16,13 @@ use pagelith::{
 
 use super::limit::EXISTS_BATCHES;
 use super::objects::Objects;
-use super::put::{PATIENCE, PacedWriter, put};
+use super::put::{PacedWriter, WAIT_MAX, put};
 use super::round::{Round, Timer};
 use super::{BenchTier, Op, Shape};
 use crate::content::Content;
 use crate::rng::SplitMix64;
 
-/// An open store, filled, and what is needed to go on.
+/// An open, filled store, and the state of the measurement.
 pub(super) struct Bench {
     shape: Shape,
     session: Session,
@@ -30,27 +30,28 @@ pub(super) struct Bench {
     objects: Objects,
     rng: SplitMix64,
     next_new: u64,
-    /// Objects' bytes on their way in, or room for those on their way out.
+    /// Source buffers of puts, and destinations of gets.
     buffers: Vec<AlignedBuf>,
-    /// Of `buffers`.
+    /// The registration of `buffers`.
     registration: Option<Registration>,
-    /// Gets in flight, the oldest first, and when each was begun.
+    /// Gets in flight with their start times, oldest first.
     tickets: VecDeque<(Ticket, Instant)>,
 }
 
-/// What is kept while the store is closed.
-pub(super) struct Paused {
+/// The state of the measurement while the store is closed.
+pub(super) struct PausedBench {
     rng: SplitMix64,
     next_new: u64,
     buffers: Vec<AlignedBuf>,
 }
 
 impl Bench {
-    /// Open the store and fill it as the measurement needs it.
+    /// Open the store, and fill it for the measurement.
     pub(super) fn open(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
         let mut bench = Bench::begin(shape, config.clone())?;
-        crate::said::opened(bench.store.opened());
-        // Also before puts: the first lap allocates, files and memory; what is measured goes on for ever.
+        crate::open_report::log_opened(bench.store.opened());
+        // Also before puts: the first pass through the log allocates files and memory, and the
+        // measurement is about the steady state.
         if bench.found() < shape.objects {
             bench.fill()?;
         }
@@ -58,18 +59,21 @@ impl Bench {
             return Ok(bench);
         }
         if shape.tier == BenchTier::Ssd {
-            // What was written last is still in the write buffer.
+            // The newest objects are still in the write buffer.
             let paused = bench.pause()?;
             bench = Bench::resume(shape, config, paused)?;
         }
         let found = bench.found();
         if found < shape.objects {
-            bail!("the store could not keep all that is to be read objects={} found={found}", shape.objects);
+            bail!(
+                "the store did not keep all objects to read, lower --data objects={} found={found}",
+                shape.objects
+            );
         }
         Ok(bench)
     }
 
-    /// How many of the objects are here, from the first on.
+    /// Number of leading objects that are present.
     fn found(&self) -> u64 {
         let keys: Vec<ObjectKey> = (0..self.shape.objects).map(|i| self.objects.key(i)).collect();
         self.store.exists_prefix(&keys, Options::default()) as u64
@@ -78,7 +82,7 @@ impl Bench {
     fn begin(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
         let content = Content::new(shape.seed);
         let objects = Objects::new(shape.object_bytes, shape.seed)?;
-        // For the gets in flight, and a batch of puts beside them; as an application's pool of host memory.
+        // For the gets in flight and a batch of puts, like an application's pool of host memory.
         let mut buffers = shape
             .memory
             .buffers(shape.batch * (shape.depth + 1), shape.object_bytes)
@@ -89,13 +93,13 @@ impl Bench {
         Bench::resume(
             shape,
             config,
-            Paused { rng: SplitMix64::new(shape.seed), next_new: shape.objects, buffers },
+            PausedBench { rng: SplitMix64::new(shape.seed), next_new: shape.objects, buffers },
         )
     }
 
-    /// Open the store and go on.
-    pub(super) fn resume(shape: Shape, config: ValidConfig, paused: Paused) -> anyhow::Result<Bench> {
-        let Paused { rng, next_new, buffers } = paused;
+    /// Open the store and continue.
+    pub(super) fn resume(shape: Shape, config: ValidConfig, paused: PausedBench) -> anyhow::Result<Bench> {
+        let PausedBench { rng, next_new, buffers } = paused;
         let store = Store::open(config).context("cannot open the store")?;
         let session = store.session().context("cannot begin a session")?;
         let objects = Objects::new(shape.object_bytes, shape.seed)?;
@@ -105,20 +109,20 @@ impl Bench {
         Ok(Bench { shape, session, store, objects, rng, next_new, buffers, registration, tickets })
     }
 
-    /// What moves the bytes.
+    /// The I/O backend.
     pub(super) fn io(&self) -> String {
-        crate::said::io(self.store.opened())
+        crate::open_report::io_backend(self.store.opened())
     }
 
-    /// Close the store; what it takes to go on.
-    pub(super) fn pause(self) -> anyhow::Result<Paused> {
+    /// Close the store; returns the state with which to continue.
+    pub(super) fn pause(self) -> anyhow::Result<PausedBench> {
         let Bench { session, store, rng, next_new, buffers, registration, .. } = self;
         drop((session, registration));
         store.close().context("cannot close the store")?;
-        Ok(Paused { rng, next_new, buffers })
+        Ok(PausedBench { rng, next_new, buffers })
     }
 
-    /// Put as many new objects, at least, and see to it that they are durable.
+    /// Put at least `objects` new objects, and make them durable.
     pub(super) fn put_more(&mut self, objects: u64) -> anyhow::Result<()> {
         let until = self.next_new + objects;
         while self.next_new < until {
@@ -127,7 +131,7 @@ impl Bench {
         self.flush()
     }
 
-    /// Leave the store as a crash would.
+    /// Leave the store as after a crash.
     pub(super) fn abandon(self) {
         drop(self.session);
         self.store.abandon();
@@ -136,11 +140,11 @@ impl Bench {
     /// One round.
     pub(super) fn round(&mut self) -> anyhow::Result<Round> {
         match self.shape.op {
-            Op::Put => self.puts(),
-            Op::Get => self.gets(),
-            Op::Mixed => self.mixed(),
-            Op::Exists => self.exists(),
-            Op::Open | Op::OpenClean => bail!("nothing is done with an open store"),
+            Op::Put => self.put_round(),
+            Op::Get => self.get_round(),
+            Op::Mixed => self.mixed_round(),
+            Op::Exists => self.exists_round(),
+            Op::Open | Op::OpenClean => bail!("open rounds need a closed store"),
         }
     }
 
@@ -149,21 +153,21 @@ impl Bench {
         self.put_more(self.shape.objects)
     }
 
-    /// Put a batch of objects that were never put.
+    /// Put a batch of new objects.
     fn put_batch(&mut self) -> anyhow::Result<()> {
         let numbers = self.next_new..self.next_new + self.shape.batch as u64;
         self.next_new = numbers.end;
         put(&mut self.session, &self.objects, numbers, &mut self.buffers)
     }
 
-    /// New objects, until all of them are durable where there is an SSD tier.
-    fn puts(&mut self) -> anyhow::Result<Round> {
+    /// Put new objects; with an SSD tier until all are durable.
+    fn put_round(&mut self) -> anyhow::Result<Round> {
         let mut timer = Timer::start(self.shape.round);
         let mut objects = 0;
         while !timer.is_over() {
             let begun = Instant::now();
             self.put_batch()?;
-            timer.ended(begun);
+            timer.record(begun);
             objects += self.shape.batch as u64;
         }
         self.flush()?;
@@ -177,7 +181,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Get every object once: what a store learns of its objects while it runs, it knows then.
+    /// Get every object once, so that the store has cached the headers as in a running system.
     fn get_all(&mut self) -> anyhow::Result<()> {
         let Bench { shape, store, objects, buffers, .. } = self;
         let all: Vec<u64> = (0..shape.objects).collect();
@@ -195,12 +199,12 @@ impl Bench {
         Ok(())
     }
 
-    fn gets(&mut self) -> anyhow::Result<Round> {
+    fn get_round(&mut self) -> anyhow::Result<Round> {
         if self.store.opened().memory.headers > 0 && !self.shape.just_opened {
             self.get_all()?;
         }
         if self.shape.depth == 1 {
-            return self.gets_in_turn();
+            return self.sequential_get_round();
         }
         let mut timer = Timer::start(self.shape.round);
         let mut objects = 0;
@@ -216,20 +220,20 @@ impl Bench {
         Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
     }
 
-    /// One batch after the other, by the call that waits.
-    fn gets_in_turn(&mut self) -> anyhow::Result<Round> {
+    /// One batch after the other, with the blocking call.
+    fn sequential_get_round(&mut self) -> anyhow::Result<Round> {
         let mut timer = Timer::start(self.shape.round);
         let mut objects = 0;
         while !timer.is_over() {
             let begun = Instant::now();
-            self.get_in_turn(0..self.shape.objects)?;
-            timer.ended(begun);
+            self.get_one_batch(0..self.shape.objects)?;
+            timer.record(begun);
             objects += self.shape.batch as u64;
         }
         Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
     }
 
-    fn get_in_turn(&mut self, among: Range<u64>) -> anyhow::Result<()> {
+    fn get_one_batch(&mut self, among: Range<u64>) -> anyhow::Result<()> {
         let Bench { shape, store, objects, rng, buffers, .. } = self;
         let mut pieces: Vec<[&mut [u8]; 1]> =
             buffers.iter_mut().take(shape.batch).map(|buffer| [&mut buffer[..]]).collect();
@@ -244,11 +248,11 @@ impl Bench {
         Ok(())
     }
 
-    /// What may be read of what is there, first to last: neither put a moment ago nor about to be evicted, as numbers
-    /// before the next new one.
-    fn settled(&self) -> anyhow::Result<(u64, u64)> {
+    /// The range of objects to read, as distances before `next_new`, farthest first: neither just
+    /// put nor about to be evicted.
+    fn readable_range(&self) -> anyhow::Result<(u64, u64)> {
         let quarter = self.shape.objects / 4;
-        // What is in the write buffer still would come from memory.
+        // Objects in the write buffer would be read from memory.
         let buffered = match self.shape.tier {
             BenchTier::Dram => 0,
             BenchTier::Ssd => self.store.opened().memory.arena / self.shape.object_bytes as u64,
@@ -256,20 +260,20 @@ impl Bench {
         let young = quarter.max(buffered + self.shape.batch as u64);
         if young >= 3 * quarter {
             bail!(
-                "--data is too little beside the write buffer --data={}",
+                "--data is too small relative to the write buffer, raise it --data={}",
                 self.shape.objects * self.shape.object_bytes as u64
             );
         }
         Ok((3 * quarter, young))
     }
 
-    /// A batch of puts for each batch of gets that ends.
-    fn mixed(&mut self) -> anyhow::Result<Round> {
+    /// A batch of puts for each completed batch of gets.
+    fn mixed_round(&mut self) -> anyhow::Result<Round> {
         if let Some(rate) = self.shape.write_rate {
-            return self.beside_a_writer(rate);
+            return self.round_with_writer(rate);
         }
         let mut timer = Timer::start(self.shape.round);
-        let (old, young) = self.settled()?;
+        let (old, young) = self.readable_range()?;
         let mut objects = 0;
         loop {
             while self.tickets.len() < self.shape.depth && !timer.is_over() {
@@ -285,10 +289,10 @@ impl Bench {
         Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
     }
 
-    /// Batches of gets, each as soon as the one before ended, beside a thread that puts `rate` bytes a second. What the
-    /// round counts is what was read.
-    fn beside_a_writer(&mut self, rate: u64) -> anyhow::Result<Round> {
-        let (old, young) = self.settled()?;
+    /// Batches of gets, one after the other, while a thread puts `rate` bytes per second. The round
+    /// counts only the gets.
+    fn round_with_writer(&mut self, rate: u64) -> anyhow::Result<Round> {
+        let (old, young) = self.readable_range()?;
         let next = AtomicU64::new(self.next_new);
         let over = AtomicBool::new(false);
         let mut writer = PacedWriter {
@@ -308,8 +312,8 @@ impl Bench {
                 while !timer.is_over() {
                     let newest = next.load(Ordering::Acquire);
                     let begun = Instant::now();
-                    self.get_in_turn(newest - old..newest - young)?;
-                    timer.ended(begun);
+                    self.get_one_batch(newest - old..newest - young)?;
+                    timer.record(begun);
                     objects += self.shape.batch as u64;
                 }
                 anyhow::Ok(())
@@ -339,19 +343,19 @@ impl Bench {
         Ok(())
     }
 
-    /// Wait for whichever batch of gets ends first: objects that came.
+    /// Wait for the first batch of gets that completes; returns its number of objects.
     fn take_gets(&mut self, timer: &mut Timer) -> anyhow::Result<u64> {
-        let Some((ticket, done)) = self.session.wait_any(PATIENCE) else {
-            bail!("no answer waited_s={}", PATIENCE.as_secs())
+        let Some((ticket, done)) = self.session.wait_any(WAIT_MAX) else {
+            bail!("no result waited_s={}", WAIT_MAX.as_secs())
         };
-        let at = self.tickets.iter().position(|(t, _)| *t == ticket).context("nobody's batch ended")?;
+        let at = self.tickets.iter().position(|(t, _)| *t == ticket).context("an unknown batch completed")?;
         let begun = self.tickets.remove(at).map(|(_, begun)| begun);
-        begun.into_iter().for_each(|begun| timer.ended(begun));
+        begun.into_iter().for_each(|begun| timer.record(begun));
         self.take(done)
     }
 
     fn take(&mut self, done: Done) -> anyhow::Result<u64> {
-        let Done::Get(done) = done else { bail!("a get was answered with something else") };
+        let Done::Get(done) = done else { bail!("a get returned another result") };
         let objects = done.len() as u64;
         for GetDone { outcome, destination, .. } in done {
             check(self.shape.tier, outcome)?;
@@ -360,37 +364,37 @@ impl Bench {
         Ok(objects)
     }
 
-    fn exists(&mut self) -> anyhow::Result<Round> {
+    fn exists_round(&mut self) -> anyhow::Result<Round> {
         let mut batches = Vec::new();
         for _ in 0..EXISTS_BATCHES {
             let draw = |_| self.objects.key(self.rng.within(0, self.shape.objects - 1));
             batches.push((0..self.shape.batch).map(draw).collect::<Vec<ObjectKey>>());
         }
         let mut timer = Timer::start(self.shape.round);
-        let mut asked = 0;
+        let mut probed = 0;
         for batch in batches.iter().cycle() {
             let begun = Instant::now();
             let found = self.store.exists_batch(batch, Options::default());
-            timer.ended(begun);
+            timer.record(begun);
             if !found.iter().all(|found| *found) {
-                bail!("an object that was put is not there");
+                bail!("an object that was put is missing");
             }
-            asked += batch.len() as u64;
+            probed += batch.len() as u64;
             if timer.is_over() {
                 break;
             }
         }
-        Ok(timer.stop(asked, 0))
+        Ok(timer.stop(probed, 0))
     }
 }
 
-/// An object that is to be read must come, and from where it is to be read.
+/// Check that a get was a hit in the measured tier.
 fn check(tier: BenchTier, outcome: pagelith::Result<GetOutcome>) -> anyhow::Result<()> {
     match outcome.context("get failed")? {
         GetOutcome::Hit { tier: Tier::Memory, .. } if tier == BenchTier::Ssd => {
-            bail!("an object came from memory, so that this is no measurement of the SSD")
+            bail!("an object was read from memory, so the SSD was not measured")
         }
         GetOutcome::Hit { .. } => Ok(()),
-        GetOutcome::Miss(cause) => bail!("an object that is to be read is a miss cause={cause}"),
+        GetOutcome::Miss(cause) => bail!("a get was a miss cause={cause}"),
     }
 }

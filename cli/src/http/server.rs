@@ -1,7 +1,8 @@
-//! An HTTP server on one thread, over sockets that do not block: no client holds up another.
+//! An HTTP server on one thread with non-blocking sockets: no client blocks another.
 //!
-//! `connections <= CONNECTIONS_MAX`; each new one beyond that replaces the oldest. `spares` are descriptors held in reserve: when the
-//! process has no others left, one is closed to accept a connection, so that metrics stay readable.
+//! `connections <= CONNECTIONS_MAX`; each new one beyond that replaces the oldest. `spares` are
+//! reserve descriptors: if the process has no others left, one is closed to accept a connection, so
+//! that metrics stay readable.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,14 +12,14 @@ use pagelith::io::clock::{Clock, Mono};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::connection::{Answering, Connection};
+use super::connection::{Connection, Handler};
 use crate::output::log;
 
-/// Most connections at once.
+/// Maximum open connections.
 pub(super) const CONNECTIONS_MAX: usize = 32;
-/// Descriptors that are kept for when there are no others.
+/// Number of reserve descriptors.
 const SPARES: usize = 4;
-/// How long nothing is accepted once no descriptor can be had at all.
+/// Pause of accept if no descriptor is available.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A listener and its connections, oldest first.
@@ -26,10 +27,10 @@ pub(super) struct Server {
     listener: TcpListener,
     connections: Vec<Connection>,
     spares: Vec<OwnedFd>,
-    /// Nothing is accepted before.
+    /// No connection is accepted before this time.
     accepts_from: Mono,
     /// The lack of descriptors was logged, and no connection was accepted since.
-    lacks: bool,
+    lack_logged: bool,
 }
 
 impl Server {
@@ -37,7 +38,7 @@ impl Server {
         listener.set_nonblocking(true)?;
         let (connections, spares) = (Vec::new(), Vec::new());
         let mut server =
-            Server { listener, connections, spares, accepts_from: Mono::default(), lacks: false };
+            Server { listener, connections, spares, accepts_from: Mono::default(), lack_logged: false };
         server.keep_spares();
         Ok(server)
     }
@@ -46,48 +47,49 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// How many there are now.
+    /// Number of open connections.
     #[cfg(test)]
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// Wait for something to do, at most `timeout`, and do it. How long that takes depends on no client.
-    pub fn turn(&mut self, clock: &dyn Clock, timeout: Duration, answer: Answering<'_>) {
+    /// Wait at most `timeout` for events, and handle them. No client can extend the time that
+    /// takes.
+    pub fn poll(&mut self, clock: &dyn Clock, timeout: Duration, handler: Handler<'_>) {
         let accepts = self.accepts_from <= clock.now();
         let listening = accepts.then(|| PollFd::new(&self.listener, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = self.connections.iter().map(Connection::poll_fd).collect();
         fds.extend(listening);
-        // An interrupted poll does no harm: a socket that is not ready answers EAGAIN.
+        // An interrupted poll is harmless: a call on a socket that is not ready returns EAGAIN.
         let _ = poll(&mut fds, Some(&short(timeout)));
         let now = clock.now();
         if accepts {
-            self.accept(now, answer);
+            self.accept(now, handler);
         }
-        self.connections.retain_mut(|connection| connection.turn(now, answer));
+        self.connections.retain_mut(|connection| connection.poll(now, handler));
         self.keep_spares();
     }
 
-    /// Accept what waits, as many as there may be at once.
-    fn accept(&mut self, now: Mono, answer: Answering<'_>) {
+    /// Accept waiting connections, at most [`CONNECTIONS_MAX`].
+    fn accept(&mut self, now: Mono, handler: Handler<'_>) {
         for _ in 0..CONNECTIONS_MAX {
             match self.listener.accept() {
-                Ok((stream, _)) => self.admit(stream, now, answer),
+                Ok((stream, _)) => self.admit(stream, now, handler),
                 Err(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
                     Some(Errno::AGAIN) => return,
                     Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                        // The system says so even if no client waits.
-                        if !self.is_waited_for() {
+                        // Accept fails with these errors even if no client waits.
+                        if !self.has_waiting_client() {
                             return;
                         }
-                        // The system's lack, unlike the process's, is not ours to mend.
+                        // Closing a descriptor helps only against the limit of this process.
                         let ours = error.raw_os_error() == Some(Errno::MFILE.raw_os_error());
                         if !ours || !self.free_a_descriptor() {
                             self.pause(now, &error);
                             return;
                         }
                     }
-                    // Such as of a client that has gone meanwhile.
+                    // For example a client that has closed its connection meanwhile.
                     _ => {}
                 },
             }
@@ -95,16 +97,16 @@ impl Server {
     }
 
     /// Whether a client waits to be accepted.
-    fn is_waited_for(&self) -> bool {
+    fn has_waiting_client(&self) -> bool {
         poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&Timespec::default()))
             .is_ok_and(|n| n > 0)
     }
 
-    fn admit(&mut self, stream: TcpStream, now: Mono, answer: Answering<'_>) {
-        self.lacks = false;
+    fn admit(&mut self, stream: TcpStream, now: Mono, handler: Handler<'_>) {
+        self.lack_logged = false;
         let Ok(mut connection) = Connection::new(stream, now) else { return };
-        // Read at once, so that a later connection cannot replace one whose request has arrived.
-        if connection.turn(now, answer) {
+        // Read at once, so that a later connection cannot evict one whose request has arrived.
+        if connection.poll(now, handler) {
             if self.connections.len() >= CONNECTIONS_MAX {
                 self.connections.remove(0);
             }
@@ -112,7 +114,7 @@ impl Server {
         }
     }
 
-    /// Give up a descriptor for the next connection; false if there is none.
+    /// Free a descriptor for the next connection; false if there is none to free.
     fn free_a_descriptor(&mut self) -> bool {
         if self.spares.pop().is_some() {
             return true;
@@ -126,12 +128,12 @@ impl Server {
 
     fn pause(&mut self, now: Mono, error: &std::io::Error) {
         self.accepts_from = now.after(PAUSE);
-        if !std::mem::replace(&mut self.lacks, true) {
-            log!("nobody is answered over HTTP until a descriptor is free, raise `ulimit -n`: {error}");
+        if !std::mem::replace(&mut self.lack_logged, true) {
+            log!("no descriptor is free for HTTP connections, raise `ulimit -n`: {error}");
         }
     }
 
-    /// Any descriptor does.
+    /// Refill the reserve. Any descriptor serves the purpose.
     fn keep_spares(&mut self) {
         while self.spares.len() < SPARES {
             let Ok(spare) = self.listener.as_fd().try_clone_to_owned() else { return };
@@ -140,7 +142,7 @@ impl Server {
     }
 }
 
-/// A time-out below a second.
+/// A timeout below one second.
 fn short(timeout: Duration) -> Timespec {
     Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() }
 }

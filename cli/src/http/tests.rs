@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use pagelith::io::clock::{Clock, Mono};
 
-use super::answer::Answer;
+use super::response::Response;
 use super::server::{CONNECTIONS_MAX, Server};
 
-/// Turns within which whatever is to happen has happened.
-const TURNS: usize = 2000;
+/// Polls after which all expected events have occurred.
+const POLLS: usize = 2000;
 const WAIT: Duration = Duration::from_millis(2);
-/// Longer than a connection lasts.
+/// Longer than the lifetime of a connection.
 const LONG: Duration = Duration::from_secs(60);
 const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// Stands still unless a test moves it.
+/// A clock that only the test advances.
 #[derive(Default)]
 struct TestClock(AtomicU64);
 
@@ -25,25 +25,25 @@ impl Clock for TestClock {
     }
 }
 
-struct World {
+struct Harness {
     server: Server,
     clock: TestClock,
     body: String,
-    asked: usize,
+    requests: usize,
 }
 
-impl World {
-    /// A server that answers everything with this.
-    fn answering(body: String) -> World {
+impl Harness {
+    /// A server that responds to every request with `body`.
+    fn with_body(body: String) -> Harness {
         let server = Server::new(TcpListener::bind("127.0.0.1:0").expect("a port")).expect("a server");
-        World { server, clock: TestClock::default(), body, asked: 0 }
+        Harness { server, clock: TestClock::default(), body, requests: 0 }
     }
 
-    fn new() -> World {
-        World::answering("told\n".to_owned())
+    fn new() -> Harness {
+        Harness::with_body("body\n".to_owned())
     }
 
-    /// A client that has sent this.
+    /// A client that has sent `bytes`.
     fn client(&mut self, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(self.server.address().expect("an address")).expect("connected");
         stream.set_nonblocking(true).expect("set");
@@ -51,25 +51,26 @@ impl World {
         stream
     }
 
-    fn turn(&mut self) {
-        let (body, asked) = (&self.body, &mut self.asked);
-        self.server.turn(&self.clock, WAIT, &mut |_| {
-            *asked += 1;
-            Answer::text("200 OK", body.clone())
+    fn poll(&mut self) {
+        let (body, requests) = (&self.body, &mut self.requests);
+        self.server.poll(&self.clock, WAIT, &mut |_| {
+            *requests += 1;
+            Response::text("200 OK", body.clone())
         });
     }
 
-    /// Let a connection's time pass.
-    fn pass(&mut self, time: Duration) {
+    /// Advance the clock, and poll.
+    fn advance(&mut self, time: Duration) {
         self.clock.0.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
-        self.turn();
+        self.poll();
     }
 
-    /// Everything that the server sends a client until it ends the connection; `None` if it does not.
-    fn all(&mut self, client: &mut TcpStream) -> Option<String> {
+    /// All bytes that the server sends to a client before it closes the connection; `None` if it
+    /// stays open.
+    fn read_all(&mut self, client: &mut TcpStream) -> Option<String> {
         let mut bytes = Vec::new();
-        for _ in 0..TURNS {
-            self.turn();
+        for _ in 0..POLLS {
+            self.poll();
             match client.read_to_end(&mut bytes) {
                 Ok(_) => return Some(String::from_utf8(bytes).expect("text")),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -79,132 +80,128 @@ impl World {
         None
     }
 
-    /// What a client is answered that asks now.
+    /// The response to a new client's request.
     #[track_caller]
-    fn ask(&mut self) -> String {
+    fn get(&mut self) -> String {
         let mut client = self.client(GET);
-        self.all(&mut client).expect("an answer")
+        self.read_all(&mut client).expect("a response")
     }
 
-    /// Turns until a client's connection is one of the server's.
+    /// Poll until the server has this number of connections.
     #[track_caller]
-    fn until(&mut self, connections: usize) {
-        for _ in 0..TURNS {
+    fn poll_until(&mut self, connections: usize) {
+        for _ in 0..POLLS {
             if self.server.connections() == connections {
                 return;
             }
-            self.turn();
+            self.poll();
         }
         panic!("connections={} expected={connections}", self.server.connections());
     }
 }
 
-fn is_ok(answer: &str) -> bool {
-    answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\ntold\n")
+fn is_ok(response: &str) -> bool {
+    response.starts_with("HTTP/1.1 200 OK\r\n") && response.ends_with("\r\n\r\nbody\n")
 }
 
 #[test]
-fn connections_that_send_nothing_or_half_a_request_hold_nobody_up() {
-    let mut world = World::new();
+fn idle_connections_block_no_request() {
+    let mut harness = Harness::new();
     let idle: Vec<TcpStream> =
-        (0..100).map(|n| world.client(if n % 2 == 0 { b"" } else { b"GET /met" })).collect();
-    assert!(is_ok(&world.ask()));
-    world.until(CONNECTIONS_MAX);
-    assert!(is_ok(&world.ask()), "among as many as there may be");
-    assert_eq!(world.asked, 2);
+        (0..100).map(|n| harness.client(if n % 2 == 0 { b"" } else { b"GET /met" })).collect();
+    assert!(is_ok(&harness.get()));
+    harness.poll_until(CONNECTIONS_MAX);
+    assert!(is_ok(&harness.get()), "with the maximum of connections");
+    assert_eq!(harness.requests, 2);
     drop(idle);
-    world.until(0);
+    harness.poll_until(0);
 }
 
 #[test]
-fn connection_beyond_the_bound_replaces_the_oldest() {
-    let mut world = World::new();
-    let mut first = world.client(b"GET /met");
-    world.until(1);
-    let mut second = world.client(b"GET /met");
-    world.until(2);
-    let rest: Vec<TcpStream> = (2..=CONNECTIONS_MAX).map(|_| world.client(b"")).collect();
-    assert_eq!(world.all(&mut first).as_deref(), Some(""), "the oldest is ended");
-    world.until(CONNECTIONS_MAX);
+fn connection_beyond_the_maximum_replaces_the_oldest() {
+    let mut harness = Harness::new();
+    let mut first = harness.client(b"GET /met");
+    harness.poll_until(1);
+    let mut second = harness.client(b"GET /met");
+    harness.poll_until(2);
+    let rest: Vec<TcpStream> = (2..=CONNECTIONS_MAX).map(|_| harness.client(b"")).collect();
+    assert_eq!(harness.read_all(&mut first).as_deref(), Some(""), "the oldest is closed");
+    harness.poll_until(CONNECTIONS_MAX);
     second.write_all(b"rics HTTP/1.1\r\n\r\n").expect("sent");
-    assert!(is_ok(&world.all(&mut second).expect("an answer")), "the next is there");
+    assert!(is_ok(&harness.read_all(&mut second).expect("a response")), "the next is open");
     drop(rest);
 }
 
 #[test]
-fn connection_ends_with_its_time() {
-    let mut world = World::new();
-    let (mut silent, mut slow) = (world.client(b""), world.client(b"GET /met"));
-    world.until(2);
-    world.turn();
-    world.pass(LONG);
-    assert_eq!(world.server.connections(), 0);
-    assert_eq!(world.all(&mut silent).as_deref(), Some(""));
-    assert!(world.all(&mut slow).expect("the end").starts_with("HTTP/1.1 408 Request Timeout\r\n"));
+fn connection_times_out() {
+    let mut harness = Harness::new();
+    let (mut silent, mut slow) = (harness.client(b""), harness.client(b"GET /met"));
+    harness.poll_until(2);
+    harness.poll();
+    harness.advance(LONG);
+    assert_eq!(harness.server.connections(), 0);
+    assert_eq!(harness.read_all(&mut silent).as_deref(), Some(""));
+    assert!(harness.read_all(&mut slow).expect("the end").starts_with("HTTP/1.1 408 Request Timeout\r\n"));
 }
 
 #[test]
-fn body_that_never_comes_is_not_waited_for() {
-    let mut world = World::new();
-    let mut post = world.client(b"POST /metrics HTTP/1.1\r\nContent-Length: 1000000\r\n\r\nabc");
-    assert!(is_ok(&world.all(&mut post).expect("an answer")), "this server answers all");
-    assert!(is_ok(&world.ask()));
-    // The client has not ended it.
-    world.until(1);
-    world.pass(LONG);
-    assert_eq!(world.server.connections(), 0);
+fn request_with_a_missing_body_gets_a_response() {
+    let mut harness = Harness::new();
+    let mut post = harness.client(b"POST /metrics HTTP/1.1\r\nContent-Length: 1000000\r\n\r\nabc");
+    assert!(is_ok(&harness.read_all(&mut post).expect("a response")), "this server accepts every method");
+    assert!(is_ok(&harness.get()));
+    // The client keeps the connection open.
+    harness.poll_until(1);
+    harness.advance(LONG);
+    assert_eq!(harness.server.connections(), 0);
 }
 
 #[test]
-fn client_that_sends_more_than_a_request_gets_one_whole_answer() {
-    let mut world = World::new();
-    let mut pipelined = world.client(&GET.repeat(1000));
-    assert!(is_ok(&world.all(&mut pipelined).expect("an answer")));
-    assert_eq!(world.asked, 1);
+fn pipelined_requests_get_one_whole_response() {
+    let mut harness = Harness::new();
+    let mut pipelined = harness.client(&GET.repeat(1000));
+    assert!(is_ok(&harness.read_all(&mut pipelined).expect("a response")));
+    assert_eq!(harness.requests, 1);
     drop(pipelined);
-    world.until(0);
-    // More than is dropped.
-    let endless = world.client(&GET.repeat(4000));
-    for _ in 0..TURNS {
-        world.turn();
+    harness.poll_until(0);
+    // More bytes than the server discards.
+    let endless = harness.client(&GET.repeat(4000));
+    for _ in 0..POLLS {
+        harness.poll();
     }
-    assert_eq!(
-        (world.asked, world.server.connections()),
-        (2, 0),
-        "it is ended though the client has not ended it"
-    );
+    assert_eq!((harness.requests, harness.server.connections()), (2, 0), "the server closes it first");
     drop(endless);
 }
 
 #[test]
-fn request_line_without_an_end_is_refused() {
-    let mut world = World::new();
-    let mut endless = world.client(&[&b"GET /"[..], &[b'a'; 20_000]].concat());
-    let answer = world.all(&mut endless).expect("an answer");
-    assert!(answer.starts_with("HTTP/1.1 431 Request Header Fields Too Large\r\n"), "{answer}");
-    assert_eq!(world.asked, 0);
+fn endless_request_line_is_refused() {
+    let mut harness = Harness::new();
+    let mut endless = harness.client(&[&b"GET /"[..], &[b'a'; 20_000]].concat());
+    let response = harness.read_all(&mut endless).expect("a response");
+    assert!(response.starts_with("HTTP/1.1 431 Request Header Fields Too Large\r\n"), "{response}");
+    assert_eq!(harness.requests, 0);
 }
 
 #[test]
-fn answer_that_is_not_read_holds_nobody_up_and_ends_with_its_time() {
-    // More than a socket's buffers take.
-    let mut world = World::answering("x".repeat(64 << 20));
-    let unread = world.client(GET);
-    world.until(1);
-    world.body = "told\n".to_owned();
-    assert!(is_ok(&world.ask()));
-    world.until(1);
-    world.pass(LONG);
-    assert_eq!(world.server.connections(), 0);
+fn unread_response_blocks_no_request_and_times_out() {
+    // More bytes than socket buffers hold.
+    let mut harness = Harness::with_body("x".repeat(64 << 20));
+    let unread = harness.client(GET);
+    harness.poll_until(1);
+    harness.body = "body\n".to_owned();
+    assert!(is_ok(&harness.get()));
+    harness.poll_until(1);
+    harness.advance(LONG);
+    assert_eq!(harness.server.connections(), 0);
     drop(unread);
 }
 
 #[test]
-fn head_is_answered_without_a_body_and_what_is_refused_says_what_is_not() {
-    let mut world = World::new();
-    let mut head = world.client(b"HEAD /metrics HTTP/1.1\r\n\r\n");
-    let answer = world.all(&mut head).expect("an answer");
-    assert!(answer.contains("\r\nContent-Length: 5\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
-    let refused = Answer::text("405 Method Not Allowed", "no\n").bytes(true);
+fn head_response_has_no_body_and_405_lists_the_allowed_methods() {
+    let mut harness = Harness::new();
+    let mut head = harness.client(b"HEAD /metrics HTTP/1.1\r\n\r\n");
+    let response = harness.read_all(&mut head).expect("a response");
+    assert!(response.contains("\r\nContent-Length: 5\r\n") && response.ends_with("\r\n\r\n"), "{response}");
+    let refused = Response::text("405 Method Not Allowed", "no\n").bytes(true);
     assert!(String::from_utf8_lossy(&refused).contains("\r\nAllow: GET, HEAD\r\n"));
 }

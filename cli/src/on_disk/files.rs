@@ -1,5 +1,6 @@
-//! Writing to a store's files while nobody else has it open. Every file is written through the description that
-//! carries its lock, so that no engine gets in before the last write has landed.
+//! Writes to the files of a store while no other process has it open. Each file is written through
+//! the file description that holds its lock, so that no engine can open the store before the last
+//! write ends.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::FileExt;
@@ -9,29 +10,30 @@ use anyhow::{Context, bail};
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, retry_on_intr};
 
-use super::locks::{self, Kind, Locks};
+use super::locks::{self, LockKind, Locks};
 use crate::machine::{Access, open_own, write_in_place};
 
 /// Bytes of zeros written at once.
 const ZEROS: usize = 1 << 20;
 
-/// The files of a store, each with its exclusive lock.
+/// The files of a store, each locked exclusively.
 pub(crate) struct Files {
     locks: Locks,
 }
 
 impl Files {
-    /// Take the locks of these files, as an engine does when it opens the store; the file that somebody else has
-    /// if that cannot be done. `owner` is what the store's LOCK file says.
+    /// Lock these files, as an engine does when it opens the store. The error is a file that
+    /// another process has locked. `owner` is the content of the LOCK file.
     pub(crate) fn lock(files: &[PathBuf], owner: Option<&str>) -> Result<Files, PathBuf> {
-        locks::take(files, Kind::Exclusive, owner).map(|locks| Files { locks })
+        locks::lock_all(files, LockKind::Exclusive, owner).map(|locks| Files { locks })
     }
 
-    /// Refuse to go on if one of these is there and could not be opened: it is not locked, so the store may be in use.
-    pub(crate) fn check_all(&self, files: &[PathBuf]) -> anyhow::Result<()> {
-        let is_there = |path: &&PathBuf| path.symlink_metadata().is_ok();
-        match files.iter().filter(is_there).find(|path| !self.locks.held.contains_key(*path)) {
-            Some(path) => bail!("cannot repair, a file cannot be locked: {}", why_not(path)),
+    /// An error if one of these files exists and could not be opened: it is not locked, so the
+    /// store may be in use.
+    pub(crate) fn require_all_locked(&self, files: &[PathBuf]) -> anyhow::Result<()> {
+        let exists = |path: &&PathBuf| path.symlink_metadata().is_ok();
+        match files.iter().filter(exists).find(|path| !self.locks.held.contains_key(*path)) {
+            Some(path) => bail!("cannot repair, a file cannot be locked: {}", open_error(path)),
             None => Ok(()),
         }
     }
@@ -42,7 +44,7 @@ impl Files {
         self.locks
             .held
             .get(path)
-            .with_context(|| format!("cannot write, it was not opened: {}", why_not(path)))
+            .with_context(|| format!("cannot write, it was not opened: {}", open_error(path)))
     }
 
     /// Write `bytes` at an offset. Durable after [`Files::sync`].
@@ -63,13 +65,14 @@ impl Files {
         Ok(())
     }
 
-    /// Make what was written to a file durable. Never tried again: after a failure nobody knows what is on disk.
+    /// Make all writes to a file durable. Never retried: after a failed sync the content on disk is
+    /// unknown.
     pub(crate) fn sync(&self, path: &Path) -> anyhow::Result<()> {
         self.file(path)?.sync_all().with_context(|| format!("cannot sync file={}", path.display()))
     }
 
-    /// Give a file its length: cut, or with blocks allocated that read as zeros. Made if it is missing. Durable when
-    /// it returns.
+    /// Truncate a file, or extend it with allocated blocks that read as zeros. Created if it is
+    /// missing. Durable on return.
     pub(crate) fn resize(&mut self, path: &Path, bytes: u64) -> anyhow::Result<()> {
         if !self.locks.held.contains_key(path) {
             return self.create(path, bytes);
@@ -82,10 +85,10 @@ impl Files {
         self.sync(path)
     }
 
-    /// Make a file of `bytes` zeros in the place of the one that may be there. Durable when it returns; a crash in
-    /// between leaves none.
+    /// Create a file of `bytes` zeros, and replace an existing one. Durable on return; a crash in
+    /// between leaves no file.
     pub(crate) fn create(&mut self, path: &Path, bytes: u64) -> anyhow::Result<()> {
-        let context = || format!("cannot make bytes={bytes} file={}", path.display());
+        let context = || format!("cannot create bytes={bytes} file={}", path.display());
         self.remove(path)?;
         let file =
             File::options().read(true).write(true).create_new(true).open(path).with_context(context)?;
@@ -99,7 +102,7 @@ impl Files {
         sync_dir(path)
     }
 
-    /// Remove a file, if it is there, durably.
+    /// Remove a file durably, if it exists.
     pub(crate) fn remove(&mut self, path: &Path) -> anyhow::Result<()> {
         #[cfg(test)]
         tests::step()?;
@@ -113,15 +116,15 @@ impl Files {
     }
 }
 
-/// Why a file cannot be opened to be written.
-fn why_not(path: &Path) -> String {
+/// The reason why a file cannot be opened for writing.
+fn open_error(path: &Path) -> String {
     match open_own(path, Access::Write) {
-        Ok(_) => format!("it was made meanwhile file={}", path.display()),
+        Ok(_) => format!("it was created meanwhile file={}", path.display()),
         Err(fault) => fault.to_string(),
     }
 }
 
-/// Allocate blocks up to `bytes`, so that writing to them cannot meet a full file system.
+/// Allocate blocks up to `bytes`, so that later writes cannot fail with a full file system.
 fn allocate(file: &File, bytes: u64) -> std::io::Result<()> {
     let have = file.metadata()?.len();
     if bytes == 0 {
@@ -161,8 +164,8 @@ mod tests {
         static STEPS: Cell<Option<u32>> = const { Cell::new(None) };
     }
 
-    /// From now on only so many steps (writes, syncs, files made or removed) of this thread succeed, as if it was
-    /// killed behind them.
+    /// Let only this number of further steps (writes, syncs, creations, removals) of this thread
+    /// succeed, as if the process was killed after them.
     pub(crate) fn stop_after(steps: Option<u32>) {
         STEPS.set(steps);
     }
@@ -176,20 +179,20 @@ mod tests {
     }
 
     #[test]
-    fn files_are_made_resized_written_and_removed_under_their_locks() {
+    fn files_are_created_resized_written_and_removed_under_their_locks() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("segments");
         let mut files = Files::lock(&[], None).unwrap_or_else(|p| panic!("held {p:?}"));
-        assert!(files.write(&path, 0, &[1]).is_err(), "nothing is written without a lock");
+        assert!(files.write(&path, 0, &[1]).is_err(), "a write needs the lock");
         files.resize(&path, 8192).unwrap();
         files.write(&path, 4096, &[7; 4096]).unwrap();
         files.zero(&path, 4096, 100).unwrap();
         files.sync(&path).unwrap();
-        assert!(Files::lock(std::slice::from_ref(&path), None).is_err(), "what was made is locked");
+        assert!(Files::lock(std::slice::from_ref(&path), None).is_err(), "the new file is locked");
         files.resize(&path, 4196).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), vec![0; 4196]);
         files.resize(&path, 5000).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), vec![0; 5000], "what was cut off does not come back");
+        assert_eq!(std::fs::read(&path).unwrap(), vec![0; 5000], "truncated bytes do not come back");
         files.write(&path, 0, &[9]).unwrap();
         files.create(&path, 3).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), [0; 3]);

@@ -1,6 +1,6 @@
-//! A store's files as they lie there, read with `layouts` alone: no engine, no lock needed, nothing written
-//! (what repair writes goes through [`files`]). What cannot be read is part of the answer, so that a broken store
-//! can be looked at.
+//! The files of a store, read with `layouts` only: no engine, no lock, and no writes (repair writes
+//! through [`files`]). Unreadable parts are part of the result, so that a damaged store can be
+//! inspected.
 
 pub(crate) mod files;
 pub(crate) mod locks;
@@ -22,38 +22,38 @@ use pagelith_layouts::wire::printable::Printable;
 
 use crate::machine::{Access, FaultKind, open_own};
 
-/// Most bytes of a manifest copy that are read: twice what the largest configuration needs, so that a huge
-/// file of that name cannot take all memory.
+/// Maximum bytes read of a manifest copy: twice the size for the largest configuration, so that a
+/// huge file of that name cannot exhaust memory.
 const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 
-/// What a look at a store does about its locks.
+/// Handling of a store's locks while it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hold {
-    /// Find out whether the store is in use.
-    Peek,
-    /// Keep everybody who would write away as long as the look lasts.
+pub(crate) enum LockMode {
+    /// Only find out whether the store is in use.
+    Probe,
+    /// Hold shared locks, which keep writers out.
     Shared,
-    /// The caller has the store to itself already.
-    Mine,
+    /// The caller holds the exclusive locks already.
+    Held,
 }
 
 /// The files of a store.
 pub(crate) struct OnDisk {
     dirs: Vec<PathBuf>,
-    /// Segments file of each directory, `None` if missing.
+    /// The segments file of each directory, `None` if missing.
     segments: Vec<Option<File>>,
     /// Contents of the manifest copies, `None` if missing.
     pub(crate) copies: [Option<Vec<u8>>; 2],
-    /// A file that another process holds the lock of, if any.
+    /// A file that another process has locked, if any.
     pub(crate) locked: Option<PathBuf>,
-    /// Held as long as this value lives, if it was asked for.
+    /// The locks of [`LockMode::Shared`].
     _locks: Option<locks::Locks>,
 }
 
 impl OnDisk {
-    /// Look at the directories of a store, all of them in the order of its configuration. An error if there is
-    /// no store at all.
-    pub(crate) fn open(dirs: &[PathBuf], hold: Hold) -> anyhow::Result<OnDisk> {
+    /// Open the files in the directories of a store, which are given in the order of its
+    /// configuration. An error if there is no store at all.
+    pub(crate) fn open(dirs: &[PathBuf], mode: LockMode) -> anyhow::Result<OnDisk> {
         let files = files_of(dirs)?;
         let mut disk = OnDisk {
             dirs: dirs.to_vec(),
@@ -62,27 +62,27 @@ impl OnDisk {
             locked: None,
             _locks: None,
         };
-        if hold != Hold::Mine {
-            let owner = disk.owner().filter(|_| hold == Hold::Shared);
-            match locks::take(&files, locks::Kind::Shared, owner.as_deref()) {
-                Ok(locks) => disk._locks = Some(locks).filter(|_| hold == Hold::Shared),
+        if mode != LockMode::Held {
+            let owner = disk.owner().filter(|_| mode == LockMode::Shared);
+            match locks::lock_all(&files, locks::LockKind::Shared, owner.as_deref()) {
+                Ok(locks) => disk._locks = Some(locks).filter(|_| mode == LockMode::Shared),
                 Err(path) => disk.locked = Some(path),
             }
         }
         for copy in 0..2 {
-            disk.copies[copy] = read_if_there(&disk.manifest_path(copy), MANIFEST_BYTES_MAX)?;
+            disk.copies[copy] = read_if_exists(&disk.manifest_path(copy), MANIFEST_BYTES_MAX)?;
         }
         for dir in dirs {
-            disk.segments.push(open_if_there(&dir.join(names::SEGMENTS))?);
+            disk.segments.push(open_if_exists(&dir.join(names::SEGMENTS))?);
         }
         Ok(disk)
     }
 
-    /// The manifest and what is damaged of it; or what is wrong with each copy if neither will do.
+    /// The manifest and its damaged blocks; or the damage of each copy if neither is usable.
     pub(crate) fn manifest(&self) -> Result<(Manifest, Vec<BlockDamage>), Vec<BlockDamage>> {
         let bytes = self.manifest_bytes();
         manifest::decode(bytes).map_err(|first| {
-            // Each copy by itself, so that both are named.
+            // Decode each copy by itself, so that both are reported.
             let alone = |copy| {
                 let damage = manifest::decode([bytes[copy], &[]]).err()?;
                 Some(BlockDamage { copy, ..damage })
@@ -95,7 +95,7 @@ impl OnDisk {
         })
     }
 
-    /// Path of a manifest copy: the first lies in the first directory, the second in the last.
+    /// Path of a manifest copy: the first is in the first directory, the second in the last.
     pub(crate) fn manifest_path(&self, copy: usize) -> PathBuf {
         let dir = if copy == 0 { self.dirs.first() } else { self.dirs.last() };
         dir.map(|d| d.join(names::MANIFESTS[copy])).unwrap_or_default()
@@ -116,34 +116,36 @@ impl OnDisk {
         &self.dirs
     }
 
-    /// Number and path of the directories that hold no file of the store.
+    /// Index and path of each directory without a file of the store.
     pub(crate) fn missing(&self) -> anyhow::Result<Vec<(usize, &Path)>> {
         let mut missing = Vec::new();
         for (i, dir) in self.dirs.iter().enumerate() {
-            if !list_if_there(dir)?.is_some_and(|names| names.iter().any(|n| names::is_ours(n))) {
+            if !list_if_exists(dir)?.is_some_and(|names| names.iter().any(|n| names::is_ours(n))) {
                 missing.push((i, dir.as_path()));
             }
         }
         Ok(missing)
     }
 
-    /// An error if a directory holds no file of the store: what lies there is not damaged, it is elsewhere.
+    /// An error if a directory holds no file of the store. Its files are not damaged but absent:
+    /// the drive may not be mounted.
     pub(crate) fn require_all_dirs(&self) -> anyhow::Result<()> {
         match self.missing()?.first() {
             None => Ok(()),
-            Some(missing) => bail!("{}", self.is_missing(*missing)),
+            Some(missing) => bail!("{}", self.missing_message(*missing)),
         }
     }
 
-    /// What to say of a directory that holds no file of the store.
-    pub(crate) fn is_missing(&self, (number, dir): (usize, &Path)) -> String {
+    /// The message about a directory without a file of the store.
+    pub(crate) fn missing_message(&self, (number, dir): (usize, &Path)) -> String {
         let (number, of) = (number + 1, self.dir_count());
         let dir = dir.display();
         format!("directory {number} of {of} holds no file of the store, is its drive mounted? dir={dir}")
     }
 
-    /// What to say of the first directory without a segments file: it may have been moved, or be a link to a drive that is not mounted.
-    pub(crate) fn lacks_segments(&self) -> Option<String> {
+    /// The message about the first directory without a segments file, if there is one. The file may
+    /// have been moved, or be a link to a drive that is not mounted.
+    pub(crate) fn missing_segments_message(&self) -> Option<String> {
         let number = self.segments.iter().position(Option::is_none)?;
         let (of, dir) = (self.dir_count(), self.dirs.get(number)?.display());
         let (file, number) = (names::SEGMENTS, number + 1);
@@ -152,12 +154,13 @@ impl OnDisk {
         ))
     }
 
-    /// An error if something else has the name of a segments file: nothing is dropped before it can be replaced.
+    /// An error if a segments file is not a regular file: repair must be able to replace it before
+    /// it drops anything.
     pub(crate) fn require_plain_segments(&self) -> anyhow::Result<()> {
         let paths = self.dirs.iter().map(|dir| dir.join(names::SEGMENTS));
         for path in paths {
             if std::fs::symlink_metadata(&path).is_ok_and(|about| !about.is_file()) {
-                bail!("it is no regular file, move it away first file={}", path.display());
+                bail!("not a regular file, move it away first file={}", path.display());
             }
         }
         Ok(())
@@ -168,16 +171,16 @@ impl OnDisk {
         self.dirs.len() as u32
     }
 
-    /// What the LOCK file says of the store's owner.
+    /// The owner of the store, from the LOCK file.
     pub(crate) fn owner(&self) -> Option<String> {
         let path = self.dirs.first()?.join(names::LOCK);
-        let bytes = read_if_there(&path, ALIGN).ok()??;
+        let bytes = read_if_exists(&path, ALIGN).ok()??;
         let text = String::from_utf8_lossy(&bytes).trim_matches(['\0', '\n', ' ']).to_owned();
-        // Whatever wrote it.
+        // Escaped, since any process may have written the file.
         (!text.is_empty()).then(|| Printable(&text).to_string())
     }
 
-    /// Path of the file that a segment lies in, and the segment's byte offset there.
+    /// Path of the file that contains a segment, and the segment's byte offset in it.
     pub(crate) fn segment_place(&self, segment: SegmentId, superblock: &Superblock) -> (PathBuf, u64) {
         let (dir, offset) = names::segment_place(segment, self.dir_count(), superblock.segment_bytes);
         (self.dirs.get(dir).map(|d| d.join(names::SEGMENTS)).unwrap_or_default(), offset)
@@ -202,21 +205,20 @@ impl OnDisk {
         })
     }
 
-    /// Fill `buf` from a byte offset of a directory's segments; whether it could be.
+    /// Fill `buf` from a byte offset of a directory's segments file; false if that fails.
     pub(crate) fn read_slot(&self, dir: usize, offset: u64, buf: &mut [u8]) -> bool {
         let file = self.segments.get(dir).and_then(Option::as_ref);
         file.is_some_and(|file| file.read_exact_at(buf, offset).is_ok())
     }
 
-    /// Length of each directory's segments in bytes, 0 if they are missing.
+    /// Length of each directory's segments file in bytes, 0 if it is missing.
     pub(crate) fn segment_file_bytes(&self) -> Vec<u64> {
         let bytes =
             |file: &Option<File>| file.as_ref().and_then(|f| f.metadata().ok()).map_or(0, |m| m.len());
         self.segments.iter().map(bytes).collect()
     }
 
-    /// Each file that the store should have, with the length it should have and the one it has (`None` if it
-    /// is missing).
+    /// Each file of the store with its expected and its actual length (`None` if it is missing).
     pub(crate) fn lengths(&self, superblock: &Superblock) -> Vec<(PathBuf, u64, Option<u64>)> {
         let manifest = Manifest::copy_bytes(superblock.segment_count, superblock.namespaces_max);
         let mut files = Vec::new();
@@ -235,7 +237,7 @@ impl OnDisk {
     /// The head of a checkpoint, and the file to read its chunks from; `None` if the file is missing.
     pub(crate) fn checkpoint(&self, which: usize, store: StoreId) -> anyhow::Result<Option<CheckpointFile>> {
         let path = self.checkpoint_path(which);
-        let Some(file) = open_if_there(&path)? else { return Ok(None) };
+        let Some(file) = open_if_exists(&path)? else { return Ok(None) };
         let mut block = vec![0; ALIGN as usize];
         let read = read_up_to(&file, 0, &mut block);
         let read = read.with_context(|| format!("cannot read the checkpoint file={}", path.display()))?;
@@ -245,27 +247,27 @@ impl OnDisk {
 
 /// An open checkpoint.
 pub(crate) struct CheckpointFile {
-    /// What its head says.
+    /// The decoded head.
     pub(crate) head: Result<CheckpointFacts, FormatError>,
     file: File,
 }
 
 impl CheckpointFile {
-    /// Read a chunk into `buf`; returns how much of it is there.
+    /// Read a chunk into `buf`; returns the number of bytes read.
     pub(crate) fn read_chunk(&self, index: u64, buf: &mut [u8]) -> io::Result<usize> {
         read_up_to(&self.file, checkpoint::chunk_offset(index), buf)
     }
 }
 
-/// The store's files that are there. An error if none is, or if the store was never finished.
+/// The existing files of the store. An error if there is none, or if its creation was not finished.
 pub(crate) fn files_of(dirs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let (mut files, mut absent) = (Vec::new(), None);
     for dir in dirs {
-        let names = list_if_there(dir)?;
+        let names = list_if_exists(dir)?;
         absent = absent.or(names.is_none().then_some(dir));
         for name in names.unwrap_or_default().iter().filter(|n| names::is_ours(n)) {
             if name == names::CREATING {
-                bail!("not a store: its creation was never finished dir={}", dir.display());
+                bail!("not a store: its creation was not finished dir={}", dir.display());
             }
             files.push(dir.join(name));
         }
@@ -274,25 +276,25 @@ pub(crate) fn files_of(dirs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
         if let Some(dir) = absent {
             list(dir)?;
         }
-        bail!("not a store: no file of a store is there, is the drive mounted? dir={}", shown(dirs));
+        bail!("not a store: no file of a store is there, is the drive mounted? dir={}", display_dirs(dirs));
     }
     Ok(files)
 }
 
-/// The directories as messages show them.
-pub(crate) fn shown(dirs: &[PathBuf]) -> String {
+/// The directories, for messages.
+pub(crate) fn display_dirs(dirs: &[PathBuf]) -> String {
     dirs.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// As [`list`]; `None` if there is no such directory.
-pub(crate) fn list_if_there(dir: &Path) -> anyhow::Result<Option<Vec<String>>> {
+/// As [`list`]; `None` if the directory does not exist.
+pub(crate) fn list_if_exists(dir: &Path) -> anyhow::Result<Option<Vec<String>>> {
     match std::fs::symlink_metadata(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         _ => list(dir).map(Some),
     }
 }
 
-/// Names of what is in a directory.
+/// Names of the entries of a directory.
 pub(crate) fn list(dir: &Path) -> anyhow::Result<Vec<String>> {
     let context = || format!("not a store: the directory cannot be read dir={}", dir.display());
     let mut names = Vec::new();
@@ -303,7 +305,7 @@ pub(crate) fn list(dir: &Path) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-fn open_if_there(path: &Path) -> anyhow::Result<Option<File>> {
+fn open_if_exists(path: &Path) -> anyhow::Result<Option<File>> {
     match open_own(path, Access::Read) {
         Ok(fd) => Ok(Some(File::from(fd))),
         Err(fault) if fault.kind == FaultKind::NotFound => Ok(None),
@@ -311,17 +313,17 @@ fn open_if_there(path: &Path) -> anyhow::Result<Option<File>> {
     }
 }
 
-fn read_if_there(path: &Path, bytes_max: u64) -> anyhow::Result<Option<Vec<u8>>> {
-    let Some(file) = open_if_there(path)? else { return Ok(None) };
+fn read_if_exists(path: &Path, bytes_max: u64) -> anyhow::Result<Option<Vec<u8>>> {
+    let Some(file) = open_if_exists(path)? else { return Ok(None) };
     let mut bytes = Vec::new();
     let read = file.take(bytes_max).read_to_end(&mut bytes);
     read.with_context(|| format!("cannot read file={}", path.display()))?;
-    // A ragged end is no block.
+    // Drop a partial block at the end.
     bytes.truncate(align_down(bytes.len() as u64) as usize);
     Ok(Some(bytes))
 }
 
-/// Fill `buf` from `offset` as far as the file goes.
+/// Fill `buf` from `offset`, up to the end of the file.
 fn read_up_to(file: &File, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buf.len() {

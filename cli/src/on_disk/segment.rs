@@ -1,4 +1,4 @@
-//! One segment as it lies on disk: what manifest, head and footer say of it, and its records.
+//! One segment on disk: its manifest entry, head, footer and records.
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::error::FormatError;
@@ -12,9 +12,9 @@ use pagelith_layouts::segment::{self, SegmentHead, SegmentIdentity};
 
 use super::OnDisk;
 
-/// What the last block of a segment says. It never holds anything but a footer.
+/// The footer of a segment. The last block of a segment never contains anything else.
 pub(crate) enum Footer {
-    /// No footer was ever written there.
+    /// No footer was ever written.
     None,
     /// The footer of this incarnation.
     Sealed {
@@ -23,40 +23,39 @@ pub(crate) enum Footer {
         /// Its entries.
         entries: Vec<FooterEntry>,
     },
-    /// A whole footer of an older incarnation: this one is not sealed.
+    /// An intact footer of an older incarnation: the current incarnation is not sealed.
     Older,
-    /// Something else. An older incarnation's footer may be so if records of this one lie over its start.
+    /// Anything else. This may be an older footer whose start was overwritten by records of the
+    /// current incarnation.
     Broken {
-        /// Why it was refused.
+        /// The decoding error.
         error: FormatError,
-        /// Byte offset in the segment where it would begin.
+        /// Byte offset in the segment where the footer would begin.
         from: u64,
-        /// The incarnation that it names.
+        /// Its incarnation field.
         incarnation: Incarnation,
-        /// Where it says that the last record ends.
+        /// Its `data_end` field: the end of the last record.
         data_end: u64,
     },
 }
 
-/// What its head says of a segment.
+/// The head of a segment.
 pub(crate) enum Head {
-    /// It is the one that the manifest knows.
+    /// Matches the manifest.
     Current,
-    /// It is an older incarnation's, or nothing: nothing of this incarnation was written.
+    /// Empty or of an older incarnation: nothing of the current incarnation was written.
     Older,
-    /// It is none, or contradicts the manifest.
+    /// Damaged, or contradicts the manifest.
     Broken(FormatError),
 }
 
 /// A segment that was used at least once.
 pub(crate) struct Segment {
-    /// Who it is, as the manifest says.
+    /// Its identity by the manifest.
     pub(crate) identity: SegmentIdentity,
-    /// When it was opened, as the manifest says.
+    /// Its position in the log by the manifest.
     pub(crate) order: SegmentOrder,
-    /// Its head.
     pub(crate) head: Head,
-    /// Its footer.
     pub(crate) footer: Footer,
     superblock: Superblock,
 }
@@ -124,13 +123,13 @@ impl Segment {
         footer::decode(bytes, identity, self.superblock.segment_bytes).is_ok()
     }
 
-    /// Whether its head is what it should be.
+    /// Whether the head matches the manifest.
     pub(crate) fn head_is_current(&self) -> bool {
         matches!(self.head, Head::Current)
     }
 
-    /// Whether its head makes a store that is opened pass the segment over: a whole one of another incarnation, or
-    /// none.
+    /// Whether an open of the store skips the segment because of its head: there is none, or an
+    /// intact one of another incarnation.
     pub(crate) fn head_hides(&self) -> bool {
         matches!(&self.head, Head::Older | Head::Broken(FormatError::Identity { field: "incarnation", .. }))
     }
@@ -151,7 +150,7 @@ impl Segment {
     }
 }
 
-/// The head of a segment that says itself which one it is: whole, of whatever store and place.
+/// An intact segment head, of any store and position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RawHead {
     /// Store.
@@ -160,14 +159,14 @@ pub(crate) struct RawHead {
     pub(crate) segment: SegmentId,
     /// Incarnation.
     pub(crate) incarnation: Incarnation,
-    /// Its place in the log.
+    /// Its position in the log.
     pub(crate) order: SegmentOrder,
     /// Length of a segment in bytes.
     pub(crate) segment_bytes: u64,
 }
 
 impl RawHead {
-    /// Read a block as a head.
+    /// Decode a block as a head.
     pub(crate) fn read(block: &[u8]) -> Option<RawHead> {
         let at = |name| SegmentHead::STRUCTURE.fields.iter().find(|f| f.name == name).map(|f| f.offset);
         let store = StoreId(*block.get(at("store")?..)?.first_chunk()?);
@@ -177,14 +176,14 @@ impl RawHead {
     }
 }
 
-/// The incarnation that a footer names, whole or not.
+/// The incarnation field of a footer, which may be damaged.
 pub(crate) fn claimed_incarnation(footer: &[u8]) -> Incarnation {
     let tail = footer.len().checked_sub(FooterTail::BYTES).map_or(&[][..], |at| &footer[at..]);
     Incarnation(field_u64(&FooterTail::STRUCTURE, "incarnation", tail))
 }
 
-/// Whether a ruin that a scan of a segment found is one of its present life.
-pub(crate) fn is_ruin_of(
+/// Whether a damaged header that a scan found belongs to the current incarnation of the segment.
+pub(crate) fn is_damaged_header_of(
     disk: &OnDisk,
     superblock: &Superblock,
     segment: &Segment,
@@ -192,7 +191,7 @@ pub(crate) fn is_ruin_of(
     error: &FormatError,
 ) -> bool {
     if let FormatError::Identity { .. } = error {
-        // Whole, and says itself that it is another's.
+        // An intact header with another identity.
         return false;
     }
     let mut block = vec![0; ALIGN as usize];
@@ -201,8 +200,8 @@ pub(crate) fn is_ruin_of(
     read.is_ok() && field_u64(&RecordHead::STRUCTURE, "incarnation", &block) == id.incarnation.0
 }
 
-/// A field of a structure that may be damaged, as it stands there; 0 if the bytes end before it. For judging
-/// what a ruin once was, never for anything that has to be right.
+/// The raw value of a field of a structure that may be damaged; 0 if the bytes end before it. Only
+/// a hint about damaged structures, never a trusted value.
 pub(crate) fn field_u64(structure: &Structure, name: &str, bytes: &[u8]) -> u64 {
     let field = structure.fields.iter().find(|f| f.name == name && f.size == 8);
     let raw = field.and_then(|f| bytes.get(f.offset..f.offset + 8)?.try_into().ok());

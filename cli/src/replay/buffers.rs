@@ -1,16 +1,16 @@
-//! Memory for objects on their way, kept for the next ones of the same length.
+//! A cache of object buffers, by length.
 
 use std::collections::HashMap;
 
 use anyhow::Context;
 use pagelith::AlignedBuf;
 
-/// Buffers that nobody uses now, by length.
+/// Unused buffers by length.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(HashMap<usize, Vec<AlignedBuf>>);
 
 impl Buffers {
-    /// A buffer of so many bytes; what it holds is unspecified.
+    /// A buffer of `bytes` bytes with unspecified content.
     pub(crate) fn take(&mut self, bytes: usize) -> anyhow::Result<AlignedBuf> {
         match self.0.get_mut(&bytes).and_then(Vec::pop) {
             Some(buffer) => Ok(buffer),
@@ -18,8 +18,8 @@ impl Buffers {
         }
     }
 
-    /// Keep a buffer, if it came back.
-    pub(crate) fn give(&mut self, buffer: Option<AlignedBuf>) {
+    /// Return a buffer, if there is one.
+    pub(crate) fn put_back(&mut self, buffer: Option<AlignedBuf>) {
         if let Some(buffer) = buffer {
             self.0.entry(buffer.len()).or_default().push(buffer);
         }

@@ -1,6 +1,7 @@
-//! The third step of a request where a page has several pools: they are put one after the other, in a hybrid
-//! controller's order. What is attached to pages comes first and waits for them; then come, batch by batch, the
-//! sidecars; then the pool that they go with, and each page's group is committed.
+//! The third step of a request whose pages have several pools: they are put one after the other, in
+//! the order of a hybrid controller. Trailing objects come first and wait for their pages. Then
+//! follow, batch by batch, the other pools and then the anchor pool, and the group of each page is
+//! committed.
 
 use std::ops::Range;
 
@@ -10,22 +11,22 @@ use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{AlignedBuf, Done, Error, ErrorKind, Group, Options, PutOutcome, PutSlice, Session, Store};
 
-use super::live::{Live, wait};
 use super::pages::{Object, Unit};
-use super::request::{BUSY_PAUSE, Course, Harness, depth_of};
-use super::run::On;
+use super::request::{BUSY_PAUSE, Harness, RequestState, depth_of};
+use super::run::Target;
+use super::target::{OpenTarget, wait};
 
-/// The part of the arena that a batch may fill with what is not visible yet: the store lets half of it wait, and
-/// what waits for its base must leave room for that.
+/// Divisor of the arena for the objects of a batch that are not visible yet. The store permits half
+/// of the arena, and objects that wait for their base must leave room for that base.
 const WAITING_SHARE: u64 = 4;
 
-/// The base group of a page, begun.
-struct Begun<'a, 's> {
+/// The open base group of a page.
+struct OpenGroup<'a, 's> {
     unit: Unit<'a>,
     group: Group<'s>,
 }
 
-/// An object's bytes, ready to be put.
+/// The content of an object, ready to put.
 struct Filled {
     key: ObjectKey,
     object: Object,
@@ -33,26 +34,26 @@ struct Filled {
 }
 
 impl Harness<'_> {
-    /// Put the pages behind the prefix hit, pool by pool.
+    /// Put the pages after the prefix hit, pool by pool.
     pub(super) fn write_pool_by_pool(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         hashes: &[PrefixHash],
         options: Options,
-        course: &mut Course,
+        state: &mut RequestState,
     ) -> anyhow::Result<()> {
-        if course.hits == hashes.len() {
+        if state.hits == hashes.len() {
             return Ok(());
         }
-        let arena = match &self.plan.on {
-            On::Own(config) => config.arena_bytes(),
-            On::Attached(..) => 0,
+        let arena = match &self.plan.target {
+            Target::Own(config) => config.arena_bytes(),
+            Target::Attached(..) => 0,
         };
         let waiting_max = arena / WAITING_SHARE;
         let page: u64 = self.pages().base().iter().map(|object| align_up(object.bytes as u64)).sum();
         let batch = self.batch_pages().min(usize::try_from(waiting_max / page).unwrap_or(1)).max(1);
         let mut attached: Vec<Unit<'_>> = self.pages().trailing_units(hashes).collect();
-        for first in (course.hits..hashes.len()).step_by(batch) {
+        for first in (state.hits..hashes.len()).step_by(batch) {
             let last = hashes.len().min(first + batch);
             let (now, later): (Vec<_>, Vec<_>) = attached.into_iter().partition(|unit| unit.page < last);
             attached = later;
@@ -62,54 +63,56 @@ impl Harness<'_> {
                 room = left.unwrap_or(room);
                 left.is_some()
             });
-            self.put_attached(live, &before, options)?;
-            self.write_groups(live, hashes, first..last, options, course)?;
-            // What is too large to wait is put when nothing has to wait any more.
-            self.put_attached(live, &after, options)?;
+            self.put_attached(target, &before, options)?;
+            self.write_groups(target, hashes, first..last, options, state)?;
+            // Objects without room to wait are put after their bases.
+            self.put_attached(target, &after, options)?;
         }
         Ok(())
     }
 
-    /// Put the base groups of a run of pages: what goes with the first pool, then the first pool, then commit.
+    /// Put the base groups of a run of pages: the other pools, then the anchor pool, then commit.
     fn write_groups(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         hashes: &[PrefixHash],
         run: Range<usize>,
         options: Options,
-        course: &Course,
+        state: &RequestState,
     ) -> anyhow::Result<()> {
-        let Live::Own { session, store } = live else { bail!("no groups in several calls there") };
-        let first_pool = self.pages().base().first().map(|object| object.pool);
-        let mut begun: Vec<Begun<'_, '_>> = Vec::with_capacity(run.len());
+        let OpenTarget::Own { session, store } = target else {
+            bail!("an attached store takes no groups in several calls")
+        };
+        let anchor = self.pages().base().first().map(|object| object.pool);
+        let mut open: Vec<OpenGroup<'_, '_>> = Vec::with_capacity(run.len());
         for (page, hash) in run.clone().zip(&hashes[run]) {
             let unit = self.pages().unit(page, *hash);
-            let begun_now = self.begin(store, unit, options)?;
-            self.put_missing(&begun_now, |object| Some(object.pool) != first_pool)?;
-            begun.push(begun_now);
+            let group = self.begin_group(store, unit, options)?;
+            self.put_missing(&group, |object| Some(object.pool) != anchor)?;
+            open.push(group);
         }
-        for page in &begun {
-            self.put_missing(page, |object| Some(object.pool) == first_pool)?;
+        for page in &open {
+            self.put_missing(page, |object| Some(object.pool) == anchor)?;
         }
-        // The last page first: heads of chains become younger in the log than what follows them.
-        for page in begun.iter().rev() {
-            if self.dies && page.unit.page + 1 == hashes.len() {
-                // The process dies before it comes to this.
-                self.settled(course.causes[page.unit.page].as_deref(), PutOutcome::Waiting);
+        // The last page first, so that the heads of chains are younger in the log than later pages.
+        for page in open.iter().rev() {
+            if self.crash_now && page.unit.page + 1 == hashes.len() {
+                // The simulated crash comes before this commit.
+                self.count_outcome(state.causes[page.unit.page].as_deref(), PutOutcome::Waiting);
                 continue;
             }
             let outcome = self.commit(session, page, options)?;
-            self.settled(course.causes[page.unit.page].as_deref(), outcome);
+            self.count_outcome(state.causes[page.unit.page].as_deref(), outcome);
         }
         Ok(())
     }
 
-    fn begin<'a, 's>(
+    fn begin_group<'a, 's>(
         &mut self,
         store: &'s Store,
         unit: Unit<'a>,
         options: Options,
-    ) -> anyhow::Result<Begun<'a, 's>> {
+    ) -> anyhow::Result<OpenGroup<'a, 's>> {
         let required: Vec<ObjectKey> = unit.keys().collect();
         let options = Options { depth: depth_of(Some(unit.page)), ..options };
         let mut busy_since = None;
@@ -117,15 +120,19 @@ impl Harness<'_> {
             let (group, took) = self.meter.call(|| store.begin_group(&required, options));
             self.tally.put_time += took;
             match group {
-                Ok(group) => return Ok(Begun { unit, group }),
+                Ok(group) => return Ok(OpenGroup { unit, group }),
                 Err(error) if error.kind == ErrorKind::Busy => self.wait_if_busy(1, 1, &mut busy_since)?,
                 Err(error) => return Err(error).context("begin_group failed"),
             }
         }
     }
 
-    /// Put, with one call, those of a group's objects that are `chosen` and that the store has not.
-    fn put_missing(&mut self, page: &Begun<'_, '_>, chosen: impl Fn(&Object) -> bool) -> anyhow::Result<()> {
+    /// Put the missing objects of a group for which `chosen` returns true, with one call.
+    fn put_missing(
+        &mut self,
+        page: &OpenGroup<'_, '_>,
+        chosen: impl Fn(&Object) -> bool,
+    ) -> anyhow::Result<()> {
         let (missing, took) = self.meter.call(|| page.group.missing());
         self.tally.put_time += took;
         let mut wanted: Vec<Filled> = Vec::with_capacity(missing.len());
@@ -144,17 +151,17 @@ impl Harness<'_> {
                 let Object { pool, bytes, .. } = filled.object;
                 match outcome {
                     Ok(PutOutcome::Waiting) => self.tally.put(pool, bytes as u64),
-                    // Somebody else's bytes are there.
+                    // Another client has put the object.
                     Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent | PutOutcome::Refused) => {}
                     Err(error) if error.kind == ErrorKind::Busy => {
                         busy.push(filled);
                         continue;
                     }
-                    // Its time is over: the commit will say so.
+                    // The group's deadline has passed: the commit reports that.
                     Err(error) if error.kind == ErrorKind::Unavailable => {}
                     Err(error) => return Err(error).context("put of a group's object failed"),
                 }
-                self.buffers.give(Some(filled.buffer));
+                self.buffers.put_back(Some(filled.buffer));
             }
             wanted = busy;
             self.wait_if_busy(wanted.len(), before, &mut busy_since)?;
@@ -162,7 +169,7 @@ impl Harness<'_> {
         Ok(())
     }
 
-    /// One put call; each object with its outcome.
+    /// One put call; returns each object with its outcome.
     fn put_in(&mut self, group: &Group<'_>, wanted: Vec<Filled>) -> Vec<(Filled, Result<PutOutcome, Error>)> {
         let pieces: Vec<[&[u8]; 1]> = wanted.iter().map(|filled| [&filled.buffer[..]]).collect();
         let mut objects = Vec::with_capacity(wanted.len());
@@ -175,11 +182,11 @@ impl Harness<'_> {
         wanted.into_iter().zip(outcomes).collect()
     }
 
-    /// Make a group visible. What left the store since it was found there is put after all.
+    /// Make a group visible. Members that were evicted meanwhile are put again.
     fn commit(
         &mut self,
         session: &mut Session,
-        page: &Begun<'_, '_>,
+        page: &OpenGroup<'_, '_>,
         options: Options,
     ) -> anyhow::Result<PutOutcome> {
         let options = Options { depth: depth_of(Some(page.unit.page)), ..options };
@@ -190,11 +197,11 @@ impl Harness<'_> {
                 wait(session, ticket)
             });
             self.tally.put_time += took;
-            let Done::Put(done) = done? else { bail!("a commit was answered with something else") };
+            let Done::Put(done) = done? else { bail!("a commit returned another result") };
             let mut outcomes = done.into_iter().map(|done| done.outcome);
             let stored = Ok(PutOutcome::Stored);
             match outcomes.by_ref().reduce(|one, other| if one == stored { one } else { other }) {
-                // Open no more: its deadline was over.
+                // The group is no longer open: its deadline has passed.
                 None => return Ok(PutOutcome::Waiting),
                 Some(Ok(PutOutcome::Waiting)) => {
                     self.put_missing(page, |_| true)?;

@@ -1,11 +1,12 @@
-//! `pagelith replay`: drives a store with a prefix trace the way a cache controller does, its own or, attached, that of a
-//! store process. For each
-//! request it asks for the longest stored prefix, reads those pages, checks every byte, and puts the pages
-//! that were missing. Timestamps are ignored: requests follow each other as fast as the store lets them.
+//! `pagelith replay`: drives a store with a prefix trace as a cache controller does. The store is
+//! one of this process or, attached, that of a store process.
+//!
+//! For each request it looks up the longest stored prefix, reads its pages, checks every byte, and
+//! puts the missing pages. Timestamps are ignored: requests follow each other as fast as the store
+//! permits.
 
 mod buffers;
 mod groups;
-mod live;
 mod lookup;
 mod model;
 mod pages;
@@ -18,6 +19,7 @@ mod run;
 mod series;
 mod source;
 mod tally;
+mod target;
 mod write;
 
 use std::path::PathBuf;
@@ -31,23 +33,23 @@ use pagelith::transport::address::Address;
 use self::model::ModelFlags;
 use self::pages::Pages;
 use self::report::Report;
-use self::run::{On, Plan};
+use self::run::{Plan, Target};
 use self::source::Source;
 use crate::content::Content;
-use crate::exit::Verdict;
-use crate::fresh::FreshDir;
+use crate::exit::RunStatus;
 use crate::output::{log, out};
 use crate::peers::PeerFlags;
 use crate::settings::{Defaults, StoreFlags};
+use crate::temp_dir::TempDir;
 
-/// Sizes that make the built-in workload use both tiers, and finish in seconds.
+/// Sizes with which the built-in workload uses both tiers and finishes in seconds.
 pub(crate) const DEFAULTS: Defaults = Defaults { dram: Size::mib(128), ssd: Size::mib(512), shared: None };
 const OBJECT_BYTES_DEFAULT: Size = Size::kib(32);
 
-/// Replay a request trace through the store, and check every byte it hands back.
+/// Replay a request trace through the store, and check every byte that it returns.
 ///
-/// Without --trace, a built-in chat workload is made from the seed. Exit status: 0; 1 if the store handed
-/// back a wrong byte or showed a part of a group; 2 if the replay could not be run.
+/// Without --trace, a built-in chat workload is generated from the seed. Exit status: 0; 1 if the
+/// store returned a wrong byte or a part of a group; 2 if the replay could not be run.
 #[derive(Args, Debug)]
 pub(crate) struct ReplayArgs {
     /// Trace of JSON lines with timestamp, input_length, output_length and hash_ids; may be gzipped
@@ -55,7 +57,7 @@ pub(crate) struct ReplayArgs {
     trace: Option<PathBuf>,
     #[command(flatten)]
     store: StoreFlags,
-    /// Bytes of an object; a page is two, k and v
+    /// Bytes of an object; a page has two objects, k and v
     #[arg(long, value_name = "SIZE", default_value_t = OBJECT_BYTES_DEFAULT)]
     object_bytes: Size,
     #[command(flatten)]
@@ -66,12 +68,12 @@ pub(crate) struct ReplayArgs {
     /// Seed of the built-in workload and of the objects' contents
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// After N requests, drop the process's state without closing the store, reopen it and go on
+    /// After N requests, drop the process's state without closing the store, reopen it and continue
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     reopen_at: Option<u64>,
     #[command(flatten)]
     peers: PeerFlags,
-    /// Replay on the store of a store process instead of one of this process, as `pagelith serve` printed it
+    /// Replay on the store of a store process at this address, as `pagelith serve` printed it
     #[arg(
         long,
         value_name = "tcp:HOST:PORT|unix:PATH",
@@ -83,9 +85,9 @@ pub(crate) struct ReplayArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
+pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<RunStatus> {
     if args.object_bytes == Size::ZERO {
-        bail!("an object has at least one byte --object-bytes=0");
+        bail!("an object must have at least one byte --object-bytes=0");
     }
     let source = match &args.trace {
         Some(path) => Source::trace(path, args.requests)?,
@@ -95,39 +97,39 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
         Some(pages) => pages,
         None => Pages::plain(source.name(), args.seed, args.object_bytes.bytes())?,
     };
-    let mut fresh = FreshDir::named("pagelith-replay");
-    let on = match &args.attach {
+    let mut temp_dir = TempDir::with_prefix("pagelith-replay");
+    let target = match &args.attach {
         Some(address) => {
             let key = args.peers.key.as_deref().map(key_file::own).transpose()?;
-            On::Attached(address.clone(), key)
+            Target::Attached(address.clone(), key)
         }
         None => {
             let with_peers = |config: &mut Config| args.peers.apply(config);
-            let config = args.store.resolve(DEFAULTS, Some(&fresh.path().join("store")), &with_peers)?;
+            let config = args.store.resolve(DEFAULTS, Some(&temp_dir.path().join("store")), &with_peers)?;
             args.peers.check(&config)?;
-            fresh.make_for(config.ssd_dirs())?;
-            On::Own(Box::new(config))
+            temp_dir.make_for(config.ssd_dirs())?;
+            Target::Own(Box::new(config))
         }
     };
-    let plan = Plan { on, pages, content: Content::new(args.seed), reopen_at: args.reopen_at };
+    let plan = Plan { target, pages, content: Content::new(args.seed), reopen_at: args.reopen_at };
     let (report, series) = run::replay(&plan, source)?;
     if args.json {
         out!("{}", serde_json::to_string(&report)?)?;
     } else {
         out!("{}\n{}", report.table(), report::plot(&series))?;
     }
-    Ok(verdict(&report))
+    Ok(run_status(&report))
 }
 
-/// One wrong byte is one too many, and so is one group of which a part was seen.
-fn verdict(report: &Report) -> Verdict {
+/// A problem if any byte was wrong or any group was partly visible.
+fn run_status(report: &Report) -> RunStatus {
     if report.wrong_bytes > 0 {
-        log!("error: the store handed back bytes that were not put wrong_bytes={}", report.wrong_bytes);
+        log!("error: the store returned bytes that were not put wrong_bytes={}", report.wrong_bytes);
     }
     if report.partial_groups > 0 {
-        log!("error: the store showed a part of a group partial_groups={}", report.partial_groups);
+        log!("error: the store returned a part of a group partial_groups={}", report.partial_groups);
     }
-    if report.wrong_bytes + report.partial_groups > 0 { Verdict::Wrong } else { Verdict::Fine }
+    if report.wrong_bytes + report.partial_groups > 0 { RunStatus::Problems } else { RunStatus::Clean }
 }
 
 #[cfg(test)]
@@ -135,12 +137,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_byte_or_a_part_of_a_group_is_the_exit_status() {
+    fn wrong_byte_or_partial_group_sets_the_exit_status() {
         let pages = Pages::plain("chat", 1, 4096).expect("pages");
         let of = |wrong_bytes, partial_groups| {
             let tally = tally::Tally { wrong_bytes, partial_groups, ..tally::Tally::new(1) };
-            verdict(&Report::new(&tally, &pages, report::Costs::default()))
+            run_status(&Report::new(&tally, &pages, report::Costs::default()))
         };
-        assert_eq!((of(0, 0), of(1, 0), of(0, 1)), (Verdict::Fine, Verdict::Wrong, Verdict::Wrong));
+        assert_eq!(
+            (of(0, 0), of(1, 0), of(0, 1)),
+            (RunStatus::Clean, RunStatus::Problems, RunStatus::Problems)
+        );
     }
 }

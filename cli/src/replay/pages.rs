@@ -1,4 +1,5 @@
-//! How a trace's blocks become the store's objects: each block is a page, and a page has the objects of its pools.
+//! Mapping of a trace's blocks to objects: each block is a page, and a page has the objects of its
+//! pools.
 
 use anyhow::{Context, bail};
 use pagelith::layouts::geometry::{Geometry, HitPolicy, Model, Placement, Pool as ModelPool};
@@ -7,10 +8,10 @@ use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::{Namespace, opaque_hash};
 use pagelith::layouts::shard::Shard;
 
-/// Tokens a page of a replay without a model.
+/// Tokens per page of a replay without a model.
 const PAGE_TOKENS: u32 = 512;
 
-/// An object that a page has.
+/// An object of a page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     template: ObjectKey,
@@ -20,26 +21,27 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    /// Its key on a page.
+    /// The key of the object on `page`.
     pub(crate) fn key(&self, page: PrefixHash) -> ObjectKey {
         self.template.on_page(page)
     }
 }
 
-/// A kind of state.
+/// A pool: one kind of state of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
-    /// What a client calls it.
+    /// The client's name of the pool.
     pub(crate) name: String,
-    /// Of how many of a request's last pages it is kept; `None`: of every page.
+    /// Number of last pages of a request that have it; `None` if every page has it.
     pub(crate) trailing: Option<usize>,
-    /// What a page has in it; never empty.
+    /// The pool's objects of one page; never empty.
     pub(crate) objects: Vec<Object>,
-    /// Their keys, on no page.
+    /// Their keys, without a page.
     pub(crate) templates: Vec<ObjectKey>,
 }
 
-/// Objects of one page that are visible together: its base group, or what a trailing pool attaches to that.
+/// Objects of one page that become visible together: its base group, or the objects of a trailing
+/// pool that are attached to that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unit<'a> {
     /// Number of the page in its request.
@@ -58,30 +60,31 @@ impl Unit<'_> {
     }
 }
 
-/// Names the objects of a replay, and knows their lengths.
+/// The keys and lengths of the objects of a replay.
 #[derive(Clone, Debug)]
 pub(crate) struct Pages {
-    /// The pools, the one that the others go with first.
+    /// The pools, beginning with the anchor pool.
     pools: Vec<Pool>,
     /// Objects of the pools that every page has.
     base: Vec<Object>,
-    /// What the pools are of, if the replay was given a model.
+    /// The model, if one was given.
     pub(crate) model: Option<String>,
 }
 
-/// Which pages a replay has.
-pub(crate) struct Chosen<'a> {
+/// The choice of a model, and of its pools.
+pub(crate) struct ModelChoice<'a> {
     pub(crate) model: &'a Model,
     pub(crate) placement: &'a Placement,
-    /// The pools to take, by their clients' names; `None` for all.
+    /// The clients' names of the pools; `None` for all.
     pub(crate) pools: Option<&'a [String]>,
-    /// Every component has this part of its bytes, rounded up.
+    /// Divisor of the bytes of every component, rounded up.
     pub(crate) scale: u64,
 }
 
 impl Pages {
-    /// Pages of one source, seed and object length: a store that another replay has filled holds nothing of
-    /// this one's, whose contents would differ. Each is a group of two objects, `k` and `v`, of pool `kv`.
+    /// Pages for one source, seed and object length. Replays that differ in these have no keys in
+    /// common, since their contents differ. Each page is a group of two objects, `k` and `v`, of
+    /// pool `kv`.
     pub(crate) fn plain(source: &str, seed: u64, object_bytes: u64) -> anyhow::Result<Pages> {
         let extra =
             [("source", source.to_owned()), ("seed", seed.to_string()), ("bytes", object_bytes.to_string())];
@@ -99,13 +102,13 @@ impl Pages {
         Pages::of_pools(vec![Pool::new("kv", None, templates, &[bytes; 2])], None)
     }
 
-    /// Pages of a model, for one source and seed.
-    pub(crate) fn of_model(source: &str, seed: u64, chosen: &Chosen<'_>) -> anyhow::Result<Pages> {
-        let Chosen { model, placement, scale, .. } = *chosen;
+    /// Pages of a model for one source and seed.
+    pub(crate) fn of_model(source: &str, seed: u64, chosen: &ModelChoice<'_>) -> anyhow::Result<Pages> {
+        let ModelChoice { model, placement, scale, .. } = *chosen;
         let geometry = Geometry::new(model, placement).context("the model is refused")?;
-        let taken = taken(&geometry, chosen.pools)?;
-        let names: Vec<String> = taken.iter().map(|pool| pool.client_name()).collect();
-        // Whatever a page's contents, lengths and groups depend on.
+        let selected = select_pools(&geometry, chosen.pools)?;
+        let names: Vec<String> = selected.iter().map(|pool| pool.client_name()).collect();
+        // Everything on which contents, lengths and groups of a page depend.
         let extra = [
             ("source", source.to_owned()),
             ("seed", seed.to_string()),
@@ -120,8 +123,8 @@ impl Pages {
             extra: extra.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             ..Namespace::default()
         };
-        let mut pools = Vec::with_capacity(taken.len());
-        for (pool, name) in taken.into_iter().zip(&names) {
+        let mut pools = Vec::with_capacity(selected.len());
+        for (pool, name) in selected.into_iter().zip(&names) {
             let mut templates = Vec::with_capacity(pool.components.len());
             pool.keys(namespace.id(), PrefixHash([0; 32]), &mut templates)?;
             let scaled = pool.components.iter().map(|c| usize::try_from(c.bytes.div_ceil(scale)));
@@ -145,25 +148,25 @@ impl Pages {
         if base.is_empty() {
             let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
             bail!(
-                "only a request's last pages have these pools: take one too that every page has --pools={}",
+                "only the last pages of a request have these pools: add one that every page has --pools={}",
                 names.join(",")
             );
         }
         Ok(Pages { pools, base, model })
     }
 
-    /// What a page is called whose id in the trace this is. A trace's id stands for its block and all before
-    /// it, as a prefix hash does.
+    /// The prefix hash of the page with this trace id. A trace id identifies a block and all blocks
+    /// before it, as a prefix hash does.
     pub(crate) fn hash(id: u64) -> PrefixHash {
         opaque_hash(&id.to_le_bytes())
     }
 
-    /// The pools, those of every page first.
+    /// The pools; those of every page come first.
     pub(crate) fn pools(&self) -> &[Pool] {
         &self.pools
     }
 
-    /// Objects of the base group; those of the pool that the others go with first.
+    /// Objects of the base group; those of the anchor pool come first.
     pub(crate) fn base(&self) -> &[Object] {
         &self.base
     }
@@ -173,7 +176,7 @@ impl Pages {
         Unit { page, hash, objects: &self.base }
     }
 
-    /// What the trailing pools have of a prefix that ends with the last of these pages.
+    /// The units of the trailing pools for a prefix that ends with the last of these pages.
     pub(crate) fn trailing_units<'a>(&'a self, prefix: &'a [PrefixHash]) -> impl Iterator<Item = Unit<'a>> {
         self.pools.iter().filter_map(|pool| Some((pool, pool.trailing?))).flat_map(|(pool, pages)| {
             let from = prefix.len().saturating_sub(pages);
@@ -183,7 +186,7 @@ impl Pages {
         })
     }
 
-    /// Whether there is more than one pool, so that a client asks, reads and writes pool by pool.
+    /// Whether there are several pools, so that a client looks up, reads and writes pool by pool.
     pub(crate) fn is_hybrid(&self) -> bool {
         self.pools.len() > 1
     }
@@ -192,7 +195,7 @@ impl Pages {
         self.pools.iter().any(|pool| pool.trailing.is_some())
     }
 
-    /// Bytes of a page over all pools, as if every page had them all.
+    /// Bytes of a page that has all pools.
     pub(crate) fn page_bytes(&self) -> u64 {
         self.pools.iter().flat_map(|pool| &pool.objects).map(|object| object.bytes as u64).sum()
     }
@@ -207,14 +210,14 @@ impl Pool {
     }
 }
 
-/// The pools that were chosen, in the geometry's order; one without bytes is only a name.
-fn taken<'a>(geometry: &'a Geometry, chosen: Option<&[String]>) -> anyhow::Result<Vec<&'a ModelPool>> {
+/// The chosen pools in the geometry's order. Pools without components are skipped.
+fn select_pools<'a>(geometry: &'a Geometry, chosen: Option<&[String]>) -> anyhow::Result<Vec<&'a ModelPool>> {
     let all: Vec<&ModelPool> = geometry.pools.iter().filter(|pool| !pool.components.is_empty()).collect();
     let Some(chosen) = chosen else { return Ok(all) };
     for (i, name) in chosen.iter().enumerate() {
         if !all.iter().any(|pool| pool.client_name() == *name) {
             let known: Vec<String> = all.iter().map(|pool| pool.client_name()).collect();
-            bail!("the model has no such pool, it has {} --pools={name:?}", known.join(", "));
+            bail!("the model has no such pool, choose among {} --pools={name:?}", known.join(", "));
         }
         if chosen.iter().take(i).any(|before| before == name) {
             bail!("a pool is named twice --pools={name:?}");
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_page_is_two_objects_and_runs_do_not_share() {
+    fn plain_page_has_two_objects_and_runs_share_no_keys() {
         let plain = |source, seed, bytes| keys(&Pages::plain(source, seed, bytes).unwrap());
         let own = plain("chat", 1, 100);
         assert_eq!(own, plain("chat", 1, 100));
@@ -256,12 +259,12 @@ mod tests {
         let model = presets::model(name).unwrap();
         let placement = Placement::tensor_parallel(layout, 0, tp);
         let pools: Option<Vec<String>> = pools.map(|names| names.iter().map(|n| (*n).to_owned()).collect());
-        let chosen = Chosen { model: &model, placement: &placement, pools: pools.as_deref(), scale };
+        let chosen = ModelChoice { model: &model, placement: &placement, pools: pools.as_deref(), scale };
         Pages::of_model("chat", 1, &chosen)
     }
 
     #[test]
-    fn whatever_changes_a_page_changes_its_keys() {
+    fn each_parameter_of_a_page_changes_its_keys() {
         let hybrid = "deepseek-v3.2+deepseek-v3.2-mtp";
         let own = keys(&of_model(hybrid, 1, 64, Layout::PageFirst, None).unwrap());
         let others = [
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_has_its_pools_in_order_and_their_bytes_scaled_up() {
+    fn model_has_its_pools_in_order_with_scaled_bytes() {
         let shape = |pages: &Pages| -> Vec<(String, Option<usize>, Vec<usize>)> {
             let bytes = |pool: &Pool| pool.objects.iter().map(|o| o.bytes).collect();
             pages.pools().iter().map(|p| (p.name.clone(), p.trailing, bytes(p))).collect()
@@ -302,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trailing_pool_has_the_last_pages_of_a_prefix() {
+    fn trailing_pool_has_the_last_pages_of_a_prefix() {
         let pages = of_model("gpt-oss-20b", 1, 64, Layout::PageFirst, None).unwrap();
         let hashes: Vec<PrefixHash> = (0..5).map(Pages::hash).collect();
         let found = |prefix: &[PrefixHash]| -> Vec<usize> {

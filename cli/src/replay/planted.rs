@@ -1,38 +1,40 @@
-//! What the harness must catch, planted in the store that it replays on.
+//! Faults that the harness must detect, planted in the store before the replay.
 
 use pagelith::config::{Config, Facts, Size};
 use pagelith::layouts::geometry::{Layout, Placement, presets};
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::{Options, PutOutcome, PutSlice, Store};
 
-use super::pages::{Chosen, Object, Pages};
+use super::pages::{ModelChoice, Object, Pages};
 use super::report::Report;
-use super::run::{self, On, Plan};
+use super::run::{self, Plan, Target};
 use super::source::Source;
 use crate::content::Content;
-use crate::exit::Verdict;
+use crate::exit::RunStatus;
 use crate::workload::Chat;
 
 const SEED: u64 = 7;
-/// The first request and some that share pages with it.
+/// The first request, and some that share pages with it.
 const REQUESTS: u64 = 20;
 
 fn plan(model: &str, dir: &std::path::Path) -> Plan {
     let model = presets::model(model).expect("a preset");
     let placement = Placement::single(Layout::PageFirst);
-    let chosen = Chosen { model: &model, placement: &placement, pools: None, scale: 512 };
+    let chosen = ModelChoice { model: &model, placement: &placement, pools: None, scale: 512 };
     let mut config = Config::default();
     (config.dram.bytes, config.ssd.bytes) = (Size::mib(32), Size::mib(64));
     (config.staging.bytes, config.ssd.dirs) = (Size::mib(2), vec![dir.join("store")]);
     Plan {
-        on: On::Own(Box::new(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))),
+        target: Target::Own(Box::new(
+            config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"),
+        )),
         pages: Pages::of_model("chat", SEED, &chosen).expect("pages"),
         content: Content::new(SEED),
         reopen_at: None,
     }
 }
 
-/// Objects of a page as they should be.
+/// The correct contents of a page's objects.
 fn contents(plan: &Plan, objects: &[Object], page: PrefixHash) -> Vec<Vec<u8>> {
     let content = |object: &Object| {
         let mut bytes = vec![0; object.bytes];
@@ -42,7 +44,7 @@ fn contents(plan: &Plan, objects: &[Object], page: PrefixHash) -> Vec<Vec<u8>> {
     objects.iter().map(content).collect()
 }
 
-/// Put these bytes as these objects of a page: as a group, or each by itself.
+/// Put these contents as objects of a page: as one group, or each object by itself.
 fn put(store: &Store, objects: &[Object], page: PrefixHash, contents: &[Vec<u8>], together: bool) {
     let pieces: Vec<[&[u8]; 1]> = contents.iter().map(|bytes| [&bytes[..]]).collect();
     let slice = |(object, pieces): (&Object, _)| (object.key(page), pieces);
@@ -56,13 +58,13 @@ fn put(store: &Store, objects: &[Object], page: PrefixHash, contents: &[Vec<u8>]
     assert!(outcomes.iter().all(|outcome| *outcome == Ok(PutOutcome::Stored)), "{outcomes:?}");
 }
 
-/// Replay on a store in which `plant` has put something, given the pages of the first request.
+/// Replay on a store that `plant` has prepared, given the pages of the first request.
 fn replay_on(model: &str, plant: impl FnOnce(&Plan, &Store, &[PrefixHash])) -> Report {
     let dir = tempfile::tempdir().expect("a directory");
     let plan = plan(model, dir.path());
     let first: Vec<PrefixHash> =
         Chat::new(SEED).next_request().hash_ids.into_iter().map(Pages::hash).collect();
-    let On::Own(config) = &plan.on else { panic!("its own") };
+    let Target::Own(config) = &plan.target else { panic!("a store of this process") };
     let store = Store::open((**config).clone()).expect("a store");
     plant(&plan, &store, &first);
     store.close().expect("closed");
@@ -72,18 +74,18 @@ fn replay_on(model: &str, plant: impl FnOnce(&Plan, &Store, &[PrefixHash])) -> R
 const HYBRID: &str = "deepseek-v3.2+deepseek-v3.2-mtp";
 
 #[test]
-fn what_is_as_it_should_be_is_found_so() {
+fn correct_content_gives_no_problem() {
     let report = replay_on(HYBRID, |plan, store, pages| {
         let base = plan.pages.base();
         put(store, base, pages[0], &contents(plan, base, pages[0]), true);
     });
     assert_eq!((report.wrong_bytes, report.partial_groups), (0, 0), "{report:?}");
     assert!(report.prefix_hits.dram + report.prefix_hits.ssd > 0, "{report:?}");
-    assert_eq!(super::verdict(&report), Verdict::Fine);
+    assert_eq!(super::run_status(&report), RunStatus::Clean);
 }
 
 #[test]
-fn one_flipped_byte_of_any_object_is_a_wrong_byte() {
+fn flipped_byte_of_any_object_is_a_wrong_byte() {
     for model in [HYBRID, "qwen3-next"] {
         for flipped in 0..plan(model, std::path::Path::new("/nowhere")).pages.base().len() {
             let report = replay_on(model, |plan, store, pages| {
@@ -94,19 +96,19 @@ fn one_flipped_byte_of_any_object_is_a_wrong_byte() {
                     contents[flipped][last] ^= 1;
                     put(store, base, *page, &contents, true);
                 }
-                // Without its trailing pools a page is not read.
+                // A page without its trailing objects is not read.
                 for unit in plan.pages.trailing_units(pages) {
                     put(store, unit.objects, unit.hash, &contents(plan, unit.objects, unit.hash), true);
                 }
             });
             assert!(report.wrong_bytes > 0, "model={model} object={flipped} {report:?}");
-            assert_eq!(super::verdict(&report), Verdict::Wrong);
+            assert_eq!(super::run_status(&report), RunStatus::Problems);
         }
     }
 }
 
 #[test]
-fn a_page_without_one_of_its_objects_is_a_partial_group() {
+fn page_without_one_of_its_objects_is_a_partial_group() {
     for missing in 0..4 {
         let report = replay_on(HYBRID, |plan, store, pages| {
             let base = plan.pages.base();
@@ -115,19 +117,19 @@ fn a_page_without_one_of_its_objects_is_a_partial_group() {
             assert_eq!(kept.len(), 3);
             put(store, &kept, pages[0], &contents(plan, &kept, pages[0]), false);
         });
-        // Seen once; then the replay has put what was missing.
+        // Counted once: then the replay has put the missing object.
         assert_eq!((report.partial_groups, report.wrong_bytes), (1, 0), "missing={missing} {report:?}");
-        assert_eq!(super::verdict(&report), Verdict::Wrong);
+        assert_eq!(super::run_status(&report), RunStatus::Problems);
     }
 }
 
 #[test]
-fn a_checkpoint_without_its_page_is_a_partial_group() {
+fn trailing_object_without_its_page_is_a_partial_group() {
     let report = replay_on("qwen3-next", |plan, store, pages| {
         for unit in plan.pages.trailing_units(pages) {
             put(store, unit.objects, unit.hash, &contents(plan, unit.objects, unit.hash), false);
         }
     });
     assert_eq!((report.partial_groups, report.wrong_bytes), (1, 0), "{report:?}");
-    assert_eq!(super::verdict(&report), Verdict::Wrong);
+    assert_eq!(super::run_status(&report), RunStatus::Problems);
 }

@@ -1,4 +1,4 @@
-//! The second step of a request: read the usable prefix, and check every byte.
+//! The second step of a request: reading the usable prefix, and checking every byte.
 
 use std::ops::Range;
 
@@ -6,102 +6,102 @@ use anyhow::Context;
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::{Destination, ErrorKind, Get, GetOutcome, MissCause, Options, Tier};
 
-use super::live::Live;
-use super::lookup::Found;
+use super::lookup::PrefixLookup;
 use super::pages::Unit;
-use super::request::{Course, Harness, depth_of};
+use super::request::{Harness, RequestState, depth_of};
+use super::target::OpenTarget;
 
-/// Why a page is no prefix hit though it was read: what the last pages must have was not got.
+/// Miss cause of a page that was read: a trailing object that the prefix needs was a miss.
 const TRAILING: &str = "trailing";
 
-/// One outcome an object of a unit, or none if the store was too busy for one of them.
+/// An outcome for each object of a unit; `None` if the store was busy for one of them.
 type Outcomes = Option<Vec<GetOutcome>>;
 
 impl Harness<'_> {
-    /// Read what is usable of the prefix: of every page its base group, then what the trailing pools have of the
-    /// last ones. `course.hits` is how many pages of it were all there.
+    /// Read the usable prefix: the base group of every page, then the trailing objects of the last
+    /// pages. Sets `state.hits` to the number of complete pages.
     pub(super) fn read_prefix(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         hashes: &[PrefixHash],
-        found: &Found,
+        found: &PrefixLookup,
         options: Options,
-        course: &mut Course,
+        state: &mut RequestState,
     ) -> anyhow::Result<()> {
         for first in (0..found.usable).step_by(self.batch_pages()) {
             let last = found.usable.min(first + self.batch_pages());
-            if !self.read_pages(live, hashes, first..last, options, course)? {
-                // What lies behind a hole is of no use to a model.
+            if !self.read_pages(target, hashes, first..last, options, state)? {
+                // Pages after a missing one are useless to a model.
                 break;
             }
         }
         if self.pages().has_trailing() {
-            let stop = found.stop_within(course.hits);
-            self.read_trailing(live, hashes, stop, options, course)?;
+            let stop = found.stop_within(state.hits);
+            self.read_trailing(target, hashes, stop, options, state)?;
         }
         Ok(())
     }
 
-    /// Read the base groups of a run of pages and check them. False if one was a miss.
+    /// Read and check the base groups of a run of pages. False if one was a miss.
     fn read_pages(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         hashes: &[PrefixHash],
         run: Range<usize>,
         options: Options,
-        course: &mut Course,
+        state: &mut RequestState,
     ) -> anyhow::Result<bool> {
         let units: Vec<Unit<'_>> = run
             .clone()
             .zip(&hashes[run.clone()])
             .map(|(page, hash)| self.pages().unit(page, *hash))
             .collect();
-        for (page, outcome) in run.clone().zip(self.read_units(live, &units, options)?) {
-            // A member that was found damaged, or late, is that member's; one that is not there beside one that is
-            // would be a page half visible.
+        for (page, outcome) in run.clone().zip(self.read_units(target, &units, options)?) {
+            // A damaged or late member affects only itself. An absent member together with a hit is
+            // a partly visible group.
             let absent = |o: &GetOutcome| *o == GetOutcome::Miss(MissCause::Absent);
             self.tally.partial_groups +=
                 u64::from(outcome.iter().any(GetOutcome::is_hit) && outcome.iter().any(absent));
             let cause = cause_of(&outcome);
-            if cause.is_none() && page == course.hits {
-                course.hits += 1;
-                course.from[page] = farthest(&outcome, Tier::Memory);
+            if cause.is_none() && page == state.hits {
+                state.hits += 1;
+                state.from[page] = farthest_tier(&outcome, Tier::Memory);
             }
-            course.causes[page] = cause;
+            state.causes[page] = cause;
         }
-        Ok(course.hits == run.end)
+        Ok(state.hits == run.end)
     }
 
-    /// Read what the trailing pools have of a prefix of `stop` pages, and end the prefix hit there. Without it the
-    /// whole hit is worth nothing.
+    /// Read the trailing objects of a prefix of `stop` pages, and end the prefix hit there. If one
+    /// is a miss, the whole hit is useless.
     fn read_trailing(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         hashes: &[PrefixHash],
         stop: usize,
         options: Options,
-        course: &mut Course,
+        state: &mut RequestState,
     ) -> anyhow::Result<()> {
         let units: Vec<Unit<'_>> = self.pages().trailing_units(&hashes[..stop]).collect();
-        let outcomes = self.read_units(live, &units, options)?;
+        let outcomes = self.read_units(target, &units, options)?;
         let whole = outcomes.iter().all(|outcome| cause_of(outcome).is_none());
         for (unit, outcome) in units.iter().zip(&outcomes) {
-            course.from[unit.page] = farthest(outcome, course.from[unit.page]);
+            state.from[unit.page] = farthest_tier(outcome, state.from[unit.page]);
         }
         let kept = if whole { stop } else { 0 };
         self.tally.stops.dropped += u64::from(!whole);
-        // What was read behind the stop is as useless as what was not.
-        for cause in &mut course.causes[kept..course.hits] {
+        // Pages that were read after the stop count as misses.
+        for cause in &mut state.causes[kept..state.hits] {
             cause.get_or_insert_with(|| TRAILING.to_owned());
         }
-        course.hits = kept;
+        state.hits = kept;
         Ok(())
     }
 
-    /// Read these units; as often as it takes for each to have its outcomes.
+    /// Read these units, repeatedly until each has its outcomes.
     fn read_units(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         units: &[Unit<'_>],
         options: Options,
     ) -> anyhow::Result<Vec<Vec<GetOutcome>>> {
@@ -111,7 +111,7 @@ impl Harness<'_> {
         while !wanted.is_empty() {
             let before = wanted.len();
             let asked: Vec<Unit<'_>> = wanted.iter().map(|i| units[*i]).collect();
-            for (i, outcome) in wanted.iter().zip(self.get(live, &asked, options)?) {
+            for (i, outcome) in wanted.iter().zip(self.get(target, &asked, options)?) {
                 outcomes[*i] = outcome;
             }
             wanted.retain(|i| outcomes[*i].is_none());
@@ -120,10 +120,10 @@ impl Harness<'_> {
         Ok(outcomes.into_iter().flatten().collect())
     }
 
-    /// One get call for these units; contents of hits are checked.
+    /// One get call for these units; checks the content of hits.
     fn get(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         units: &[Unit<'_>],
         options: Options,
     ) -> anyhow::Result<Vec<Outcomes>> {
@@ -133,7 +133,7 @@ impl Harness<'_> {
             gets.push(Get { key, range: None, destination });
         }
         let options = Options { depth: depth_of(units.first().map(|unit| unit.page)), ..options };
-        let (done, took) = self.meter.call(|| live.get(gets, options));
+        let (done, took) = self.meter.call(|| target.get(gets, options));
         self.tally.get_time += took;
         self.tally.get_batches.add(took);
         let mut done = done?.into_iter();
@@ -142,7 +142,7 @@ impl Harness<'_> {
             let mut outcome = Vec::with_capacity(unit.objects.len());
             for ((object, key), done) in unit.objects.iter().zip(unit.keys()).zip(done.by_ref()) {
                 let instead = GetOutcome::Miss(MissCause::Unreadable);
-                match self.unless_out_of_reach(live, done.outcome, instead) {
+                match self.or_if_unreachable(target, done.outcome, instead) {
                     Ok(o @ GetOutcome::Hit { bytes, .. }) => {
                         outcome.push(o);
                         self.tally.got(object.pool, bytes);
@@ -157,7 +157,7 @@ impl Harness<'_> {
                     Err(error) if error.kind == ErrorKind::Busy => {}
                     Err(error) => return Err(error).context("get failed"),
                 }
-                self.buffers.give(done.destination.into_buffer());
+                self.buffers.put_back(done.destination.into_buffer());
             }
             outcomes.push((outcome.len() == unit.objects.len()).then_some(outcome));
         }
@@ -165,7 +165,7 @@ impl Harness<'_> {
     }
 }
 
-/// Why a unit was not got, if it was not.
+/// The miss cause of a unit, if it was a miss.
 fn cause_of(outcomes: &[GetOutcome]) -> Option<String> {
     outcomes.iter().find_map(|outcome| match outcome {
         GetOutcome::Miss(cause) => Some(cause.to_string()),
@@ -173,12 +173,12 @@ fn cause_of(outcomes: &[GetOutcome]) -> Option<String> {
     })
 }
 
-/// The farthest tier that anything came from, at least `known`.
-fn farthest(outcomes: &[GetOutcome], known: Tier) -> Tier {
-    let place = |tier: &Tier| [Tier::Memory, Tier::Ssd, Tier::Remote].iter().position(|t| t == tier);
+/// The farthest tier of any hit, at least `known`.
+fn farthest_tier(outcomes: &[GetOutcome], known: Tier) -> Tier {
+    let distance = |tier: &Tier| [Tier::Memory, Tier::Ssd, Tier::Remote].iter().position(|t| t == tier);
     let tier = |outcome: &GetOutcome| match outcome {
         GetOutcome::Hit { tier, .. } => Some(*tier),
         GetOutcome::Miss(_) => None,
     };
-    outcomes.iter().filter_map(tier).chain([known]).max_by_key(place).unwrap_or(known)
+    outcomes.iter().filter_map(tier).chain([known]).max_by_key(distance).unwrap_or(known)
 }

@@ -1,4 +1,4 @@
-//! The end of a replay: one JSON object, or a table and a plot.
+//! The report of a replay: one JSON object, or a table and a plot.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use super::pages::Pages;
 use super::series::{Series, Window};
 use super::tally::{GroupCounts, PoolCounts, PrefixHits, StopCounts, Tally};
 
-/// What a replay found. The order of the fields is the order of the JSON keys.
+/// The results of a replay. The order of the fields is the order of the JSON keys.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Report {
     pub(crate) requests: u64,
@@ -35,12 +35,12 @@ pub(crate) struct Report {
     pub(crate) reopen_ms: Option<f64>,
     pub(crate) io: String,
     #[serde(flatten)]
-    pub(crate) of_model: Option<OfModel>,
+    pub(crate) model_report: Option<ModelReport>,
 }
 
-/// What a replay of a model's pages has besides.
+/// The additional results of a replay with a model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct OfModel {
+pub(crate) struct ModelReport {
     pub(crate) model: String,
     pub(crate) page_bytes: u64,
     pub(crate) pools: BTreeMap<String, PoolCounts>,
@@ -48,7 +48,7 @@ pub(crate) struct OfModel {
     pub(crate) stops: StopCounts,
 }
 
-/// How long get calls of up to 128 pages took, in milliseconds.
+/// Duration of get calls of up to 128 pages, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct BatchMs {
     pub(crate) p50: f64,
@@ -56,20 +56,20 @@ pub(crate) struct BatchMs {
     pub(crate) max: f64,
 }
 
-/// What the store and the process say about a replay, beside what the harness counted.
+/// Costs of a replay, as measured by the store and the process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Costs {
-    /// Bytes written to the device, of every kind.
+    /// All bytes written to the device.
     pub(crate) bytes_to_device: u64,
     /// CPU time of the store.
     pub(crate) cpu: Duration,
-    /// Most bytes that objects took in the arena.
+    /// Peak bytes of objects in the arena.
     pub(crate) dram_peak_bytes: u64,
-    /// Most resident memory of the process in bytes.
+    /// Peak resident memory of the process in bytes.
     pub(crate) rss_peak_bytes: u64,
-    /// How long reopening took, if there was any.
+    /// Duration of the reopen, if there was one.
     pub(crate) reopen: Option<Duration>,
-    /// Which side moved the bytes.
+    /// The I/O backend of the SSD tier.
     pub(crate) io: String,
 }
 
@@ -102,7 +102,7 @@ impl Report {
             rss_peak_bytes: costs.rss_peak_bytes,
             reopen_ms: costs.reopen.map(millis),
             io: costs.io,
-            of_model: pages.model.as_ref().map(|model| OfModel::new(model, tally, pages)),
+            model_report: pages.model.as_ref().map(|model| ModelReport::new(model, tally, pages)),
         }
     }
 
@@ -154,14 +154,14 @@ impl Report {
         }
         rows.push(("io", self.io.clone()));
         let rows = rows.into_iter().map(|(name, value)| (name.to_owned(), value));
-        rows.chain(self.of_model.iter().flat_map(OfModel::rows)).collect()
+        rows.chain(self.model_report.iter().flat_map(ModelReport::rows)).collect()
     }
 }
 
-impl OfModel {
-    fn new(model: &str, tally: &Tally, pages: &Pages) -> OfModel {
+impl ModelReport {
+    fn new(model: &str, tally: &Tally, pages: &Pages) -> ModelReport {
         let pools = pages.pools().iter().zip(&tally.pools);
-        OfModel {
+        ModelReport {
             model: model.to_owned(),
             page_bytes: pages.page_bytes(),
             pools: pools.map(|(pool, counts)| (pool.name.clone(), *counts)).collect(),
@@ -192,7 +192,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The hit ratio over time, one small plot a tier. Empty if there is too little to draw.
+/// Plots of the hit ratio over time, one for each tier. Empty if there are fewer than two windows.
 pub(crate) fn plot(series: &Series) -> String {
     if series.windows().len() < 2 {
         return String::new();
@@ -232,12 +232,12 @@ fn gb_per_s(bytes: u64, time: Duration) -> f64 {
     ratio(bytes as f64 / 1e9, time.as_secs_f64())
 }
 
-/// `a / b`, 0 where there is no `b`: JSON has no other number for it.
+/// `a / b`, or 0 if `b` is 0, since JSON has no infinity.
 fn ratio(a: f64, b: f64) -> f64 {
     if b > 0.0 { rounded(a / b) } else { 0.0 }
 }
 
-/// Six decimals are more than any of these figures means.
+/// Rounded to six decimals, which exceeds the precision of any of these values.
 fn rounded(x: f64) -> f64 {
     (x * 1e6).round() / 1e6
 }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_the_agreed_keys_in_order() {
+    fn json_has_the_documented_keys_in_order() {
         let expected = concat!(
             r#"{"requests":2,"pages_requested":20,"prefix_hits":{"dram":6,"ssd":1,"remote":0},"prefix_hit_ratio":0.35,"#,
             r#""misses":{"absent":2,"damaged":1},"bytes_put":3000000,"bytes_to_device":3300000,"#,
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_done_is_no_division_by_zero() {
+    fn empty_replay_has_finite_ratios() {
         let json = serde_json::to_value(Report::new(&Tally::new(1), &plain(), Costs::default())).unwrap();
         assert_eq!(json["prefix_hit_ratio"], 0.0);
         assert_eq!(json["cpu_s_per_gb"], 0.0);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_and_the_plot_show_both_tiers() {
+    fn table_and_plot_show_both_tiers() {
         let (report, tally) = report();
         let table = report.table();
         for row in ["prefix hits in DRAM", "6 (30.0 %)", "misses: damaged", "0.3500", "1.5 ms"] {
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn one_request_is_no_plot() {
+    fn one_request_gives_no_plot() {
         let mut tally = Tally::new(1);
         tally.request(1, PrefixHits::default());
         assert_eq!(plot(&tally.series), "");

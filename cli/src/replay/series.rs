@@ -1,12 +1,13 @@
-//! The hit ratio over time, in a bounded number of windows however long the run is.
+//! The hit ratio over time, in a bounded number of windows for runs of any length.
 
-/// Most windows kept; then neighbours are merged. As many as a plot has columns to tell apart.
+/// Maximum number of windows; beyond that neighbours are merged. A plot has about that many
+/// columns.
 const WINDOWS_MAX: usize = 128;
 
-/// Pages asked for and found in some stretch of the run.
+/// Pages requested and found in one window of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Window {
-    /// Pages asked for.
+    /// Pages requested.
     pub(crate) pages: u64,
     /// Prefix hits in DRAM.
     pub(crate) dram: u64,
@@ -20,7 +21,7 @@ pub(crate) struct Window {
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     windows: Vec<Window>,
-    /// Requests a window holds.
+    /// Requests per window.
     width: u64,
     /// Requests in the last window.
     filled: u64,
@@ -62,7 +63,7 @@ impl Series {
         self.width *= 2;
     }
 
-    /// Requests a window holds.
+    /// Requests per window.
     pub(crate) fn width(&self) -> u64 {
         self.width
     }
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn merging_loses_nothing() {
+    fn merged_windows_keep_all_counts() {
         let mut series = Series::new();
         for n in 1..=1000 {
             series.add(Window { pages: 3, dram: 2, ssd: n % 2, remote: 1 });

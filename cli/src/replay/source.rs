@@ -1,4 +1,4 @@
-//! Where a replay's requests come from, and how far along they are.
+//! The source of a replay's requests, and its progress.
 
 use std::path::Path;
 
@@ -31,12 +31,12 @@ impl Source {
         Ok(Source { kind: Kind::Trace(Trace::open(path)?), name, given: 0, limit: requests })
     }
 
-    /// What the requests are from; pages of equal ids of two sources are different pages.
+    /// Name of the source. Pages of different sources are different, even with equal ids.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// (how far along, of how much), in requests, or in bytes of a trace that is read to its end.
+    /// (done, total) in requests, or in bytes for a trace that is read to its end.
     pub(crate) fn progress(&self) -> (u64, u64) {
         match (&self.kind, self.limit) {
             (_, Some(limit)) => (self.given, limit),

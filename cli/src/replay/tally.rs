@@ -1,4 +1,4 @@
-//! What a replay counts.
+//! The counters of a replay.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::series::{Series, Window};
 use crate::latency::Latencies;
 
-/// Prefix hits in pages, by the farthest tier that something of the page came from.
+/// Prefix hits in pages, by the farthest tier of each page's objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct PrefixHits {
     pub(crate) dram: u64,
@@ -19,13 +19,13 @@ pub(crate) struct PrefixHits {
 /// Objects of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct PoolCounts {
-    /// Objects got.
+    /// Objects read.
     pub(crate) hits: u64,
-    /// Objects asked for and not got.
+    /// Objects requested and missed.
     pub(crate) misses: u64,
-    /// Bytes got.
+    /// Bytes read.
     pub(crate) bytes: u64,
-    /// Bytes that the store took.
+    /// Bytes that the store accepted.
     pub(crate) bytes_put: u64,
 }
 
@@ -34,49 +34,48 @@ pub(crate) struct PoolCounts {
 pub(crate) struct GroupCounts {
     /// Base groups that became visible.
     pub(crate) committed: u64,
-    /// Groups attached to a base that was there.
+    /// Groups attached to a base that was present.
     pub(crate) attached: u64,
     /// Groups attached to a base that was put after them.
     pub(crate) attached_waiting: u64,
-    /// Groups that were there.
+    /// Groups that were present.
     pub(crate) already_present: u64,
-    /// Groups that policy said no to.
+    /// Groups that the admission policy refused.
     pub(crate) refused: u64,
-    /// Groups that the store dropped: never complete, or of which a crash left a part.
+    /// Groups that the store dropped: never completed, or incomplete after a crash.
     pub(crate) waiting_dropped: u64,
 }
 
-/// Where prefixes could stop.
+/// Permitted prefix lengths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct StopCounts {
-    /// Lengths that could be restored, over all requests.
+    /// Permitted lengths of all requests together.
     pub(crate) legal: u64,
-    /// Requests of which a trailing pool allowed less than every page's objects did.
+    /// Requests whose prefix was shortened by a trailing pool.
     pub(crate) cut_short: u64,
-    /// Hits dropped because what the last pages must have was not got.
+    /// Prefix hits dropped because a trailing object was a miss.
     pub(crate) dropped: u64,
 }
 
-/// Counts of a whole replay. A page asked for is either a prefix hit or a miss of exactly one cause.
+/// Counters of a whole replay. Each requested page is either a prefix hit or a miss of exactly one
+/// cause.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally {
-    /// Requests made.
     pub(crate) requests: u64,
-    /// Pages asked for.
     pub(crate) pages_requested: u64,
     /// Prefix hits by tier.
     pub(crate) hits: PrefixHits,
     /// Pages that were no prefix hit, by cause.
     pub(crate) misses: BTreeMap<String, u64>,
-    /// Bytes of objects that the store took.
+    /// Bytes of objects that the store accepted.
     pub(crate) bytes_put: u64,
-    /// Bytes of objects that the store delivered.
+    /// Bytes of objects that the store returned.
     pub(crate) bytes_got: u64,
-    /// Delivered bytes that were not the ones put.
+    /// Returned bytes that differ from those put.
     pub(crate) wrong_bytes: u64,
-    /// Pages of which one answer showed some objects and not others.
+    /// Pages with a partly visible group.
     pub(crate) partial_groups: u64,
-    /// Times that the store was busy and the replay had to wait.
+    /// Number of pauses because the store was busy.
     pub(crate) busy_waits: u64,
     /// Time in get calls.
     pub(crate) get_time: Duration,
@@ -114,14 +113,14 @@ impl Tally {
         }
     }
 
-    /// Count an object got.
+    /// Count an object that was read.
     pub(crate) fn got(&mut self, pool: usize, bytes: u64) {
         self.bytes_got += bytes;
         self.pools[pool].hits += 1;
         self.pools[pool].bytes += bytes;
     }
 
-    /// Count an object that the store took.
+    /// Count an object that the store accepted.
     pub(crate) fn put(&mut self, pool: usize, bytes: u64) {
         self.bytes_put += bytes;
         self.pools[pool].bytes_put += bytes;
@@ -129,7 +128,7 @@ impl Tally {
 
     /// Count pages that were no prefix hit.
     pub(crate) fn miss(&mut self, cause: &str) {
-        // The causes are few; only a new one costs an allocation.
+        // Allocates only for a new cause, of which there are few.
         match self.misses.get_mut(cause) {
             Some(n) => *n += 1,
             None => {

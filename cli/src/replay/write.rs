@@ -1,4 +1,4 @@
-//! The third step of a request: put what was missing.
+//! The third step of a request: putting the missing pages.
 
 use std::ops::Range;
 
@@ -7,37 +7,38 @@ use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{ErrorKind, Options, Put, PutDone, PutGroup, PutOutcome, Source};
 
-use super::live::Live;
 use super::pages::{Object, Unit};
-use super::request::{Course, Harness, depth_of};
+use super::request::{Harness, RequestState, depth_of};
+use super::target::OpenTarget;
 
-/// A unit on its way, and its place in the list of outcomes.
-struct OnItsWay<'a> {
+/// A unit to put, and its index in the list of outcomes.
+struct PendingPut<'a> {
     at: usize,
     unit: Unit<'a>,
     group: PutGroup,
 }
 
 impl Harness<'_> {
-    /// Put the pages behind the prefix hit.
+    /// Put the pages after the prefix hit.
     pub(super) fn write_rest(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         hashes: &[PrefixHash],
         options: Options,
-        course: &mut Course,
+        state: &mut RequestState,
     ) -> anyhow::Result<()> {
-        if self.pages().is_hybrid() && matches!(live, Live::Own { .. }) {
-            return self.write_pool_by_pool(live, hashes, options, course);
+        if self.pages().is_hybrid() && matches!(target, OpenTarget::Own { .. }) {
+            return self.write_pool_by_pool(target, hashes, options, state);
         }
-        for first in (course.hits..hashes.len()).step_by(self.batch_pages()) {
+        for first in (state.hits..hashes.len()).step_by(self.batch_pages()) {
             let last = hashes.len().min(first + self.batch_pages());
-            self.write_pages(live, hashes, first..last, options, course)?;
+            self.write_pages(target, hashes, first..last, options, state)?;
         }
-        // What goes with them follows, of a store that takes no groups in several calls.
-        let attached: Vec<Unit<'_>> = self.pages().trailing_units(&hashes[course.hits..]).collect();
+        // An attached store takes no groups in several calls, so trailing objects follow their
+        // pages.
+        let attached: Vec<Unit<'_>> = self.pages().trailing_units(&hashes[state.hits..]).collect();
         for batch in attached.chunks(self.batch_pages()) {
-            self.put_attached(live, batch, options)?;
+            self.put_attached(target, batch, options)?;
         }
         Ok(())
     }
@@ -45,30 +46,30 @@ impl Harness<'_> {
     /// Put a run of pages with one call.
     fn write_pages(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         hashes: &[PrefixHash],
         run: Range<usize>,
         options: Options,
-        course: &mut Course,
+        state: &mut RequestState,
     ) -> anyhow::Result<()> {
         let units: Vec<Unit<'_>> =
             run.clone().zip(&hashes[run]).map(|(page, hash)| self.pages().unit(page, *hash)).collect();
-        let outcomes = self.put_units(live, &units, None, options)?;
+        let outcomes = self.put_units(target, &units, None, options)?;
         for (unit, outcome) in units.iter().zip(outcomes) {
-            self.settled(course.causes[unit.page].as_deref(), outcome);
+            self.count_outcome(state.causes[unit.page].as_deref(), outcome);
         }
         Ok(())
     }
 
-    /// Put what the trailing pools have of these pages, each attached to the base group of its page.
+    /// Put the trailing objects of these pages, each unit attached to the base group of its page.
     pub(super) fn put_attached(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         units: &[Unit<'_>],
         options: Options,
     ) -> anyhow::Result<()> {
         let base = self.pages().base().first();
-        for outcome in self.put_units(live, units, base, options)? {
+        for outcome in self.put_units(target, units, base, options)? {
             let groups = &mut self.tally.groups;
             match outcome {
                 PutOutcome::Stored => groups.attached += 1,
@@ -80,11 +81,11 @@ impl Harness<'_> {
         Ok(())
     }
 
-    /// Put units, each as a group or attached to an object of its page; as often as it takes for each to have its
-    /// outcome.
+    /// Put units, each as a group or attached to an object of its page, repeatedly until each has
+    /// its outcome.
     fn put_units(
         &mut self,
-        live: &mut Live,
+        target: &mut OpenTarget,
         units: &[Unit<'_>],
         base: Option<&Object>,
         options: Options,
@@ -99,54 +100,55 @@ impl Harness<'_> {
                 objects.push(Put { key, source: Source::owned(buffer) });
             }
             let group = PutGroup { objects, base: base.map(|object| object.key(unit.hash)) };
-            wanted.push(OnItsWay { at, unit: *unit, group });
+            wanted.push(PendingPut { at, unit: *unit, group });
         }
         let mut busy_since = None;
         while !wanted.is_empty() {
             let before = wanted.len();
-            wanted = self.put(live, wanted, options, &mut outcomes)?;
+            wanted = self.put(target, wanted, options, &mut outcomes)?;
             self.wait_if_busy(wanted.len(), before, &mut busy_since)?;
         }
         Ok(outcomes.into_iter().flatten().collect())
     }
 
-    /// One put call; returns the units that the store was too busy for.
+    /// One put call; returns the units that were refused as busy.
     fn put<'u>(
         &mut self,
-        live: &mut Live,
-        wanted: Vec<OnItsWay<'u>>,
+        target: &mut OpenTarget,
+        wanted: Vec<PendingPut<'u>>,
         options: Options,
         outcomes: &mut [Option<PutOutcome>],
-    ) -> anyhow::Result<Vec<OnItsWay<'u>>> {
+    ) -> anyhow::Result<Vec<PendingPut<'u>>> {
         let options = Options { depth: depth_of(wanted.first().map(|w| w.unit.page)), ..options };
         let mut units = Vec::with_capacity(wanted.len());
         let mut groups = Vec::with_capacity(wanted.len());
-        for OnItsWay { at, unit, group } in wanted {
+        for PendingPut { at, unit, group } in wanted {
             units.push((at, unit, group.base));
             groups.push(group);
         }
-        let (done, took) = self.meter.call(|| live.put(groups, options));
+        let (done, took) = self.meter.call(|| target.put(groups, options));
         self.tally.put_time += took;
         let mut done = done?.into_iter();
         let mut busy = Vec::new();
         for (at, unit, base) in units {
             let done: Vec<PutDone> = done.by_ref().take(unit.objects.len()).collect();
             let outcome = self.outcome_of(&unit, &done).transpose();
-            match self.unless_out_of_reach(live, outcome, Some(PutOutcome::Refused)) {
+            match self.or_if_unreachable(target, outcome, Some(PutOutcome::Refused)) {
                 Ok(Some(outcome)) => outcomes[at] = Some(outcome),
-                Ok(None) => bail!("a put was not answered page={}", unit.page),
+                Ok(None) => bail!("a put has no outcome page={}", unit.page),
                 Err(error) if error.kind == ErrorKind::Busy => {
-                    busy.push(OnItsWay { at, unit, group: again(&unit, base, done) });
+                    busy.push(PendingPut { at, unit, group: retry_group(&unit, base, done) });
                     continue;
                 }
                 Err(error) => return Err(error).context("put failed"),
             }
-            done.into_iter().for_each(|done| self.buffers.give(done.source.into_buffer()));
+            done.into_iter().for_each(|done| self.buffers.put_back(done.source.into_buffer()));
         }
         Ok(busy)
     }
 
-    /// One outcome for a unit, of those of its objects: `Stored` if any was. Counts what was taken.
+    /// The outcome of a unit from those of its objects: `Stored` if any was. Counts the accepted
+    /// objects.
     fn outcome_of(&mut self, unit: &Unit<'_>, done: &[PutDone]) -> Option<pagelith::Result<PutOutcome>> {
         let mut whole = None;
         for (object, done) in unit.objects.iter().zip(done) {
@@ -160,10 +162,10 @@ impl Harness<'_> {
         whole
     }
 
-    /// Count a page that was no prefix hit, now that the store has said whether it had it.
-    pub(super) fn settled(&mut self, cause: Option<&str>, outcome: PutOutcome) {
+    /// Count a page that was no prefix hit, by the outcome of its put.
+    pub(super) fn count_outcome(&mut self, cause: Option<&str>, outcome: PutOutcome) {
         let groups = &mut self.tally.groups;
-        let unasked = match outcome {
+        let default_cause = match outcome {
             PutOutcome::Stored => {
                 groups.committed += 1;
                 "absent"
@@ -175,16 +177,16 @@ impl Harness<'_> {
             PutOutcome::Waiting => "absent",
             PutOutcome::AlreadyPresent => {
                 groups.already_present += 1;
-                // It lay behind a hole.
+                // Present, but after a missing page.
                 "stranded"
             }
         };
-        self.tally.miss(cause.unwrap_or(unasked));
+        self.tally.miss(cause.unwrap_or(default_cause));
     }
 }
 
-/// The group to be put once more, in the memory that came back.
-fn again(unit: &Unit<'_>, base: Option<ObjectKey>, done: Vec<PutDone>) -> PutGroup {
+/// The group for another try, in the returned buffers.
+fn retry_group(unit: &Unit<'_>, base: Option<ObjectKey>, done: Vec<PutDone>) -> PutGroup {
     let objects = unit.keys().zip(done).map(|(key, done)| Put { key, source: done.source });
     PutGroup { objects: objects.collect(), base }
 }

@@ -1,6 +1,5 @@
-//! Verifying the checkpoints: two files, written in turn, of which the newer counts. The older one is being
-//! overwritten whenever a crash comes at the wrong moment, so what is the matter with its chunks is no
-//! damage.
+//! Verification of the two checkpoint files. They are written in turn, and the newer one is used. A
+//! crash may interrupt the write of the older one, so damaged chunks of that are not reported.
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint::{self, CHUNK_BYTES, CheckpointFacts, ChunkKind, SegmentMark};
@@ -11,46 +10,45 @@ use super::finding::{Finding, Severity};
 use crate::on_disk::segment::Segment;
 use crate::on_disk::{CheckpointFile, OnDisk};
 
-/// Bytes of an item of a chunk.
+/// Bytes of an item in a chunk.
 const ITEM_BYTES: usize = checkpoint::CheckpointEntry::BYTES;
 
 /// The two checkpoints.
 #[derive(Default)]
 pub(super) struct Checkpoints {
-    /// The newest one whose head is whole, if there is one.
+    /// The newest checkpoint with an intact head, if any.
     pub(super) newest: Option<CheckpointFacts>,
-    /// Its segment marks; empty if anything is wrong with it.
+    /// Its segment marks; empty if it is damaged.
     marks: Vec<SegmentMark>,
-    /// Which files are damaged.
+    /// Whether each file is damaged.
     pub(super) damaged: [bool; 2],
-    /// What is the matter with them.
     pub(super) findings: Vec<Finding>,
 }
 
 impl Checkpoints {
-    /// What the newest checkpoint says of a segment in its present life, if it speaks for something in it: that
-    /// is found through it, whatever the segment itself says.
+    /// The mark of a segment's current incarnation in the newest checkpoint, if that has entries of
+    /// the segment. They are found through the checkpoint, even if the segment's head is damaged.
     pub(super) fn mark(&self, segment: &Segment) -> Option<&SegmentMark> {
         let SegmentId(id) = segment.identity.segment;
-        let speaks = |m: &&SegmentMark| {
+        let covers = |m: &&SegmentMark| {
             let replayed = self.newest.is_none_or(|c| m.order >= c.replay_from.0);
             m.incarnation == segment.identity.incarnation.0 && !replayed && m.data_end > 0
         };
-        self.marks.get(id as usize).filter(speaks)
+        self.marks.get(id as usize).filter(covers)
     }
 
-    fn find(&mut self, which: usize, finding: Finding) {
+    fn add_finding(&mut self, which: usize, finding: Finding) {
         self.damaged[which] = true;
         self.findings.push(finding);
     }
 }
 
-/// Read both.
+/// Verify both files.
 pub(super) fn verify(disk: &OnDisk, store: StoreId) -> anyhow::Result<Checkpoints> {
     let mut all = Checkpoints::default();
     let mut newest: Option<(CheckpointFacts, CheckpointFile, usize)> = None;
     for which in 0..2 {
-        // A missing file is named with the files' lengths.
+        // A missing file is reported with the lengths of the files.
         let Some(file) = disk.checkpoint(which, store)? else { continue };
         match &file.head {
             Ok(facts) if newest.as_ref().is_none_or(|n| n.0.serial < facts.serial) => {
@@ -59,19 +57,19 @@ pub(super) fn verify(disk: &OnDisk, store: StoreId) -> anyhow::Result<Checkpoint
             Ok(_) | Err(FormatError::Empty { .. }) => {}
             Err(error) => {
                 let path = disk.checkpoint_path(which).display().to_string();
-                all.find(which, Finding::new(Severity::Wrong, error, path).at(0));
+                all.add_finding(which, Finding::new(Severity::Wrong, error, path).at(0));
             }
         }
     }
     let Some((facts, file, which)) = newest else { return Ok(all) };
     all.newest = Some(facts);
     let path = disk.checkpoint_path(which).display().to_string();
-    let marks = chunks(&facts, &file, &path, &mut |finding| all.find(which, finding))?;
+    let marks = chunks(&facts, &file, &path, &mut |finding| all.add_finding(which, finding))?;
     all.marks = marks.into_iter().filter(|_| !all.damaged[which]).collect();
     Ok(all)
 }
 
-/// Read a checkpoint's chunks; its segment marks.
+/// Read a checkpoint's chunks; returns its segment marks.
 fn chunks(
     facts: &CheckpointFacts,
     file: &CheckpointFile,
@@ -90,7 +88,7 @@ fn chunks(
             Err(error) => {
                 whole = false;
                 find(Finding::new(Severity::Wrong, error, path).at(checkpoint::chunk_offset(index)));
-                // A head that lies about its chunks would be named for each of them.
+                // A head with a false chunk count would cause a finding for each missing chunk.
                 if read < CHUNK_BYTES {
                     return Ok(marks);
                 }

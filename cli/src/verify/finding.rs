@@ -1,42 +1,40 @@
-//! What verification found, and where.
+//! The findings of a verification.
 
 use std::fmt;
 
 use pagelith_layouts::ids::SegmentId;
 use serde::Serialize;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Severity {
-    /// Something that was durable is not what was written.
+    /// Bytes that were durable have changed.
     Wrong,
-    /// A write that no sync covered did not arrive whole: what a crash leaves.
+    /// A write that no sync covered is incomplete, as after a crash.
     TornTail,
-    /// Worth knowing; the next open deals with it.
+    /// No damage; the next open handles it.
     Note,
 }
 
-/// One thing that was found.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// How bad it is.
     pub(crate) severity: Severity,
-    /// What is the matter, lower-case.
+    /// The cause, in lower case.
     pub(crate) cause: String,
-    /// The segment, if it is in one.
+    /// The segment, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) segment: Option<u32>,
     /// Byte offset: in the segment if there is one, else in the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) offset: Option<u64>,
-    /// Where the damaged payload block begins, as `offset`, which then is its record's.
+    /// Byte offset of the damaged payload block; `offset` is then that of its record.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) block_offset: Option<u64>,
-    /// The object concerned, if one is.
+    /// The affected object, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) key: Option<String>,
-    /// The file.
     pub(crate) file: String,
 }
 
@@ -47,13 +45,13 @@ impl Finding {
         Finding { severity, cause, segment: None, offset: None, block_offset: None, key: None, file }
     }
 
-    /// At this offset of the file, or of the segment.
+    /// Set the offset in the file, or in the segment.
     pub(crate) fn at(mut self, offset: u64) -> Finding {
         self.offset = Some(offset);
         self
     }
 
-    /// In this segment.
+    /// Set the segment.
     pub(crate) fn within(mut self, segment: SegmentId) -> Finding {
         self.segment = Some(segment.0);
         self

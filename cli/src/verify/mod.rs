@@ -1,9 +1,10 @@
-//! `pagelith verify`: reads everything a store has and says what is wrong, where and why. Uses `layouts`
-//! alone and writes nothing unless it is asked to repair, so it works on a store that no engine would open.
+//! `pagelith verify`: reads a whole store and reports all damage with its location and cause. Uses
+//! `layouts` only, and writes nothing except with `--repair`. So it works on stores that no engine
+//! opens.
 
 mod checkpoint;
 pub(crate) mod finding;
-mod look;
+mod metadata;
 mod repair;
 mod segment;
 
@@ -18,16 +19,17 @@ use pagelith_layouts::manifest::{BlockDamage, Manifest};
 use serde::Serialize;
 
 use self::finding::{Finding, Severity};
-use self::look::Look;
-use crate::exit::Verdict;
-use crate::on_disk::{Hold, OnDisk, shown};
+use self::metadata::StoreMetadata;
+use crate::exit::RunStatus;
+use crate::on_disk::{LockMode, OnDisk, display_dirs};
 use crate::output::out;
 
-/// Read a whole store and name everything that is wrong with it; with --repair, take it out.
+/// Read a whole store and report all damage; with --repair, drop what is damaged.
 ///
-/// Exit status: 0 if nothing is wrong (or nothing is any more), 1 if something is, 2 if there is no store to verify (or
-/// it is in use, or of a newer format). A write that a crash cut short before any flush covered it is reported as a
-/// torn tail and is not wrong; neither are remains of a segment's earlier use.
+/// Exit status: 0 if nothing is wrong (or nothing is any more), 1 if something is, 2 if there is no
+/// store to verify (or it is in use, or of a newer format). A write that a crash cut short before a
+/// flush covered it is reported as a torn tail and is not wrong; neither are remains of a segment's
+/// earlier incarnations.
 #[derive(Args, Debug)]
 pub(crate) struct VerifyArgs {
     /// Directories of the store, in the order of its configuration
@@ -40,9 +42,9 @@ pub(crate) struct VerifyArgs {
     repair: repair::RepairArgs,
 }
 
-/// What was read and what is the matter. The order of the fields is the order of the JSON keys.
+/// Counts and findings of a verification. The order of the fields is the order of the JSON keys.
 #[derive(Debug, Default, Serialize)]
-struct Outcome {
+struct VerifyReport {
     store: String,
     segments: u32,
     segments_sealed: u32,
@@ -55,34 +57,34 @@ struct Outcome {
     findings: Vec<Finding>,
 }
 
-pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<Verdict> {
-    if let Some(how) = args.repair.how() {
-        return repair::run(&args.dirs, how, args.json);
+pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<RunStatus> {
+    if let Some(options) = args.repair.options() {
+        return repair::run(&args.dirs, options, args.json);
     }
-    let disk = OnDisk::open(&args.dirs, Hold::Shared)?;
+    let disk = OnDisk::open(&args.dirs, LockMode::Shared)?;
     if let Some(path) = &disk.locked {
         return Err(in_use(&disk, path));
     }
     disk.require_all_dirs()?;
-    let (outcome, _) = Outcome::of(&disk)?;
+    let (report, _) = VerifyReport::of(&disk)?;
     if args.json {
-        out!("{}", serde_json::to_string(&outcome)?)?;
+        out!("{}", serde_json::to_string(&report)?)?;
     } else {
-        out!("{}", outcome.text(&args.dirs).trim_end())?;
+        out!("{}", report.text(&args.dirs).trim_end())?;
     }
-    Ok(if outcome.wrong == 0 { Verdict::Fine } else { Verdict::Wrong })
+    Ok(if report.wrong == 0 { RunStatus::Clean } else { RunStatus::Problems })
 }
 
-/// Why a store that somebody else has open is left alone.
+/// The error for a store that another process has open.
 fn in_use(disk: &OnDisk, path: &std::path::Path) -> anyhow::Error {
     let owner = disk.owner().map(|o| format!(" owner={o:?}")).unwrap_or_default();
     anyhow::anyhow!(
-        "the store is in use, and what is being written would look damaged file={}{owner}",
+        "the store is in use, and writes in flight would look like damage; close it first file={}{owner}",
         path.display()
     )
 }
 
-/// A newer format is nothing that this build can judge.
+/// An error if the store has a newer format, which this build cannot verify.
 pub(crate) fn newer_format(disk: &OnDisk, damage: &[BlockDamage]) -> anyhow::Result<()> {
     for d in damage {
         if let FormatError::Version { .. } = d.error {
@@ -92,16 +94,16 @@ pub(crate) fn newer_format(disk: &OnDisk, damage: &[BlockDamage]) -> anyhow::Res
     Ok(())
 }
 
-/// What is the matter with the manifest's blocks.
+/// The findings about the blocks of the manifest.
 pub(crate) fn manifest_findings(disk: &OnDisk, damage: &[BlockDamage]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for d in damage {
-        // A copy that is missing is named once, with the files' lengths.
+        // A missing copy is reported once, with the lengths of the files.
         if disk.copies[d.copy].is_none() {
             continue;
         }
         let severity = match &d.error {
-            // The two copies are written one after the other, and a crash may come between.
+            // The two copies are written one after the other, and a crash may happen in between.
             FormatError::Field { field: "sequence", .. } => Severity::Note,
             _ => Severity::Wrong,
         };
@@ -112,47 +114,48 @@ pub(crate) fn manifest_findings(disk: &OnDisk, damage: &[BlockDamage]) -> Vec<Fi
     findings
 }
 
-impl Outcome {
-    /// Read the whole store. With it comes what repair starts from, unless no copy of the manifest can be used.
-    fn of(disk: &OnDisk) -> anyhow::Result<(Outcome, Option<Look>)> {
-        let mut outcome = Outcome::default();
-        let look = match disk.manifest() {
+impl VerifyReport {
+    /// Read the whole store. Also returns its metadata, from which repair starts, unless no copy of
+    /// the manifest is usable.
+    fn of(disk: &OnDisk) -> anyhow::Result<(VerifyReport, Option<StoreMetadata>)> {
+        let mut report = VerifyReport::default();
+        let metadata = match disk.manifest() {
             Ok((manifest, damage)) => {
                 if manifest.superblock().dir_count != disk.dir_count() {
                     let (has, given) = (manifest.superblock().dir_count, disk.dir_count());
                     bail!("the store has another number of directories has={has} given={given}");
                 }
-                outcome.store = manifest.store().to_string();
-                outcome.findings = manifest_findings(disk, &damage);
-                let look = Look::at(disk, manifest)?;
-                outcome.everything(disk, &look);
-                Some(look)
+                report.store = manifest.store().to_string();
+                report.findings = manifest_findings(disk, &damage);
+                let metadata = StoreMetadata::read(disk, manifest)?;
+                report.add_store(disk, &metadata);
+                Some(metadata)
             }
             Err(damage) => {
                 newer_format(disk, &damage)?;
-                outcome.findings = manifest_findings(disk, &damage);
+                report.findings = manifest_findings(disk, &damage);
                 let cause = "no copy of the manifest can be used, so nothing else can be read";
-                outcome.findings.push(Finding::new(Severity::Wrong, cause, shown(disk.dirs())));
+                report.findings.push(Finding::new(Severity::Wrong, cause, display_dirs(disk.dirs())));
                 None
             }
         };
-        outcome.sum_up();
-        Ok((outcome, look))
+        report.count_severities();
+        Ok((report, metadata))
     }
 
-    fn everything(&mut self, disk: &OnDisk, look: &Look) {
-        let manifest = &look.manifest;
-        self.findings.extend(look.findings());
+    fn add_store(&mut self, disk: &OnDisk, metadata: &StoreMetadata) {
+        let manifest = &metadata.manifest;
+        self.findings.extend(metadata.findings());
         self.segments = manifest.superblock().segment_count;
-        for (id, error) in &look.unreadable {
+        for (id, error) in &metadata.unreadable {
             self.unreadable(disk, manifest, *id, error);
         }
-        self.segments_sealed = look.segments.iter().filter(|s| s.is_sealed()).count() as u32;
-        for segment in &look.segments {
-            let covered = look.covered(segment);
+        self.segments_sealed = metadata.segments.iter().filter(|s| s.is_sealed()).count() as u32;
+        for segment in &metadata.segments {
+            let covered = metadata.covered(segment);
             let context = segment::Context { disk, superblock: manifest.superblock(), covered };
             match segment::verify(&context, segment) {
-                Ok(verdict) => self.add(verdict),
+                Ok(report) => self.add_segment(report),
                 Err(error) => self.unreadable(disk, manifest, segment.identity.segment, &error),
             }
         }
@@ -164,15 +167,15 @@ impl Outcome {
         self.findings.push(finding.within(id));
     }
 
-    fn add(&mut self, verdict: segment::Verdict) {
-        self.records += verdict.records;
-        self.objects += verdict.objects;
-        self.bytes += verdict.bytes;
-        self.stale_records += verdict.stale;
-        self.findings.extend(verdict.findings);
+    fn add_segment(&mut self, report: segment::SegmentReport) {
+        self.records += report.records;
+        self.objects += report.objects;
+        self.bytes += report.bytes;
+        self.stale_records += report.stale;
+        self.findings.extend(report.findings);
     }
 
-    fn sum_up(&mut self) {
+    fn count_severities(&mut self) {
         let count = |severity| self.findings.iter().filter(|f| f.severity == severity).count() as u64;
         (self.wrong, self.torn_tails) = (count(Severity::Wrong), count(Severity::TornTail));
     }
@@ -190,7 +193,7 @@ impl Outcome {
             self.stale_records,
             self.torn_tails,
             self.wrong,
-            shown(dirs)
+            display_dirs(dirs)
         );
         out
     }

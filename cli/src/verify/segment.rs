@@ -1,9 +1,10 @@
-//! Verifying one segment: its head, its footer, and every record's header and payload.
+//! Verification of one segment: its head, its footer, and the header and payload of every record.
 //!
-//! Damage is *wrong* where the bytes were durable once: in a segment whose footer is whole (it is written
-//! after a sync of what it lists), and in one that the log has provably synced since ([`Context::covered`]).
-//! Elsewhere nothing tells a flipped bit from a write that a crash cut short, and it is a *torn tail*. What
-//! is left of older incarnations is neither.
+//! Damage is *wrong* if the bytes were durable before: in a segment with an intact footer (which is
+//! written after a sync of the records that it lists), and in one that the log has provably synced
+//! later ([`Context::covered`]). In any other segment a flipped bit cannot be told from a write
+//! that a crash cut short, and the damage is a *torn tail*. Remains of older incarnations are
+//! neither.
 
 use std::collections::BTreeMap;
 
@@ -16,28 +17,27 @@ use pagelith_layouts::scan::Found;
 
 use super::finding::{Finding, Severity};
 use crate::on_disk::OnDisk;
-use crate::on_disk::segment::{Footer, Head, Segment, is_ruin_of};
+use crate::on_disk::segment::{Footer, Head, Segment, is_damaged_header_of};
 
-/// What verification of a segment needs to know beside the segment.
+/// The context of a segment's verification.
 pub(crate) struct Context<'a> {
     /// The store.
     pub(crate) disk: &'a OnDisk,
     /// Its geometry.
     pub(crate) superblock: &'a Superblock,
-    /// Whether everything in the segment was durable once, sealed or not.
+    /// Whether all records of the segment were durable before, even if it is not sealed.
     pub(crate) covered: bool,
 }
 
-/// What was found in a segment.
+/// Counts and findings of a segment.
 #[derive(Debug, Default)]
-pub(crate) struct Verdict {
-    /// Whole records, and their objects and bytes.
+pub(crate) struct SegmentReport {
+    /// Intact records, and their objects and bytes.
     pub(crate) records: u64,
     pub(crate) objects: u64,
     pub(crate) bytes: u64,
-    /// Headers of older incarnations, and other ruins that are none of this one's.
+    /// Headers of older incarnations, and damaged headers that do not belong to the current one.
     pub(crate) stale: u64,
-    /// What is the matter.
     pub(crate) findings: Vec<Finding>,
 }
 
@@ -45,35 +45,40 @@ struct Verifier<'a> {
     context: &'a Context<'a>,
     segment: &'a Segment,
     file: String,
-    verdict: Verdict,
-    /// Where the last whole header's record ends.
+    report: SegmentReport,
+    /// End of the last record with an intact header.
     end: u64,
-    /// Headers of this incarnation that are broken, since then.
+    /// Damaged headers of this incarnation after `end`.
     broken: u64,
 }
 
-/// Verify a segment. An error is a file that cannot be read.
-pub(crate) fn verify(context: &Context<'_>, segment: &Segment) -> anyhow::Result<Verdict> {
+/// Verify a segment. An error if a file cannot be read.
+pub(crate) fn verify(context: &Context<'_>, segment: &Segment) -> anyhow::Result<SegmentReport> {
     let (path, _) = context.disk.segment_place(segment.identity.segment, context.superblock);
     let file = path.display().to_string();
-    let mut v = Verifier { context, segment, file, verdict: Verdict::default(), end: ALIGN, broken: 0 };
+    let mut v = Verifier { context, segment, file, report: SegmentReport::default(), end: ALIGN, broken: 0 };
     match &segment.footer {
         Footer::Sealed { facts, entries } => v.sealed(facts, entries)?,
         _ => v.unsealed()?,
     }
-    Ok(v.verdict)
+    Ok(v.report)
 }
 
 impl Verifier<'_> {
-    fn find(&mut self, severity: Severity, cause: impl std::fmt::Display, offset: u64) -> &mut Finding {
+    fn add_finding(
+        &mut self,
+        severity: Severity,
+        cause: impl std::fmt::Display,
+        offset: u64,
+    ) -> &mut Finding {
         let finding = Finding::new(severity, cause, self.file.clone());
-        let at = self.verdict.findings.len();
-        self.verdict.findings.push(finding.at(offset).within(self.segment.identity.segment));
-        &mut self.verdict.findings[at]
+        let at = self.report.findings.len();
+        self.report.findings.push(finding.at(offset).within(self.segment.identity.segment));
+        &mut self.report.findings[at]
     }
 
-    /// How bad damage is outside of what a whole footer vouches for.
-    fn uncovered(&self) -> Severity {
+    /// Severity of damage in a segment without an intact footer.
+    fn unsealed_severity(&self) -> Severity {
         if self.context.covered { Severity::Wrong } else { Severity::TornTail }
     }
 
@@ -81,24 +86,24 @@ impl Verifier<'_> {
         match &self.segment.head {
             Head::Current => {}
             Head::Older => {
-                self.find(severity, "segment header is not this incarnation's", 0);
+                self.add_finding(severity, "segment header is not this incarnation's", 0);
             }
             Head::Broken(error) => {
-                self.find(severity, error, 0);
+                self.add_finding(severity, error, 0);
             }
         }
     }
 
     fn count(&mut self, record: &Record<'_>) {
-        self.verdict.records += 1;
-        self.verdict.objects += record.member_count() as u64;
-        self.verdict.bytes += record.record_bytes();
+        self.report.records += 1;
+        self.report.objects += record.member_count() as u64;
+        self.report.bytes += record.record_bytes();
     }
 
     fn payload(&mut self, severity: Severity, record: &Record<'_>, member: usize, error: &FormatError) {
         let (facts, offset) = (record.facts(), record.facts().offset);
         let member = record.member(member);
-        let finding = self.find(severity, error, offset);
+        let finding = self.add_finding(severity, error, offset);
         let Some(member) = member else { return };
         finding.key = Some(member.key.to_string());
         if let FormatError::Payload { block } = error {
@@ -117,14 +122,14 @@ impl Verifier<'_> {
         self.segment.scan(self.context.disk, &mut |found| match found {
             Found::Record { record, payload } => self.sealed_record(&record, payload, &mut listed),
             Found::Junk { offset, error } => match listed.remove(&offset) {
-                Some(entries) => self.listed_ruin(offset, &error, &entries),
-                None => self.verdict.stale += 1,
+                Some(entries) => self.listed_damage(offset, &error, &entries),
+                None => self.report.stale += 1,
             },
         })?;
-        // What a scan does not even take for a header.
+        // Listed records whose headers the scan did not recognize.
         for (offset, entries) in listed {
             let error = self.error_at(offset)?;
-            self.listed_ruin(offset, &error, &entries);
+            self.listed_damage(offset, &error, &entries);
         }
         Ok(())
     }
@@ -137,17 +142,18 @@ impl Verifier<'_> {
     ) {
         let offset = record.facts().offset;
         let Some(entries) = listed.remove(&offset) else {
-            // Recovery seals a segment with what was whole, so a torn record may lie beside the listed ones.
+            // Recovery seals a segment with its intact records, so there may be torn records not in
+            // the footer.
             match payload {
                 Ok(()) => {
-                    self.find(Severity::Note, "record is not in the footer", offset);
+                    self.add_finding(Severity::Note, "record is not in the footer", offset);
                 }
-                Err(_) => self.verdict.stale += 1,
+                Err(_) => self.report.stale += 1,
             }
             return;
         };
         if !footer::entries_of(record).eq(entries) {
-            self.find(Severity::Wrong, "record header and footer contradict each other", offset);
+            self.add_finding(Severity::Wrong, "record header and footer contradict each other", offset);
         }
         match payload {
             Ok(()) => self.count(record),
@@ -155,8 +161,8 @@ impl Verifier<'_> {
         }
     }
 
-    fn listed_ruin(&mut self, offset: u64, error: &FormatError, entries: &[FooterEntry]) {
-        let finding = self.find(Severity::Wrong, error, offset);
+    fn listed_damage(&mut self, offset: u64, error: &FormatError, entries: &[FooterEntry]) {
+        let finding = self.add_finding(Severity::Wrong, error, offset);
         finding.key = entries.first().map(|e| e.key.to_string());
     }
 
@@ -164,7 +170,8 @@ impl Verifier<'_> {
         let at = self.context.superblock.segment_bytes - footer::footer_bytes(entries.len() as u64);
         let end =
             entries.iter().map(|e| (u64::from(e.record_block) + u64::from(e.record_blocks)) * ALIGN).max();
-        // Tombstones do not count: it says what a tombstone elsewhere may still hide here.
+        // Without tombstones: the field bounds the objects that a tombstone in another segment may
+        // hide.
         let objects = entries.iter().filter(|e| e.kind == RecordKind::Data as u8);
         let least = objects.map(|e| e.sequence).min().unwrap_or(u64::MAX);
         let most = entries.iter().map(|e| e.sequence).max().unwrap_or(0);
@@ -177,13 +184,13 @@ impl Verifier<'_> {
         for (field, found, expected) in claims {
             if found != expected {
                 let cause = format!("footer is malformed field={field} found={found} expected={expected}");
-                self.find(Severity::Wrong, cause, at);
+                self.add_finding(Severity::Wrong, cause, at);
             }
         }
     }
 
     fn unsealed(&mut self) -> anyhow::Result<()> {
-        let severity = self.uncovered();
+        let severity = self.unsealed_severity();
         let mut gaps = Vec::new();
         self.segment.scan(self.context.disk, &mut |found| match found {
             Found::Record { record, payload } => {
@@ -198,16 +205,22 @@ impl Verifier<'_> {
                 }
             }
             Found::Junk { offset, error }
-                if is_ruin_of(self.context.disk, self.context.superblock, self.segment, offset, &error) =>
+                if is_damaged_header_of(
+                    self.context.disk,
+                    self.context.superblock,
+                    self.segment,
+                    offset,
+                    &error,
+                ) =>
             {
                 self.broken += 1;
-                self.find(severity, &error, offset);
+                self.add_finding(severity, &error, offset);
             }
-            Found::Junk { .. } => self.verdict.stale += 1,
+            Found::Junk { .. } => self.report.stale += 1,
         })?;
         for offset in gaps {
             let error = self.error_at(offset)?;
-            self.find(severity, format!("a record is missing before the next one: {error}"), offset);
+            self.add_finding(severity, format!("a record is missing before the next one: {error}"), offset);
         }
         if self.end > ALIGN || self.broken > 0 {
             self.head(severity);
@@ -216,26 +229,26 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// What is at the place of the footer that this incarnation does not have.
+    /// Check the last blocks of a segment that is not sealed.
     fn missing_footer(&mut self, severity: Severity) {
-        let records = self.verdict.records > 0;
+        let records = self.report.records > 0;
         let older = |incarnation| incarnation < self.segment.identity.incarnation;
         match &self.segment.footer {
             Footer::Broken { error, from, incarnation, .. } if !older(*incarnation) => {
                 let (error, from) = (error.clone(), *from);
-                self.find(severity, error, from);
+                self.add_finding(severity, error, from);
             }
-            // An older footer may lie under records of this incarnation. But every segment with records in it
-            // is sealed before a later one is, or when the store is next opened.
+            // An older footer may be overwritten by records of this incarnation. But a segment with
+            // records is sealed before any later segment, or at the next open of the store.
             _ if records && self.context.covered => {
                 let at = self.context.superblock.segment_bytes - ALIGN;
-                self.find(Severity::Wrong, "segment has records and no footer", at);
+                self.add_finding(Severity::Wrong, "segment has records and no footer", at);
             }
             _ => {}
         }
     }
 
-    /// Why there is no record at `offset`.
+    /// The decoding error of the record at `offset`.
     fn error_at(&self, offset: u64) -> anyhow::Result<FormatError> {
         let id = self.segment.identity.segment;
         let mut block = vec![0; ALIGN as usize];

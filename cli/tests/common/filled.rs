@@ -1,5 +1,5 @@
-//! A store that the engine filled: objects in groups and alone, some removed, over several segments; and what can be
-//! said of it after any damage.
+//! A store filled by the engine with groups over several segments, some of them removed; and the
+//! invariants that hold after any damage.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,7 @@ use pagelith::layouts::shard::Shard;
 use pagelith::{Config, Facts, GetOutcome, GetSlice, Options, PutSlice, Size, Store};
 
 pub const SEGMENT_BYTES: u64 = 1 << 20;
-/// Pages put; page `n` has a group of two objects.
+/// Number of pages put; each page has a group of two objects.
 pub const PAGES: u64 = 60;
 pub const LENGTHS: [usize; 2] = [60_000, 5_000];
 pub const CAPACITY_BYTES: u64 = 16 << 20;
@@ -33,15 +33,15 @@ pub fn key(model: &str, page: u64, part: usize) -> ObjectKey {
         .unwrap()
 }
 
-/// What the `round`-th put of an object holds.
+/// Content of the `round`-th put of an object.
 pub fn bytes(page: u64, part: usize, round: u64) -> Vec<u8> {
     let seed = page * 977 + part as u64 * 31 + round * 7919;
     (0..LENGTHS[part] as u64).map(|i| (i * 7 + i / 256 + seed) as u8).collect()
 }
 
-/// A record as it lies on disk.
+/// A record on disk.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct RecordLocation {
     pub segment: SegmentId,
     pub offset: u64,
     pub kind: RecordKind,
@@ -69,7 +69,7 @@ impl Filled {
         for page in 0..PAGES {
             put(&store, "m", page, 0);
             if page % 10 == 9 {
-                // Older pages, which lie in segments that are sealed by then.
+                // Older pages, whose segments are sealed by then.
                 let old = page / 2;
                 store.remove(&[key("m", old, 0)], Options::default()).unwrap();
                 filled.removed.push(old);
@@ -107,39 +107,39 @@ impl Filled {
         Store::open(self.config().validate(&facts).unwrap())
     }
 
-    /// Open the store and read everything. Nothing wrong, nothing removed or cleared, groups whole; returns the pages
-    /// that are missing.
+    /// Open the store and read everything. Asserts correct bytes, no removed or cleared object, and
+    /// whole groups. Returns the missing pages.
     #[track_caller]
     pub fn missing(&self) -> Vec<u64> {
         self.missing_of(&self.removed)
     }
 
-    /// As [`Filled::missing`], of a store of which these pages were removed.
+    /// As [`Filled::missing`], for a store from which these pages were removed.
     #[track_caller]
     pub fn missing_of(&self, removed: &[u64]) -> Vec<u64> {
         let store = self.open();
-        assert!(!is_here(&store, &key("other", 1, 0), &bytes(1, 0, 0)), "cleared and here again");
+        assert!(!is_present(&store, &key("other", 1, 0), &bytes(1, 0, 0)), "a cleared object returned");
         store.close().unwrap();
         self.missing_without_clears(removed)
     }
 
-    /// As [`Filled::missing_of`], of a store that has lost its manifest: only that knew what was cleared, which may be here
-    /// again if it had been written.
+    /// As [`Filled::missing_of`], for a store that has lost its manifest. Only the manifest records
+    /// clears, so cleared objects may return if they had been written.
     #[track_caller]
     pub fn missing_without_clears(&self, removed: &[u64]) -> Vec<u64> {
         let store = self.open();
         let mut missing = Vec::new();
         for page in 0..PAGES {
-            let here = [0, 1].map(|part| is_here(&store, &key("m", page, part), &bytes(page, part, 0)));
-            assert_eq!(here[0], here[1], "half a group page={page}");
-            assert!(!here[0] || !removed.contains(&page), "removed and here again page={page}");
-            if !here[0] && !removed.contains(&page) {
+            let present = [0, 1].map(|part| is_present(&store, &key("m", page, part), &bytes(page, part, 0)));
+            assert_eq!(present[0], present[1], "a part of a group page={page}");
+            assert!(!present[0] || !removed.contains(&page), "a removed object returned page={page}");
+            if !present[0] && !removed.contains(&page) {
                 missing.push(page);
             }
         }
-        // It works: what is put is there.
+        // The store accepts a new object.
         put(&store, "new", 1, 1);
-        assert!(is_here(&store, &key("new", 1, 0), &bytes(1, 0, 1)));
+        assert!(is_present(&store, &key("new", 1, 0), &bytes(1, 0, 1)));
         store.close().unwrap();
         missing
     }
@@ -158,7 +158,7 @@ impl Filled {
         self.dirs[0].join(names::CHECKPOINTS[which])
     }
 
-    /// The file of a segment, and where it begins there.
+    /// The file of a segment, and its offset in that.
     pub fn place(&self, id: SegmentId) -> (PathBuf, u64) {
         let (dir, at) = names::segment_place(id, self.dirs.len() as u32, SEGMENT_BYTES);
         (self.dirs[dir].join(names::SEGMENTS), at)
@@ -173,8 +173,8 @@ impl Filled {
         used
     }
 
-    /// Records of a segment in its present life, but of the namespace that was cleared.
-    pub fn records(&self, id: SegmentId) -> Vec<Place> {
+    /// Records of a segment's current incarnation, without those of the cleared namespace.
+    pub fn records(&self, id: SegmentId) -> Vec<RecordLocation> {
         let manifest = self.manifest();
         let (path, at) = self.place(id);
         let mut segment = vec![0; SEGMENT_BYTES as usize];
@@ -189,9 +189,10 @@ impl Filled {
             };
             let keys: Vec<ObjectKey> = record.members().map(|m| m.key).collect();
             let bytes = record.record_bytes();
-            // What is cleared at once is written before that only if the flusher is quick: it is nobody's to count.
+            // Not deterministic: an object that is cleared at once is written only if the flusher
+            // is fast.
             if keys.first().is_none_or(|key| key.namespace() != namespace("other")) {
-                found.push(Place { segment: id, offset, kind: record.facts().kind, keys, bytes });
+                found.push(RecordLocation { segment: id, offset, kind: record.facts().kind, keys, bytes });
             }
             offset += bytes;
         }
@@ -211,7 +212,7 @@ impl Filled {
     }
 }
 
-/// Pages of these keys.
+/// The pages of these keys.
 pub fn pages(keys: &[ObjectKey]) -> Vec<u64> {
     let mut pages: Vec<u64> =
         keys.iter().map(|k| u64::from_le_bytes(*k.hash().0.first_chunk().unwrap())).collect();
@@ -226,9 +227,9 @@ pub fn put(store: &Store, model: &str, page: u64, round: u64) {
     store.put_groups(&[&group], Options::default()).remove(0).unwrap();
 }
 
-/// Whether an object is here. If it is, it holds `expected`.
+/// Whether an object is present. Asserts that it has the content `expected`.
 #[track_caller]
-pub fn is_here(store: &Store, key: &ObjectKey, expected: &[u8]) -> bool {
+pub fn is_present(store: &Store, key: &ObjectKey, expected: &[u8]) -> bool {
     let mut to = vec![0; expected.len()];
     let get = GetSlice { key: *key, range: None, pieces: &mut [&mut to] };
     match store.get_batch(&mut [get], Options::default()).remove(0).unwrap() {

@@ -1,4 +1,4 @@
-//! A small store, written with `layouts` alone, in exactly the state that a test wants.
+//! A small store in an exact state, written with `layouts` only.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -24,7 +24,7 @@ pub const STORE: StoreId = StoreId([7; 16]);
 const NAMESPACE: NamespaceId = NamespaceId([3; 16]);
 const OBJECTS_MAX: u64 = 1000;
 const NAMESPACES_MAX: u32 = 16;
-/// Lengths of a record's two members: one of two blocks, one ragged.
+/// Lengths of a record's two members: one of two blocks, one with a partial block.
 pub const LENGTHS: [u64; 2] = [40_000, 5_000];
 
 /// The store under construction.
@@ -35,7 +35,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// A store in these directories, with nothing in it.
+    /// An empty store in these directories.
     pub fn new(dirs: &[&Path]) -> Fixture {
         let superblock = Superblock {
             segment_bytes: SEGMENT_BYTES,
@@ -70,14 +70,14 @@ impl Fixture {
         dir.join(names::MANIFESTS[copy])
     }
 
-    /// Write both copies as they are now.
+    /// Write both copies of the current manifest.
     pub fn write_manifest(&self) {
         for copy in 0..2 {
             std::fs::write(self.manifest_path(copy), self.manifest.copy()).unwrap();
         }
     }
 
-    /// The segments file of a segment, and where it begins there.
+    /// The segments file of a segment, and its offset in that.
     pub fn place(&self, id: u32) -> (PathBuf, u64) {
         let (dir, at) = names::segment_place(SegmentId(id), self.dirs.len() as u32, SEGMENT_BYTES);
         (self.dirs[dir].join(names::SEGMENTS), at)
@@ -94,14 +94,14 @@ impl Fixture {
         flip(&path, at + offset);
     }
 
-    /// Announce a segment's next incarnation; nothing is written to it.
+    /// Record a segment's next incarnation in the manifest, without a write to the segment.
     pub fn announce(&mut self, id: u32, incarnation: u64, order: u64) {
         self.manifest.set_segment(SegmentId(id), Incarnation(incarnation), SegmentOrder(order)).unwrap();
         self.write_manifest();
     }
 
-    /// Put a segment to use: its incarnation, head, `records` groups of two objects, and a footer if it is to
-    /// be sealed. Returns where each record begins, and where the last ends.
+    /// Write a segment: its incarnation, head, `records` groups of two objects, and a footer if
+    /// `sealed`. Returns the offset of each record, and the end of the last.
     pub fn segment(&mut self, id: u32, incarnation: u64, order: u64, records: u32, sealed: bool) -> Vec<u64> {
         self.announce(id, incarnation, order);
         let (incarnation, order) = (Incarnation(incarnation), SegmentOrder(order));
@@ -130,7 +130,7 @@ impl Fixture {
         offsets
     }
 
-    /// A sealed segment with nothing in it but the removal of one object.
+    /// Write a sealed segment that contains only the removal of one object.
     pub fn removal(&mut self, id: u32, order: u64) {
         self.announce(id, 1, order);
         let identity = SegmentIdentity { store: STORE, segment: SegmentId(id), incarnation: Incarnation(1) };
@@ -199,7 +199,7 @@ impl Fixture {
         bytes
     }
 
-    /// Write a checkpoint that replays from `replay_from` and holds no entry.
+    /// Write a checkpoint without entries that replays from `replay_from`.
     pub fn checkpoint(&self, which: usize, serial: u64, replay_from: u64) {
         let facts = CheckpointFacts {
             store: STORE,

@@ -1,4 +1,4 @@
-//! What the tests of the program share.
+//! Helpers shared by the tests of the program.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
@@ -9,7 +9,7 @@ pub mod serving;
 
 use std::process::{Command, Output};
 
-/// How a run of the program ended.
+/// The result of a run of the program.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -18,31 +18,31 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// The one JSON object on stdout.
+    /// The JSON object on stdout.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}\n{self:?}"))
     }
 }
 
-/// Run the program. No setting of the environment reaches it.
+/// Run the program without settings from the environment.
 pub fn pagelith<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Ran {
     pagelith_with(args, &[])
 }
 
 /// Run the program with these variables.
 pub fn pagelith_with<S: AsRef<std::ffi::OsStr>>(args: &[S], env: &[(&str, &str)]) -> Ran {
-    let mut command = unset();
+    let mut command = program();
     let Output { status, stdout, stderr } = command.args(args).envs(env.iter().copied()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Ran { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
 }
 
-/// The program, with no setting of the environment.
-fn unset() -> Command {
+/// The program, without settings from the environment.
+fn program() -> Command {
     without_settings(Command::new(env!("CARGO_BIN_EXE_pagelith")))
 }
 
-/// A command whose programs no setting of the environment reaches.
+/// Remove all settings from the environment of a command.
 pub fn without_settings(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PAGELITH_") || name == "RUST_LOG" {

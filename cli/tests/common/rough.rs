@@ -98,8 +98,7 @@ pub fn link_over(
 ) -> Option<Box<Conn<Rough>>> {
     socket.set_nonblocking(true).expect("a mode");
     let offer = Offer::of_this_build(SystemEntropy.bytes16());
-    let no_extras = [Feature::Shown, Feature::Files, Feature::Steady, Feature::Catalog];
-    let offer = no_extras.into_iter().fold(offer, Offer::without);
+    let offer = offer.without(Feature::Shown).without(Feature::Files);
     let offer = if hands.is_empty() { offer.without(Feature::SharedMemory) } else { offer };
     let handshake = Handshake::client(offer, key, &SystemEntropy);
     let limits = Limits { dead_after: Duration::from_secs(60), ..Limits::default() };

@@ -1,4 +1,4 @@
-//! Store processes, as tests start and end them.
+//! Store processes for tests.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -8,9 +8,9 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 
 use serde_json::Value;
 
-/// The program, to be run with these arguments. No setting of the environment reaches it.
+/// The program with these arguments, without settings from the environment.
 pub fn command(args: &[&str]) -> Command {
-    let mut command = super::unset();
+    let mut command = super::program();
     command.args(args);
     command
 }
@@ -18,11 +18,11 @@ pub fn command(args: &[&str]) -> Command {
 /// A store process; killed when dropped.
 pub struct Serving {
     pub child: Child,
-    /// Where it listens.
+    /// The address at which it listens.
     pub address: String,
-    /// Where it answers HTTP, if it was told to.
+    /// The address of its HTTP server, if it has one.
     pub metrics: Option<String>,
-    said: Option<BufReader<ChildStderr>>,
+    stderr: Option<BufReader<ChildStderr>>,
 }
 
 impl Serving {
@@ -34,51 +34,51 @@ impl Serving {
         Serving::logging_to(Stdio::piped(), flags)
     }
 
-    /// One whose log goes there: what it says is not to be asked for.
+    /// A store process that logs to `stderr`; its log cannot be read with [`Serving::says`].
     pub fn logging_to(stderr: Stdio, flags: &[&str]) -> Serving {
         Serving::of(command(&[&["serve", "--dram", "64MiB"], flags].concat()).stderr(stderr))
     }
 
-    /// What `command` starts.
+    /// The store process that `command` starts.
     pub fn of(command: &mut Command) -> Serving {
         let mut child = command.stdout(Stdio::piped()).spawn().expect("spawned");
         let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
         let mut metrics = None;
         let address = loop {
-            let line = lines.next().expect("where it listens").expect("a line");
+            let line = lines.next().expect("a listening line").expect("a line");
             match (line.strip_prefix("listening "), line.strip_prefix("metrics http://")) {
                 (Some(address), _) => break address.to_owned(),
                 (None, Some(url)) => metrics = url.strip_suffix("/metrics").map(str::to_owned),
                 (None, None) => panic!("{line}"),
             }
         };
-        let said = child.stderr.take().map(BufReader::new);
-        Serving { child, address, metrics, said }
+        let stderr = child.stderr.take().map(BufReader::new);
+        Serving { child, address, metrics, stderr }
     }
 
-    /// The status and body of an answer over HTTP.
+    /// Status and body of an HTTP response.
     pub fn get(&self, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.metrics.as_ref().expect("an address")).expect("connected");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("asked");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("answered");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("sent");
+        let mut response = String::new();
+        stream.read_to_string(&mut response).expect("received");
+        let (head, body) = response.split_once("\r\n\r\n").expect("a head");
         (head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status"), body.to_owned())
     }
 
-    /// Wait until it says this.
-    pub fn says(&mut self, what: &str) {
+    /// Wait for a log line that contains `text`.
+    pub fn says(&mut self, text: &str) {
         let mut line = String::new();
-        let said = self.said.as_mut().expect("its stderr");
-        while !line.contains(what) {
+        let stderr = self.stderr.as_mut().expect("its stderr");
+        while !line.contains(text) {
             line.clear();
-            assert!(said.read_line(&mut line).expect("a line") > 0, "it ended without saying {what:?}");
+            assert!(stderr.read_line(&mut line).expect("a line") > 0, "it ended without logging {text:?}");
         }
     }
 
-    /// What it says from now on, to be read to its end.
+    /// The rest of its log.
     pub fn log(&mut self) -> BufReader<ChildStderr> {
-        self.said.take().expect("its stderr")
+        self.stderr.take().expect("its stderr")
     }
 
     pub fn kill(&mut self) {
@@ -94,22 +94,22 @@ impl Drop for Serving {
     }
 }
 
-/// What a run that ended well printed.
+/// The JSON output of a successful run.
 pub fn json(output: &std::process::Output) -> Value {
     assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// Prefix hits in a tier, in pages.
+/// Prefix hits of a tier in pages.
 pub fn hits(report: &Value, tier: &str) -> u64 {
     report["prefix_hits"][tier].as_u64().expect("a number")
 }
 
-/// A file of new keys of these names, which only its owner can read.
+/// A file with new keys of these names, readable only by its owner.
 pub fn keys(dir: &Path, names: &[&str]) -> String {
     let path = dir.join(names.join("+"));
     let entry = |name: &&str| command(&["key", name]).output().expect("run").stdout;
     std::fs::write(&path, names.iter().flat_map(entry).collect::<Vec<u8>>()).expect("written");
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("kept to oneself");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("made private");
     path.to_str().expect("text").to_owned()
 }

@@ -1,8 +1,8 @@
-//! The tenant that behaves: it puts objects, gets them again and again, and compares every byte.
+//! The well-behaved tenant: it puts objects, reads them repeatedly, and compares every byte.
 
 use std::time::{Duration, Instant};
 
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
@@ -11,19 +11,19 @@ use serde_json::{Value, json};
 
 use super::{Stop, Tenant, rounded};
 
-/// Objects that it has, and their length in bytes.
+/// Number of its objects, and their length in bytes.
 const OBJECTS: u64 = 256;
 const OBJECT_BYTES: usize = 64 << 10;
-/// Objects of a batch.
+/// Objects per batch.
 const BATCH: usize = 8;
-/// Between two batches: an engine computes meanwhile.
+/// Pause between two batches, in which an inference engine would compute.
 const PACE: Duration = Duration::from_millis(5);
-/// Every so many batches it pins, leases, puts and removes something.
+/// Number of batches between two rounds of pin, lease, put and remove.
 const HOLD_EVERY: u64 = 50;
 const TIMEOUT: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_millis(50);
 
-/// What came of a phase.
+/// The results of a phase.
 #[derive(Default)]
 pub struct Phase {
     batches_us: Vec<u32>,
@@ -37,7 +37,7 @@ impl Phase {
         sorted.get(sorted.len() * per_mille / 1000).copied().unwrap_or(0).into()
     }
 
-    /// The latency that 99 of 100 batches keep to, in microseconds.
+    /// The 99th percentile of the latency of batches, in microseconds.
     pub fn p99_us(&self) -> f64 {
         self.percentile_us(990)
     }
@@ -53,7 +53,7 @@ pub struct Behaved<'a> {
     tenant: &'a Tenant,
     store: Attached,
     expected: Vec<Vec<u8>>,
-    turn: u64,
+    batches: u64,
 }
 
 impl Behaved<'_> {
@@ -61,7 +61,7 @@ impl Behaved<'_> {
         let store = Attached::to(&tenant.address, Some(&tenant.key), TIMEOUT).expect("attached");
         let bytes =
             |n: u64| (0..OBJECT_BYTES as u64).map(|i| ((i * 31) ^ (i >> 8) ^ (n * 7919)) as u8).collect();
-        let behaved = Behaved { tenant, store, expected: (0..OBJECTS).map(bytes).collect(), turn: 0 };
+        let behaved = Behaved { tenant, store, expected: (0..OBJECTS).map(bytes).collect(), batches: 0 };
         for (n, bytes) in (0..).zip(&behaved.expected) {
             behaved.put(n, bytes);
         }
@@ -80,7 +80,7 @@ impl Behaved<'_> {
         self.store.put_batch(&[put], Options::default()).remove(0).expect("put");
     }
 
-    /// Work for so long, while `others` do what they do until they are told to stop.
+    /// Run batches for `time`, while `others` runs until it is stopped.
     pub fn work(&mut self, time: Duration, others: impl FnOnce(&Stop) + Send) -> Phase {
         let stop = Stop::default();
         std::thread::scope(|scope| {
@@ -96,8 +96,8 @@ impl Behaved<'_> {
     }
 
     fn batch(&mut self, phase: &mut Phase) {
-        self.turn += 1;
-        let numbers: Vec<u64> = (0..BATCH as u64).map(|i| (self.turn * 37 + i * 11) % OBJECTS).collect();
+        self.batches += 1;
+        let numbers: Vec<u64> = (0..BATCH as u64).map(|i| (self.batches * 37 + i * 11) % OBJECTS).collect();
         let mut to = vec![vec![0; OBJECT_BYTES]; BATCH];
         let mut pieces: Vec<[&mut [u8]; 1]> = to.iter_mut().map(|to| [&mut to[..]]).collect();
         let keys = numbers.iter().map(|n| self.key(*n));
@@ -107,30 +107,30 @@ impl Behaved<'_> {
         let outcomes = self.store.get_batch(&mut gets, Options::default());
         phase.batches_us.push(u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX));
         for ((n, outcome), bytes) in numbers.iter().zip(outcomes).zip(&to) {
-            match outcome.expect("an answer") {
+            match outcome.expect("an outcome") {
                 GetOutcome::Hit { .. } => {
                     assert!(*bytes == self.expected[*n as usize], "wrong bytes object={n}")
                 }
                 GetOutcome::Miss(_) => phase.missed += 1,
             }
         }
-        if self.turn.is_multiple_of(HOLD_EVERY) {
+        if self.batches.is_multiple_of(HOLD_EVERY) {
             self.hold(&numbers);
         }
     }
 
-    /// Pin and lease what it uses; put something, and remove it.
+    /// Pin and lease these objects; put another one, and remove it.
     fn hold(&self, numbers: &[u64]) {
         let keys: Vec<_> = numbers.iter().map(|n| self.key(*n)).collect();
         let pin = self.store.pin(&keys, Options::default()).expect("pinned");
         self.store.lease(&keys, LEASE, Options::default()).expect("leased");
-        let passing = OBJECTS + self.turn;
+        let passing = OBJECTS + self.batches;
         self.put(passing, &self.expected[0]);
         self.store.remove(&[self.key(passing)], Options::default()).expect("removed");
         drop(pin);
     }
 
-    /// Make all of it durable, and leave.
+    /// Flush all objects.
     pub fn end(self) {
         self.store.flush(Options::default()).expect("flushed");
     }

@@ -1,4 +1,5 @@
-//! The tenant with a key that does harm: it asks and never reads, and hands over what no client would.
+//! The hostile tenant with a valid key: it sends requests and never reads, and passes invalid
+//! descriptors as memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,18 +19,18 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use super::common::rough::{self, Rough};
 use super::{Stop, Tenant, count};
 
-/// Links that ask and do not read, at a time.
-const DEAF_LINKS: usize = 3;
-/// Objects of a request; all of them of a length that they do not have.
+/// Concurrent links that send requests and do not read.
+const UNREAD_LINKS: usize = 3;
+/// Objects per request; all with a wrong length.
 const ITEMS: u64 = 4000;
-/// How long an unread link is kept.
+/// Lifetime of an unread link.
 const UNREAD: Duration = Duration::from_secs(2);
-/// Between two links that hand something over.
+/// Pause between two links that pass descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Address space, not memory.
+/// Bytes of address space, without memory.
 const SPARSE_BYTES: u64 = 1 << 44;
 
-/// What was done.
+/// Counters of hostile actions.
 #[derive(Default)]
 pub struct Counters {
     pub unread: AtomicU64,
@@ -38,12 +39,16 @@ pub struct Counters {
 }
 
 /// A link of this tenant; `None` if it was refused.
-fn link(tenant: &Tenant, hands: Vec<OwnedFd>, deaf: &Arc<AtomicBool>) -> Option<Box<Conn<Rough>>> {
+fn link(
+    tenant: &Tenant,
+    fds_to_pass: Vec<OwnedFd>,
+    stop_reading: &Arc<AtomicBool>,
+) -> Option<Box<Conn<Rough>>> {
     let Address::Unix(path) = &tenant.address else { panic!("a Unix socket") };
-    rough::link(path, Some(tenant.key.clone()), hands, deaf)
+    rough::link(path, Some(tenant.key.clone()), fds_to_pass, stop_reading)
 }
 
-/// A request for objects of which none has this length.
+/// A request for objects with a wrong length.
 fn request(tenant: &Tenant) -> Vec<u8> {
     let item = |n: u64| {
         let mut hash = [0xa5; 32];
@@ -57,13 +62,14 @@ fn request(tenant: &Tenant) -> Vec<u8> {
     request::encode(Terms::default(), &Ask::Get(List::of(&items)))
 }
 
-/// Ask as much as the store takes and read none of its answers, over several links; again and again.
+/// Send as many requests as the store accepts over several links, and read no response; repeatedly.
 pub fn never_read(tenant: &Tenant, counters: &Counters, stop: &Stop) {
     let body = request(tenant);
     loop {
-        let deaf = Arc::new(AtomicBool::new(false));
-        let mut links: Vec<_> = (0..DEAF_LINKS).filter_map(|_| link(tenant, Vec::new(), &deaf)).collect();
-        deaf.store(true, Ordering::Relaxed);
+        let stop_reading = Arc::new(AtomicBool::new(false));
+        let mut links: Vec<_> =
+            (0..UNREAD_LINKS).filter_map(|_| link(tenant, Vec::new(), &stop_reading)).collect();
+        stop_reading.store(true, Ordering::Relaxed);
         let mut op = 0;
         for _ in 0..UNREAD.as_millis() / 50 {
             for link in &mut links {
@@ -80,16 +86,16 @@ pub fn never_read(tenant: &Tenant, counters: &Counters, stop: &Stop) {
     }
 }
 
-/// Hand over descriptors in place of memory, each kind in turn.
-pub fn hand_over(tenant: &Tenant, counters: &Counters, stop: &Stop) {
+/// Pass descriptors of each kind in place of memory.
+pub fn pass_descriptors(tenant: &Tenant, counters: &Counters, stop: &Stop) {
     let memfd = |bytes| {
         let fd = memfd_create("soak", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, bytes).expect("a length");
         fd
     };
-    for turn in 0_u64.. {
+    for round in 0_u64.. {
         let file = |path| OwnedFd::from(std::fs::File::open(path).expect("a file"));
-        let fds = match turn % 6 {
+        let fds = match round % 6 {
             0 => vec![memfd(SPARSE_BYTES)],
             1 => vec![memfd(0)],
             2 => vec![std::io::pipe().expect("a pipe").0.into()],

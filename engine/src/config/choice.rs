@@ -1,4 +1,4 @@
-//! Settings that are one of a few names.
+//! Settings with a fixed set of names.
 
 use serde::ser::{Serialize, Serializer};
 
@@ -12,7 +12,7 @@ macro_rules! choice {
             /// The names, as written in a file.
             pub const NAMES: &'static [&'static str] = &[$($text),+];
 
-            /// The choice of that name; exact spelling.
+            /// The choice with that name; exact spelling.
             pub fn of_name(name: &str) -> Option<$name> {
                 match name {
                     $($text => Some($name::$variant),)+
@@ -35,25 +35,25 @@ macro_rules! choice {
 }
 
 choice! {
-    /// Which object leaves DRAM first.
+    /// Eviction order of the DRAM tier.
     DramPolicy {
         /// The least recently used.
         #[default]
         Lru = "lru",
         /// The oldest.
         Fifo = "fifo",
-        /// S3-FIFO (Yang et al., SOSP 2023): a small queue filters what is seen once.
+        /// S3-FIFO (Yang et al., SOSP 2023): a small queue filters objects that are used once.
         S3Fifo = "s3fifo",
     }
 }
 
 choice! {
-    /// Whether a hit on SSD is copied into DRAM.
+    /// Whether hits from SSD and from peers are kept in DRAM.
     Promote {
-        /// Every SSD hit is copied.
+        /// Every such hit is kept.
         #[default]
         Always = "always",
-        /// SSD hits stay on SSD only.
+        /// None is kept.
         Never = "never",
     }
 }
@@ -64,13 +64,13 @@ choice! {
         /// The oldest.
         #[default]
         Fifo = "fifo",
-        /// The one whose extents are worth least; recently used extents are copied forward.
+        /// The one whose extents are least valuable; recently used extents are copied forward.
         Recency = "recency",
     }
 }
 
 choice! {
-    /// How the SSD is driven.
+    /// The I/O backend of the SSD tier.
     SsdIo {
         /// io_uring where the kernel and container allow it, else blocking.
         #[default]

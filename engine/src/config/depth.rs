@@ -1,15 +1,16 @@
-//! A bound on how deep a TOML text nests, taken before it is parsed.
+//! Bounds how deep a TOML text nests, before it is parsed.
 //!
-//! The parser bounds each construct (80 parts a dotted key, 80 inline tables, 80 parts a header), but not
-//! their product: 12 KiB of dotted keys inside inline tables nest 6000 deep and overflow a 2 MiB stack, in
-//! the parser and again when the tree is dropped. Every level costs a `.`, `{` or `[` outside of strings and
-//! comments, so counting those bounds the depth.
+//! The parser bounds each construct (80 parts a dotted key, 80 inline tables, 80 parts a header),
+//! but not their product: 12 KiB of dotted keys inside inline tables nest 6000 deep and overflow a
+//! 2 MiB stack, in the parser and again when the tree is dropped. Every level costs a `.`, `{` or
+//! `[` outside of strings and comments, so counting those bounds the depth.
 
 /// More than twice what all settings in any spelling have (one dot or bracket each), and as deep as
 /// serde_json goes; 512 levels were seen to need over half a MiB of stack.
 const LEVELS_MAX: usize = 128;
 
-/// Whether the text holds more `.`, `{` and `[` outside of strings and comments than a configuration can.
+/// Whether the text holds more `.`, `{` and `[` outside of strings and comments than a
+/// configuration can.
 pub(super) fn nests_too_deep(toml: &str) -> bool {
     let mut rest = toml;
     let mut levels = 0;
@@ -30,13 +31,13 @@ pub(super) fn nests_too_deep(toml: &str) -> bool {
     levels > LEVELS_MAX
 }
 
-/// What follows the first `end`.
+/// The text after the first `end`.
 fn after<'a>(text: &'a str, end: &str) -> &'a str {
     text.find(end).map_or("", |at| &text[at + end.len()..])
 }
 
-/// What follows the string whose inside `text` starts with. A one-line string that is not closed ends with
-/// its line, as it does for the parser, so that the two never disagree on what is a string.
+/// The text after the string whose inside `text` starts with. An unclosed one-line string ends with
+/// its line, as it does for the parser, so that both always agree on what is a string.
 fn after_quoted<'a>(text: &'a str, close: &str, escapes: bool) -> &'a str {
     let mut rest = text;
     while let Some(at) = rest.find(|c| c == '\\' || c == '\n' || close.starts_with(c)) {
@@ -57,7 +58,7 @@ fn after_quoted<'a>(text: &'a str, close: &str, escapes: bool) -> &'a str {
     ""
 }
 
-/// A string of three quotes may end in one or two more that belong to it.
+/// A string of three quotes may end in one or two more quotes that belong to it.
 fn after_close<'a>(mut rest: &'a str, close: &str) -> &'a str {
     for _ in 1..close.len() {
         rest = rest.strip_prefix(&close[..1]).unwrap_or(rest);
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_nests_is_counted() {
+    fn only_nesting_tokens_are_counted() {
         let many = ".".repeat(LEVELS_MAX + 1);
         let hidden = [
             format!("# {many}\n"),

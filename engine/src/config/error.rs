@@ -1,14 +1,14 @@
-//! What is wrong with a configuration: every problem, each with the field it is about.
+//! Configuration errors: every problem, each with its field.
 
 use std::fmt;
 
-/// One thing that is wrong.
+/// A problem with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The path of the setting, such as `ssd.segment_bytes`; for an unknown setting the path or the
-    /// environment variable as it was written; `(file)` for text that is not TOML or JSON at all.
+    /// environment variable as written; `(file)` for text that is not TOML or JSON.
     pub field: String,
-    /// What would be right, and what was found. One line, lower case, `key=value` at the end.
+    /// The expected value and the actual one. One line, lower case, `key=value` at the end.
     pub message: String,
 }
 
@@ -18,12 +18,13 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A refused configuration. Holds at least one problem; displays one line each.
+/// A refused configuration. Contains at least one problem; displays one line each.
 ///
-/// The caller's remedy is always the same: correct the settings named and open again. Nothing was created.
+/// The caller's remedy is always the same: correct the listed settings and open again. Nothing was
+/// created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Every problem that could be told, in the order file, environment, code, relations between settings.
+    /// All problems, in the order file, environment, code, relations between settings.
     pub problems: Vec<Problem>,
 }
 

@@ -1,9 +1,9 @@
-//! The table of settings: one row each. Reading, checking, "did you mean", the environment's names and the
-//! reference that `pagelith` prints all go by this table, so a setting missing here cannot be set at all.
+//! The table of settings, one row each. Reading, checking, suggestions, names of environment
+//! variables and the reference that `pagelith` prints all use this table, so a setting missing here
+//! cannot be set.
 
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_tiers::dram::arena::ARENA_BYTES_MAX;
-use pagelith_tiers::policy::LANES_MAX;
 
 use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
@@ -11,9 +11,9 @@ use super::node::Node;
 use super::rule::{Grain, Rule, Value};
 use super::setting::Setting;
 use super::size::Size;
-use crate::index::SEGMENT_MAX;
+use crate::memory::index::SEGMENT_MAX;
 
-/// What every environment variable that is a setting starts with.
+/// Prefix of every environment variable that is a setting.
 pub const ENV_PREFIX: &str = "PAGELITH_";
 
 /// One setting.
@@ -24,7 +24,7 @@ pub struct Field {
     value: for<'a> fn(&'a Config) -> Value<'a>,
 }
 
-/// A row for the member of [`Config`] that is named; the path is the member's, letter by letter.
+/// A row for a member of [`Config`]; the path is spelled like the member.
 macro_rules! row {
     ($section:ident . $name:ident, $rule:expr) => {
         row!(@ concat!(stringify!($section), ".", stringify!($name)), [$section.$name], $rule)
@@ -51,10 +51,10 @@ const SEGMENT_BYTES_MAX: Size = Size::mib(256);
 const KIB_64: Size = Size::kib(64);
 
 const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
-// The files beside the segments take one at least.
+// The other files take the space of at least one segment.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
-static FIELDS: [Field; 38] = [
+static FIELDS: [Field; 35] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
@@ -64,7 +64,6 @@ static FIELDS: [Field; 38] = [
     row!(dram.verify_ratio, Rule::Ratio { min: 0.0, max: 1.0 }),
     row!(dram.shared, Rule::Flag),
     row!(dram.prefault, Rule::Flag),
-    row!(dram.lanes, Rule::Count { min: 1, max: LANES_MAX as u64 }),
     row!(ssd.bytes, Rule::SizeOrZero { min: Size::mib(1), max: SSD_MAX }),
     row!(ssd.dirs, Rule::Dirs),
     row!(
@@ -74,7 +73,6 @@ static FIELDS: [Field; 38] = [
     row!(ssd.policy, Rule::Choice(SsdPolicy::NAMES)),
     row!(ssd.reinsert_ratio, Rule::Ratio { min: 0.0, max: 0.25 }),
     row!(ssd.io, Rule::Choice(SsdIo::NAMES)),
-    row!(ssd.shared, Rule::Flag),
     row!(ssd.write_depth, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_depth_reading, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_bytes, Rule::Size { min: KIB_64, max: Size::mib(16), grain: Grain::MultipleOf(4096) }),
@@ -88,7 +86,7 @@ static FIELDS: [Field; 38] = [
     row!(remote.key, Rule::File),
     row!(staging.bytes, Rule::Size { min: KIB_64, max: TIB, grain: Grain::Any }),
     row!(staging.ratio, Rule::RatioAboveZero { max: 1.0 }),
-    // Whole checksum blocks, so that each chunk can be verified by itself.
+    // Whole checksum blocks, so that each chunk can be verified separately.
     row!(
         staging.chunk_bytes,
         Rule::Size { min: KIB_64, max: Size::mib(256), grain: Grain::MultipleOf(BLOCK_BYTES as u64) }
@@ -96,7 +94,6 @@ static FIELDS: [Field; 38] = [
     row!(groups.deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(events.max, Rule::Count { min: 0, max: 1 << 20 }),
     row!(index.max_objects, Rule::Count { min: 1, max: 1 << 32 }),
-    row!(index.constant_fingerprint, Rule::Flag),
     row!(read.depth, Rule::Count { min: 1, max: 1024 }),
     row!(memory.reserve, Rule::Size { min: Size::ZERO, max: MEMORY_MAX, grain: Grain::Any }),
     row!(log.batch_summary, Rule::Flag),
@@ -132,7 +129,7 @@ impl Field {
         env_name(self.path)
     }
 
-    /// What the setting may be, such as `a power of two between 1MiB and 256MiB`.
+    /// The allowed values, such as `a power of two between 1MiB and 256MiB`.
     pub fn expects(&self) -> String {
         self.rule.to_string()
     }
@@ -142,8 +139,8 @@ impl Field {
         (self.value)(config).to_string()
     }
 
-    /// Put the node's value into `config`; the message if it is not of the setting's type. A value of the
-    /// right type but outside its range is put, and [`Field::check`] names it.
+    /// Set the node's value in `config`; a message if it is not of the setting's type. A value of
+    /// the right type but out of range is set, and [`Field::check`] reports it.
     pub(super) fn put(&self, config: &mut Config, node: &Node) -> Result<(), String> {
         (self.read)(config, node).map_err(|detail| {
             let colon = if detail.is_empty() { "" } else { ": " };

@@ -1,4 +1,5 @@
-//! What of a configuration depends on the directories and on limits of the process, looked at before anything is made.
+//! Checks that depend on the directories and on the limits of the process, made before any file is
+//! created.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +10,14 @@ use super::size::Size;
 use super::valid::{Facts, ValidConfig};
 
 impl ValidConfig {
-    /// What this machine has against it, beside its memory: files that are memory as well, and the longest file that this
-    /// process may write. Looks at the directories; makes nothing.
+    /// Checks against this machine, apart from its memory: directories whose files are in memory
+    /// (tmpfs), and the longest file that this process may write. Inspects the directories; creates
+    /// nothing.
     pub fn check_machine(&self, facts: &Facts) -> Result<(), ConfigError> {
         self.check_with(facts, file_bytes_max(), is_memory)
     }
 
-    /// The directories whose files are memory.
+    /// The directories whose files are in memory (tmpfs).
     pub fn dirs_in_memory(&self) -> impl Iterator<Item = &PathBuf> {
         self.ssd_dirs().iter().filter(|dir| is_memory(dir))
     }
@@ -35,7 +37,8 @@ impl ValidConfig {
             let in_memory: Vec<(usize, &PathBuf)> =
                 dirs.iter().enumerate().filter(|(_, dir)| is_memory(dir)).collect();
             let segments: u64 = in_memory.iter().map(|(number, _)| geometry.dir_bytes(*number as u32)).sum();
-            // Manifests and checkpoints are in the first directory, but for a copy of the manifest.
+            // Manifests and checkpoints are in the first directory, except for a copy of the
+            // manifest.
             let files = segments + if in_memory.iter().any(|(number, _)| *number == 0) { others } else { 0 };
             let needed = self.memory_plan().total.saturating_add(self.memory_reserve()).saturating_add(files);
             if let [(_, dir), ..] = in_memory[..]
@@ -101,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_memory_count_beside_the_plan() {
+    fn files_in_memory_count_in_addition_to_the_memory_plan() {
         let config = valid(&["/memory/a", "/drive/b"]);
         let without = config.memory_plan().total + config.memory_reserve();
         let on_memory = |dir: &Path| dir.starts_with("/memory");
@@ -113,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_file_is_checked_against_what_the_process_may_write() {
+    fn longest_file_is_checked_against_the_file_size_limit() {
         let config = valid(&["/a"]);
         let check = |most| fields(config.check_with(&facts(8 << 30), most, |_| false));
         assert_eq!(check(None), Vec::<String>::new());

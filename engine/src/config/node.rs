@@ -1,13 +1,14 @@
-//! One layer of configuration as read from text, before any setting is known: a tree of plain values.
+//! One layer of configuration as parsed from text, before settings are known: a tree of plain
+//! values.
 //!
-//! Not `serde_json::Value`: that keeps the last of two equal keys in silence and has no value for TOML's
-//! `nan` and dates, and what was written must be shown to whoever wrote it.
+//! `serde_json::Value` does not suffice: it silently keeps the last of two equal keys, and has no
+//! value for TOML's `nan` and dates, which messages must show as written.
 
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// Longest part of a user's own text that a message repeats, in characters.
+/// Longest part of a user's text that a message repeats, in characters.
 const SHOWN_CHARS_MAX: usize = 64;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -17,14 +18,14 @@ pub(super) enum Node {
     Integer(i128),
     Float(f64),
     Text(String),
-    /// TOML only; no setting is one.
+    /// TOML only; no setting has this type.
     Date(String),
     List(Vec<Node>),
     /// In the order of the text; keys are unique.
     Table(Vec<(String, Node)>),
 }
 
-/// `text` quoted, with control characters escaped, cut to [`SHOWN_CHARS_MAX`]: one line whatever it holds.
+/// `text` quoted, with control characters escaped, cut to [`SHOWN_CHARS_MAX`]: always one line.
 pub(super) fn quoted(text: &str) -> String {
     let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
     if shown.len() < text.len() {
@@ -34,7 +35,7 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 impl fmt::Display for Node {
-    /// What a message shows after `got=`.
+    /// The text after `got=` in a message.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Node::Null => f.write_str("null"),

@@ -1,4 +1,4 @@
-//! Layers of configuration into one [`Config`], with every problem on the way.
+//! Merges layers of configuration into one [`Config`], and collects every problem.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -17,10 +17,10 @@ use super::unknown::{shown_name, unknown_key, unknown_variable};
 use super::valid::{Facts, ValidConfig};
 use super::validate;
 
-/// More text than any configuration has; a larger file is something else.
+/// Larger than any configuration; a larger file cannot be one.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 
-/// The form of a configuration file.
+/// The format of a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigFormat {
     /// TOML.
@@ -72,23 +72,24 @@ fn parse_json(text: &str) -> Result<Node, String> {
     })
 }
 
-/// A parser's message may quote the text it parsed; a problem is one line.
+/// A parser's message may quote the parsed text; a problem must be one line.
 fn one_line(message: &str) -> String {
     message.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A [`Config`] under construction, with what was wrong so far.
+/// A [`Config`] under construction, with the problems so far.
 pub(super) struct Draft {
     pub(super) config: Config,
     pub(super) problems: Vec<Problem>,
-    /// Settings whose value is not what the caller meant (wrong, or set under a misspelled name). Nothing
-    /// that depends on one is checked: it would be a problem that its correction removes.
-    pub(super) suspects: Vec<&'static str>,
+    /// Settings whose value is not the intended one (wrong, or set under a misspelled name).
+    /// Relations that depend on them are not checked: such problems would disappear with the
+    /// correction.
+    pub(super) wrong_settings: Vec<&'static str>,
 }
 
 impl Draft {
     pub(super) fn of(config: Config) -> Draft {
-        Draft { config, problems: Vec::new(), suspects: Vec::new() }
+        Draft { config, problems: Vec::new(), wrong_settings: Vec::new() }
     }
 
     fn apply_file(&mut self, format: ConfigFormat, text: &str) {
@@ -96,8 +97,8 @@ impl Draft {
             Ok(tree) => self.apply_tree(&tree),
             Err(problem) => {
                 self.problems.push(problem);
-                // Anything may have been meant.
-                self.suspects = fields().iter().map(Field::path).collect();
+                // Any setting may have been intended.
+                self.wrong_settings = fields().iter().map(Field::path).collect();
             }
         }
     }
@@ -113,9 +114,10 @@ impl Draft {
         }
     }
 
-    /// Depth is bounded before (serde_json stops at 128, [`nests_too_deep`] too).
+    /// The caller bounded the depth (serde_json stops at 128, and [`nests_too_deep`] refuses more
+    /// too).
     fn apply_node<'a>(&mut self, keys: &mut Vec<&'a str>, node: &'a Node) {
-        // A key that itself holds a dot is no path.
+        // A key that itself contains a dot is no path.
         let plain = keys.iter().all(|key| !key.contains('.'));
         let path = keys.join(".");
         if let Some(field) = field_at(&path).filter(|_| plain) {
@@ -143,7 +145,7 @@ impl Draft {
                 let shown: Vec<String> = keys.iter().map(|key| shown_name(key)).collect();
                 let (problem, meant) = unknown_key(&shown.join("."), keys);
                 self.problems.push(problem);
-                self.suspects.extend(meant.map(Field::path));
+                self.wrong_settings.extend(meant.map(Field::path));
             }
         }
     }
@@ -165,7 +167,7 @@ impl Draft {
                 }
                 let (problem, meant) = unknown_variable(&shown);
                 self.problems.push(problem);
-                self.suspects.extend(meant.map(Field::path));
+                self.wrong_settings.extend(meant.map(Field::path));
                 continue;
             };
             let origin = format!(" env={}", field.env_name());
@@ -198,13 +200,13 @@ impl Draft {
 
     fn fault(&mut self, field: &'static Field, message: String) {
         self.problems.push(Problem { field: field.path().to_owned(), message });
-        self.suspects.push(field.path());
+        self.wrong_settings.push(field.path());
     }
 
-    /// Every setting's own range; those already suspect are not named twice.
+    /// Check every setting's own range; those already suspect are not reported twice.
     pub(super) fn check_ranges(&mut self) {
         for field in fields() {
-            if self.suspects.contains(&field.path()) {
+            if self.wrong_settings.contains(&field.path()) {
                 continue;
             }
             if let Err(message) = field.check(&self.config) {
@@ -216,8 +218,8 @@ impl Draft {
 
 type Override<'a> = Box<dyn FnOnce(&mut Config) + 'a>;
 
-/// Collects the layers of a configuration. The order of the calls does not matter: the precedence is
-/// always defaults < file < environment < code.
+/// Collects the layers of a configuration. The order of the calls does not matter: the precedence
+/// is always defaults < file < environment < code.
 #[derive(Default)]
 pub struct ConfigBuilder<'a> {
     file: Option<(ConfigFormat, &'a str)>,
@@ -232,8 +234,8 @@ impl<'a> ConfigBuilder<'a> {
         self
     }
 
-    /// Environment variables; those without [`ENV_PREFIX`] are passed over. Give `std::env::vars_os()`:
-    /// `vars()` panics on a variable that is not UTF-8, whoever's it is.
+    /// Environment variables; those without [`ENV_PREFIX`] are ignored. Pass `std::env::vars_os()`:
+    /// `vars()` panics on any variable that is not UTF-8.
     pub fn env<K: Into<OsString>, V: Into<OsString>>(
         mut self,
         variables: impl IntoIterator<Item = (K, V)>,
@@ -248,14 +250,15 @@ impl<'a> ConfigBuilder<'a> {
         self
     }
 
-    /// The configuration, each setting within its own range. Relations between settings and to the machine
-    /// are left to [`Config::validate`], so that code may still complete it.
+    /// The configuration, with each setting within its own range. Relations between settings and to
+    /// the machine are checked by [`Config::validate`], so that code may complete it first.
     pub fn build(self) -> Result<Config, ConfigError> {
         let draft = self.draft();
         unless_problems(draft.problems, draft.config)
     }
 
-    /// The configuration ready to open a store: one error for all problems of all layers and relations.
+    /// The configuration ready to open a store: one error for all problems of all layers and
+    /// relations.
     pub fn validate(self, facts: &Facts) -> Result<ValidConfig, ConfigError> {
         validate::resolve(self.draft(), facts)
     }
@@ -280,25 +283,25 @@ impl Config {
         ConfigBuilder::default()
     }
 
-    /// The defaults overlaid with a TOML text. All of its problems are in the error.
+    /// The defaults overlaid with a TOML text. The error contains all problems.
     pub fn from_toml_str(text: &str) -> Result<Config, ConfigError> {
         Config::from_text(ConfigFormat::Toml, text)
     }
 
-    /// The defaults overlaid with a JSON text. All of its problems are in the error.
+    /// The defaults overlaid with a JSON text. The error contains all problems.
     pub fn from_json_str(text: &str) -> Result<Config, ConfigError> {
         Config::from_text(ConfigFormat::Json, text)
     }
 
-    /// The defaults overlaid with a text of that format. All of its problems are in the error.
+    /// The defaults overlaid with a text of that format. The error contains all problems.
     pub fn from_text(format: ConfigFormat, text: &str) -> Result<Config, ConfigError> {
         Config::builder().file(format, text).build()
     }
 
     /// Every setting with its value, as JSON that [`Config::from_json_str`] reads back.
     pub fn to_json_string(&self) -> String {
-        // Only a path that is not UTF-8 has no JSON; such a path is shown as near as can be (and refused
-        // by `validate`).
+        // Only a path that is not UTF-8 has no JSON form; it is shown lossily (and refused by
+        // `validate`).
         serde_json::to_string_pretty(self).unwrap_or_else(|error| {
             let mut shown = self.clone();
             let lossy = |path: &PathBuf| path.to_string_lossy().into_owned().into();
@@ -310,8 +313,8 @@ impl Config {
 }
 
 impl<'de> Deserialize<'de> for Config {
-    /// As [`Config::from_json_str`], for a configuration inside another document: all problems are in the
-    /// error's text, one a line.
+    /// As [`Config::from_json_str`], for a configuration inside another document: the error's text
+    /// contains all problems, one per line.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Config, D::Error> {
         let tree = Node::deserialize(deserializer)?;
         let mut draft = Draft::of(Config::default());

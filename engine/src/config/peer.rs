@@ -1,4 +1,4 @@
-//! Peers, as settings: how an entry of the list is read, and what a list may be.
+//! Peers as settings: how an entry of the list is read, and the rules for the list.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,26 +8,31 @@ use serde::{Serialize, Serializer};
 
 use super::node::{Node, quoted};
 
-/// Most peers of one store: each session has a link to every one that it asks.
+/// Most peers of one store: each session has a connection to every peer that it uses.
 pub(super) const PEERS_MAX: usize = 64;
-/// Longest name of a peer in bytes: longer ones are something else.
+/// Longest name of a peer in bytes.
 const NAME_BYTES_MAX: usize = 255;
-/// What an entry may say, in the order of the reference.
+/// The keys of an entry, in the order of the reference.
 const KEYS: [&str; 4] = ["address", "name", "weight", "preferred"];
 
-/// A store process that holds pages for this store: a text that is its address, or a table.
+/// A store process that holds pages for this store: a string with its address, or a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PeerConfig {
-    /// Where it listens: `tcp:HOST:PORT` or `unix:PATH`. No default. A host's name is resolved whenever a link is made.
+    /// Its address: `tcp:HOST:PORT` or `unix:PATH`. No default. A host name is resolved for every
+    /// connection.
     #[serde(serialize_with = "as_text")]
     pub address: Address,
-    /// Its name, the same at every store that shares it: which pages it owns hangs on it. Default the address as it is written; 1 to 255 bytes. Give one where it is
-    /// reached by several addresses, or may get another.
+    /// Its name, the same at every store that shares it: the name determines which pages it owns.
+    /// Default: the address as written; 1 to 255 bytes. Set it if the peer has several addresses,
+    /// or if its address may change.
     pub name: String,
-    /// Its share of the pages beside the others'. Default 1; above 0. Give each the bytes that it has for pages, so that they fill up alike.
+    /// Its share of the pages, relative to the other peers. Default 1; above 0. Set it to each
+    /// peer's capacity in bytes, so that all fill up alike.
     pub weight: f64,
-    /// Whether everything that is put goes to it as long as it can be reached, whoever owns the page, and it is asked before that one. Default false;
-    /// one peer at most. For a store process on this host; who shares the others and does not prefer it finds nothing there.
+    /// Whether all puts go to this peer while it is reachable, regardless of the page's owner, and
+    /// gets try it before the owner. Default false; at most one peer. For a store process on this
+    /// host. A store that shares the other peers without preferring this one does not find those
+    /// pages.
     pub preferred: bool,
 }
 
@@ -36,7 +41,7 @@ fn as_text<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::
 }
 
 impl From<Address> for PeerConfig {
-    /// The peer at this address, with nothing else said of it.
+    /// The peer at this address, with defaults for the rest.
     fn from(address: Address) -> PeerConfig {
         PeerConfig { name: address.to_string(), address, weight: 1.0, preferred: false }
     }
@@ -49,7 +54,7 @@ impl fmt::Display for PeerConfig {
     }
 }
 
-/// An entry as far as it can be read, and what is wrong with the rest.
+/// An entry as far as it can be read, and the faults of the rest.
 struct Entry {
     address: Option<Address>,
     name: Option<String>,
@@ -58,26 +63,26 @@ struct Entry {
     faults: Vec<String>,
 }
 
-/// The peers of a list; else everything that is wrong with it and is not its type.
+/// The peers of a list, or all its faults other than a wrong type.
 pub(super) fn read(node: &Node) -> Result<Vec<PeerConfig>, String> {
     let Node::List(nodes) = node else { return Err(String::new()) };
     if nodes.len() > PEERS_MAX {
-        // How many there are, every message about a list says.
+        // The rule's own message states the number of entries.
         return Err(String::new());
     }
     let entries: Vec<Entry> = nodes.iter().map(Entry::read).collect();
-    let unread = |(number, entry): (usize, &Entry)| {
+    let faults_of = |(number, entry): (usize, &Entry)| {
         entry.faults.iter().map(|fault| (number, fault.clone())).collect::<Vec<_>>()
     };
-    let mut faults: Vec<(usize, String)> = entries.iter().enumerate().flat_map(unread).collect();
+    let mut faults: Vec<(usize, String)> = entries.iter().enumerate().flat_map(faults_of).collect();
     if faults.is_empty() {
         return Ok(entries.into_iter().filter_map(Entry::peer).collect());
     }
-    // What could be read is held to the rules all the same: else that would be news of the next try.
+    // Check the entries that could be read too, so that all faults are reported at once.
     let rest = |entry: &Entry| (entry.name.clone(), entry.weight, entry.preferred);
-    faults.extend(broken(entries.iter().map(rest)));
+    faults.extend(rule_faults(entries.iter().map(rest)));
     faults.sort_by_key(|(number, _)| *number);
-    Err(numbered(faults).join(", "))
+    Err(with_entry_numbers(faults).join(", "))
 }
 
 impl Entry {
@@ -124,24 +129,25 @@ impl Entry {
         }
     }
 
-    /// The peer, if nothing is wrong.
+    /// The peer, if the entry has no faults.
     fn peer(self) -> Option<PeerConfig> {
         let Entry { address, name, weight, preferred, faults: _ } = self;
         Some(PeerConfig { address: address?, name: name?, weight, preferred })
     }
 }
 
-/// What is wrong with peers that are of the right type.
+/// Faults of peers of the right type.
 pub(super) fn faults(peers: &[PeerConfig]) -> Vec<String> {
     if peers.len() > PEERS_MAX {
         return vec![format!("there are {}", peers.len())];
     }
-    let said = |peer: &PeerConfig| (Some(peer.name.clone()), peer.weight, peer.preferred);
-    numbered(broken(peers.iter().map(said)))
+    let checked_parts = |peer: &PeerConfig| (Some(peer.name.clone()), peer.weight, peer.preferred);
+    with_entry_numbers(rule_faults(peers.iter().map(checked_parts)))
 }
 
-/// Which rules of the list these names (where they are known), weights and preferences break, and at which entry.
-fn broken(peers: impl Iterator<Item = (Option<String>, f64, bool)>) -> Vec<(usize, String)> {
+/// The list's rules that these names (if known), weights and preferences break, with the entry's
+/// number.
+fn rule_faults(peers: impl Iterator<Item = (Option<String>, f64, bool)>) -> Vec<(usize, String)> {
     let mut faults = Vec::new();
     let (mut names, mut first_preferred) = (HashSet::new(), None);
     for (number, (name, weight, preferred)) in peers.enumerate() {
@@ -171,6 +177,6 @@ fn broken(peers: impl Iterator<Item = (Option<String>, f64, bool)>) -> Vec<(usiz
     faults
 }
 
-fn numbered(faults: Vec<(usize, String)>) -> Vec<String> {
+fn with_entry_numbers(faults: Vec<(usize, String)>) -> Vec<String> {
     faults.into_iter().map(|(number, fault)| format!("entry {number} {fault}")).collect()
 }

@@ -1,5 +1,5 @@
-//! The table of removed settings. A file or an environment that still names one is refused with the
-//! version that dropped it and what to do, instead of the guess that an unknown name gets.
+//! The table of removed settings. A file or an environment that still sets one is refused with the
+//! version that dropped it and the remedy, instead of the suggestion that an unknown name gets.
 
 use super::error::Problem;
 use super::fields::env_name;
@@ -9,11 +9,16 @@ struct RemovedSetting {
     path: &'static str,
     /// The first version without it.
     version: &'static str,
-    /// What to do, after "was removed in version V: ".
+    /// The remedy, after "was removed in version V: ".
     advice: &'static str,
 }
 
-static REMOVED: [RemovedSetting; 3] = [
+static REMOVED: [RemovedSetting; 6] = [
+    RemovedSetting {
+        path: "dram.lanes",
+        version: "0.1.0",
+        advice: "leave it out, pages leave DRAM in one order",
+    },
     RemovedSetting {
         path: "ssd.ring",
         version: "0.1.0",
@@ -28,6 +33,16 @@ static REMOVED: [RemovedSetting; 3] = [
         path: "ssd.iopoll",
         version: "0.1.0",
         advice: "leave it out, reads complete by interrupt",
+    },
+    RemovedSetting {
+        path: "ssd.shared",
+        version: "0.1.0",
+        advice: "leave it out, the store reads hits from SSD for its clients",
+    },
+    RemovedSetting {
+        path: "index.constant_fingerprint",
+        version: "0.1.0",
+        advice: "leave it out, it was for tests of the store",
     },
 ];
 
@@ -66,7 +81,7 @@ mod tests {
             let (section, key) = removed.path.split_once('.').expect("a section");
             let message = format!("was removed in version {}: {}", removed.version, removed.advice);
             let in_file = (removed.path.to_owned(), message.clone());
-            // Of any type, a table too.
+            // The value's type does not matter, not even for a table.
             for value in ["1", "\"plain\"", "{ a = 1 }"] {
                 let toml = format!("[{section}]\n{key} = {value}");
                 assert_eq!(only(Config::from_toml_str(&toml)), in_file, "{toml}");
@@ -84,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_setting_is_no_setting_and_its_version_is_none_of_the_future() {
+    fn removed_setting_is_unknown_and_its_version_is_past() {
         let number = |version: &str| -> Vec<u32> {
             version.split('.').map(|part| part.parse().expect("a number")).collect()
         };

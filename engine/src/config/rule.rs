@@ -1,5 +1,5 @@
-//! What one setting may be: its range as data, so that the check and the sentence that states it cannot
-//! drift apart.
+//! The range of one setting, as data, so that the check and the sentence that documents it cannot
+//! diverge.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::size::Size;
 /// Most directories (drives) of one store.
 pub(super) const DIRS_MAX: usize = 64;
 
-/// Paths that only a shell would expand, and a store would make as they are spelled.
+/// Paths that a shell would expand; a store would create them as spelled.
 mod shell {
     pub(super) const REMEDY: &str =
         "only a shell expands that, give the whole path (./ before a name that begins so)";
@@ -30,7 +30,7 @@ pub(super) enum Rule {
         max: Size,
         grain: Grain,
     },
-    /// As `Size`, and 0 as well.
+    /// As `Size`, or 0.
     SizeOrZero {
         min: Size,
         max: Size,
@@ -52,7 +52,7 @@ pub(super) enum Rule {
     Choice(&'static [&'static str]),
     Dirs,
     Peers,
-    /// A file; which one, is not looked at here.
+    /// A path of a file, which is not inspected here.
     File,
 }
 
@@ -64,7 +64,7 @@ pub(super) enum Grain {
     PowerOfTwo,
 }
 
-/// A setting's present value, as the rules see it.
+/// A setting's present value, as rules check it.
 pub(super) enum Value<'a> {
     Unset,
     Size(Size),
@@ -146,7 +146,7 @@ impl Rule {
             (Rule::Dirs, Value::Dirs(dirs)) => return self.check_dirs(dirs),
             (Rule::Peers, Value::Peers(peers)) => return self.unless(&peer::faults(peers)),
             (Rule::File, Value::File(path)) => return self.check_file(path),
-            // Flags and choices are right by their type, and an optional setting may be unset.
+            // Flags and choices are valid by their type, and an optional setting may be unset.
             _ => true,
         };
         if within { Ok(()) } else { Err(format!("must be {self}, got={value}")) }
@@ -166,8 +166,9 @@ impl Rule {
                 Some(text) if shell::expands(text) => {
                     faults.push(format!("entry {number} is {}: {}", quoted(text), shell::REMEDY));
                 }
-                // Compared by component, so "/a/" and "/a/./" are "/a", and "./a" is "a". Links and ".." are not
-                // followed here (no file is touched): the lock on the data files refuses those.
+                // Compared by component: "/a/" and "/a/./" equal "/a", and "./a" equals "a". Links
+                // and ".." are not resolved (no file is touched); the lock on the data files
+                // detects those.
                 Some(text) if !seen.insert(without_dots(dir)) => {
                     faults.push(format!("entry {number} repeats {}", quoted(text)));
                 }
@@ -191,8 +192,8 @@ impl Rule {
         if faults.is_empty() { Ok(()) } else { Err(format!("must be {self}, but {}", faults.join(", "))) }
     }
 
-    /// The value that an environment variable's text stands for. What is not the setting's type stays
-    /// text, and is refused as any other string would be.
+    /// The value of an environment variable's text. Text that does not match the setting's type
+    /// stays text, and is refused like any other string.
     pub(super) fn node_of_text(&self, text: &str) -> Node {
         let as_text = || Node::Text(text.to_owned());
         let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,12 +1,13 @@
-//! Variables that Kubernetes sets in every container for a Service that is named `pagelith`, or `pagelith-` and more.
-//! They are no settings, and nobody wrote them.
+//! Recognises the variables that Kubernetes sets in every container for a Service named `pagelith`
+//! or `pagelith-...`. They are not settings.
 
-/// Whether a variable has the shape of a service link: `..._SERVICE_HOST`, `..._SERVICE_PORT` (and `_` and a port's name),
-/// `..._PORT=tcp://HOST:PORT`, `..._PORT_7411_TCP` (and `_PROTO`, `_PORT` or `_ADDR`). `name` is without its prefix.
+/// Whether a variable has the shape of a service link: `..._SERVICE_HOST`, `..._SERVICE_PORT` (and
+/// `_` and a port's name), `..._PORT=tcp://HOST:PORT`, `..._PORT_7411_TCP` (and `_PROTO`, `_PORT`
+/// or `_ADDR`). `name` is without its prefix.
 pub(super) fn is_service_link(name: &str, value: &str) -> bool {
     let url = || value.contains("://");
     let number = || value.parse::<u16>().is_ok();
-    // Of the Service's own name, what follows `pagelith`.
+    // Any text before `end` is the rest of the Service's name, after `pagelith-`.
     let ends = |end: &str| name == end || name.ends_with(&format!("_{end}"));
     ends("SERVICE_HOST") && !value.is_empty()
         || (ends("SERVICE_PORT") || named_port(name)) && number()
@@ -22,7 +23,7 @@ pub(super) fn is_service_link(name: &str, value: &str) -> bool {
 
 const PROTOCOLS: [&str; 3] = ["TCP", "UDP", "SCTP"];
 
-/// Whether it is `SERVICE_PORT_NAME`, with anything before it.
+/// Whether the name is `SERVICE_PORT_NAME`, with any text before it.
 fn named_port(name: &str) -> bool {
     let at_start = name.strip_prefix("SERVICE_PORT_");
     at_start
@@ -30,7 +31,7 @@ fn named_port(name: &str) -> bool {
         .is_some_and(|port| !port.is_empty())
 }
 
-/// What follows `PORT_7411_TCP`, with anything before it.
+/// The text after `PORT_7411_TCP`, which may have any text before it.
 fn one_port(name: &str) -> Option<&str> {
     let starts = name.match_indices("PORT_").filter(|(at, _)| *at == 0 || name[..*at].ends_with('_'));
     starts.into_iter().find_map(|(at, port)| {

@@ -1,4 +1,4 @@
-//! How each type that a setting can have is read from a tree, and shown to the rules.
+//! Reads each type of setting from a tree, and presents it to the rules.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,9 @@ use super::peer::{self, PeerConfig};
 use super::rule::{DIRS_MAX, Value};
 use super::size::{Size, SizeError};
 
-/// A type that a setting has: how it is read from a tree, and how the rules see it.
+/// A type of setting.
 pub(super) trait Setting: Sized {
-    /// The value of that node; else what the rule's own sentence does not say (may be empty).
+    /// Read a node; the error adds details to the rule's own sentence (it may be empty).
     fn read(node: &Node) -> Result<Self, String>;
     fn value(&self) -> Value<'_>;
 }

@@ -1,7 +1,7 @@
 //! A number of bytes as people write it: `64MiB`, `2 GiB`, `4096`.
 //!
-//! The crates that parse sizes round through `f64` and saturate on overflow; a store that promises
-//! "nothing rounded" needs exact arithmetic, so the parser is here.
+//! Crates that parse sizes round through `f64` and saturate on overflow. This parser is exact,
+//! since configurations are never rounded.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,10 +11,10 @@ use serde::ser::{Serialize, Serializer};
 
 /// A number of bytes.
 ///
-/// In files and the environment: an integer of bytes, or a string of digits (with an optional decimal
-/// fraction), at most one space, and a unit. `B`; `KB`, `MB`, `GB`, `TB` are powers of 1000; `KiB`, `MiB`,
-/// `GiB`, `TiB` powers of 1024; each also in all lower or all upper case. What is not a whole number of
-/// bytes is refused, never rounded.
+/// In files and the environment: an integer of bytes, or a string of digits (with an optional
+/// decimal fraction), at most one space, and a unit. `B`; `KB`, `MB`, `GB`, `TB` are powers of
+/// 1000; `KiB`, `MiB`, `GiB`, `TiB` powers of 1024; each also in all lower or all upper case. A
+/// size that is not a whole number of bytes is refused, never rounded.
 ///
 /// ```
 /// use pagelith::config::Size;
@@ -25,19 +25,19 @@ use serde::ser::{Serialize, Serializer};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size(u64);
 
-/// Why a text is no [`Size`].
+/// Why a text is not a [`Size`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// The text does not start with a plain decimal number.
     #[error("no decimal number before the unit")]
     Number,
-    /// What follows the number is no unit.
+    /// The text after the number is not a unit.
     #[error("{0:?} is no unit (B; KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024)")]
     Unit(String),
-    /// The text names a part of a byte.
+    /// The size is not a whole number of bytes.
     #[error("not a whole number of bytes")]
     Fraction,
-    /// The text names more than 2^64 - 1 bytes.
+    /// The size exceeds 2^64 - 1 bytes.
     #[error("more than 2^64 - 1 bytes")]
     TooLarge,
 }
@@ -53,22 +53,22 @@ impl Size {
     /// No bytes.
     pub const ZERO: Size = Size(0);
 
-    /// So many bytes.
+    /// A number of bytes.
     pub const fn from_bytes(bytes: u64) -> Size {
         Size(bytes)
     }
 
-    /// So many KiB. The argument is 32 bits wide so that no value overflows.
+    /// A number of KiB. The argument is 32 bits wide so that no value overflows.
     pub const fn kib(count: u32) -> Size {
         Size((count as u64) << 10)
     }
 
-    /// So many MiB.
+    /// A number of MiB.
     pub const fn mib(count: u32) -> Size {
         Size((count as u64) << 20)
     }
 
-    /// So many GiB.
+    /// A number of GiB.
     pub const fn gib(count: u32) -> Size {
         Size((count as u64) << 30)
     }
@@ -80,7 +80,8 @@ impl Size {
 }
 
 impl fmt::Display for Size {
-    /// The largest binary unit in which the number is whole, so that the text parses back to the same size.
+    /// In the largest binary unit in which the number is whole, so that the text parses back to the
+    /// same size.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (unit, shift) in BINARY_UNITS {
             if self.0 != 0 && self.0.trailing_zeros() >= shift {
@@ -112,14 +113,14 @@ impl FromStr for Size {
     }
 }
 
-/// The bytes in one of the unit that `rest` (all that follows the number) spells.
+/// Bytes of the unit spelled by `rest`, the text after the number.
 fn unit_bytes(rest: &str) -> Result<u128, SizeError> {
     let unknown = || SizeError::Unit(rest.chars().take(16).collect());
     if rest.is_empty() {
         return Ok(1);
     }
     let unit = rest.strip_prefix(' ').unwrap_or(rest);
-    // `Mb` is how people write megabits, so mixed case other than the one listed is refused.
+    // `Mb` usually means megabits, so mixed case other than the listed one is refused.
     let spells =
         |name: &str| unit == name || unit == name.to_ascii_lowercase() || unit == name.to_ascii_uppercase();
     if spells("B") {
@@ -137,7 +138,7 @@ fn digits(text: &str) -> Result<u128, SizeError> {
     text.parse().map_err(|_| SizeError::TooLarge)
 }
 
-/// The bytes that `0.fraction` of a unit of `scale` bytes is, exactly.
+/// Exact bytes of `0.fraction` of a unit of `scale` bytes.
 fn bytes_of_fraction(fraction: &str, scale: u128) -> Result<u128, SizeError> {
     let significant = fraction.trim_end_matches('0');
     if significant.is_empty() {
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_that_parse() {
+    fn valid_sizes_parse() {
         let cases: [(&str, u64); 20] = [
             ("0", 0),
             ("4096", 4096),
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_refused() {
+    fn invalid_sizes_are_refused() {
         use SizeError::{Fraction, Number, TooLarge};
         let unit = |text: &str| SizeError::Unit(text.to_owned());
         let cases = [

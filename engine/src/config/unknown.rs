@@ -1,19 +1,19 @@
-//! What to say of a key that is no setting.
+//! Messages for keys that are no setting.
 
 use super::error::Problem;
 use super::fields::{ENV_PREFIX, Field, field_at, fields};
 use super::node::quoted;
 
-/// Below this likeness (1 is equal) a suggestion confuses more than it helps.
+/// Below this similarity (1 is equal) a suggestion confuses more than it helps.
 const LIKENESS_MIN: f64 = 0.6;
 /// Longer names get no suggestion: the comparison is quadratic and no setting is near that long.
 const NAME_BYTES_MAX: usize = 64;
 
-/// The problem of a key at `path` in a file, and the setting that was probably meant.
+/// The problem of a key at `path` in a file, and the setting that was probably intended.
 pub(super) fn unknown_key(path: &str, keys: &[&str]) -> (Problem, Option<&'static Field>) {
     let meant = closest(&keys.join("."));
     let message = match meant {
-        // The key itself holds a dot, as in {"dram.bytes": 1}.
+        // The key itself contains a dot, as in {"dram.bytes": 1}.
         Some(field) if keys.concat().contains('.') => {
             format!("is not a setting; did you mean {}, a key inside a table?", field.path())
         }
@@ -23,11 +23,11 @@ pub(super) fn unknown_key(path: &str, keys: &[&str]) -> (Problem, Option<&'stati
     (Problem { field: path.to_owned(), message }, meant)
 }
 
-/// The problem of an environment variable, and the setting that was probably meant.
+/// The problem of an environment variable, and the setting that was probably intended.
 pub(super) fn unknown_variable(name: &str) -> (Problem, Option<&'static Field>) {
     let rest = name.strip_prefix(ENV_PREFIX).unwrap_or(name);
     let path = rest.trim_start_matches('_').to_ascii_lowercase().replace("__", ".");
-    // A single `_` where `__` stands for the dot is the likely slip, so it is tried as a dot too.
+    // A single `_` in place of the `__` for a dot is a likely mistake, so it is tried as a dot too.
     let meant = closest(&path).or_else(|| closest(&path.replacen('_', ".", 1)));
     let message = match meant {
         Some(field) => format!("is not a setting; did you mean {}?", field.env_name()),
@@ -39,7 +39,7 @@ pub(super) fn unknown_variable(name: &str) -> (Problem, Option<&'static Field>) 
     (Problem { field: shown_name(name), message }, meant)
 }
 
-/// `name` as it is if it is plain, else quoted with what could break a line escaped.
+/// `name` unchanged if it is plain, else quoted and escaped so that it stays on one line.
 pub(super) fn shown_name(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(plain) {
@@ -49,7 +49,7 @@ pub(super) fn shown_name(name: &str) -> String {
     }
 }
 
-/// The settings that do exist where the unknown key was.
+/// A message that lists the settings at the level of the unknown key.
 fn no_suggestion(keys: &[&str]) -> String {
     let inside = |section: &str| -> Vec<&'static str> {
         let of_section = |field: &Field| match field.path().split_once('.') {

@@ -1,4 +1,5 @@
-//! A configuration that was checked against itself and the machine: the numbers a store is built from.
+//! A configuration validated against itself and the machine: the numbers from which a store is
+//! built.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,34 +7,32 @@ use std::time::Duration;
 
 use pagelith_tiers::ssd::volume::Geometry;
 
+use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
 use super::peer::PeerConfig;
 use super::size::Size;
 use super::validate;
-use super::{Config, DramConfig};
 
-/// What validation has to know of the machine.
+/// Facts about the machine that validation needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Memory that this process may use: the machine's, or its cgroup's limit if that is less. Bytes.
+    /// Memory that this process may use, in bytes: the machine's, or its cgroup's limit if that is
+    /// less.
     pub memory_bytes: u64,
-    /// Where the number is from, for messages; such as `machine` or the cgroup's file.
+    /// Source of the number, for messages, such as `machine` or the cgroup's file.
     pub memory_source: String,
 }
 
 impl Facts {
-    /// What this machine, and the control group that the process is in, allow.
+    /// The limits of this machine, and of the control group of this process.
     pub fn of_this_machine() -> Result<Facts, crate::Error> {
         let facts = pagelith_io::facts::MemoryFacts::read()?;
         Ok(Facts { memory_bytes: facts.limit, memory_source: facts.source })
     }
 }
 
-/// Bytes of the arena for each part of its order where their number is not set, and most of those.
-const LANE_BYTES: u64 = 64 << 20;
-const LANES_UNSET_MAX: u64 = 64;
-
-/// A [`Config`] that may open a store. Made by [`Config::validate`] only; every number is resolved.
+/// A [`Config`] that may open a store, with every number resolved. Created by [`Config::validate`]
+/// only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidConfig {
     pub(super) config: Config,
@@ -42,22 +41,22 @@ pub struct ValidConfig {
     pub(super) staging_budget: u64,
     pub(super) max_objects: u64,
     pub(super) memory: MemoryPlan,
+    #[cfg(feature = "internals")]
+    pub(super) constant_fingerprint: bool,
 }
 
-/// The memory a store allocates, in bytes; printed at open and never exceeded.
+/// The memory that a store allocates, in bytes; logged at open and never exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// The DRAM arena, or the write buffer where there is no DRAM tier.
+    /// The DRAM arena, or the write buffer without a DRAM tier.
     pub arena: u64,
     /// Staging memory.
     pub staging: u64,
     /// The index.
     pub index: u64,
-    /// Headers of what is on SSD.
+    /// Headers of records on SSD.
     pub headers: u64,
-    /// Where clients of this host find what lies in the arena, where that is shared.
-    pub catalog: u64,
-    /// All of them.
+    /// The sum.
     pub total: u64,
 }
 
@@ -65,12 +64,8 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = Size::from_bytes;
         let (arena, staging) = (size(self.arena), size(self.staging));
-        let (index, headers, catalog) = (size(self.index), size(self.headers), size(self.catalog));
-        let total = size(self.total);
-        write!(
-            f,
-            "arena={arena} staging={staging} index={index} headers={headers} catalog={catalog} total={total}"
-        )
+        let (index, headers, total) = (size(self.index), size(self.headers), size(self.total));
+        write!(f, "arena={arena} staging={staging} index={index} headers={headers} total={total}")
     }
 }
 
@@ -80,32 +75,27 @@ impl ValidConfig {
         &self.config
     }
 
-    /// What the store allocates.
+    /// The memory that the store allocates.
     pub fn memory_plan(&self) -> MemoryPlan {
         self.memory
     }
 
-    /// How many objects in the arena clients are told of at most, where it is shared.
-    pub fn catalog_rows(&self) -> u64 {
-        validate::catalog_rows(self.max_objects, self.memory.arena)
-    }
-
-    /// Bytes of the DRAM cache tier; 0: there is none.
+    /// Bytes of the DRAM tier; 0 without one.
     pub fn dram_bytes(&self) -> u64 {
         self.config.dram.bytes.bytes()
     }
 
-    /// Bytes of the arena: the whole pages of `dram_bytes`, or two segments where that is 0.
+    /// Bytes of the arena: `dram_bytes` in whole pages, or two segments if that is 0.
     pub fn arena_bytes(&self) -> u64 {
         self.arena_bytes
     }
 
-    /// Which object leaves DRAM first.
+    /// Eviction order of the DRAM tier.
     pub fn dram_policy(&self) -> DramPolicy {
         self.config.dram.policy
     }
 
-    /// Whether SSD hits are copied into DRAM.
+    /// Whether hits from SSD and from peers are kept in DRAM.
     pub fn promote(&self) -> Promote {
         self.config.dram.promote
     }
@@ -115,34 +105,19 @@ impl ValidConfig {
         self.config.dram.verify_ratio
     }
 
-    /// Whether the arena is memory that other processes can be shown.
+    /// Whether the arena is memory that other processes can map.
     pub fn dram_shared(&self) -> bool {
         self.config.dram.shared
     }
 
-    /// Whether the arena's memory is all there from the start.
+    /// Whether the arena's memory is populated at open.
     pub fn dram_prefault(&self) -> bool {
         self.config.dram.prefault
-    }
-
-    /// In how many parts the order is kept in which pages leave DRAM.
-    pub fn lanes(&self) -> usize {
-        let DramConfig { policy, shared, .. } = self.config.dram;
-        // What a catalog is told of takes the core's lock, and one order is the better one then.
-        let divides = policy != DramPolicy::S3Fifo && !shared && !self.constant_fingerprint();
-        let unset = || (self.arena_bytes / LANE_BYTES).clamp(1, LANES_UNSET_MAX);
-        let lanes = self.config.dram.lanes.unwrap_or_else(unset).max(1);
-        if divides { 1 << lanes.ilog2() } else { 1 }
     }
 
     /// Whether there is an SSD tier.
     pub fn has_ssd(&self) -> bool {
         self.config.ssd.bytes > Size::ZERO
-    }
-
-    /// Whether other processes are handed the files that segments lie in.
-    pub fn ssd_shared(&self) -> bool {
-        self.config.ssd.shared && self.has_ssd()
     }
 
     /// Bytes of all files together; 0 without an SSD tier.
@@ -160,7 +135,7 @@ impl ValidConfig {
         self.segment_bytes
     }
 
-    /// The files of the SSD tier in so many directories; `None` if it is too small for that many.
+    /// The files of the SSD tier in `dirs` directories; `None` if it is too small for that number.
     pub(crate) fn geometry(&self, dirs: u32) -> Option<Geometry> {
         let config = &self.config;
         let (bytes, segment) = (config.ssd.bytes.bytes(), self.segment_bytes);
@@ -172,22 +147,22 @@ impl ValidConfig {
         self.config.ssd.policy
     }
 
-    /// The most bytes copied forward per byte put.
+    /// Most bytes that reclaim copies forward, per byte put.
     pub fn reinsert_ratio(&self) -> f64 {
         self.config.ssd.reinsert_ratio
     }
 
-    /// How the drive is driven.
+    /// The I/O backend.
     pub fn ssd_io(&self) -> SsdIo {
         self.config.ssd.io
     }
 
-    /// Writes in flight.
+    /// Most writes in flight.
     pub fn write_depth(&self) -> u32 {
         self.config.ssd.write_depth
     }
 
-    /// Writes in flight while the drive is read.
+    /// Most writes in flight while the drive is being read.
     pub fn write_depth_reading(&self) -> u32 {
         self.config.ssd.write_depth_reading
     }
@@ -197,7 +172,7 @@ impl ValidConfig {
         self.config.ssd.write_bytes.bytes()
     }
 
-    /// Bytes of headers of what is on SSD that are kept in memory; 0: none, or no SSD tier.
+    /// Bytes of memory for headers of records on SSD; 0: none, or no SSD tier.
     pub fn headers_bytes(&self) -> u64 {
         self.memory.headers
     }
@@ -207,83 +182,99 @@ impl ValidConfig {
         self.config.ssd.checkpoint_segments
     }
 
-    /// Pause before the first trial of a drive that failed, and the longest.
+    /// Pause before the first probe of a failed drive, and the longest pause.
     pub fn probe_pauses(&self) -> (Duration, Duration) {
         let ssd = &self.config.ssd;
         (Duration::from_millis(ssd.probe_ms), Duration::from_millis(ssd.probe_max_ms))
     }
 
-    /// Bytes a second that the background scrub reads; 0: there is none.
+    /// Bytes per second that the background scrub reads; 0: no background scrub.
     pub fn scrub_bytes_per_s(&self) -> u64 {
         self.config.ssd.scrub_bytes_per_s.bytes()
     }
 
-    /// Failing reads in a segment after which it is quarantined.
+    /// Failed reads of a segment after which it is quarantined.
     pub fn quarantine_after(&self) -> u32 {
         self.config.ssd.quarantine_after
     }
 
-    /// The store processes behind this store.
+    /// The peers.
     pub fn peers(&self) -> &[PeerConfig] {
         &self.config.remote.peers
     }
 
-    /// The file with the key by which those know this process.
+    /// File with the key that identifies this process to peers.
     pub fn peers_key(&self) -> Option<&Path> {
         self.config.remote.key.as_deref()
     }
 
-    /// Bytes of staging memory: the whole pages of what was given.
+    /// Bytes of staging memory, in whole pages.
     pub fn staging_bytes(&self) -> u64 {
         self.memory.staging
     }
 
-    /// Bytes of staging that one batch may be charged: those x ratio, rounded down; at least a chunk + 8192.
+    /// Bytes of staging that one batch may use: `staging_bytes` x ratio, rounded down; at least a
+    /// chunk + 8192.
     pub fn staging_budget(&self) -> u64 {
         self.staging_budget
     }
 
-    /// Bytes of the piece in which an object above the budget is read; a multiple of the checksum block.
+    /// Size of the pieces in which an object larger than the budget is read; a multiple of the
+    /// checksum block.
     pub fn staging_chunk_bytes(&self) -> u64 {
         self.config.staging.chunk_bytes.bytes()
     }
 
-    /// Objects the index holds, given or derived.
+    /// Objects that the index holds, given or derived.
     pub fn max_objects(&self) -> u64 {
         self.max_objects
     }
 
-    /// Whether every key gets the same fingerprint (tests).
-    pub fn constant_fingerprint(&self) -> bool {
-        self.config.index.constant_fingerprint
+    /// The same, with one fingerprint for all keys, so that only whole keys tell objects apart. For tests: it is very slow.
+    #[cfg(feature = "internals")]
+    #[must_use]
+    pub fn with_constant_fingerprint(self) -> ValidConfig {
+        ValidConfig { constant_fingerprint: true, ..self }
     }
 
-    /// Reads in flight per session.
+    /// Whether every key has the same fingerprint.
+    #[cfg(feature = "internals")]
+    pub(crate) fn constant_fingerprint(&self) -> bool {
+        self.constant_fingerprint
+    }
+
+    /// Whether every key has the same fingerprint: only in tests.
+    #[cfg(not(feature = "internals"))]
+    pub(crate) const fn constant_fingerprint(&self) -> bool {
+        false
+    }
+
+    /// Most reads in flight per session.
     pub fn read_depth(&self) -> u32 {
         self.config.read.depth
     }
 
-    /// How long a group that is not complete is kept.
+    /// Lifetime of an incomplete group.
     pub fn group_deadline(&self) -> Duration {
         Duration::from_millis(self.config.groups.deadline_ms)
     }
 
-    /// Events that are kept until they are taken.
+    /// Most events that are kept until they are read.
     pub fn events_max(&self) -> usize {
         self.config.events.max as usize
     }
 
-    /// The longest wait that is given no deadline of its own.
+    /// Longest wait of a call without its own timeout.
     pub fn deadline(&self) -> Duration {
         Duration::from_millis(self.config.deadline_ms)
     }
 
-    /// The longest that closing may take.
+    /// Longest duration of a close.
     pub fn close_timeout(&self) -> Duration {
         Duration::from_millis(self.config.close_timeout_ms)
     }
 
-    /// The most namespaces at a time.
+    /// Most namespaces at a time.
     pub fn namespaces_max(&self) -> u32 {
         self.config.namespaces_max
     }

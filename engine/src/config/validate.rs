@@ -1,9 +1,8 @@
-//! Relations between settings, and to the machine.
+//! Validates relations between settings, and between settings and the machine.
 //!
-//! Ranges bound every number here (at most 2^50 bytes), so sums cannot overflow; a relation is checked only
-//! if all of the settings it reads are within their ranges.
+//! Ranges bound every number here (at most 2^50 bytes), so sums cannot overflow. A relation is
+//! checked only if all of the settings that it reads are within their ranges.
 
-use pagelith_io::shm::Catalog;
 use pagelith_layouts::align::align_down;
 use pagelith_layouts::staging;
 use pagelith_tiers::ssd::volume::{Geometry, SEGMENTS_MIN};
@@ -13,27 +12,24 @@ use super::error::{ConfigError, Problem, unless_problems};
 use super::parse::Draft;
 use super::size::Size;
 use super::valid::{Facts, MemoryPlan, ValidConfig};
-use crate::index::SEGMENT_MAX;
+use crate::memory::index::SEGMENT_MAX;
 
-/// Segments of write buffer without a DRAM tier: one is filled while the other is flushed.
+/// Segments of the write buffer without a DRAM tier: one is filled while the other is flushed.
 const WRITE_BUFFER_SEGMENTS: u64 = 2;
-/// Bounds of the derived segment. The largest fits the default `dram.bytes`, so that an SSD tier of any size
-/// opens with the other defaults.
+/// Bounds of the derived segment size. The largest fits the default `dram.bytes`, so that an SSD
+/// tier of any size opens with the other defaults.
 const SEGMENT_DERIVED: (u64, u64) = (4 << 20, 256 << 20);
-/// The derived segment is this part of the tier: reclaim then frees 1 to 2 % at a time.
+/// The tier's size divided by the derived segment's: reclaim then frees 1 to 2 % at a time.
 const SEGMENTS_DERIVED: u64 = 64;
 /// The limit of DESIGN.md, "Index".
 const INDEX_BYTES_PER_OBJECT: u64 = 40;
-/// The mean object that the derived index is sized for, and its bounds.
+/// Mean object size for which the derived index is sized, and bounds of its number of objects.
 const OBJECT_BYTES_ASSUMED: u64 = 16 << 10;
 const OBJECTS_DERIVED: (u64, u64) = (65_536, 16_777_216);
-/// The least object of which as many as the arena holds are told of to clients, and bounds of how many are.
-const CATALOG_BYTES_ASSUMED: u64 = 8 << 10;
-const CATALOG_ROWS: (u64, u64) = (64, (1 << 32) - 2);
 
 impl Config {
-    /// Check every setting, the relations between them and to the machine. All problems are in the error;
-    /// nothing is created, on disk or elsewhere.
+    /// Check every setting, and the relations between them and to the machine. The error contains
+    /// all problems; nothing is created, neither files nor memory.
     pub fn validate(&self, facts: &Facts) -> Result<ValidConfig, ConfigError> {
         let mut draft = Draft::of(self.clone());
         draft.check_ranges();
@@ -41,9 +37,9 @@ impl Config {
     }
 }
 
-/// The draft's problems, those of its relations, or else its resolved numbers.
+/// The draft's problems and those of its relations, or else its resolved numbers.
 pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, ConfigError> {
-    let numbers = Numbers::of(&draft.config);
+    let numbers = Resolved::of(&draft.config);
     let mut relations = Relations { draft, numbers };
     relations.check_capacity();
     relations.check_segments();
@@ -59,20 +55,22 @@ pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, Config
         staging_budget: numbers.staging_budget,
         max_objects: numbers.max_objects,
         memory: numbers.memory,
+        #[cfg(feature = "internals")]
+        constant_fingerprint: false,
     })
 }
 
-/// What the settings come to. Saturating, since settings that are out of range come here too.
+/// Numbers derived from the settings. Saturating, since settings may be out of range here.
 #[derive(Clone, Copy)]
-struct Numbers {
+struct Resolved {
     segment: u64,
     staging_budget: u64,
     max_objects: u64,
     memory: MemoryPlan,
 }
 
-impl Numbers {
-    fn of(config: &Config) -> Numbers {
+impl Resolved {
+    fn of(config: &Config) -> Resolved {
         let (dram, ssd) = (config.dram.bytes.bytes(), config.ssd.bytes.bytes());
         let segment = config.ssd.segment_bytes.map_or_else(|| derived_segment(ssd), Size::bytes);
         let arena = match dram {
@@ -85,24 +83,15 @@ impl Numbers {
         let staging_bytes = align_down(config.staging.bytes.bytes());
         let index = max_objects.saturating_mul(INDEX_BYTES_PER_OBJECT);
         let headers = if ssd > 0 { config.ssd.headers_bytes.bytes() } else { 0 };
-        let catalog = match config.dram.shared {
-            true => Catalog::bytes_for(catalog_rows(max_objects, arena), arena),
-            false => 0,
-        };
-        let parts = [arena, staging_bytes, index, headers, catalog];
+        let parts = [arena, staging_bytes, index, headers];
         let total = parts.into_iter().fold(0u64, u64::saturating_add);
-        Numbers {
+        Resolved {
             segment,
             staging_budget: staging::usable(staging_bytes, config.staging.ratio),
             max_objects,
-            memory: MemoryPlan { arena, staging: staging_bytes, index, headers, catalog, total },
+            memory: MemoryPlan { arena, staging: staging_bytes, index, headers, total },
         }
     }
-}
-
-/// How many objects in an arena of so many bytes are told of at most. Of smaller ones than are assumed clients ask.
-pub(super) fn catalog_rows(max_objects: u64, arena: u64) -> u64 {
-    max_objects.min(arena / CATALOG_BYTES_ASSUMED).clamp(CATALOG_ROWS.0, CATALOG_ROWS.1)
 }
 
 /// The files of an SSD tier; `None` if it is too small for them.
@@ -113,7 +102,7 @@ pub(super) fn geometry(
     max_objects: u64,
     namespaces: u32,
 ) -> Option<Geometry> {
-    // An object takes a block at least, and two entries if it is attached.
+    // An object takes at least a block, and two entries if it is attached.
     Geometry::fit(bytes, segment, dirs, max_objects.min(bytes / 2048), namespaces)
 }
 
@@ -124,28 +113,28 @@ fn derived_segment(ssd_bytes: u64) -> u64 {
 
 struct Relations {
     draft: Draft,
-    numbers: Numbers,
+    numbers: Resolved,
 }
 
 impl Relations {
-    fn sound(&self, paths: &[&str]) -> bool {
-        !paths.iter().any(|path| self.draft.suspects.contains(path))
+    fn are_valid(&self, paths: &[&str]) -> bool {
+        !paths.iter().any(|path| self.draft.wrong_settings.contains(path))
     }
 
     fn problem(&mut self, field: &str, message: String) {
         self.draft.problems.push(Problem { field: field.to_owned(), message });
     }
 
-    /// A store has somewhere to put things, and an SSD tier has both a size and a place.
+    /// A store has some capacity, and an SSD tier has both a size and a directory.
     fn check_capacity(&mut self) {
         let (dram, ssd) = (self.draft.config.dram.bytes, self.draft.config.ssd.bytes);
         let dirs = self.draft.config.ssd.dirs.len();
-        if self.sound(&["dram.bytes", "ssd.bytes"]) && dram == Size::ZERO && ssd == Size::ZERO {
+        if self.are_valid(&["dram.bytes", "ssd.bytes"]) && dram == Size::ZERO && ssd == Size::ZERO {
             let message = "must be above 0, or ssd.bytes must be: embedded with no capacity, \
                            got=0B ssd.bytes=0B";
             self.problem("dram.bytes", message.to_owned());
         }
-        if !self.sound(&["ssd.bytes", "ssd.dirs"]) {
+        if !self.are_valid(&["ssd.bytes", "ssd.dirs"]) {
             return;
         }
         if ssd > Size::ZERO && dirs == 0 {
@@ -157,35 +146,35 @@ impl Relations {
         }
     }
 
-    /// Tier, arena and single writes fit the segment.
+    /// Tier, arena and single writes are consistent with the segment size.
     fn check_segments(&mut self) {
         let config = &self.draft.config;
         let (dram, ssd, write) = (config.dram.bytes, config.ssd.bytes, config.ssd.write_bytes);
-        if ssd == Size::ZERO || !self.sound(&["ssd.bytes", "ssd.segment_bytes"]) {
+        if ssd == Size::ZERO || !self.are_valid(&["ssd.bytes", "ssd.segment_bytes"]) {
             return;
         }
         let segment = Size::from_bytes(self.numbers.segment);
         self.check_files();
-        if self.sound(&["dram.bytes"]) && dram > Size::ZERO && dram < segment {
+        if self.are_valid(&["dram.bytes"]) && dram > Size::ZERO && dram < segment {
             let message = format!(
                 "must be 0 or at least a segment ({segment}) with an SSD tier, got={dram} \
                  ssd.segment_bytes={segment}"
             );
             self.problem("dram.bytes", message);
         }
-        if self.sound(&["ssd.write_bytes"]) && write > segment {
+        if self.are_valid(&["ssd.write_bytes"]) && write > segment {
             let message = format!("must be at most a segment, got={write} ssd.segment_bytes={segment}");
             self.problem("ssd.write_bytes", message);
         }
     }
 
-    /// What lies beside the segments fits as well, and the index can name all of them.
+    /// The other files fit too, and the index can address all segments.
     fn check_files(&mut self) {
-        if !self.sound(&["ssd.dirs", "index.max_objects", "namespaces_max"]) {
+        if !self.are_valid(&["ssd.dirs", "index.max_objects", "namespaces_max"]) {
             return;
         }
         let config = &self.draft.config;
-        let Numbers { segment, max_objects, .. } = self.numbers;
+        let Resolved { segment, max_objects, .. } = self.numbers;
         let (ssd, dirs, namespaces) =
             (config.ssd.bytes.bytes(), config.ssd.dirs.len() as u32, config.namespaces_max);
         let segments = SEGMENTS_MIN.max(dirs);
@@ -194,7 +183,7 @@ impl Relations {
             geometry.is_some_and(|geometry| geometry.segment_count >= segments)
         };
         if !fits(ssd) {
-            // A larger tier has more to write in its checkpoints, so that no sum says what is enough.
+            // A larger tier has larger checkpoints, so the least size has no closed form.
             let step = segment.min(1 << 20);
             let mut least = u64::from(segments) * segment;
             while !fits(least) {
@@ -227,26 +216,30 @@ impl Relations {
         }
     }
 
-    /// The longest pause is no shorter than the first.
+    /// The longest pause is at least the first.
     fn check_probe(&mut self) {
         let (first, longest) = (self.draft.config.ssd.probe_ms, self.draft.config.ssd.probe_max_ms);
-        if self.sound(&["ssd.probe_ms", "ssd.probe_max_ms"]) && longest < first {
+        if self.are_valid(&["ssd.probe_ms", "ssd.probe_max_ms"]) && longest < first {
             let message = format!("must be at least ssd.probe_ms, got={longest} ssd.probe_ms={first}");
             self.problem("ssd.probe_max_ms", message);
         }
     }
 
-    /// A key is for somebody.
+    /// A key requires peers.
     fn check_remote(&mut self) {
         let remote = &self.draft.config.remote;
-        if self.sound(&["remote.peers", "remote.key"]) && remote.key.is_some() && remote.peers.is_empty() {
-            self.problem("remote.key", "must be unset without remote.peers, which it is shown to".to_owned());
+        if self.are_valid(&["remote.peers", "remote.key"]) && remote.key.is_some() && remote.peers.is_empty()
+        {
+            self.problem(
+                "remote.key",
+                "must be unset without remote.peers, to which it identifies this store".to_owned(),
+            );
         }
     }
 
-    /// One chunk of an object above the whole budget can always be read.
+    /// One chunk of an object larger than the budget can always be read.
     fn check_staging(&mut self) {
-        if !self.sound(&["staging.bytes", "staging.ratio", "staging.chunk_bytes"]) {
+        if !self.are_valid(&["staging.bytes", "staging.ratio", "staging.chunk_bytes"]) {
             return;
         }
         let settings = &self.draft.config.staging;
@@ -265,8 +258,8 @@ impl Relations {
         }
     }
 
-    /// All memory of the store, and the reserve, are there. The problem is the
-    /// largest term's, the first of equals: that is where there is most to gain.
+    /// The store's memory and the reserve fit the machine. The problem names the largest term, the
+    /// first of equal ones, since lowering it gains most.
     fn check_memory(&mut self, facts: &Facts) {
         let terms = [
             "dram.bytes",
@@ -276,7 +269,7 @@ impl Relations {
             "staging.bytes",
             "index.max_objects",
         ];
-        if !self.sound(&terms) || !self.sound(&["memory.reserve"]) {
+        if !self.are_valid(&terms) || !self.are_valid(&["memory.reserve"]) {
             return;
         }
         let plan = self.numbers.memory;
@@ -292,22 +285,20 @@ impl Relations {
             (plan.staging, "staging.bytes"),
             (plan.index, "index.max_objects"),
             (plan.headers, "ssd.headers_bytes"),
-            (plan.catalog, "dram.shared"),
             (reserve.bytes(), "memory.reserve"),
         ];
         let largest =
             terms.iter().rev().max_by_key(|(bytes, _)| *bytes).map_or(arena_field, |(_, field)| *field);
         let size = Size::from_bytes;
         let message = format!(
-            "must be lower: arena + staging + index + headers + catalog + memory.reserve must be at most {}, got={} arena={} \
-             staging={} index={} headers={} catalog={} memory.reserve={} source={}",
+            "must be lower: arena + staging + index + headers + memory.reserve must be at most {}, \
+             got={} arena={} staging={} index={} headers={} memory.reserve={} source={}",
             size(facts.memory_bytes),
             size(needed),
             size(plan.arena),
             size(plan.staging),
             size(plan.index),
             size(plan.headers),
-            size(plan.catalog),
             reserve,
             facts.memory_source
         );

@@ -1,4 +1,5 @@
-//! Links that were idle until the store closed them, or that end under a call: the next call goes over a new one.
+//! Connections that the store closed because they were idle, or that end during a call: the next
+//! call uses a new one.
 
 use pagelith::io::buffer::AlignedBuf;
 use pagelith::layouts::wire::Kind;
@@ -14,16 +15,16 @@ enum Way {
     Tcp,
     /// Rings in shared memory.
     Rings,
-    /// The same, and the store tells what lies where in its memory.
-    Told,
+    /// The same, and the store shows its arena.
+    Shown,
 }
 
-/// A store process whose links go by a clock of the test's.
+/// A store process whose connections use a clock of the test.
 struct Timed {
     address: Address,
     clock: SimClock,
     stop: Arc<AtomicBool>,
-    /// How often it looked at its links, and how many it had then.
+    /// How often it polled its connections, and how many it had then.
     turns: Arc<AtomicU64>,
     links: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
@@ -35,14 +36,14 @@ impl Timed {
         let dir = tempfile::tempdir().expect("a directory");
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
-        config.dram.shared = way == Way::Told;
+        config.dram.shared = way == Way::Shown;
         config.index.max_objects = Some(1000);
         config.events.max = 1000;
         let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
         let store = Store::open(valid).expect("opened");
         let address = match way {
             Way::Tcp => anywhere(),
-            Way::Rings | Way::Told => Address::Unix(dir.path().join("socket")),
+            Way::Rings | Way::Shown => Address::Unix(dir.path().join("socket")),
         };
         let admission = Admission::Connection(Rights::all());
         let listen = Listen { address, admission, beyond_this_host: false };
@@ -50,10 +51,8 @@ impl Timed {
         let (entropy, own) = (Arc::new(SystemEntropy), Arc::new(clock.clone()));
         let (staging, memory) = StagingPool::shared(16 << 20).expect("memory");
         let shown = store.shared_memory().map(|arena| vec![arena, memory]).unwrap_or_default();
-        let mut listener = Listener::new(&listen, offer, entropy, own, Limits::default())
-            .expect("listens")
-            .showing(shown)
-            .telling(store.shared_catalog());
+        let mut listener =
+            Listener::new(&listen, offer, entropy, own, Limits::default()).expect("listens").showing(shown);
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let (turns, links) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -75,8 +74,8 @@ impl Timed {
         Timed { address, clock, stop, turns, links, thread: Some(thread), _dir: dir }
     }
 
-    /// Let it find its links idle, as it does with time: it pings, and closes them when nothing is heard. The client finds
-    /// both together, the ping first.
+    /// Let it find its connections idle, as it does in time: it pings, and closes them without an
+    /// answer. The client finds both together, the ping first.
     fn find_links_idle(&self) {
         let limits = Limits::default();
         self.clock.advance(limits.ping_after);
@@ -98,7 +97,7 @@ impl Drop for Timed {
 fn until(is_so: impl Fn() -> bool) {
     let clock = SystemClock::new();
     while !is_so() {
-        assert!(clock.now().since(Default::default()) < PATIENCE, "waited in vain");
+        assert!(clock.now().since(Default::default()) < PATIENCE, "timed out");
         std::thread::yield_now();
     }
 }
@@ -107,7 +106,7 @@ fn plain() -> Options {
     Options::default()
 }
 
-/// Whether it did what is wanted of it. Pages 1 and 2 are there, no other.
+/// Whether a call has the intended outcome. Only pages 1 and 2 are present.
 type Call = fn(&Attached) -> Result<bool>;
 
 const CALLS: &[(&str, Call)] = &[
@@ -142,7 +141,7 @@ fn attached(address: &Address) -> Attached {
     Attached::to(address, None, PATIENCE).expect("attached")
 }
 
-/// Make every link that a client may have, and the pages that calls are about.
+/// Make every connection that a client may have, and the pages of the calls.
 fn prepared(client: &Attached) {
     for page in [1, 2] {
         put(client, page).expect("put");
@@ -153,8 +152,8 @@ fn prepared(client: &Attached) {
 }
 
 #[test]
-fn every_call_after_an_idle_time_does_what_is_asked() {
-    for way in [Way::Tcp, Way::Rings, Way::Told] {
+fn every_call_works_after_idle_time() {
+    for way in [Way::Tcp, Way::Rings, Way::Shown] {
         let process = Timed::over(way);
         let client = attached(&process.address);
         for (name, call) in CALLS {
@@ -166,8 +165,8 @@ fn every_call_after_an_idle_time_does_what_is_asked() {
 }
 
 #[test]
-fn a_view_after_an_idle_time_is_of_the_new_link() {
-    let process = Timed::over(Way::Told);
+fn view_after_idle_time_uses_the_new_connection() {
+    let process = Timed::over(Way::Shown);
     let client = attached(&process.address);
     prepared(&client);
     drop(client.view_batch(&[key(1)], plain()).expect("seen"));
@@ -176,18 +175,18 @@ fn a_view_after_an_idle_time_is_of_the_new_link() {
     assert!(views[0].as_ref().is_some_and(|view| view.is_held()) && views[1].is_none());
 }
 
-/// Several threads' links end together: that is no sign that the store is gone.
+/// Connections of several threads end together: this does not mean that the store is gone.
 #[test]
-fn many_idle_links_that_end_together_fail_no_call() {
+fn simultaneous_end_of_idle_connections_fails_no_call() {
     let process = Timed::over(Way::Tcp);
     let client = attached(&process.address);
     prepared(&client);
     let mut sessions: Vec<_> = (0..8).map(|_| client.session()).collect();
-    let submit_get = |session: &mut pagelith::attach::Session<'_>| {
+    let submit_get = |session: &mut pagelith::client::Session<'_>| {
         let destination = Destination::owned(AlignedBuf::new(LEN).expect("memory"));
         session.submit_get(vec![Get { key: key(1), range: None, destination }], plain())
     };
-    let submit_put = |session: &mut pagelith::attach::Session<'_>, page: u8| {
+    let submit_put = |session: &mut pagelith::client::Session<'_>, page: u8| {
         let put = Put { key: key(page), source: Source::shared(vec![page; LEN].into()) };
         session.submit_put(vec![PutGroup::new(vec![put])], plain())
     };
@@ -200,7 +199,7 @@ fn many_idle_links_that_end_together_fail_no_call() {
     for (page, session) in (10..).zip(&mut sessions) {
         tickets.push(if page % 2 == 0 { submit_get(session) } else { submit_put(session, page) });
     }
-    // Each finds its link ended before any has a new one.
+    // Each finds its connection ended before any has a new one.
     for _ in 0..3 {
         sessions.iter_mut().for_each(|session| assert!(session.poll().is_none()));
     }
@@ -214,7 +213,7 @@ fn many_idle_links_that_end_together_fail_no_call() {
 }
 
 #[test]
-fn a_call_whose_new_link_ends_too_is_an_error_and_not_repeated_again() {
+fn call_is_not_repeated_after_its_second_connection_ends() {
     let admission = Admission::Connection(Rights::all());
     let listen = Listen { address: anywhere(), admission, beyond_this_host: false };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
@@ -231,7 +230,7 @@ fn a_call_whose_new_link_ends_too_is_an_error_and_not_repeated_again() {
                     let Arrival::Link(link) = arrival else { panic!("refused") };
                     links.push(link);
                 }
-                // Whatever is asked ends the link.
+                // Any request ends the connection.
                 links.retain_mut(|link| {
                     let mut events = Vec::new();
                     link.poll(&mut events);

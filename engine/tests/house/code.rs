@@ -1,4 +1,4 @@
-//! Rules for the Rust files themselves.
+//! Rules for Rust files.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use pagelith::config::fields;
 
 use super::source::{code, files, is_test_file, rust_files, text, words};
 
-/// Most lines of a file under `src`, its unit tests among them.
+/// Most lines of a file under `src`, including its unit tests.
 const LINES_MAX: usize = 500;
-/// Crates whose code takes time, threads and files from the seams only. `io` (and `transport`) is where they
-/// are made; `cli`, `sim` and the benches are edges.
+/// Crates whose code takes time, threads and files from the seams only. `io` and `transport`
+/// implement the seams; `cli`, `sim` and the benches are edges.
 const SEALED: [&str; 3] = ["layouts", "tiers", "engine"];
-/// What they must not name. clippy.toml bans the calls; this sees the imports too.
+/// Names that they must not use. clippy.toml bans the calls; this also detects imports.
 const SYSTEM: [&str; 10] = [
     "std::fs",
     "std::thread",
@@ -21,12 +21,12 @@ const SYSTEM: [&str; 10] = [
     "std::time::Instant",
     "Instant::now",
     "SystemTime",
-    // What there is to say is an event of `tracing`.
+    // Messages are events of `tracing`.
     "println!",
     "eprintln!",
 ];
 
-/// They panic if the output cannot be written: nobody reads it, or its disk is full.
+/// Macros that panic if the output cannot be written: its reader is gone, or its disk is full.
 const PRINTS: [&str; 4] = ["println!", "eprintln!", "print!", "eprint!"];
 
 fn too_long(files: &[(String, usize)]) -> Vec<String> {
@@ -35,7 +35,7 @@ fn too_long(files: &[(String, usize)]) -> Vec<String> {
 }
 
 #[test]
-fn no_file_is_too_long() {
+fn no_file_exceeds_the_line_limit() {
     let sources = rust_files().into_iter().filter(|path| path.contains("/src/"));
     let lines: Vec<_> = sources.map(|path| (path.clone(), text(&path).lines().count())).collect();
     assert!(lines.len() > 50, "files={}", lines.len());
@@ -43,12 +43,12 @@ fn no_file_is_too_long() {
 }
 
 #[test]
-fn a_long_file_is_seen() {
+fn long_file_is_detected() {
     assert_eq!(too_long(&[("io/src/a.rs".into(), 500)]), Vec::<String>::new());
     assert_eq!(too_long(&[("io/src/a.rs".into(), 501)]).len(), 1);
 }
 
-/// What ships of a file: without comments, strings and the module of unit tests at its end.
+/// The shipped part of a file: without comments, strings and the module of unit tests at its end.
 fn shipping(rust: &str) -> String {
     let code = code(rust);
     let tests = code.match_indices("#[cfg(test)]").find(|(at, attribute)| {
@@ -80,7 +80,7 @@ fn names_any_of(names: &[&str], path: &str, rust: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_ships_takes_time_threads_and_files_from_the_seams() {
+fn shipped_code_uses_the_io_seams() {
     let sealed = SEALED.iter().flat_map(|dir| files(&format!("{dir}/src"), ".rs"));
     let found: Vec<_> = sealed
         .filter(|path| !is_test_file(path))
@@ -90,7 +90,7 @@ fn what_ships_takes_time_threads_and_files_from_the_seams() {
 }
 
 #[test]
-fn a_call_around_the_seams_is_seen() {
+fn call_around_the_seams_is_detected() {
     let planted = [
         "use std::time::{Duration, SystemTime};",
         "fn f() { std::fs::read(\"x\"); }",
@@ -115,7 +115,7 @@ fn a_call_around_the_seams_is_seen() {
 }
 
 #[test]
-fn what_ships_prints_through_the_one_module_that_cannot_panic() {
+fn shipped_code_prints_through_the_console_module() {
     let dirs = ["layouts", "io", "tiers", "transport", "engine", "cli", "python"];
     let files = dirs.iter().flat_map(|dir| files(&format!("{dir}/src"), ".rs"));
     let found: Vec<_> = files
@@ -126,7 +126,7 @@ fn what_ships_prints_through_the_one_module_that_cannot_panic() {
     assert!(!names_any_of(&PRINTS, "x", "fn f() { eprint!(\"seen\"); }").is_empty());
 }
 
-/// Rows of docs/unsafe.md: how many uses of the keyword it accounts for, by file.
+/// Rows of docs/unsafe.md: the number of uses of the keyword for each file.
 fn accounted(page: &str) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for row in page.lines().filter(|line| line.starts_with("| `")) {
@@ -152,7 +152,7 @@ fn every_unsafe_block_has_its_row() {
 }
 
 #[test]
-fn an_unsafe_block_without_a_row_is_seen() {
+fn unsafe_block_without_a_row_is_detected() {
     let page = "| `io/src/a.rs` | 1 | `f` | because | ASan |\n";
     let file = |rust: &str| used([("io/src/a.rs".to_owned(), rust.to_owned())].into_iter());
     assert_eq!(file("// unsafe\nfn f() { unsafe { g() } }"), accounted(page));
@@ -160,7 +160,8 @@ fn an_unsafe_block_without_a_row_is_seen() {
     assert_ne!(file("#![deny(unsafe_code)]"), accounted(page));
 }
 
-/// Variables of the environment that a text reads or sets by a name with the settings' prefix, and that are no settings.
+/// Environment variables with the settings' prefix that a text reads or sets, and that are no
+/// settings.
 fn strange_variables(text: &str) -> Vec<String> {
     let quoted = text.split(['"', '`', '{', ' ', '(']).filter(|word| word.starts_with("PAGELITH_"));
     let name =
@@ -169,15 +170,16 @@ fn strange_variables(text: &str) -> Vec<String> {
     names.filter(|name| !fields().iter().any(|field| field.env_name() == *name)).collect()
 }
 
-/// Each would stop every store of a process that has it, also those of the tests.
+/// Such a variable would make every store of a process with it fail to open, including those of the
+/// tests.
 #[test]
-fn variables_that_are_no_settings_have_another_prefix() {
+fn other_environment_variables_have_another_prefix() {
     let scripts = ["sim", "benches", "python"].into_iter().flat_map(|dir| files(dir, ".sh"));
     let all = rust_files()
         .into_iter()
         .chain(scripts)
         .chain([".ci/run", "README.md", "CONTRIBUTING.md"].map(str::to_owned));
-    // The configuration's own tests tell of what is refused.
+    // The configuration's own tests contain refused variables.
     let told = ["tests/config", "tests/replay.rs", "src/config/", "tests/house/"];
     let all = all.filter(|path| !told.iter().any(|place| path.contains(place)));
     let strange: Vec<_> = all.flat_map(|path| strange_variables(&text(&path))).collect();

@@ -1,4 +1,4 @@
-//! The documents name what is there: files, functions, tests, dependencies.
+//! Documents name existing files, functions, tests and dependencies.
 
 use super::source::{code, exists, files, root, rust_files, text};
 
@@ -9,7 +9,7 @@ fn pages() -> Vec<String> {
     pages
 }
 
-/// Targets of the page's links, without those that leave the repository.
+/// Targets of the page's links, without those outside of the repository.
 fn links(page: &str) -> Vec<String> {
     let targets = page.match_indices("](").filter_map(|(at, _)| page[at + 2..].split(')').next());
     let own =
@@ -25,7 +25,7 @@ fn unlisted(contents: &str, pages: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn the_reading_list_names_every_page_and_decision() {
+fn reading_list_contains_every_page_and_decision() {
     let pages: Vec<_> = files("docs", ".md").into_iter().filter(|p| p != "docs/README.md").collect();
     assert!(pages.iter().any(|p| p.starts_with("docs/decisions/0001")), "{pages:?}");
     assert_eq!(unlisted(&text("docs/README.md"), &pages), Vec::<String>::new());
@@ -34,7 +34,7 @@ fn the_reading_list_names_every_page_and_decision() {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_have_existing_targets() {
     let mut broken = Vec::new();
     for page in pages() {
         let dir = page.rsplit_once('/').map_or("", |(dir, _)| dir);
@@ -48,14 +48,14 @@ fn links_lead_somewhere() {
     assert_eq!(links("[a](b.md#c) [d](https://e) [f](#g) `x](y z)`"), ["b.md"]);
 }
 
-/// What stands between backticks, outside of fenced blocks.
+/// Texts between backticks, outside of fenced blocks.
 fn spans(page: &str) -> Vec<&str> {
     let outside = page.split("\n```").step_by(2);
     outside.flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
 }
 
-/// Spans `module::function` and `Type::function` that no source file has. A module is a file's name or its
-/// directory's.
+/// Spans `module::function` and `Type::function` that no source file defines. A module is a file's
+/// name or its directory's.
 fn absent_functions(page: &str, sources: &[(String, String)]) -> Vec<String> {
     let name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut absent = Vec::new();
@@ -87,7 +87,7 @@ fn sources() -> Vec<(String, String)> {
 }
 
 #[test]
-fn functions_that_the_documents_name_exist() {
+fn functions_named_in_documents_exist() {
     let sources = sources();
     for page in ["docs/architecture.md", "docs/promises.md", "docs/operations.md", "docs/security.md"] {
         assert_eq!(absent_functions(&text(page), &sources), Vec::<String>::new(), "{page}");
@@ -96,8 +96,8 @@ fn functions_that_the_documents_name_exist() {
     assert_eq!(planted, ["put::no_such", "A::b"]);
 }
 
-/// Tests named as `path.rs` `test` in the page's rows that are not there: a path that begins a span, and the
-/// names in the spans after it up to the next path.
+/// Tests named as `path.rs` `test` in the page's rows that do not exist: a path that begins a span,
+/// and the names in the spans after it up to the next path.
 fn absent_tests(page: &str) -> Vec<String> {
     let mut absent = Vec::new();
     for row in page.lines().filter(|line| line.starts_with("| ")) {
@@ -122,7 +122,7 @@ fn absent_tests(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn tests_that_hold_the_promises_exist() {
+fn tests_named_in_promises_exist() {
     let page = text("docs/promises.md");
     assert!(page.lines().filter(|line| line.starts_with("| ")).count() > 8);
     assert_eq!(absent_tests(&page), Vec::<String>::new());
@@ -130,7 +130,7 @@ fn tests_that_hold_the_promises_exist() {
     assert_eq!(absent_tests(planted), ["engine/tests/none.rs", "engine/tests/house.rs nor_this"]);
 }
 
-/// External dependencies of the workspace that the page gives no row.
+/// External dependencies of the workspace without a row in the page.
 fn without_reason(manifest: &str, page: &str) -> Vec<String> {
     let table: toml::Table = manifest.parse().expect("a manifest");
     let all = table["workspace"]["dependencies"].as_table().expect("the workspace's dependencies");
@@ -139,19 +139,19 @@ fn without_reason(manifest: &str, page: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_dependency_has_its_reason() {
+fn every_dependency_has_a_reason() {
     let (manifest, page) = (text("Cargo.toml"), text("docs/decisions/0002-dependencies.md"));
     assert_eq!(without_reason(&manifest, &page), Vec::<String>::new());
     let planted = "[workspace.dependencies]\nleft-pad = \"1\"\nserde = \"1\"\npagelith-io = {}\n";
     assert_eq!(without_reason(planted, &page), ["left-pad"]);
-    // No crate goes around the workspace's list.
+    // Every crate takes its dependencies from the workspace's list.
     for path in super::source::CRATES.iter().flat_map(|dir| files(dir, "Cargo.toml")) {
         let table: toml::Table = text(&path).parse().expect("a manifest");
         for kind in ["dependencies", "dev-dependencies", "build-dependencies"] {
             for (name, value) in table.get(kind).and_then(toml::Value::as_table).into_iter().flatten() {
                 let shared = value.get("workspace").and_then(toml::Value::as_bool) == Some(true);
                 let alone = page.contains(&format!("| `{name}` |"));
-                // One with a workspace of its own has no list to take them from.
+                // A crate that is its own workspace has no such list.
                 let own = name == "pagelith" || name.starts_with("pagelith-");
                 assert!(shared || alone || own, "{path}: {name} is not from the workspace's list");
             }
@@ -159,7 +159,7 @@ fn every_dependency_has_its_reason() {
     }
 }
 
-/// The first Rust block of a text, without the marks of a comment and of hidden lines.
+/// The first Rust block of a text, without comment marks and marks of hidden lines.
 fn example(text: &str, comment: &str, fence: &str) -> String {
     let lines = text.lines().map(|line| line.strip_prefix(comment).unwrap_or(line));
     let block = lines.map(str::trim_end).skip_while(|line| *line != fence).skip(1);
@@ -168,7 +168,7 @@ fn example(text: &str, comment: &str, fence: &str) -> String {
 }
 
 #[test]
-fn the_readme_shows_the_crates_own_example() {
+fn readme_contains_the_crate_example() {
     let readme = example(&text("README.md"), "", "```rust");
     let in_crate = example(&text("engine/src/lib.rs"), "//! ", "```").replace("//!", "");
     assert!(readme.contains("Store::open"), "{readme}");

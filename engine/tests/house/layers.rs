@@ -1,30 +1,42 @@
-//! Which crate may name which. Normal and build dependencies count; a crate's tests may name the simulator.
+//! Permitted dependencies between crates. Normal and build dependencies count; a crate's tests may
+//! use the simulator.
 
 use std::collections::BTreeMap;
 
 use super::source::{CRATES, exists, files, text, words};
 
 /// Package, its directory, and the packages of the workspace that it may depend on.
-const ARROWS: [(&str, &str, &[&str]); 11] = [
-    ("pagelith-layouts", "layouts", &[]),
-    ("pagelith-io", "io", &["pagelith-layouts"]),
-    ("pagelith-tiers", "tiers", &["pagelith-layouts", "pagelith-io"]),
+const ARROWS: [(&str, &str, &[&str]); 12] = [
+    // Planted bugs: none in what ships.
+    ("pagelith-mutants", "sim/mutants", &[]),
+    ("pagelith-layouts", "layouts", &["pagelith-mutants"]),
+    ("pagelith-io", "io", &["pagelith-mutants", "pagelith-layouts"]),
+    ("pagelith-tiers", "tiers", &["pagelith-mutants", "pagelith-layouts", "pagelith-io"]),
     ("pagelith-transport", "transport", &["pagelith-layouts", "pagelith-io"]),
-    ("pagelith", "engine", &["pagelith-layouts", "pagelith-io", "pagelith-tiers", "pagelith-transport"]),
+    (
+        "pagelith",
+        "engine",
+        &["pagelith-mutants", "pagelith-layouts", "pagelith-io", "pagelith-tiers", "pagelith-transport"],
+    ),
     ("pagelith-cli", "cli", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
     ("pagelith-python", "python", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
-    // Sides of io's and transport's seams, and the explorer that drives a store over them; nothing that ships
-    // depends on it.
-    ("pagelith-sim", "sim", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
-    // The store over the real kernel, from outside like any program; nothing may name it.
+    // Implementations of the seams of io and transport, and the explorer that drives a store over
+    // them; nothing that ships depends on it.
+    (
+        "pagelith-sim",
+        "sim",
+        &["pagelith-mutants", "pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"],
+    ),
+    // Tests of the store over the real kernel, from outside like any program; nothing may depend on
+    // it.
     ("pagelith-kernel-lanes", "sim/kernel", &["pagelith"]),
     // The wheel, the same.
     ("pagelith-python", "python", &["pagelith"]),
-    // Tests alone.
+    // Tests only.
     ("pagelith-concurrency", "sim/concurrency", &[]),
 ];
 
-/// Packages of the workspace that `manifest` depends on other than for its tests.
+/// Packages of the workspace on which `manifest` depends, other than for its tests.
 fn dependencies(manifest: &toml::Table) -> Vec<String> {
     let mut tables: Vec<&toml::Value> = Vec::new();
     let kinds = ["dependencies", "build-dependencies"];
@@ -35,7 +47,7 @@ fn dependencies(manifest: &toml::Table) -> Vec<String> {
     }
     let mut found = Vec::new();
     for (name, value) in tables.iter().filter_map(|t| t.as_table()).flatten() {
-        // A dependency may be renamed; `package` is its true name then.
+        // A dependency may be renamed; `package` is then its true name.
         let package = value.get("package").and_then(toml::Value::as_str).unwrap_or(name);
         if package == "pagelith" || package.starts_with("pagelith-") {
             found.push(package.to_owned());
@@ -44,11 +56,11 @@ fn dependencies(manifest: &toml::Table) -> Vec<String> {
     found
 }
 
-/// What is wrong with the manifests, by directory.
+/// Violations in the manifests, by directory.
 fn wrong_arrows(manifests: &BTreeMap<String, String>) -> Vec<String> {
     let mut wrong = Vec::new();
     for (dir, manifest) in manifests {
-        // Benches may name anything; nothing may name them, which the other rows see to.
+        // Benches may depend on anything; the other rows ensure that nothing depends on them.
         if dir.starts_with("benches/") {
             continue;
         }
@@ -76,15 +88,37 @@ fn manifests() -> BTreeMap<String, String> {
     found
 }
 
+/// Directories of manifests, but for that of the planted bugs themselves, that name the feature which builds those in.
+fn planting(manifests: &BTreeMap<String, String>) -> Vec<&String> {
+    let names = |line: &str| !line.trim_start().starts_with('#') && line.contains("planted");
+    let plants = |dir: &str, manifest: &str| dir != "sim/mutants" && manifest.lines().any(names);
+    manifests.iter().filter(|(dir, manifest)| plants(dir, manifest)).map(|(dir, _)| dir).collect()
+}
+
+/// `sim/mutants.sh` says so on its command line.
 #[test]
-fn the_arrows_hold() {
+fn no_manifest_builds_planted_bugs_in() {
+    let mut manifests = manifests();
+    manifests.insert(".".to_owned(), text("Cargo.toml"));
+    assert_eq!(planting(&manifests), Vec::<&String>::new());
+    for planted in [
+        "[dependencies]\npagelith-mutants = { workspace = true, features = [\"planted\"] }",
+        "[features]\ndefault = [\"pagelith-mutants/planted\"]",
+    ] {
+        let manifests = BTreeMap::from([("engine".to_owned(), planted.to_owned())]);
+        assert_eq!(planting(&manifests), ["engine"], "{planted}");
+    }
+}
+
+#[test]
+fn crates_depend_downwards_only() {
     let manifests = manifests();
     assert!(manifests.contains_key("engine") && manifests.contains_key("sim"), "{:?}", manifests.keys());
     assert_eq!(wrong_arrows(&manifests), Vec::<String>::new());
 }
 
 #[test]
-fn an_arrow_the_wrong_way_is_seen() {
+fn upward_dependency_is_detected() {
     let planted = [
         ("layouts", "pagelith-layouts", "[dependencies]\npagelith-io = {}"),
         ("tiers", "pagelith-tiers", "[dependencies]\npagelith-transport.workspace = true"),
@@ -104,7 +138,7 @@ fn an_arrow_the_wrong_way_is_seen() {
     );
 }
 
-/// So that `cargo run` at the root needs no name; what is no default member is run with one.
+/// So that `cargo run` at the root needs no package name; other programs are run with one.
 #[test]
 fn the_workspace_has_one_program_by_default() {
     let workspace: toml::Table = text("Cargo.toml").parse().expect("a manifest");

@@ -1,5 +1,5 @@
-//! Tables of the documents that are made from the code. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith --test house`
-//! writes the settings anew; everything around the markers is written by hand.
+//! Tables of the documents that are rendered from the code. `TEST_PAGELITH_BLESS=1 cargo test -p
+//! pagelith --test house` rewrites the settings; everything around the markers is written by hand.
 
 use pagelith::Stats;
 use pagelith::config::{Config, Field, fields};
@@ -23,7 +23,7 @@ fn settings() -> String {
 }
 
 #[test]
-fn the_settings_are_those_of_the_code() {
+fn settings_table_matches_the_code() {
     let page = text(PAGE);
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
     let (shown, after) = rest.split_once(END).expect("the end marker");
@@ -34,10 +34,10 @@ fn the_settings_are_those_of_the_code() {
         return;
     }
     let differs = shown.lines().zip(rendered.lines()).find(|(a, b)| a != b);
-    assert!(shown == rendered, "{PAGE} is not what the code says; first difference: {differs:?}");
+    assert!(shown == rendered, "{PAGE} differs from the code; first difference: {differs:?}");
 }
 
-/// Counters that the page gives no row, and rows that no counter has.
+/// Counters without a row in the page, and rows without a counter.
 fn uncounted(page: &str, names: &[String]) -> Vec<String> {
     let (_, section) = page.split_once("## Counters\n").expect("the section on counters");
     let section = section.split("\n## ").next().unwrap_or(section);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Crates in directories of this name hold code that ships, or tests it.
+/// Crates in directories of these names contain code that ships, or tests it.
 pub const CRATES: [&str; 9] =
     ["layouts", "io", "tiers", "transport", "engine", "cli", "python", "sim", "benches"];
 
@@ -16,12 +16,13 @@ pub fn text(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// Whether a file is there.
+/// Whether a file exists.
 pub fn exists(path: &str) -> bool {
     root().join(path).exists()
 }
 
-/// Files below `dir` whose name ends with `end`, by path from the root, sorted; build outputs left out.
+/// Files below `dir` whose name ends with `end`, by path from the root, sorted; build outputs left
+/// out.
 pub fn files(dir: &str, end: &str) -> Vec<String> {
     let mut found = Vec::new();
     walk(&root().join(dir), dir, end, &mut found);
@@ -49,7 +50,7 @@ pub fn rust_files() -> Vec<String> {
     CRATES.iter().flat_map(|dir| files(dir, ".rs")).collect()
 }
 
-/// Whether a file, or the place in its crate that it has, is test code.
+/// Whether a file is test code, by its place in its crate.
 pub fn is_test_file(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("_test.rs")
 }
@@ -94,7 +95,8 @@ fn literal_end(rust: &str, at: usize) -> usize {
     if rest.starts_with('"') {
         return at + quoted_length(rest, '"');
     }
-    // A quote that closes after one character, plain or escaped, is a literal; else it is a lifetime.
+    // A quote that closes after one character, plain or escaped, is a literal; else it is a
+    // lifetime.
     let escaped = rest.starts_with("'\\");
     let one = rest.chars().nth(1).map_or(0, char::len_utf8);
     if escaped || (rest.starts_with('\'') && one > 0 && rest[1 + one..].starts_with('\'')) {
@@ -140,7 +142,7 @@ pub fn words(code: &str, word: &str) -> usize {
 }
 
 #[test]
-fn comments_and_literals_are_no_code() {
+fn comments_and_literals_are_stripped() {
     let rust = r###"
         // unsafe
         /* unsafe /* unsafe */ unsafe */

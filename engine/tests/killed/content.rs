@@ -1,4 +1,4 @@
-//! Bytes that tell by themselves whether they are right: a function of page, component and version.
+//! Self-describing bytes: a function of page, component and version.
 
 use pagelith::layouts::{
     ids::NamespaceId, ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard,
@@ -26,7 +26,7 @@ impl Rng {
     }
 }
 
-/// The components of a page, and which byte stands for each in a seed.
+/// The components of a page, and the byte of each in a seed.
 pub const COMPONENTS: [&str; 2] = ["k", "v"];
 
 /// The namespace with this number.
@@ -47,14 +47,15 @@ fn seed(page: Page, component: usize) -> u64 {
     u64::from(page.number) << 16 | u64::from(page.namespace) << 8 | component as u64
 }
 
-/// Length in bytes: the same for every version, mostly a few blocks, some a few bytes, some a write long.
+/// Length in bytes, the same for every version: mostly a few blocks, some a few bytes, some as long
+/// as a write.
 pub fn length(page: Page, component: usize) -> usize {
     let mut rng = Rng(seed(page, component));
     let most = [64, 64, 8 << 10, 8 << 10, 8 << 10, 24 << 10, 24 << 10, 100 << 10][rng.below(8) as usize];
     1 + rng.below(most) as usize
 }
 
-/// The bytes of one version; the version itself comes first, as far as there is room.
+/// The bytes of one version, beginning with the version as far as there is room.
 pub fn content(page: Page, component: usize, version: u64) -> Vec<u8> {
     let len = length(page, component);
     let mut rng = Rng(seed(page, component) ^ version.rotate_left(40));
@@ -62,7 +63,8 @@ pub fn content(page: Page, component: usize, version: u64) -> Vec<u8> {
     words.take(len.div_ceil(8)).flat_map(u64::to_le_bytes).take(len).collect()
 }
 
-/// The version whose bytes these are: the one they begin with, or one of `known` where they are too short.
+/// The version of these bytes: the one with which they begin, or one of `known` if they are too
+/// short.
 pub fn version_of(page: Page, component: usize, bytes: &[u8], known: &[u64]) -> Option<u64> {
     let right = |version: &u64| content(page, component, *version) == bytes;
     match bytes.first_chunk() {

@@ -1,5 +1,5 @@
-//! A child process that works on a store until it is killed, and the words in which it tells its parent what
-//! it has done. The child is the test program itself, told by [`CHILD`] what to be.
+//! A child process that works on a store until it is killed, and the log by which it reports to its
+//! parent. The child is the test program itself, selected by [`CHILD`].
 
 pub mod content;
 pub mod model;
@@ -19,7 +19,8 @@ use std::str::FromStr;
 /// [`Plan`]: workload::Plan
 pub const CHILD: &str = "KILLED_CHILD";
 
-/// What a child says, one line each. "Begins" is said before the call, the rest after it has returned.
+/// A log entry of a child, one line each. "Begins" is logged before the call, the others after it
+/// returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// `Store::open` begins.
@@ -50,7 +51,7 @@ pub enum Word {
     Failed,
 }
 
-/// A page: number of its namespace, number in there.
+/// A page: number of its namespace, number within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Page {
     pub namespace: u8,
@@ -107,18 +108,18 @@ impl FromStr for Word {
     }
 }
 
-/// A child's mouth. Each word is one write of a few bytes, which a pipe takes whole and keeps in order: what
-/// stands in it was said before what stands behind it, whatever thread said it.
+/// A child's log writer. Each entry is one write of a few bytes, which a pipe takes whole and keeps
+/// in order across threads.
 pub struct Mouth(File);
 
 impl Mouth {
-    /// Standard output itself: the test harness's own goes another way.
+    /// Standard output itself, which the test harness does not capture.
     pub fn new() -> Mouth {
         let out = std::io::stdout().as_fd().try_clone_to_owned().expect("standard output");
         Mouth(File::from(out))
     }
 
-    /// Say a word. A parent that is gone ends the child.
+    /// Write an entry. A child without a parent ends.
     pub fn say(&self, word: Word) {
         // The harness's own output may have left a line unfinished.
         let before = if word == Word::Opening { "\n" } else { "" };
@@ -135,8 +136,8 @@ pub struct Victim {
 }
 
 impl Victim {
-    /// Start this test program as a child with `plan`. `command` runs it, if it is not to be run directly:
-    /// the program's path is an argument of it already.
+    /// Start this test program as a child with `plan`. `command` runs it, if set: it has the
+    /// program's path as an argument already.
     pub fn start(plan: &workload::Plan, command: Option<Command>) -> Victim {
         let program = std::env::current_exe().expect("own path");
         let mut command = command.unwrap_or_else(|| Command::new(program));
@@ -150,7 +151,7 @@ impl Victim {
         Victim { child, words }
     }
 
-    /// The next word; `None` once the child is dead and everything it said was heard.
+    /// The next entry; `None` once the child is dead and its whole log was read.
     pub fn hear(&mut self) -> Option<Word> {
         let mut line = String::new();
         loop {
@@ -164,13 +165,13 @@ impl Victim {
         }
     }
 
-    /// Wait for a child that has fallen silent: true if it was killed, as by itself at a point.
+    /// Wait for a child that has stopped logging: true if it was killed, as it is at a point.
     pub fn was_killed(&mut self) -> bool {
         let status = self.child.wait().expect("wait");
         std::os::unix::process::ExitStatusExt::signal(&status) == Some(9)
     }
 
-    /// Kill it, and wait until it is gone. What it said is still to be heard.
+    /// Kill it, and wait until it is dead. The rest of its log can still be read.
     pub fn kill(&mut self) {
         self.child.kill().expect("kill");
         let status = self.child.wait().expect("wait");

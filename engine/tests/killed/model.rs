@@ -1,4 +1,4 @@
-//! What a parent knows of a store from what its children said, and what may and must be found in it.
+//! A parent's model of a store, from its children's logs: which objects may and must be found.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,78 +8,81 @@ use super::content::{COMPONENTS, key, version_of};
 use super::workload::read_page;
 use super::{Page, Word};
 
-/// What is known of a page.
+/// The state of a page.
 #[derive(Clone, Debug, Default)]
 struct Known {
-    /// Versions that may be found, and when the put of each was acked: those that no acked removal followed.
+    /// Versions that may be found, and when the put of each was acknowledged: those without a later
+    /// acknowledged removal.
     may: Vec<(u64, u64)>,
-    /// When the present version was acked, unless a removal has begun since.
+    /// When the present version was acknowledged, unless a removal has begun since.
     acked: Option<u64>,
-    /// A flush that began after the ack has completed.
+    /// Whether a flush that began after the acknowledgement has completed.
     durable: bool,
-    /// A flush has said that it could not be made durable.
+    /// Whether a flush has reported that it could not be made durable.
     given_up: bool,
 }
 
-/// What is known of a namespace.
+/// The state of a namespace.
 #[derive(Clone, Copy, Debug, Default)]
 struct Clears {
     began: u64,
     ended: u64,
 }
 
-/// When a put was acked that was not.
+/// Time of an acknowledgement that never came.
 const NEVER: u64 = u64::MAX;
 
-/// All pages of a store, as far as its children spoke of them.
+/// All pages of a store that appear in the logs.
 #[derive(Debug, Default)]
 pub struct Model {
     now: u64,
     pages: BTreeMap<Page, Known>,
     clears: HashMap<u8, Clears>,
     flushes: HashMap<u64, u64>,
-    /// When the put that a page is waiting for began.
+    /// When the pending put of a page began.
     begun: HashMap<Page, u64>,
-    /// A child has reclaimed a segment, so that pages may be missing.
+    /// Whether a child has reclaimed a segment, so that pages may be missing.
     pub evicts: bool,
-    /// More is put than the store holds: a reclaim goes unsaid if the child is killed before its next flush.
+    /// Whether more is put than the store holds: a reclaim is not logged if the child is killed
+    /// before its next flush.
     pub wraps: bool,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Pages that were there, with the right bytes.
+    /// Pages that were present, with correct bytes.
     pub here: usize,
     /// Of those, pages that a completed flush had covered.
     pub durable: usize,
     /// Pages that were removed or cleared, and are gone.
     pub gone: usize,
-    /// Pages that a completed flush had covered, and that are not there.
+    /// Pages that a completed flush had covered, and that are missing.
     pub lost: usize,
-    /// Pages that were removed or cleared, and are there: only on a device that lied about the writes that said so.
+    /// Pages that were removed or cleared, and are present: only on a device that lied about those
+    /// writes.
     pub undone: usize,
 }
 
-/// What a store's device may have done.
+/// Faults of a store's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// Nothing that costs what is durable.
+    /// None that affects durable data.
     Well,
-    /// Reads failed or brought something else: what exists may turn out to be damaged when it is got, and its group is
-    /// then gone from there on.
+    /// Reads failed or returned wrong bytes: an object that exists may turn out to be damaged when
+    /// it is got, and its group is gone from then on.
     Sick,
-    /// What it was given it said it had, and had not: that a page was removed may be forgotten with it.
+    /// It acknowledged writes and lost them: a removal may be lost with them.
     Lying,
 }
 
 impl Model {
-    /// Of an empty store; `wraps` if more will be put than it holds.
+    /// The model of an empty store; `wraps` if more will be put than it holds.
     pub fn of_a_store(wraps: bool) -> Model {
         Model { wraps, ..Model::default() }
     }
 
-    /// Learn from a word.
+    /// Apply a log entry.
     pub fn hear(&mut self, word: Word) {
         self.now += 1;
         let now = self.now;
@@ -96,7 +99,7 @@ impl Model {
                 self.acked(page);
             }
             Word::Present(page, version) => {
-                // Its bytes were not taken.
+                // Its bytes were not stored.
                 self.page(page).may.retain(|(v, _)| *v != version);
                 self.acked(page);
             }
@@ -110,7 +113,7 @@ impl Model {
                 let clears = self.clears.entry(namespace).or_default();
                 clears.ended = now;
                 let began = clears.began;
-                // A put that was not over when the clear began may have come after it.
+                // A put that was pending when the clear began may have come after it.
                 self.of(namespace).for_each(|known| known.may.retain(|(_, acked)| *acked > began));
             }
             Word::FlushBegins(number) => {
@@ -138,13 +141,14 @@ impl Model {
     fn acked(&mut self, page: Page) {
         let (now, begun) = (self.now, self.begun.remove(&page).expect("a put that began"));
         let clears = self.clears.get(&page.namespace).copied().unwrap_or_default();
-        // A put that a clear overlapped may be on either side of it.
+        // A put that overlapped a clear may be on either side of it.
         if clears.began <= clears.ended && clears.ended < begun {
             self.page(page).acked.get_or_insert(now);
         }
     }
 
-    /// A flush reported objects lost: none that is not durable by now is vouched for, until it is stored again.
+    /// A flush reported objects lost: no object that is not durable by now is guaranteed, until it
+    /// is stored again.
     pub fn some_are_lost(&mut self) {
         self.pages.values_mut().for_each(|known| known.given_up |= !known.durable);
     }
@@ -156,20 +160,20 @@ impl Model {
             .map_or(Vec::new(), |known| known.may.iter().map(|(version, _)| *version).collect())
     }
 
-    /// Compare with what `store` holds now, and go on from there.
+    /// Compare with the contents of `store`, and continue from them.
     pub fn check(&mut self, store: &Store) -> Tally {
         let tally = self.check_on_a_sick_device(store, Device::Well);
         assert!(tally.lost == 0 || self.evicts || self.wraps, "{} durable pages are missing", tally.lost);
         tally
     }
 
-    /// As [`Model::check`], but what is durable may be missing, and what else `device` allows may be.
+    /// As [`Model::check`], but durable pages may be missing, and faults of `device` are permitted.
     pub fn check_on_a_sick_device(&mut self, store: &Store, device: Device) -> Tally {
         let mut tally = Tally::default();
         let evicts = self.evicts || self.wraps;
         for (&page, known) in &mut self.pages {
             let keys = [0, 1].map(|c| key(page, c));
-            // The store that was opened to look reclaims, too: not between two questions about one page.
+            // The opened store reclaims too, but not between two calls about one page.
             let _pin = store.pin(&keys);
             let (mut exist, mut read) = both_answers(store, page, &keys);
             let found = read.iter().flatten().count();
@@ -215,13 +219,13 @@ impl Model {
             assert!(short || found[0] == found[1], "components of two versions {page:?} {found:?}");
             tally.here += 1;
             tally.durable += usize::from(known.durable);
-            // What was found after a kill stays: recovery has synced it.
+            // Pages found after a kill stay: recovery has synced them.
             (known.acked, known.durable) = (Some(0), true);
             if !evicts && !short {
                 known.may.retain(|(version, _)| Some(*version) == found[0]);
             }
         }
-        // Of the dead child nothing is under way any more.
+        // The dead child has no pending calls.
         let now = self.now;
         self.pages
             .values_mut()
@@ -234,8 +238,9 @@ impl Model {
     }
 }
 
-/// What exists says of a page and what get brings. A store that was killed while reclaim held its last segment may
-/// have to forget a namespace to have room for anything again, pins or not, and counts that: then both are asked anew.
+/// Results of exists and get for a page. A store that was killed while reclaim held its last
+/// segment may have to clear a namespace to make room, regardless of pins, and counts that: both
+/// are then asked again.
 fn both_answers(
     store: &Store,
     page: Page,

@@ -1,46 +1,46 @@
-//! Moments in the life of a store at which a process is killed: operations on its files, told apart by what is in
-//! them and what went before. Nothing in the store knows of them.
+//! Moments in the life of a store at which a process is killed: operations on its files, classified
+//! by their contents and by earlier operations. The store's code is not involved.
 
 use pagelith::io::disk::Op;
 use pagelith::layouts::names::{CHECKPOINTS, CREATING, MANIFESTS, SEGMENTS};
 use pagelith::layouts::record::{Record, RecordKind};
 
-/// When in an operation's life.
+/// Phase of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// It never reaches the disk.
     Before,
-    /// The kernel has it, and nobody has heard of its end.
+    /// The kernel has it, and has not reported its completion.
     InFlight,
-    /// It is over, and the store has not yet been told.
+    /// It has completed, and the store has not been notified.
     After,
 }
 
-/// An operation, as far as it matters.
+/// The relevant facts of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// What is done.
+    /// Its kind.
     pub what: What,
-    /// The flusher does it.
+    /// Whether the flusher made it.
     pub by_flusher: bool,
-    /// The store is still being opened.
+    /// Whether the store is still being opened.
     pub opening: bool,
-    /// Records were written since the last sync of segments.
+    /// Whether records were written since the last sync of segments.
     pub records: bool,
-    /// Tombstones were among them.
+    /// Whether tombstones were among them.
     pub tombstones: bool,
-    /// Reclaim wrote records elsewhere, and the manifest has not changed since.
+    /// Whether reclaim moved records, and the manifest has not changed since.
     pub moved: bool,
-    /// The file was written since its last sync.
+    /// Whether the file was written since its last sync.
     pub dirty: bool,
 }
 
-/// What a write into a segment has in it.
+/// Contents of a write into a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
     /// The segment's head.
     pub head: bool,
-    /// Its footer, and nothing else.
+    /// Its footer only.
     pub footer: bool,
     /// Tombstones.
     pub tombstones: bool,
@@ -48,7 +48,7 @@ pub struct Parts {
     pub moved: bool,
 }
 
-/// What is done.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum What {
     /// A write into a segment.
@@ -65,9 +65,9 @@ pub enum What {
     SyncCheckpoint,
     /// A read of segments.
     Read,
-    /// A file is made.
+    /// Creation of a file.
     Create,
-    /// The mark of a store that is being made goes.
+    /// Removal of the mark of a store under creation.
     Made,
     /// Anything else.
     #[default]
@@ -75,7 +75,7 @@ pub enum What {
 }
 
 impl What {
-    /// Of an operation on the file of this name.
+    /// Facts of an operation on the file of this name.
     pub fn of(op: &Op, name: &str) -> What {
         let manifest = MANIFESTS.iter().position(|m| *m == name);
         let checkpoint = CHECKPOINTS.contains(&name);
@@ -91,13 +91,13 @@ impl What {
         }
     }
 
-    /// Of the removal of a file.
+    /// Facts of the removal of a file.
     pub fn of_removal(name: &str) -> What {
         if name == CREATING { What::Made } else { What::Other }
     }
 }
 
-/// A header, and what the store writes beside it, is a part of its own.
+/// A header is a part of its own, with the padding that the store writes after it.
 fn segment<'a>(parts: impl Iterator<Item = &'a [u8]>) -> What {
     let mut found = Parts::default();
     for part in parts {
@@ -112,7 +112,7 @@ fn segment<'a>(parts: impl Iterator<Item = &'a [u8]>) -> What {
     What::Segment(found)
 }
 
-/// A point at which to kill: its name, which operations are meant, and when in them.
+/// A point at which to kill: its name, the operations, and the phase.
 pub type Point = (&'static str, fn(&Seen) -> bool, Phase);
 
 fn writes(seen: &Seen, of: fn(Parts) -> bool) -> bool {

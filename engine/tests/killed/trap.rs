@@ -1,4 +1,4 @@
-//! A disk that kills its own process at a point of [`POINTS`]: the real one, watched through the seam.
+//! A disk that kills its own process at a point of [`POINTS`]: wraps the real disk at the seam.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use pagelith::io::fault::IoFault;
 
 use super::points::{POINTS, Phase, Point, Seen, What};
 
-/// Where to die: at the so-manieth time that a point is reached.
+/// Where to die: at the nth time that a point is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aim {
     /// Index into [`POINTS`].
@@ -18,7 +18,7 @@ pub struct Aim {
     pub nth: u32,
 }
 
-/// What was seen so far.
+/// State so far.
 #[derive(Debug)]
 struct Watch {
     aim: Aim,
@@ -53,7 +53,7 @@ impl Trap {
         Trap { inner, watch: Arc::new(Mutex::new(watch)) }
     }
 
-    /// To be called once the store is open.
+    /// Call this once the store is open.
     pub fn opened(&self) -> impl Fn() + use<> {
         let watch = self.watch.clone();
         move || lock(&watch).opening = false
@@ -106,7 +106,7 @@ impl Watch {
         }
     }
 
-    /// An operation is over.
+    /// An operation completed.
     fn ended(&mut self, op: &Op) {
         let seen = self.seen(op);
         match (op, seen.what) {
@@ -169,9 +169,9 @@ impl Disk for Trap {
 struct Trapped {
     inner: Box<dyn Queue>,
     watch: Arc<Mutex<Watch>>,
-    /// Die when this one is over.
+    /// Die when this operation has completed.
     after: Option<u64>,
-    /// Die as soon as the kernel has what was submitted.
+    /// Die as soon as the kernel has the submitted operation.
     in_flight: bool,
 }
 
@@ -211,7 +211,7 @@ impl Queue for Trapped {
     }
     fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration) {
         let before = done.len();
-        // An operation in flight is not waited for if its flight is the point.
+        // Do not wait for an operation in flight if that phase is the point.
         let timeout = if self.in_flight { Duration::ZERO } else { timeout };
         self.inner.wait(done, timeout);
         self.handed_back(&done[before..]);

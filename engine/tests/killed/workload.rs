@@ -1,4 +1,5 @@
-//! What a child does: several threads put, get, remove, clear and flush until the process is killed.
+//! The work of a child: several threads put, get, remove, clear and flush until the process is
+//! killed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,37 +20,37 @@ pub const THREADS: u32 = 3;
 /// Namespaces: the last one is cleared now and then, the others never.
 pub const NAMESPACES: u8 = 2;
 
-/// A store and what is to be done to it.
+/// A store, and the work to do on it.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Its directory.
     pub dir: PathBuf,
     /// Its size.
     pub ssd_mib: u32,
-    /// Length of a single write at most.
+    /// Largest single write.
     pub write_kib: u32,
-    /// Writes in flight at most.
+    /// Most writes in flight.
     pub write_depth: u32,
-    /// What to do.
+    /// Seed of the work.
     pub seed: u64,
     /// Pages of a namespace.
     pub pages: u32,
-    /// Bytes that are written at most; from then on there is only reading and flushing.
+    /// Most bytes to write; after that there are only gets and flushes.
     pub budget: u64,
     /// `uring`, `blocking` or `auto`.
     pub io: &'static str,
-    /// Copy forward what was used when a segment is reclaimed.
+    /// Whether reclaim copies used pages forward.
     pub reinsert: bool,
     /// Only put.
     pub only_put: bool,
-    /// Where the child kills itself.
+    /// The point at which the child kills itself.
     pub aim: Option<Aim>,
 }
 
 impl Plan {
     /// The store's configuration.
     pub fn config(&self) -> Config {
-        // A stall is an error soon, but not on a machine that does much besides.
+        // A stall fails the test soon, but not on a busy machine.
         let mut config = Config { deadline_ms: 15_000, ..Config::default() };
         config.dram.bytes = Size::mib(8);
         config.staging.bytes = Size::mib(4);
@@ -71,7 +72,7 @@ impl Plan {
         config
     }
 
-    /// Open its store, or make it.
+    /// Open its store, or create it.
     pub fn open(&self) -> Result<Store> {
         let facts = Facts::of_this_machine().expect("facts");
         Store::open(self.config().validate(&facts).expect("a valid configuration"))
@@ -98,7 +99,7 @@ impl Plan {
         Ok(store)
     }
 
-    /// For the child's environment.
+    /// The value for the child's environment.
     pub fn to_text(&self) -> String {
         let Plan { dir, ssd_mib, write_kib, write_depth, seed, pages, budget, io, reinsert, only_put, aim } =
             self;
@@ -136,7 +137,7 @@ impl Plan {
     }
 }
 
-/// The child's whole life, if this process is one.
+/// The whole life of a child, if this process is one.
 pub fn child() {
     let Ok(text) = std::env::var(CHILD) else { return };
     let plan = Plan::from_text(&text).expect("a plan");
@@ -176,10 +177,10 @@ impl Worker<'_> {
         let mut rng = Rng(self.plan.seed ^ u64::from(self.thread) << 32);
         for step in 0.. {
             let may_write = self.spent.load(Ordering::Relaxed) < self.plan.budget;
-            // Each thread has pages of its own, so that what it does to one is done in a known order.
+            // Each thread has its own pages, so that the order of calls on a page is known.
             let number = rng.below(u64::from(self.plan.pages / THREADS)) as u32 * THREADS + self.thread;
             let page = Page { namespace: rng.below(NAMESPACES.into()) as u8, number };
-            // Versions are never used twice: the seed differs in every round.
+            // Versions are never reused: the seed differs in every round.
             let version = self.plan.seed << 32 | u64::from(self.thread) << 28 | step;
             match rng.below(1000) {
                 _ if self.plan.only_put => self.put(page, version),
@@ -217,7 +218,7 @@ impl Worker<'_> {
 
     fn remove(&self, page: Page) {
         self.mouth.say(Word::RemoveBegins(page));
-        // Its sibling goes with it.
+        // Its group member goes with it.
         self.check("remove", self.store.remove(&[key(page, 0)], Options::default()));
         self.mouth.say(Word::Removed(page));
         self.spent.fetch_add(8192, Ordering::Relaxed);
@@ -252,7 +253,7 @@ impl Worker<'_> {
         }
         for (component, bytes) in read_page(self.store, page).into_iter().enumerate() {
             let Some(bytes) = bytes else { continue };
-            // A version too short to be seen in the bytes is looked at by the parent.
+            // A version too short to be recognised is checked by the parent.
             if bytes.len() >= 8 && version_of(page, component, &bytes, &[]).is_none() {
                 fail(self.mouth, &format!("wrong bytes {page:?} {}", COMPONENTS[component]));
             }
@@ -260,7 +261,7 @@ impl Worker<'_> {
     }
 }
 
-/// The components of a page that are there.
+/// The components of a page that are present.
 pub fn read_page(store: &Store, page: Page) -> [Option<Vec<u8>>; 2] {
     let mut bytes = [0, 1].map(|c| vec![0; length(page, c)]);
     let [k, v] = &mut bytes;

@@ -1,5 +1,6 @@
-//! A small ext4 on a loop device, optionally with slow writes. Everything is undone when dropped, also when
-//! the test fails. Needs root; [`LoopFs::new`] says what is missing, for the skip that the test prints.
+//! A small ext4 on a loop device, optionally with slow writes. Everything is undone on drop, also
+//! when the test fails. Needs root; [`LoopFs::new`] returns what is missing, for the message of a
+//! skipped test.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,12 +9,12 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// Where cgroup v1 has its block I/O controller.
+/// Mount point of the block I/O controller of cgroup v1.
 const BLKIO: &str = "/sys/fs/cgroup/blkio";
 const WRITES: &str = "blkio.throttle.write_bps_device";
 const READS: &str = "blkio.throttle.read_bps_device";
 
-/// A mounted ext4 of its own.
+/// A mounted ext4.
 pub struct LoopFs {
     // In the order in which they are undone.
     mount: Mount,
@@ -26,7 +27,8 @@ struct Device(String);
 struct Mount(PathBuf);
 
 impl LoopFs {
-    /// An empty file system of `mib` MiB; `Err` says why there can be none here.
+    /// An empty file system of `mib` MiB; `Err` gives the reason if there can be none on this
+    /// machine.
     pub fn new(mib: u64) -> Result<LoopFs, String> {
         LoopFs::made_with(mib, &[])
     }
@@ -36,7 +38,7 @@ impl LoopFs {
         LoopFs::made_by(mib, "mkfs.ext4", &[&["-q", "-F", "-m", "0"], options].concat())
     }
 
-    /// A btrfs, which needs 128 MiB at least.
+    /// A btrfs, which needs at least 128 MiB.
     pub fn btrfs(mib: u64) -> Result<LoopFs, String> {
         LoopFs::made_by(mib, "mkfs.btrfs", &["-q", "-f"])
     }
@@ -58,18 +60,18 @@ impl LoopFs {
         Ok(LoopFs { mount: Mount(at), device, home })
     }
 
-    /// Where it is mounted.
+    /// Its mount point.
     pub fn path(&self) -> &Path {
         debug_assert!(self.mount.0.starts_with(self.home.path()));
         &self.mount.0
     }
 
-    /// The file that stands for the device.
+    /// The file behind the loop device.
     pub fn image(&self) -> PathBuf {
         self.home.path().join("image")
     }
 
-    /// Where the bytes of a file lie in [`LoopFs::image`]: pieces of (offset in the file, in the image, length), in
+    /// Extents of a file in [`LoopFs::image`]: (offset in the file, in the image, length), in
     /// order.
     pub fn extents(&self, file: &Path) -> Vec<(u64, u64, u64)> {
         // In bytes: a small ext4 has blocks of 1024, and larger units would be rounded.
@@ -85,12 +87,12 @@ impl LoopFs {
         said.lines().filter_map(piece).collect()
     }
 
-    /// Make it read-only from here on.
+    /// Make it read-only.
     pub fn make_read_only(&self) {
         run("mount", &["-o", "remount,ro", text(self.path())]).expect("remount");
     }
 
-    /// Free bytes, once everything under way is on the device.
+    /// Free bytes, once all writes in flight are on the device.
     pub fn free_bytes(&self) -> u64 {
         run("sync", &["-f", text(self.path())]).expect("sync");
         let said = run("stat", &["-f", "-c", "%f %S", text(self.path())]).expect("stat");
@@ -101,7 +103,7 @@ impl LoopFs {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Lazily if need be: writes that a killed process left may hold it for another moment.
+        // Lazily if necessary: writes of a killed process may hold it for another moment.
         if run("umount", &[text(&self.0)]).is_err() {
             let _ = run("umount", &["--lazy", text(&self.0)]);
         }
@@ -118,7 +120,8 @@ impl Drop for Device {
 pub struct Throttle(PathBuf);
 
 impl Throttle {
-    /// Writes of its processes to `fs` go at `bytes_per_s`; `Err` says why that cannot be.
+    /// Writes of its processes to `fs` are limited to `bytes_per_s`; `Err` gives the reason if that
+    /// is impossible.
     pub fn new(fs: &LoopFs, bytes_per_s: u64) -> Result<Throttle, String> {
         if !Path::new(BLKIO).join(WRITES).exists() {
             return Err(format!("no cgroup v1 blkio throttle at {BLKIO}"));
@@ -131,7 +134,7 @@ impl Throttle {
         Ok(throttle)
     }
 
-    /// Reads of its processes go at this rate too.
+    /// Limit reads of its processes to this rate too.
     pub fn read_too(&self, fs: &LoopFs, bytes_per_s: u64) -> Result<(), String> {
         self.limit(READS, fs, bytes_per_s)
     }
@@ -148,7 +151,7 @@ impl Throttle {
         enter(&self.0)
     }
 
-    /// Take it out again.
+    /// Remove this process from the group.
     pub fn let_this_process_go(&self) -> Result<(), String> {
         enter(Path::new(BLKIO))
     }
@@ -160,8 +163,8 @@ impl Throttle {
         command
     }
 
-    /// Wait for every write that the group has submitted to `fs`. The throttle lets a group's writes to a
-    /// device through in order, so a write submitted now is done after all of them.
+    /// Wait for every write that the group has submitted to `fs`. The throttle lets a group's
+    /// writes to a device through in order, so a write submitted now is done after all of them.
     pub fn drain(&self, fs: &LoopFs) {
         let file = format!("of={}", text(&fs.path().join("drain")));
         let mut dd = self.command(Path::new("dd"));
@@ -182,7 +185,7 @@ impl Drop for Throttle {
     }
 }
 
-/// Run a tool to its end; what it printed, or what it complained of.
+/// Run a tool to its end; returns its output, or its errors.
 pub fn run(program: &str, args: &[&str]) -> Result<String, String> {
     let done = Command::new(program).args(args).output().map_err(|e| format!("{program}: {e}"))?;
     if done.status.success() {

@@ -1,8 +1,9 @@
-//! What is attached to a page: it goes to the peer that has the page, is found there and kept of what that sends, and goes with its base.
+//! Attached groups and peers: they are offered to the peer that has the base, are found and got
+//! there, and disappear with the base.
 
 use std::sync::Mutex;
 
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::transport::closed::Closed;
 use pagelith::transport::dial::{Dial, Dialing};
 
@@ -26,7 +27,7 @@ fn attach(store: &Store, base: ObjectKey, keys: &[ObjectKey]) -> pagelith::Resul
     store.put_attached(&[(base, &group)], Options::default()).remove(0)
 }
 
-/// Everything of a page: its group, its state and its window, each put by itself.
+/// All groups of a page: its base, its state and its window, each put separately.
 fn put_all(store: &Store, page: u64) {
     put(store, &kv(page));
     assert_eq!(attach(store, kv(page)[0], &state(page)), Ok(PutOutcome::Stored));
@@ -50,7 +51,7 @@ fn ssd(dir: &TempDir, dram: Size) -> Config {
     config
 }
 
-/// A store that is served at one address after the other.
+/// A store that is served at one address after another.
 #[derive(Default)]
 struct Moving(Mutex<Option<Arc<SocketDial>>>);
 
@@ -75,12 +76,12 @@ fn moving(config: &Config) -> (Arc<Moving>, Store) {
 }
 
 #[test]
-fn it_goes_to_the_peer_behind_its_base() {
+fn attached_group_is_offered_after_its_base() {
     let mut wide = memory();
     wide.dram.bytes = Size::mib(64);
     let process = Process::new(&wide);
     let front = process.front(&wide, offer());
-    // One upon the other, so that bases are on their way when what is attached to them is put.
+    // One after another, so that offers of bases are in flight when their attached groups are put.
     (0..30).for_each(|page| put_all(&front, page));
     until("the peer has all of it", || front.stats().remote_stored == 180);
     assert_eq!((front.stats().remote_skipped, process.store.stats().groups_waiting), (0, 0));
@@ -92,12 +93,12 @@ fn it_goes_to_the_peer_behind_its_base() {
     }
     assert_eq!(get(&other, &state(7)), all(Tier::Remote, 2));
     assert_eq!(get(&other, &all_of(8)), all(Tier::Remote, 6));
-    // A page that the peer sent, and what is attached to it here.
+    // A base that came from the peer, and a local group attached to it.
     put(&process.store, &kv(40));
     assert_eq!(get(&other, &kv(40)), all(Tier::Remote, 2));
     assert_eq!(attach(&other, kv(40)[0], &state(40)), Ok(PutOutcome::Stored));
     until("the peer has it", || exist(&process.store, &state(40)) == 2);
-    // One of a client's, put before its base.
+    // A client puts an attached group before its base.
     let served = Process::of(other);
     let client = Attached::to(&served.address, None, PATIENCE).expect("attached");
     let bytes = content(&state(41)[0]);
@@ -110,11 +111,11 @@ fn it_goes_to_the_peer_behind_its_base() {
 }
 
 #[test]
-fn it_is_kept_beside_its_base_and_not_offered_back() {
+fn attached_group_from_a_peer_is_kept_with_its_base() {
     let process = Process::new(&memory());
     let page = all_of(1);
     put_all(&process.store, 1);
-    // All at once, or the base first, or what is attached to it in two turns.
+    // All at once, or the base first, or the attached groups in two steps.
     let batches: [&[&[ObjectKey]]; 3] =
         [&[&page], &[&page[..2], &page[2..]], &[&page[..2], &page[2..4], &page[4..]]];
     for batches in batches {
@@ -123,12 +124,12 @@ fn it_is_kept_beside_its_base_and_not_offered_back() {
             assert_eq!(get(&front, batch), all(Tier::Remote, batch.len()));
         }
         assert_eq!(get(&front, &page), all(Tier::Memory, 6));
-        // They are what they are there: who puts them finds them.
+        // They have the same members as at the peer: a second put finds them present.
         assert_eq!(attach(&front, page[0], &state(1)), Ok(PutOutcome::AlreadyPresent));
         assert_eq!(attach(&front, page[1], &window(1)), Ok(PutOutcome::AlreadyPresent));
         let stats = front.stats();
         assert_eq!((stats.promoted, stats.puts_stored, stats.hits_remote), (3, 0, 6), "{stats:?}");
-        // Its base takes it along, and no other base brings it back.
+        // Removing the base removes it, and no later base restores it.
         front.remove(&page[1..2], Options::default()).expect("removed");
         assert_eq!((exist(&front, &page), exist(&process.store, &page)), (0, 0));
         put(&front, &kv(1));
@@ -142,7 +143,7 @@ fn it_is_kept_beside_its_base_and_not_offered_back() {
 }
 
 #[test]
-fn it_is_not_kept_in_part_nor_without_its_base() {
+fn attached_group_is_not_kept_in_part_or_without_its_base() {
     let process = Process::new(&memory());
     let front = process.front(&memory(), offer());
     put_all(&process.store, 1);
@@ -151,7 +152,7 @@ fn it_is_not_kept_in_part_nor_without_its_base() {
     }
     assert_eq!(front.stats().promoted, 0);
     assert_eq!(get(&front, &kv(1)), all(Tier::Remote, 2));
-    // Halves of two groups are as many as either of them has.
+    // Half of each of two groups has as many objects as either group.
     let halves = [state(1)[0], window(1)[0]];
     for _ in 0..2 {
         assert_eq!(get(&front, &halves[..1]), all(Tier::Remote, 1));
@@ -164,7 +165,7 @@ fn it_is_not_kept_in_part_nor_without_its_base() {
 }
 
 #[test]
-fn it_is_on_ssd_like_a_put_and_of_a_peer_that_has_it_there_alone() {
+fn attached_group_kept_from_a_peers_ssd_is_written_to_ssd() {
     let (dirs, page) = ([0; 3].map(|_| tempfile::tempdir().expect("a directory")), all_of(1));
     let warm = ssd(&dirs[0], Size::mib(16));
     let process = Process::new(&ssd(&dirs[1], Size::ZERO));
@@ -177,13 +178,13 @@ fn it_is_on_ssd_like_a_put_and_of_a_peer_that_has_it_there_alone() {
     assert_eq!((report.durable_objects, report.lost_objects), (6, 0));
     let alone = Store::open(valid(&warm)).expect("opened");
     assert_eq!(get(&alone, &page), all(Tier::Ssd, 6));
-    // By itself a record does not say what it is attached to.
+    // A standalone record does not name the base to which it is attached.
     let front = process.front(&memory(), offer());
     assert_eq!(get(&front, &kv(1)), all(Tier::Remote, 2));
     for _ in 0..2 {
         assert_eq!(get(&front, &state(1)), all(Tier::Remote, 2));
     }
-    // It does where the peer has the base in memory again.
+    // It does if the peer has the base in memory again.
     let process = Process::new(&ssd(&dirs[2], Size::mib(16)));
     put_all(&process.store, 1);
     let process = reopened(process, &ssd(&dirs[2], Size::mib(16)));
@@ -194,17 +195,17 @@ fn it_is_on_ssd_like_a_put_and_of_a_peer_that_has_it_there_alone() {
     assert_eq!(get(&front, &state(1)), all(Tier::Memory, 2));
 }
 
-/// The same served by another process.
+/// The same store, served by another process.
 fn reopened(process: Process, config: &Config) -> Process {
     let store = process.store.clone();
     drop(process);
-    let store = Arc::into_inner(store).expect("nobody else's");
+    let store = Arc::into_inner(store).expect("the only owner");
     store.close().expect("closed");
     Process::new(config)
 }
 
 #[test]
-fn a_peer_that_starts_again_has_it_still() {
+fn restarted_peer_still_has_the_attached_group() {
     let dir = tempfile::tempdir().expect("a directory");
     let config = ssd(&dir, Size::mib(16));
     let (moving, front) = moving(&memory());
@@ -216,7 +217,8 @@ fn a_peer_that_starts_again_has_it_still() {
     moving.to(&process);
     let other = process.front(&memory(), offer());
     assert_eq!((exist(&other, &all_of(1)), get(&other, &all_of(1))), (6, all(Tier::Remote, 6)));
-    // What is attached later finds its base there, over another link: a first offer may have gone to the one that had ended.
+    // A later attached group finds its base there over another connection; its first offer may have
+    // used the one that had ended.
     let late = |n: u64| object(1, "indexer", &format!("x{n}"));
     let offered = || front.stats().remote_stored + front.stats().remote_skipped;
     for n in 0.. {
@@ -227,7 +229,7 @@ fn a_peer_that_starts_again_has_it_still() {
             break;
         }
     }
-    // Nothing of what was removed before is there behind the next start.
+    // Nothing that was removed before the restart is present after it.
     front.remove(&kv(1)[..1], Options::default()).expect("removed");
     let process = reopened(process, &config);
     put(&process.store, &kv(1));
@@ -235,13 +237,13 @@ fn a_peer_that_starts_again_has_it_still() {
 }
 
 #[test]
-fn where_the_peer_lost_the_base_it_is_neither_found_nor_stored() {
+fn attached_group_is_not_stored_at_a_peer_that_lost_its_base() {
     let process = Process::new(&memory());
     let (front, other) = (process.front(&memory(), offer()), process.front(&memory(), offer()));
     put(&front, &kv(1));
     assert_eq!(attach(&front, kv(1)[1], &state(1)), Ok(PutOutcome::Stored));
     until("the peer has it", || front.stats().remote_stored == 4);
-    // What is asked for less leaves the peer first.
+    // The peer evicts the less used pages first.
     evict(&process.store, &kv(1), &state(1));
     assert_eq!((exist(&other, &all_of(1)), get(&other, &state(1))), (0, vec![None; 2]));
     assert_eq!(found_of(&other), 0);
@@ -249,17 +251,18 @@ fn where_the_peer_lost_the_base_it_is_neither_found_nor_stored() {
     until("the peer has refused it", || front.stats().remote_skipped == 2);
     let stats = process.store.stats();
     assert_eq!((stats.groups_waiting, stats.puts_refused), (0, 2), "{stats:?}");
-    // Another base of the same name, and what waits there unseen is seen; what was refused is not there.
+    // Another base of the same name makes waiting groups visible; refused groups are absent.
     put(&process.store, &kv(1));
     assert_eq!((exist(&other, &state(1)), exist(&other, &window(1))), (2, 0));
     evict(&process.store, &kv(1), &state(1));
-    // The base is here alone: who removes an object of it takes along what a peer has attached to another.
+    // Only this store has the base: removing one of its objects also removes groups attached to
+    // another at the peer.
     front.remove(&kv(1)[..1], Options::default()).expect("removed");
     put(&process.store, &kv(1));
     assert_eq!(exist(&other, &all_of(1)), 2);
 }
 
-/// Other pages come to the peer until it has these no more; it is asked for `stay` all the time.
+/// Put other pages to the peer until it has evicted these; `stay` is kept in use.
 fn evict(store: &Store, go: &[ObjectKey], stay: &[ObjectKey]) {
     for _ in 0..240 {
         exist(store, stay);
@@ -268,19 +271,19 @@ fn evict(store: &Store, go: &[ObjectKey], stay: &[ObjectKey]) {
     assert_eq!(exist(store, go), 0);
 }
 
-/// Pages that can be restored with their state.
+/// Number of leading pages that can be restored with their state.
 fn found_of(store: &Store) -> usize {
     found(|query| store.exists_groups(query, Options::default())).usable_pages
 }
 
 #[test]
-fn behind_a_base_that_was_not_taken_it_is_not_stored() {
+fn attached_group_is_not_stored_after_its_base_was_refused() {
     let process = Process::new(&memory());
     let (moving, front) = moving(&memory());
     put_all(&front, 1);
-    until("nobody is there", || front.stats().remote_skipped == 6);
+    until("all offers are skipped", || front.stats().remote_skipped == 6);
     moving.to(&process);
-    // It is left alone for a while.
+    // The peer is not used for a while.
     until("the peer is asked again", || {
         put(&front, &[key(front.stats().puts_stored, "k")]);
         std::thread::sleep(Duration::from_millis(20));
@@ -294,11 +297,11 @@ fn behind_a_base_that_was_not_taken_it_is_not_stored() {
 }
 
 #[test]
-fn what_is_removed_or_cleared_is_gone_at_the_peer() {
+fn attached_group_removed_or_cleared_is_gone_at_the_peer() {
     let process = Process::new(&memory());
     let (front, other) = (process.front(&memory(), offer()), process.front(&memory(), offer()));
     for clears in [false, true] {
-        // Told behind what is on its way.
+        // Sent after the offers in flight.
         (0..10).for_each(|page| put_all(&front, page));
         match clears {
             true => _ = front.clear(NAMESPACE, Options::default()).expect("cleared"),
@@ -316,16 +319,17 @@ fn what_is_removed_or_cleared_is_gone_at_the_peer() {
         }
         front.clear(NAMESPACE, Options::default()).expect("cleared");
     }
-    // More than a request has room for.
+    // More objects than a request can hold.
     put_all(&front, 1);
     let many: Vec<ObjectKey> = (0..20_000).map(|page| key(page, "k")).collect();
     front.remove(&many, Options::default()).expect("removed");
     assert_eq!((exist(&other, &all_of(1)), exist(&process.store, &all_of(1))), (0, 0));
 }
 
-/// What the peer sent before it heard of the removal of its base comes behind it, and must not stay.
+/// Objects that the peer sent before it received the removal of their base arrive after it, and
+/// must not stay.
 #[test]
-fn what_is_removed_while_it_is_on_its_way_is_not_kept() {
+fn object_removed_during_its_transfer_is_not_kept() {
     for clears in [false, true] {
         let process = Process::new(&memory());
         let front = process.front(&memory(), offer());
@@ -349,7 +353,7 @@ fn what_is_removed_while_it_is_on_its_way_is_not_kept() {
             true => _ = front.clear(NAMESPACE, Options::default()).expect("cleared"),
             false => _ = front.remove(&kv(page)[..1], Options::default()).expect("removed"),
         }
-        // The base is here again when it comes.
+        // The base has been put again when they arrive.
         put(&front, &kv(page));
         let Some(Done::Get(done)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
         assert!(done.iter().all(|done| done.outcome.as_ref().is_ok_and(GetOutcome::is_hit)));
@@ -358,7 +362,7 @@ fn what_is_removed_while_it_is_on_its_way_is_not_kept() {
 }
 
 #[test]
-fn a_peer_of_before_is_not_offered_it_and_what_it_sends_is_not_kept() {
+fn attached_group_is_not_exchanged_with_an_older_peer() {
     let process = Process::new(&memory());
     let front = process.front(&memory(), offer().without(Feature::Bases));
     put_all(&front, 1);
@@ -373,7 +377,7 @@ fn a_peer_of_before_is_not_offered_it_and_what_it_sends_is_not_kept() {
 }
 
 #[test]
-fn hit_rules_find_it_at_the_peer() {
+fn hit_rules_find_attached_groups_at_peers() {
     let process = Process::new(&memory());
     let (front, other) = (process.front(&memory(), offer()), process.front(&memory(), offer()));
     for page in 0..4 {
@@ -388,7 +392,7 @@ fn hit_rules_find_it_at_the_peer() {
     let served = Process::of(other);
     let client = Attached::to(&served.address, None, PATIENCE).expect("attached");
     assert_eq!(found(|query| client.exists_groups(query, Options::default())), expected);
-    // Its base came here, it did not.
+    // Its base arrived here; it did not.
     let page = [&kv(2)[..], &[object(2, "indexer", "x"), object(2, "indexer", "y")]].concat();
     assert_eq!(get(&served.store, &page), all(Tier::Remote, 4));
     assert_eq!(get(&served.store, &page), all(Tier::Memory, 4));
@@ -397,9 +401,9 @@ fn hit_rules_find_it_at_the_peer() {
     assert_eq!(found_of(&served.store), 1);
 }
 
-/// What no segment here has room for is a hit, and stays where it is.
+/// An object larger than any local segment is a hit, and is not kept.
 #[test]
-fn what_could_not_be_put_here_is_not_kept() {
+fn object_that_cannot_be_put_locally_is_not_kept() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut small = ssd(&dir, Size::mib(16));
     small.ssd.segment_bytes = Some(Size::mib(1));

@@ -1,4 +1,4 @@
-//! Peers that a configuration names.
+//! Peers from the configuration.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -18,7 +18,7 @@ fn front(peers: Vec<PeerConfig>) -> Store {
     Store::open(valid(&config)).expect("opened")
 }
 
-/// How many of these pages each has, once all were offered.
+/// Number of these pages at each peer, once all were offered.
 fn shares(store: &Store, pages: &[ObjectKey], at: [&Process; 2]) -> [usize; 2] {
     pages.iter().for_each(|key| put(store, &[*key]));
     until("offers", || {
@@ -31,33 +31,33 @@ fn shares(store: &Store, pages: &[ObjectKey], at: [&Process; 2]) -> [usize; 2] {
 }
 
 #[test]
-fn they_share_the_pages_by_their_names_and_weights() {
+fn configured_peers_share_pages_by_name_and_weight() {
     let (one, two) = (Process::new(&memory()), Process::new(&memory()));
     let pages: Vec<ObjectKey> = (1..=100).map(|page| key(page, "k")).collect();
     let heavy = PeerConfig { weight: 9.0, ..peer("b", &two) };
     let store = front(vec![peer("a", &one), heavy.clone()]);
     let [light, most] = shares(&store, &pages, [&one, &two]);
     assert!(light + most == 100 && (80..=97).contains(&most), "{light} {most}");
-    // Another store that names them alike, in whatever order and by whatever address, finds all there.
+    // Another store with the same names finds all of them, in any order and by any addresses.
     let other = front(vec![heavy.clone(), peer("a", &one)]);
     assert_eq!(get(&other, &pages), all(Tier::Remote, 100));
-    // By other names it does not: they own other pages.
+    // With other names it does not, since the names determine the owners.
     let stranger = front(vec![peer("b", &one), PeerConfig { name: "a".to_owned(), ..heavy }]);
     let found = stranger.exists_batch(&pages, Options::default()).into_iter().filter(|here| *here).count();
     assert!(found < 100, "{found}");
 }
 
 #[test]
-fn one_that_is_preferred_has_all() {
+fn preferred_peer_gets_all_pages() {
     let (one, two) = (Process::new(&memory()), Process::new(&memory()));
     let pages: Vec<ObjectKey> = (200..240).map(|page| key(page, "k")).collect();
     let store = front(vec![peer("a", &one), PeerConfig { preferred: true, ..peer("b", &two) }]);
     assert_eq!(shares(&store, &pages, [&one, &two]), [0, 40]);
 }
 
-/// Peers given in code are instead of those of the configuration.
+/// Peers given in code replace those of the configuration.
 #[test]
-fn who_gives_peers_has_those_and_no_others() {
+fn explicit_peers_replace_configured_ones() {
     let (configured, given) = (Process::new(&memory()), Process::new(&memory()));
     let mut config = memory();
     config.remote.peers = vec![peer("a", &configured)];
@@ -67,7 +67,7 @@ fn who_gives_peers_has_those_and_no_others() {
 }
 
 #[test]
-fn the_key_is_read_at_open_by_its_owner_alone() {
+fn key_file_is_read_at_open_and_must_be_private() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("key");
     let secret = [7; 32];

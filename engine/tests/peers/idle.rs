@@ -1,18 +1,18 @@
-//! Links that were idle until the other side closed them: what is asked next is asked over new ones.
+//! Connections that the peer closed because they were idle: the next request uses a new one.
 
 use pagelith_sim::clock::SimClock;
 
 use super::*;
 
-/// A peer whose links go by a clock of the test's.
+/// A peer whose connections use a clock of the test.
 fn timed() -> (Process, SimClock) {
     let (store, clock) = (Store::open(valid(&memory())).expect("opened"), SimClock::new());
     let admission = Admission::Connection(Rights::all());
     (Process::timed(store, admission, Offer::of_this_build([1; 16]), Arc::new(clock.clone())), clock)
 }
 
-/// Let the peer find its links idle, as it does with time: it pings, and closes them when nothing is heard. This side finds
-/// both together, the ping first.
+/// Let the peer find its connections idle, as it does in time: it pings, and closes them without an
+/// answer. This side finds both together, the ping first.
 fn go_idle(peer: &Process, clock: &SimClock) {
     let limits = Limits::default();
     clock.advance(limits.ping_after);
@@ -23,7 +23,7 @@ fn go_idle(peer: &Process, clock: &SimClock) {
 }
 
 #[test]
-fn a_lookup_and_a_get_after_an_idle_time_find_what_the_peer_has() {
+fn lookup_and_get_after_idle_time_find_the_peers_pages() {
     let (peer, clock) = timed();
     let mut config = memory();
     config.dram.promote = Promote::Never;
@@ -39,9 +39,9 @@ fn a_lookup_and_a_get_after_an_idle_time_find_what_the_peer_has() {
     assert_eq!(found, [true, false]);
 }
 
-/// Several threads' links end together: that is no sign that the peer is gone.
+/// Connections of several threads end together: this does not mean that the peer is gone.
 #[test]
-fn many_idle_links_that_end_together_make_no_misses() {
+fn simultaneous_end_of_idle_connections_causes_no_misses() {
     let (peer, clock) = timed();
     let mut config = memory();
     config.dram.promote = Promote::Never;
@@ -59,7 +59,7 @@ fn many_idle_links_that_end_together_make_no_misses() {
             session.submit_get(vec![Get { key: key(1, "k"), range: None, destination }], Options::default())
         })
         .collect();
-    // Each finds its link ended before any has a new one.
+    // Each thread finds its connection ended before any has a new one.
     for _ in 0..3 {
         sessions.iter_mut().for_each(|session| assert!(session.poll().is_none()));
     }
@@ -69,14 +69,15 @@ fn many_idle_links_that_end_together_make_no_misses() {
     }
 }
 
-/// The task that offers and removes answers its peers' pings: its links are never idle, and may end all the same.
+/// The task that sends offers and removals answers its peers' pings: its connections are never
+/// idle, but may end all the same.
 fn end_links(peer: &Process) {
     peer.cut.store(true, Ordering::Relaxed);
     until("they have ended", || !peer.cut.load(Ordering::Relaxed) && peer.links.load(Ordering::Acquire) == 0);
 }
 
 #[test]
-fn a_removal_and_a_clear_over_links_that_ended_reach_the_peer() {
+fn removal_and_clear_reach_the_peer_after_connections_ended() {
     let peer = Process::new(&memory());
     let front = peer.front(&memory(), offer());
     put(&front, &[key(1, "k")]);

@@ -1,8 +1,8 @@
-//! A peer that is preferred to those that own pages.
+//! A peer that is preferred to the owners of pages.
 
 use super::*;
 
-/// Peers by these names, of which this one is preferred.
+/// Peers with these names, of which `preferred` is preferred.
 fn peers(all: &[(&str, &Process)], preferred: &str) -> Vec<Peer> {
     let peer = |(name, process): &(&str, &Process)| {
         let dial = SocketDial::new(process.address.clone(), None, offer(), Arc::new(SystemClock::new()));
@@ -19,7 +19,7 @@ fn exists(store: &Store, keys: &[ObjectKey]) -> usize {
     store.exists_batch(keys, Options::default()).into_iter().filter(|here| *here).count()
 }
 
-/// Put each by itself; behind it nothing is left to be offered.
+/// Put each page separately; afterwards no offer is pending.
 fn put_each(store: &Store, keys: &[ObjectKey]) {
     keys.iter().for_each(|key| put(store, &[*key]));
     until("offers", || {
@@ -32,7 +32,7 @@ fn pages(from: u64) -> Vec<ObjectKey> {
 }
 
 #[test]
-fn all_goes_to_the_preferred_peer_and_is_found_there() {
+fn preferred_peer_receives_and_returns_all_pages() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let store = front(peers(&[("near", &near), ("far", &far)], "near"));
     let keys = pages(1);
@@ -41,17 +41,22 @@ fn all_goes_to_the_preferred_peer_and_is_found_there() {
     let other = front(peers(&[("near", &near), ("far", &far)], "near"));
     assert_eq!(other.exists_batch(&keys, Options::default()), vec![true; 40]);
     assert_eq!(get(&other, &keys), all(Tier::Remote, 40));
-    // Who prefers nobody asks the owner of each page, and finds what lies with its own.
+    // A store without a preferred peer looks for each page at its owner, and finds only those that
+    // are there.
     let alike = front(peers(&[("near", &near), ("far", &far)], "nobody"));
     let owned = exists(&alike, &keys);
     assert!((1..40).contains(&owned), "{owned}");
-    // What is removed is gone wherever it was.
+    // Removed pages are gone at every peer.
     store.remove(&keys, Options::default()).expect("removed");
-    assert_eq!((exists(&near.store, &keys), exists(&other, &keys)), (0, 40), "what another has is its own");
+    assert_eq!(
+        (exists(&near.store, &keys), exists(&other, &keys)),
+        (0, 40),
+        "pages of other peers stay theirs"
+    );
 }
 
 #[test]
-fn what_the_preferred_peer_has_not_is_asked_of_whoever_owns_it() {
+fn page_absent_at_the_preferred_peer_is_got_from_its_owner() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let others = front(peers(&[("near", &near), ("far", &far)], "nobody"));
     let keys = pages(100);
@@ -72,9 +77,10 @@ fn what_the_preferred_peer_has_not_is_asked_of_whoever_owns_it() {
     );
 }
 
-/// Two peers have a page, each as it was put there: no object of the one is brought with objects of the other.
+/// Two peers have different versions of a page: objects of one are never mixed with objects of the
+/// other.
 #[test]
-fn what_was_put_together_comes_from_one_peer() {
+fn group_is_got_from_one_peer() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let store = front(peers(&[("near", &near), ("far", &far)], "near"));
     for page in 300..340 {
@@ -83,7 +89,7 @@ fn what_was_put_together_comes_from_one_peer() {
         put(&far.store, &keys);
         assert_eq!(get(&store, &keys), [Some(Tier::Remote), Some(Tier::Remote), None], "page={page}");
     }
-    // Each by itself, and half of a page here and half there.
+    // Separate puts, and one half of a page at each peer.
     let singles: Vec<[ObjectKey; 2]> = (400..440).map(|page| [key(page, "k"), key(page, "v")]).collect();
     singles.iter().for_each(|[k, v]| {
         put(&near.store, &[*k]);
@@ -95,7 +101,7 @@ fn what_was_put_together_comes_from_one_peer() {
 }
 
 #[test]
-fn while_the_preferred_peer_is_gone_owners_are_offered_and_asked() {
+fn owners_replace_an_unreachable_preferred_peer() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let all_peers = peers(&[("near", &near), ("far", &far)], "near");
     drop(near);
@@ -109,7 +115,7 @@ fn while_the_preferred_peer_is_gone_owners_are_offered_and_asked() {
 }
 
 #[test]
-fn two_that_are_preferred_are_refused() {
+fn two_preferred_peers_are_refused() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let mut both = peers(&[("near", &near), ("far", &far)], "near");
     both[1].preferred = true;

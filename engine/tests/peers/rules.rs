@@ -1,6 +1,6 @@
-//! Hit rules of a store with a peer: what counts may lie here or there.
+//! Hit rules of a store with a peer: objects may be local or at the peer.
 
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
 
 use super::hits_drawn::{Asked, Dice};
@@ -39,35 +39,36 @@ pub fn is(usable_pages: usize, anchor_pages: usize, pool_pages: [usize; 2], stop
 }
 
 #[test]
-fn hit_rules_ask_peers() {
+fn hit_rules_include_peers() {
     let owner = Process::new(&memory());
     let front = owner.front(&memory(), offer());
-    // KV of pages 0 to 5, the first two here alone; an indexer on each of them; states of 0 here, of 1, 3 and 4 there.
+    // KV of pages 0 to 5, the first two only local; an indexer on each of them; states of 0 local,
+    // of 1, 3 and 4 at the peer.
     for page in 0..6 {
         let store = if page < 2 { &front } else { &*owner.store };
         put(store, &kv(page));
         put(if page % 2 == 0 { &front } else { &owner.store }, &[object(page, "indexer", "x")]);
     }
-    until("the peer has what was put here", || front.stats().remote_stored == 7);
+    until("the peer has the local puts", || front.stats().remote_stored == 7);
     put_state(&front, 0);
-    until("the peer has what was attached here", || front.stats().remote_stored == 8);
+    until("the peer has the attached objects", || front.stats().remote_stored == 8);
     [1, 3, 4].into_iter().for_each(|page| put_state(&owner.store, page));
     let expected = is(5, 6, [5, 6], &[1, 2, 4, 5]);
     assert_eq!(found(|query| front.exists_groups(query, Options::default())), expected);
-    // The peer has all of it by itself.
+    // The peer has all of it itself.
     assert_eq!(found(|query| owner.store.exists_groups(query, Options::default())), expected);
-    // So do clients of a store that has peers.
+    // Clients of a store with peers get the same answers.
     let served = Process::of(front);
     let client = Attached::to(&served.address, None, PATIENCE).expect("attached");
     assert_eq!(found(|query| client.exists_groups(query, Options::default())), expected);
-    // A peer that is gone has nothing.
+    // An unreachable peer has nothing.
     drop(owner);
     let alone = is(1, 2, [1, 1], &[1]);
     assert_eq!(found(|query| served.store.exists_groups(query, Options::default())), alone);
     assert_eq!(found(|query| client.exists_groups(query, Options::default())), alone);
 }
 
-/// Pages behind the first hole of the anchor are no prefix, however many there are.
+/// Pages after the first hole of the anchor are no prefix, however many there are.
 #[test]
 fn hit_rules_stop_at_the_first_hole_of_the_anchor() {
     let owner = Process::new(&memory());
@@ -83,12 +84,12 @@ fn hit_rules_stop_at_the_first_hole_of_the_anchor() {
         pool_pages: Vec::new(),
         stops: (1..=n).collect(),
     };
-    // The hole is page 2; what lies behind it is here, there, and here again.
+    // The hole is page 2; the pages after it are local, at the peer, and local again.
     for page in [0, 1, 3, 4, 5, 6, 7] {
         put(if page % 2 == 0 { &owner.store } else { &front }, &kv(page));
     }
     assert_eq!(anchor(&front), first(2));
-    // Half of a page is a hole too, wherever the half lies.
+    // Half of a page is a hole too, wherever that half is.
     put(&owner.store, &[key(2, "k")]);
     assert_eq!(anchor(&front), first(2));
     put(&front, &[key(2, "v")]);
@@ -97,7 +98,7 @@ fn hit_rules_stop_at_the_first_hole_of_the_anchor() {
     assert_eq!(anchor(&front), first(0));
 }
 
-/// Drawn residency, each object here or at the peer.
+/// Random residency, each object local or at the peer.
 #[test]
 fn hit_rules_over_peers_are_those_of_one_store_with_any_residency() {
     let mut dice = Dice(7);
@@ -108,7 +109,7 @@ fn hit_rules_over_peers_are_those_of_one_store_with_any_residency() {
         let asked = Asked::random(&mut dice);
         let mut whole = std::collections::BTreeSet::new();
         for (pool, keys) in asked.all_keys().into_iter().enumerate() {
-            // An anchor mostly whole, so that others decide.
+            // The anchor is mostly whole, so that other pools decide.
             let holes_in_64 = if pool == 0 { [0, 0, 1, 2] } else { [0, 2, 8, 32] };
             let holes_in_64 = holes_in_64[dice.below(4) as usize];
             for key in keys {

@@ -1,19 +1,19 @@
-//! A store with a peer that serves clients itself: they are answered as its own callers are, and what stores ask each other
-//! goes no further.
+//! A store with a peer that serves clients: clients get the answers of embedded callers, and
+//! requests between stores are not forwarded.
 
 use std::ops::Range;
 use std::sync::OnceLock;
 
 use pagelith::ErrorKind;
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::transport::closed::Closed;
 use pagelith::transport::dial::{Dial, Dialing};
 
 use super::*;
 
-/// Longer than what a server stages at a time.
+/// Longer than the piece that a server stages at a time.
 const LONG: usize = (9 << 20) + 5;
-/// Longer than all that it stages.
+/// Longer than all staging memory of the server.
 const TOO_LONG: usize = 17 << 20;
 
 fn client(process: &Process) -> Attached {
@@ -32,7 +32,7 @@ fn never() -> Config {
     config
 }
 
-/// Get these bytes of an object of `len`; what became of it, its bytes being right.
+/// Get a range of an object of `len` bytes; returns the outcome, after comparing the bytes.
 fn got(
     client: &Attached,
     key: ObjectKey,
@@ -60,9 +60,9 @@ fn put_of(store: &Store, key: ObjectKey, len: usize) {
 }
 
 #[test]
-fn clients_get_what_a_peer_has() {
+fn clients_get_pages_of_a_peer() {
     let owner = Process::new(&wide());
-    // Nothing is kept on the way, so that each answer is of what a peer sent.
+    // Nothing is kept on the way, so that each answer comes from the peer.
     let middle = Process::of(owner.front(&never(), offer()));
     let client = client(&middle);
     let (short, long) = (key(1, "k"), key(2, "k"));
@@ -72,7 +72,7 @@ fn clients_get_what_a_peer_has() {
         assert_eq!(got(&client, short, None, LEN), remote(LEN));
         assert_eq!(got(&client, long, None, LONG), remote(LONG));
     }
-    // Of some, no block is whole.
+    // Some ranges contain no whole block.
     let end = LEN as u64;
     for range in [5..105, 0..end, 0..1, end - 1..end, 32_768..65_536, 40_000..end, 32_767..65_537] {
         let bytes = (range.end - range.start) as usize;
@@ -94,7 +94,7 @@ fn clients_get_what_a_peer_has() {
     for len in [LEN, LONG] {
         assert_eq!(got(&client, gone, None, len), Ok(GetOutcome::Miss(MissCause::Absent)));
     }
-    // There is never room for it on its way.
+    // There is never room to keep it.
     let too_long = key(5, "k");
     put_of(&owner.store, too_long, TOO_LONG);
     assert_eq!(got(&client, too_long, None, TOO_LONG), Ok(GetOutcome::Miss(MissCause::Absent)));
@@ -102,7 +102,7 @@ fn clients_get_what_a_peer_has() {
 }
 
 #[test]
-fn what_a_client_gets_of_a_peer_is_kept() {
+fn page_got_by_a_client_from_a_peer_is_kept() {
     let owner = Process::new(&wide());
     let middle = Process::of(owner.front(&wide(), offer()));
     let client = client(&middle);
@@ -128,9 +128,9 @@ fn what_a_client_gets_of_a_peer_is_kept() {
     assert_eq!(middle.store.stats().promoted, 2);
 }
 
-/// What a client of the store in the middle removes or clears is gone at its peer too.
+/// Objects removed or cleared by a client of the store in the middle are gone at its peer too.
 #[test]
-fn what_a_client_removes_is_gone_at_the_peer() {
+fn page_removed_by_a_client_is_gone_at_the_peer() {
     let owner = Process::new(&memory());
     let middle = Process::of(owner.front(&memory(), offer()));
     let client = client(&middle);
@@ -147,7 +147,7 @@ fn what_a_client_removes_is_gone_at_the_peer() {
     }
 }
 
-/// A store that is served later than it is known.
+/// A store whose address is known before it is served.
 #[derive(Default)]
 struct Later(OnceLock<SocketDial>);
 
@@ -158,23 +158,23 @@ impl Dial for Later {
 }
 
 #[test]
-fn stores_that_are_peers_of_each_other_ask_once() {
+fn mutual_peers_do_not_forward_requests() {
     let later = Arc::new(Later::default());
     let peer = Peer { name: "b".into(), weight: 1.0, preferred: false, dial: later.clone() };
     let a = Process::of(Store::open_with_peers(valid(&memory()), vec![peer]).expect("opened"));
     let b = Process::of(a.front(&memory(), offer()));
     let dial = SocketDial::new(b.address.clone(), None, offer(), Arc::new(SystemClock::new()));
     later.0.set(dial).map_err(|_| "it was known").expect("unknown so far");
-    // Each of them asks the other once for what neither has.
+    // Each store asks the other once for a page that neither has.
     let client = client(&a);
     assert_eq!(got(&client, key(1, "k"), None, LEN), Ok(GetOutcome::Miss(MissCause::Absent)));
     assert_eq!(client.exists_batch(&[key(1, "k")], Options::default()), Ok(vec![false]));
     let misses = |process: &Process| process.store.stats().misses.values().sum::<u64>();
     assert_eq!((misses(&a), misses(&b)), (1, 1));
-    // What is put is offered to the other, and not back.
+    // Each put is offered to the other store, and not back.
     put(&a.store, &[key(2, "k")]);
     until("the other has it", || b.store.stats().puts_stored == 1);
-    // Told behind all that was offered before.
+    // Sent after all earlier offers.
     a.store.remove(&[key(3, "k")], Options::default()).expect("removed");
     b.store.remove(&[key(4, "k")], Options::default()).expect("removed");
     let stats = a.store.stats();
@@ -182,7 +182,7 @@ fn stores_that_are_peers_of_each_other_ask_once() {
     let stats = b.store.stats();
     assert_eq!((stats.remote_stored, stats.remote_skipped), (0, 0), "{stats:?}");
     assert_eq!(got(&client, key(2, "k"), None, LEN).map(|outcome| outcome.is_hit()), Ok(true));
-    // A removal and a clear end, and are known on both sides.
+    // A removal and a clear complete, and take effect at both.
     client.remove(&[key(2, "k")], Options::default()).expect("removed");
     assert_eq!(b.store.exists_batch(&[key(2, "k")], Options::default()), [false]);
     put(&b.store, &[key(5, "k")]);
@@ -192,9 +192,9 @@ fn stores_that_are_peers_of_each_other_ask_once() {
     assert_eq!(b.store.exists_batch(&[key(5, "k")], Options::default()), [false]);
 }
 
-/// What a peer cannot be asked at all, since it reads no such long requests, is not offered to it, and what comes behind is.
+/// A page whose requests are too long for the peer is not offered to it; later pages are.
 #[test]
-fn a_page_of_more_objects_than_a_peer_reads_of_in_one_request_stays_here() {
+fn page_with_too_many_objects_for_one_request_stays_local() {
     let store = Store::open(valid(&memory())).expect("opened");
     let brief = Offer { control_bytes_max: 16 << 10, ..Offer::of_this_build([1; 16]) };
     let process = Process::offering(store, Admission::Connection(Rights::all()), brief);

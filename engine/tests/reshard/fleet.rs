@@ -1,5 +1,5 @@
-//! Servers of one model with different tensor-parallel sizes on one store: how a rank writes its pages, and how
-//! another reads them by ranged gets.
+//! Servers of one model with different tensor-parallel sizes on one store: how a rank writes its
+//! pages, and how another rank reads them by ranged gets.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use pagelith::{GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Result, Stor
 use super::kit::namespace;
 use super::tensor::{Rank, Tensor, untouched};
 
-/// Pages of a host pool; the second is the one that is read.
+/// Pages of a host pool; the second one is read.
 pub const PAGES: usize = 2;
 pub const READ: usize = 1;
 
@@ -24,7 +24,7 @@ const TOKENS: usize = 16;
 /// 1 KiB a row: with 2 layers of 16 tokens a head is one checksum block.
 const DIM: usize = 512;
 
-/// How a server keeps its pages.
+/// Layout of a server's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
     pub layout: Layout,
@@ -50,7 +50,7 @@ impl Side {
     }
 }
 
-/// A pool of a model, as writers keep it and as readers do.
+/// A pool of a model, in the layouts of writers and readers.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub tensor: Tensor,
@@ -118,7 +118,7 @@ impl Case {
         }
     }
 
-    /// Whether a writer of this size can keep its pages so.
+    /// Whether a writer of this size can use this layout.
     pub fn writes_at(&self, tp: u16) -> bool {
         self.writer.lcm.is_none() || self.writer.lcm_at(tp).is_some()
     }
@@ -138,7 +138,8 @@ impl Case {
         self.tensor.buffer(&self.rank(self.reader, rank, tp), Some(READ))
     }
 
-    /// Put all pages of all ranks of a writer, a group for each head group (or rank); what became of the groups.
+    /// Put all pages of all ranks of a writer, one group per head group (or rank); returns the
+    /// outcomes.
     pub fn write(&self, store: &Store, namespace: NamespaceId, tp: u16) -> Vec<Result<PutOutcome>> {
         let mut outcomes = Vec::new();
         for rank in 0..tp {
@@ -149,7 +150,7 @@ impl Case {
             assert_eq!(
                 pool.writes,
                 rank == 0 || self.tensor.heads.is_some(),
-                "one rank stores what all have"
+                "one rank stores the objects that all have"
             );
             if !pool.writes {
                 continue;
@@ -172,7 +173,7 @@ impl Case {
         outcomes
     }
 
-    /// The gets with which a reader's rank has the page: one for each stretch of an object.
+    /// The gets of a reader's rank for the page: one per contiguous range of an object.
     pub fn reads(&self, namespace: NamespaceId, wrote: u16, rank: u16, tp: u16) -> Vec<Read> {
         let (writer, reader) = (self.writer.at(0, wrote), self.reader.at(rank, tp));
         let role = self.tensor.role;
@@ -194,7 +195,7 @@ impl Case {
         reads
     }
 
-    /// Memory of a reader's rank that nothing was read into yet.
+    /// Memory of a reader's rank before any read.
     pub fn empty(&self, rank: u16, tp: u16) -> Vec<u8> {
         let extents = Extents::new(&self.pool(self.reader, rank, tp), PAGES as u64).expect("small");
         untouched(extents.buffer_bytes()[0])
@@ -206,7 +207,7 @@ pub fn hash(page: usize) -> PrefixHash {
     PrefixHash([page as u8 + 1; 32])
 }
 
-/// Each writer has pages of its own, so that a reader finds only what that one wrote.
+/// Each writer has its own pages, so that a reader finds only that writer's.
 pub fn namespace_of(tp: u16) -> NamespaceId {
     namespace(&format!("written at {tp}"))
 }
@@ -216,7 +217,7 @@ pub fn get(store: &Store, reads: &[Read], buffer: &mut [u8]) -> Vec<Result<GetOu
     get_all(store, &mut [(reads, buffer)])
 }
 
-/// Several readers' gets in one batch.
+/// The gets of several readers in one batch.
 pub fn get_all(store: &Store, readers: &mut [(&[Read], &mut [u8])]) -> Vec<Result<GetOutcome>> {
     let mut pieces: Vec<(&Read, Vec<&mut [u8]>)> = Vec::new();
     for (reads, buffer) in readers {
@@ -252,7 +253,7 @@ fn carve<'b>(buffer: &'b mut [u8], reads: &[Read]) -> Vec<Vec<&'b mut [u8]>> {
     carved
 }
 
-/// Whether the reader has its page: every get is a hit with every byte of its range. Nothing less is a page.
+/// Whether the reader has its page: every get is a hit with every byte of its range.
 pub fn restored(reads: &[Read], outcomes: &[Result<GetOutcome>], from: Tier) -> bool {
     assert_eq!(reads.len(), outcomes.len());
     reads.iter().zip(outcomes).all(|(read, outcome)| {

@@ -1,6 +1,6 @@
-//! Every writer size by every reader size, for every pool and layout: read, compared with the tensor, and shown in
-//! `docs/resharding.md`. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith --test reshard` writes the table anew; everything
-//! around the markers is written by hand.
+//! Every writer size by every reader size, for every pool and layout: read, compared with the
+//! tensor, and shown in `docs/resharding.md`. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith --test
+//! reshard` writes the table anew; everything around the markers is written by hand.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -17,7 +17,7 @@ const TPS: [u16; 5] = [1, 2, 4, 8, 16];
 const BEGIN: &str = "<!-- resharding: rendered from what was read, see engine/tests/reshard/table.rs -->\n";
 const END: &str = "<!-- end of resharding -->\n";
 
-/// What is tried: the pool, and how it is kept.
+/// The cases: the pool, and its layout.
 fn cases() -> Vec<(&'static str, &'static str, Case)> {
     use Layout::{LayerFirst, PageFirst, PageHead, PageUnified};
     use Role::{Draft, Target};
@@ -57,7 +57,7 @@ fn cases() -> Vec<(&'static str, &'static str, Case)> {
     ]
 }
 
-/// What one rank of a reader does for one page.
+/// The work of one rank of a reader for one page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cost {
     gets: usize,
@@ -66,7 +66,8 @@ struct Cost {
     bytes_wanted: u64,
 }
 
-/// Read the page at every rank of a size; every byte of every rank's buffer is as if it had been written there.
+/// Read the page at every rank of a size; each rank's buffer equals the one that it would have
+/// written.
 fn read(store: &Store, case: &Case, wrote: u16, tp: u16, expected: &[Vec<u8>], from: Tier) -> Cost {
     let costs = (0..tp).zip(expected).map(|(rank, expected)| {
         let reads = case.reads(namespace_of(wrote), wrote, rank, tp);
@@ -110,14 +111,14 @@ fn table() -> String {
     for (pool, kept, case) in cases() {
         let world = cold();
         let store = world.open(&world.cold_config());
-        // Writers that leave a reader the same to do share a row.
+        // Writers with equal work for a reader share a row.
         for alike in rows(&store, &case, Tier::Ssd).chunk_by(|a, b| a.1 == b.1) {
             let cells = alike[0].1.map(|c| {
                 let read = c.bytes_read as f64 / c.bytes_wanted as f64;
                 format!("{} / {} / {read:.1}", c.gets, c.moves)
             });
             let wrote: Vec<_> = alike.iter().map(|(wrote, _)| wrote.to_string()).collect();
-            // What was wrong has ended the test.
+            // Wrong bytes have failed the test already.
             let ranks = wrote.len() * TPS.iter().map(|tp| usize::from(*tp)).sum::<usize>();
             let (wrote, cells) = (wrote.join(", "), cells.join(" | "));
             writeln!(out, "| {pool} | {kept} | {wrote} | {ranks} of {ranks} | {cells} |").expect("a string");
@@ -127,7 +128,7 @@ fn table() -> String {
 }
 
 #[test]
-fn every_tp_size_reads_from_ssd_what_every_tp_size_wrote() {
+fn every_tp_size_reads_ssd_pages_of_every_tp_size() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/resharding.md");
     let page = std::fs::read_to_string(&path).expect("docs/resharding.md is there");
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
@@ -138,11 +139,11 @@ fn every_tp_size_reads_from_ssd_what_every_tp_size_wrote() {
         return;
     }
     let differs = shown.lines().zip(table.lines()).find(|(a, b)| a != b);
-    assert!(shown == table, "docs/resharding.md is not what was read; first difference: {differs:?}");
+    assert!(shown == table, "docs/resharding.md differs from the reads; first difference: {differs:?}");
 }
 
 #[test]
-fn and_from_memory() {
+fn every_tp_size_reads_memory_pages_of_every_tp_size() {
     for (_, _, case) in cases() {
         let world = in_memory();
         let store = world.open(&world.memory_config(pagelith::Size::mib(24)));

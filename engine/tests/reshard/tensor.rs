@@ -1,12 +1,12 @@
-//! What a rank's host buffer must hold, element by element, from nothing but the shapes of the host layouts: no
-//! code of `pagelith_layouts::geometry` has a part in it.
+//! The expected contents of a rank's host buffer, element by element, from the shapes of the host
+//! layouts alone: independent of `pagelith_layouts::geometry`.
 
 use pagelith::layouts::geometry::Layout;
 use pagelith::layouts::key::Role;
 
 /// Bytes of an element.
 const ELEMENT: usize = 2;
-/// What a byte is that belongs to no page asked for.
+/// Value of bytes outside of the requested page.
 const UNTOUCHED: u8 = 0xee;
 
 /// An axis of a buffer.
@@ -35,7 +35,7 @@ pub struct Tensor {
     pub dim: usize,
 }
 
-/// Where a rank's part is kept and how.
+/// A rank's part and its layout.
 #[derive(Clone, Copy, Debug)]
 pub struct Rank {
     pub layout: Layout,
@@ -48,7 +48,7 @@ pub struct Rank {
 }
 
 impl Tensor {
-    /// Axes of the buffer, outermost first, and how many of each.
+    /// Axes of the buffer, outermost first, with their lengths.
     fn shape(&self, at: &Rank) -> Vec<(Axis, usize)> {
         use Axis::*;
         let order: &[Axis] = match (self.heads.is_some(), at.layout) {
@@ -128,7 +128,7 @@ impl Tensor {
     }
 }
 
-/// A buffer that nothing was read into yet.
+/// A buffer before any read.
 pub fn untouched(bytes: u64) -> Vec<u8> {
     vec![UNTOUCHED; bytes as usize]
 }

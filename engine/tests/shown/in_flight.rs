@@ -1,6 +1,6 @@
-//! Several batches of puts in flight on one session, out of memory that the store is shown or of the client's own.
+//! Several batches of puts in flight on one session, from shared memory or from the client's own.
 
-use pagelith::attach::Session;
+use pagelith::client::Session;
 use pagelith::{Done, Put, PutGroup, Source, Ticket};
 
 use super::*;
@@ -10,7 +10,7 @@ const OBJECTS: u64 = 16;
 /// Batches in flight.
 const DEPTH: u64 = 4;
 
-/// A client that shows memory for so many batches, or one that has as much of its own.
+/// A client that shares memory for this many batches, or one with as much private memory.
 fn client(process: &Process, batches: u64, shows: bool) -> (Attached, Arc<Seen>, Vec<AlignedBuf>) {
     let (buffers, region) = AlignedBuf::shown((batches * OBJECTS) as usize, LEN).expect("memory");
     let (client, seen) = process.client(shows.then_some(region).into_iter().collect());
@@ -30,7 +30,7 @@ fn submit(session: &mut Session<'_>, batch: u64, buffers: &mut Vec<AlignedBuf>) 
     session.submit_put(pages(batch).map(put).collect(), Options::default())
 }
 
-/// All of a batch was stored; its memory.
+/// Check that all of a batch was stored; returns its memory.
 fn stored(done: Option<Done>) -> Vec<AlignedBuf> {
     let Some(Done::Put(done)) = done else { panic!("a put") };
     let buffer = |done: pagelith::PutDone| {
@@ -40,20 +40,20 @@ fn stored(done: Option<Done>) -> Vec<AlignedBuf> {
     done.into_iter().map(buffer).collect()
 }
 
-/// So many rounds of batches, all in flight together.
+/// Run rounds of batches, all of a round in flight together.
 fn rounds(client: &Attached, buffers: &mut Vec<AlignedBuf>, rounds: std::ops::Range<u64>) {
     let mut session = client.session();
     for round in rounds {
         let tickets: Vec<Ticket> =
             (0..DEPTH).map(|n| submit(&mut session, round * DEPTH + n, buffers)).collect();
-        // In another order than they were asked in.
+        // In another order than that of submission.
         for ticket in tickets.into_iter().rev() {
             buffers.extend(stored(session.wait(ticket, TIMEOUT)));
         }
     }
 }
 
-/// What was put last is here, with its own bytes.
+/// The last put of each page is present, with its own bytes.
 fn are_here(client: &Attached, batches: std::ops::Range<u64>) {
     for page in batches.flat_map(pages) {
         assert_eq!(get(client, page, LEN), (hit(Tier::Memory, LEN), content(page, LEN)), "page={page}");
@@ -80,7 +80,7 @@ fn put_that_names_a_page_twice_stores_the_first() {
         buffer.copy_from_slice(&content(n as u64, LEN));
     }
     let slices: Vec<&[u8]> = buffers.iter().map(|buffer| &buffer[..]).collect();
-    // The same pages once more, in the other order, with other bytes.
+    // The same pages again, in reverse order, with other bytes.
     let first: Vec<u64> = pages(100).collect();
     let named: Vec<u64> = first.iter().copied().chain(first.iter().rev().copied()).collect();
     let outcomes = put(&client, &named, &slices);
@@ -93,7 +93,7 @@ fn put_that_names_a_page_twice_stores_the_first() {
 }
 
 #[test]
-fn link_that_ends_under_batches_in_flight_takes_nothing_with_it() {
+fn batches_in_flight_survive_the_end_of_a_connection() {
     let process = Process::new(Rights::all(), false);
     let (client, seen, mut buffers) = client(&process, DEPTH, true);
     let mut session = client.session();
@@ -108,7 +108,7 @@ fn link_that_ends_under_batches_in_flight_takes_nothing_with_it() {
         for (batch, ticket) in tickets {
             let Some(Done::Put(done)) = session.wait(ticket, TIMEOUT) else { panic!("a put") };
             for (page, done) in pages(batch).zip(done) {
-                // Stored before the link ended, or behind that.
+                // Stored before the connection ended, or after that.
                 assert!(done.outcome.is_ok(), "round={round} page={page} {:?}", done.outcome);
                 buffers.push(done.source.into_buffer().expect("its buffer"));
             }

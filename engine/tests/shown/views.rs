@@ -1,17 +1,17 @@
-//! Objects that clients look at where they lie.
+//! Views of clients: objects in the store's shared memory, read without a copy.
 
 use std::os::unix::fs::FileExt;
 
 use super::*;
 use pagelith::ErrorKind;
-use pagelith::attach::View;
+use pagelith::client::View;
 
 fn view(client: &Attached, pages: &[u64]) -> pagelith::Result<Vec<Option<View>>> {
     let keys: Vec<ObjectKey> = pages.iter().map(|page| key(*page)).collect();
     client.view_batch(&keys, Options::default())
 }
 
-/// What a view shows, by both ways to it.
+/// The bytes of a view, by both accessors.
 fn bytes_of(view: &View) -> Vec<u8> {
     let mut copied = vec![0; view.len()];
     view.copy_out(0, &mut copied);
@@ -23,7 +23,7 @@ fn bytes_of(view: &View) -> Vec<u8> {
     copied
 }
 
-/// Go on until the store holds nothing for anybody.
+/// Wait until the store holds nothing for clients.
 fn let_go(process: &Process) {
     let began = std::time::Instant::now();
     while process.store.stats().readers > 0 {
@@ -33,7 +33,7 @@ fn let_go(process: &Process) {
 }
 
 #[test]
-fn views_show_what_was_put_whatever_becomes_of_it() {
+fn views_keep_their_bytes_after_eviction_and_removal() {
     let process = Process::new(Rights::all(), false);
     let (client, seen) = process.client(Vec::new());
     for (page, len) in (0..).zip(LENGTHS) {
@@ -48,7 +48,7 @@ fn views_show_what_was_put_whatever_becomes_of_it() {
         assert!(view.is_held() && bytes_of(view) == content(page, len), "page={page}");
     };
     (0..).zip(there.iter().zip(LENGTHS)).for_each(is_whole);
-    // Neither what is put behind it nor a removal takes it from under who looks.
+    // Neither later puts nor a removal change the bytes under a view.
     assert_eq!(process.store.remove(&[key(3)], Options::default()), Ok(1));
     let other = content(7, 1 << 20);
     for page in 1000..1040 {
@@ -60,7 +60,7 @@ fn views_show_what_was_put_whatever_becomes_of_it() {
     assert_eq!(process.store.stats().readers, LENGTHS.len() as u64);
     drop(views);
     assert_eq!(process.store.stats().readers, 0);
-    // What is not held goes as ever.
+    // Objects without a view are evicted as usual.
     for page in 1100..1140 {
         assert_eq!(put(&client, &[page], &[&other]), vec![Ok(PutOutcome::Stored)], "page={page}");
     }
@@ -68,7 +68,7 @@ fn views_show_what_was_put_whatever_becomes_of_it() {
 }
 
 #[test]
-fn views_are_of_a_quarter_of_the_arena_at_most() {
+fn views_take_at_most_a_quarter_of_the_arena() {
     let process = Process::new(Rights::all(), false);
     let (client, _) = process.client(Vec::new());
     let (other, _) = process.client(Vec::new());
@@ -87,7 +87,7 @@ fn views_are_of_a_quarter_of_the_arena_at_most() {
 }
 
 #[test]
-fn what_was_looked_at_goes_with_the_link() {
+fn views_end_with_their_connection() {
     let process = Process::new(Rights::all(), false);
     let (client, seen) = process.client(Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);
@@ -96,20 +96,20 @@ fn what_was_looked_at_goes_with_the_link() {
     seen.cut.store(true, Ordering::Relaxed);
     assert!(!lost.is_held(), "the link has ended");
     let_go(&process);
-    // Over the next link it is seen anew, and the end of the lost one lets go of nothing.
+    // A view over the next connection is new, and dropping the lost one releases nothing.
     seen.cut.store(false, Ordering::Relaxed);
     let again = view(&client, &[1]).expect("seen").remove(0).expect("in memory");
     drop(lost);
     assert!(again.is_held() && bytes_of(&again) == content(1, 100_000));
     drop(process);
     assert!(!again.is_held(), "the process has ended");
-    // It is mapped here still.
+    // It is still mapped in this process.
     assert_eq!(bytes_of(&again).len(), 100_000);
 }
 
-/// A link that has ended may look as if it stood: what is held is what the store says.
+/// An ended connection may look alive: the store's answer determines what is held.
 #[test]
-fn what_the_store_does_not_say_is_held_is_not() {
+fn view_that_the_store_does_not_confirm_is_lost() {
     let process = Process::new(Rights::all(), false);
     let (client, seen) = process.client_within(Duration::from_millis(200), Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);
@@ -121,7 +121,7 @@ fn what_the_store_does_not_say_is_held_is_not() {
 }
 
 #[test]
-fn what_lies_elsewhere_than_the_store_says_is_no_view() {
+fn view_of_a_misreported_place_is_refused() {
     let process = Process::new(Rights::all(), false);
     let (client, seen) = process.client(Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);
@@ -134,7 +134,7 @@ fn what_lies_elsewhere_than_the_store_says_is_no_view() {
 }
 
 #[test]
-fn who_is_shown_nothing_has_no_views() {
+fn client_without_shared_memory_gets_no_views() {
     let process = Process::new(Rights::of(Namespaces::These([NamespaceId([5; 16])].into())), false);
     let (client, _) = process.client(Vec::new());
     put(&client, &[1], &[&content(1, 100_000)]);

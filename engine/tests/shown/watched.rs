@@ -1,43 +1,38 @@
-//! Links of clients that are watched: what came over them, and how.
+//! Client connections that count and disturb their traffic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use pagelith::io::buffer::Part;
-use pagelith::io::disk::Disk;
-use pagelith::io::fault::IoFault;
-use pagelith::io::shm::CatalogView;
 use pagelith::layouts::ids::OpId;
+use pagelith::layouts::wire::Frame;
 use pagelith::layouts::wire::shown::Stretch;
-use pagelith::layouts::wire::{Frame, Kind};
 use pagelith::transport::closed::Closed;
 use pagelith::transport::dial::{Dial, Dialing, Dialled, SocketDial};
 use pagelith::transport::link::{Counts, Event, Facts as LinkFacts, Link, Push, Room};
 use pagelith::transport::shown::Shown;
 
-/// What a client's link was shown, and showed.
+/// Counts of a client's connections, and switches that disturb them.
 #[derive(Default)]
 pub struct Seen {
     pub shown: AtomicU64,
-    /// Of these, in a file.
-    pub lent: AtomicU64,
     pub landed: AtomicU64,
     pub showed: AtomicU64,
     pub sent: AtomicU64,
-    /// Links that were begun, and requests that were sent over them.
+    /// Connections that were begun.
     pub begun: AtomicU64,
-    pub asked: AtomicU64,
-    /// The links are to end.
+    /// The connections must end.
     pub cut: AtomicBool,
-    /// Nothing of what comes over it is heard.
+    /// Received events are discarded.
     pub deaf: AtomicBool,
-    /// What is looked at lies so many bytes beside where the store says.
+    /// Offset by which views differ from the place that the store reports, in bytes.
     pub beside: AtomicU64,
 }
 
 impl Seen {
-    /// Objects that were shown, that landed, that were showed, and sent, since this was last asked.
+    /// Objects received by reference, received into buffers, sent by reference and sent inline,
+    /// since the last call.
     pub fn take(&self) -> [u64; 4] {
         [&self.shown, &self.landed, &self.showed, &self.sent].map(|count| count.swap(0, Ordering::Relaxed))
     }
@@ -83,10 +78,7 @@ impl Watched {
     fn note(&self, events: &[Event]) {
         for event in events {
             match event {
-                Event::Shown { shown, .. } => {
-                    self.1.lent.fetch_add(shown.file().is_some().into(), Ordering::Relaxed);
-                    self.1.shown.fetch_add(1, Ordering::Relaxed)
-                }
+                Event::Shown { .. } => self.1.shown.fetch_add(1, Ordering::Relaxed),
                 Event::Landed { .. } => self.1.landed.fetch_add(1, Ordering::Relaxed),
                 _ => 0,
             };
@@ -108,9 +100,6 @@ impl Link for Watched {
     }
 
     fn send(&mut self, frame: Frame) -> Result<(), Frame> {
-        if frame.kind == Kind::Request {
-            self.1.asked.fetch_add(1, Ordering::Relaxed);
-        }
         self.0.send(frame)
     }
 
@@ -122,18 +111,6 @@ impl Link for Watched {
         let place = self.0.place(parts);
         self.1.showed.fetch_add(place.is_some().into(), Ordering::Relaxed);
         place
-    }
-
-    fn catalog(&self) -> Option<&Arc<CatalogView>> {
-        self.0.catalog()
-    }
-
-    fn is_there(&self) -> bool {
-        self.0.is_there()
-    }
-
-    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
-        self.0.files()
     }
 
     fn view(&self, stretch: Stretch, place: (u32, u64), length: u64) -> Option<Shown> {
@@ -155,8 +132,8 @@ impl Link for Watched {
         self.0.took(shown);
     }
 
-    fn nudge(&mut self) -> bool {
-        self.0.nudge()
+    fn nudge(&mut self) {
+        self.0.nudge();
     }
 
     fn retract(&mut self, op: OpId) {

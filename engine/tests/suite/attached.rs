@@ -1,5 +1,5 @@
-//! Objects of pools that a page need not have (a Mamba checkpoint, a sliding window): visible only with the
-//! base group that they are attached to.
+//! Objects of pools that a page need not have (a Mamba checkpoint, a sliding window): visible only
+//! with the base group to which they are attached.
 
 use super::face::Store;
 use pagelith::layouts::key::ObjectKey;
@@ -26,16 +26,17 @@ fn attach(store: &Store, base: ObjectKey, objects: &[Object]) -> Result<PutOutco
     store.put_attached(&[(base, &slices)], Options::default()).remove(0)
 }
 
-fn here(store: &Store, group: &[Object]) -> usize {
-    group.iter().filter(|(key, bytes)| is_here(store, *key, bytes)).count()
+fn present_count(store: &Store, group: &[Object]) -> usize {
+    group.iter().filter(|(key, bytes)| is_present(store, *key, bytes)).count()
 }
 
 fn in_world(world: &World, config: Config) -> Config {
     Config { ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd }, ..config }
 }
 
-/// The configurations that a behaviour is shown in, each with a world of its own. With one fingerprint for all
-/// keys the index cannot tell one base from another: there only bytes are checked, in `with_its_base`.
+/// The configurations of a behaviour, each with its own world. With a constant fingerprint the
+/// index cannot tell bases apart; then only bytes are checked, in
+/// `attached_group_is_visible_with_its_base`.
 fn worlds(world: &World) -> Vec<(World, Config)> {
     if !world.tells_keys_apart() {
         return Vec::new();
@@ -50,7 +51,7 @@ fn worlds(world: &World) -> Vec<(World, Config)> {
         .collect()
 }
 
-pub fn with_its_base(world: &World) {
+pub fn attached_group_is_visible_with_its_base(world: &World) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let config = in_world(&world, config);
@@ -58,45 +59,49 @@ pub fn with_its_base(world: &World) {
         let (base, state) = (group(1, 2), checkpoint(1));
         assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
         assert_eq!(attach(&store, base[1].0, &state), Ok(PutOutcome::Stored));
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3));
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3));
         assert_eq!(attach(&store, base[1].0, &state), Ok(PutOutcome::AlreadyPresent));
         flush(&store);
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3));
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3));
         let store = world.crash(store, &config);
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3), "from the log");
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3), "from the log");
         assert_eq!(attach(&store, base[1].0, &state), Ok(PutOutcome::AlreadyPresent));
         let store = world.reopen(store, &config);
         let store = world.reopen(store, &config);
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3), "from a checkpoint");
+        assert_eq!(
+            (present_count(&store, &base), present_count(&store, &state)),
+            (2, 3),
+            "from a checkpoint"
+        );
         if world.tells_keys_apart() {
             assert_eq!(store.stats().objects, 5);
         }
         assert_eq!(store.remove(&[state[1].0], Options::default()), Ok(1));
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 0), "the base stays");
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 0), "the base stays");
     }
 }
 
-pub fn before_its_base(world: &World) {
+pub fn attached_group_waits_for_its_base(world: &World) {
     for (world, config) in worlds(world) {
         let store = world.open(&config);
         let (base, state) = (group(1, 2), checkpoint(1));
         assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Waiting));
         assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Waiting), "put counts once");
-        state.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
+        state.iter().for_each(|(key, bytes)| assert_absent(&world, &store, *key, bytes.len()));
         assert!(store.view(&state[0].0).expect("asked").is_none());
         assert_eq!((store.stats().groups_waiting, store.pin(&[state[0].0]).pinned()), (1, 0));
         flush(&store);
-        assert_eq!(here(&store, &state), 0);
+        assert_eq!(present_count(&store, &state), 0);
         assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3));
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3));
         assert_eq!((store.stats().groups_waiting, store.stats().waiting_bytes), (0, 0));
         flush(&store);
         let store = world.crash(store, &config);
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 3));
+        assert_eq!((present_count(&store, &base), present_count(&store, &state)), (2, 3));
     }
 }
 
-pub fn a_base_that_never_comes(world: &World) {
+pub fn attached_group_without_base_is_dropped_at_its_deadline(world: &World) {
     for (world, mut config) in worlds(world) {
         let store = world.open(&config);
         let (base, state) = (group(1, 2), checkpoint(1));
@@ -107,7 +112,11 @@ pub fn a_base_that_never_comes(world: &World) {
         let store = world.open(&config);
         assert_eq!(store.stats().objects, 0);
         assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
-        assert_eq!((here(&store, &base), here(&store, &state)), (2, 0), "dropped at the end");
+        assert_eq!(
+            (present_count(&store, &base), present_count(&store, &state)),
+            (2, 0),
+            "dropped at the end"
+        );
         let later = checkpoint(2);
         assert_eq!(attach(&store, group(2, 1)[0].0, &later), Ok(PutOutcome::Waiting));
         while store.stats().groups_waiting > 0 {
@@ -115,11 +124,11 @@ pub fn a_base_that_never_comes(world: &World) {
         }
         assert_eq!((store.stats().groups_dropped, store.stats().waiting_bytes), (1, 0));
         assert_eq!(put_group(&store, &group(2, 1)), Ok(PutOutcome::Stored));
-        assert_eq!(here(&store, &later), 0, "dropped at its deadline");
+        assert_eq!(present_count(&store, &later), 0, "dropped at its deadline");
     }
 }
 
-pub fn removed_with_its_base(world: &World) {
+pub fn attached_group_is_removed_with_its_base(world: &World) {
     for (world, config) in worlds(world) {
         for checkpointed in [false, true] {
             let world = world.fresh(1);
@@ -136,26 +145,26 @@ pub fn removed_with_its_base(world: &World) {
                 store = world.reopen(store, &config);
             }
             assert_eq!(store.remove(&[base[1].0], Options::default()), Ok(1));
-            state.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
-            // Nor does it come back with a later base, here or after a crash.
+            state.iter().for_each(|(key, bytes)| assert_absent(&world, &store, *key, bytes.len()));
+            // It does not return with a later base either, at once or after a crash.
             assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
             flush(&store);
-            state.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
+            state.iter().for_each(|(key, bytes)| assert_absent(&world, &store, *key, bytes.len()));
             let store = world.crash(store, &config);
-            assert_eq!(here(&store, &base), 2);
-            state.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
-            assert_eq!((here(&store, &other), here(&store, &its)), (2, 3));
+            assert_eq!(present_count(&store, &base), 2);
+            state.iter().for_each(|(key, bytes)| assert_absent(&world, &store, *key, bytes.len()));
+            assert_eq!((present_count(&store, &other), present_count(&store, &its)), (2, 3));
             assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Stored));
             flush(&store);
             let store = world.crash(store, &config);
-            assert_eq!(here(&store, &state), 3, "what was put since is not hidden");
+            assert_eq!(present_count(&store, &state), 3, "later puts are not hidden");
         }
     }
 }
 
-pub fn evicted_from_memory_with_its_base(world: &World) {
+pub fn attached_group_is_evicted_from_memory_with_its_base(world: &World) {
     if !world.tells_keys_apart() {
-        return; // The index cannot tell one base from another.
+        return; // The index cannot tell bases apart.
     }
     let store = world.open(&world.memory_config(Size::mib(1)));
     let pages = 40;
@@ -166,14 +175,14 @@ pub fn evicted_from_memory_with_its_base(world: &World) {
         assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Stored), "n={n}");
     }
     for n in 0..pages {
-        let counts = (here(&store, &group(n, 2)), here(&store, &checkpoint(n)));
+        let counts = (present_count(&store, &group(n, 2)), present_count(&store, &checkpoint(n)));
         assert!([(0, 0), (2, 0), (2, 3)].contains(&counts), "n={n} {counts:?}");
         both += usize::from(counts == (2, 3));
     }
     assert!(both > 0 && both < pages as usize, "both={both}");
 }
 
-pub fn reclaimed_with_its_base(world: &World) {
+pub fn attached_group_is_reclaimed_with_its_base(world: &World) {
     for (world, config) in worlds(world) {
         let config = Config {
             ssd: pagelith::config::SsdConfig { policy: pagelith::config::SsdPolicy::Recency, ..config.ssd },
@@ -184,7 +193,7 @@ pub fn reclaimed_with_its_base(world: &World) {
         for n in 0..pages {
             let (base, state) = (group(n, 2), checkpoint(n));
             assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored), "n={n}");
-            // Between them lies what puts them into different segments.
+            // Pages between them move the two into different segments.
             store_page(&store, 10_000 + n, 400 << 10);
             assert_eq!(attach(&store, base[0].0, &state), Ok(PutOutcome::Stored), "n={n}");
             if n % 20 == 19 {
@@ -192,21 +201,21 @@ pub fn reclaimed_with_its_base(world: &World) {
                 store = world.crash(store, &config);
             }
             for n in (0..=n).filter(|m| (n - m) % 7 == 0) {
-                // In one moment: reclaim goes on between two calls.
+                // One call: reclaim runs between calls.
                 let keys: Vec<_> = group(n, 2).iter().chain(&checkpoint(n)).map(|(key, _)| *key).collect();
                 let found = store.exists_batch(&keys, Options::default());
                 let count = |found: &[bool]| found.iter().filter(|here| **here).count();
                 let counts = (count(&found[..2]), count(&found[2..]));
                 assert!([(0, 0), (2, 0), (2, 3)].contains(&counts), "n={n} {counts:?}");
-                // What is still here is right.
-                here(&store, &checkpoint(n));
+                // Objects that are still present are correct.
+                present_count(&store, &checkpoint(n));
             }
         }
-        assert_eq!(here(&store, &checkpoint(pages - 1)), 3);
+        assert_eq!(present_count(&store, &checkpoint(pages - 1)), 3);
     }
 }
 
-pub fn what_does_not_fit_together_is_refused(world: &World) {
+pub fn mismatched_attached_groups_are_refused(world: &World) {
     for (world, config) in worlds(world) {
         let store = world.open(&config);
         let (base, state) = (group(1, 2), checkpoint(1));
@@ -224,14 +233,14 @@ pub fn what_does_not_fit_together_is_refused(world: &World) {
             format!("an object is in a group of other objects key={} has={has} given={given}", state[0].0);
         refused(attach(&store, base[0].0, &state[..2]), ErrorKind::Invalid, &message);
         refused(put_group(&store, &state[..2]), ErrorKind::Invalid, &message);
-        // What is attached is nobody's base.
+        // An attached object cannot be a base.
         let window = [(key_in(namespace("m"), 1, "w"), bytes(5, 100))];
         assert_eq!(attach(&store, state[0].0, &window), Ok(PutOutcome::Waiting));
-        assert_eq!((here(&store, &state), here(&store, &window)), (3, 0));
+        assert_eq!((present_count(&store, &state), present_count(&store, &window)), (3, 0));
     }
 }
 
-pub fn to_a_page_that_is_one_object(world: &World) {
+pub fn attached_group_may_have_a_standalone_base(world: &World) {
     for (world, config) in worlds(world) {
         let store = world.open(&config);
         store_page(&store, 1, 9000);
@@ -239,8 +248,8 @@ pub fn to_a_page_that_is_one_object(world: &World) {
         assert_eq!(attach(&store, key(1), &state), Ok(PutOutcome::Stored));
         flush(&store);
         let store = world.crash(store, &config);
-        assert_eq!(here(&store, &state), 3);
+        assert_eq!(present_count(&store, &state), 3);
         assert_eq!(store.remove(&[key(1)], Options::default()), Ok(1));
-        assert_eq!(here(&store, &state), 0);
+        assert_eq!(present_count(&store, &state), 0);
     }
 }

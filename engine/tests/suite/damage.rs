@@ -1,4 +1,4 @@
-//! Bytes that rot on SSD: a miss, counted, and nothing else lost.
+//! Bytes that change on SSD: a miss, counted, and no other object lost.
 
 use super::face::Store;
 use pagelith::io::fault::{FaultKind, FaultOp};
@@ -33,14 +33,14 @@ fn closed(world: &World) -> pagelith::Config {
     config
 }
 
-fn others_are_fine(store: &Store, without: u64) {
+fn others_are_intact(store: &Store, without: u64) {
     (0..8).filter(|n| *n != without).for_each(|n| {
         hit_page(store, n, LEN);
     });
 }
 
-pub fn in_the_payload(world: &World) {
-    // First, middle and last byte, each of another page.
+pub fn damage_in_a_payload_is_a_miss(world: &World) {
+    // First, middle and last byte, each of a different page.
     for (n, at) in [(2, 0), (3, 50_000), (4, LEN as u64 - 1)] {
         for crooked in [false, true] {
             let world = world.fresh(1);
@@ -48,18 +48,18 @@ pub fn in_the_payload(world: &World) {
             world.flip(0, "segments", find(&world, key(n)).payload + at);
             let store = world.open(&config);
             if crooked && world.tells_keys_apart() {
-                let mut to = Crooked::new(LEN);
+                let mut to = Unaligned::new(LEN);
                 let outcome = get_into(&store, key(n), to.slice());
                 assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)));
-                gone(&world, &store, key(n), LEN);
+                assert_absent(&world, &store, key(n), LEN);
             } else {
                 damaged(&world, &store, key(n), LEN);
             }
             if world.tells_keys_apart() {
                 assert_eq!(store.stats().damaged, 1);
             }
-            others_are_fine(&store, n);
-            // It can be put again, and lasts.
+            others_are_intact(&store, n);
+            // It can be put again, and stays.
             if world.tells_keys_apart() {
                 store_page(&store, n, LEN);
                 hit_page(&world.reopen(store, &config), n, LEN);
@@ -68,7 +68,7 @@ pub fn in_the_payload(world: &World) {
     }
 }
 
-pub fn in_the_header(world: &World) {
+pub fn damage_in_a_header_is_a_miss(world: &World) {
     // Magic, checksum, lengths, key, block checksums.
     for at in [0, 9, 70, 200, 400] {
         let world = world.fresh(1);
@@ -77,12 +77,12 @@ pub fn in_the_header(world: &World) {
         let store = world.open(&config);
         damaged(&world, &store, key(5), LEN);
         if world.tells_keys_apart() {
-            others_are_fine(&store, 5);
+            others_are_intact(&store, 5);
         }
     }
 }
 
-pub fn in_the_footer(world: &World) {
+pub fn damage_in_a_footer_is_survived(world: &World) {
     let mut config = world.config();
     config.ssd.checkpoint_segments = 0;
     let store = world.open(&config);
@@ -102,13 +102,13 @@ pub fn in_the_footer(world: &World) {
     for n in 0..40 {
         hit_page(&store, n, LEN);
     }
-    // It was written anew on the way.
+    // The close wrote it again.
     let store = world.crash(store, &config);
     assert_eq!(store.opened().scanned_segments, 0, "{:?}", store.opened());
 }
 
-/// A head that was acked and never came: what lies behind it was flushed.
-pub fn in_the_head_of_a_segment_costs_nothing(world: &World) {
+/// The device acknowledged a segment head and lost it; the records after it were flushed.
+pub fn damage_in_a_segment_head_costs_nothing(world: &World) {
     let mut config = world.config();
     config.ssd.checkpoint_segments = 0;
     let store = world.open(&config);
@@ -124,12 +124,12 @@ pub fn in_the_head_of_a_segment_costs_nothing(world: &World) {
     for n in 1..60 {
         hit_page(&store, n, LEN);
     }
-    gone(world, &store, key(0), LEN);
+    assert_absent(world, &store, key(0), LEN);
 }
 
-pub fn in_a_group_takes_all_of_it(world: &World) {
+pub fn damage_in_a_group_drops_the_whole_group(world: &World) {
     if !world.tells_keys_apart() {
-        return; // Siblings cannot be told from strangers.
+        return; // Group members cannot be told from other objects.
     }
     let config = world.config();
     let store = world.open(&config);
@@ -144,15 +144,15 @@ pub fn in_a_group_takes_all_of_it(world: &World) {
     let keys: Vec<ObjectKey> = page.iter().map(|(key, _)| *key).collect();
     assert_eq!(store.exists_batch(&keys, Options::default()), [false; 6]);
     for n in [0, 2] {
-        group(n, 6).iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes)));
+        group(n, 6).iter().for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes)));
     }
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
-    page.iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes)));
+    page.iter().for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes)));
 }
 
-pub fn of_a_range_is_found_where_it_is_read(world: &World) {
+pub fn damage_is_found_only_by_ranges_that_contain_it(world: &World) {
     if !world.tells_keys_apart() {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let config = closed(world);
     // In the second block.
@@ -166,14 +166,14 @@ pub fn of_a_range_is_found_where_it_is_read(world: &World) {
         assert_eq!(outcome.as_ref().map(GetOutcome::is_hit), Ok(true), "{outcome:?}");
         assert!(to == expected);
     }
-    // One byte of that block, though not the damaged one.
+    // Another byte of that block.
     let outcome = get_range(&store, key(5), Some(32_768..32_769), &mut [0]);
     assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)));
-    gone(world, &store, key(5), LEN);
+    assert_absent(world, &store, key(5), LEN);
 }
 
-/// A whole valid record where another should be: a misdirected write.
-pub fn by_the_record_of_another_place(world: &World) {
+/// A valid record in the place of another: a misdirected write.
+pub fn misplaced_record_is_a_miss(world: &World) {
     let config = closed(world);
     let file = world.read(0, "segments");
     let (from, to) = (find(world, key(3)), find(world, key(5)));
@@ -183,13 +183,13 @@ pub fn by_the_record_of_another_place(world: &World) {
     let store = world.open(&config);
     damaged(world, &store, key(5), LEN);
     if world.tells_keys_apart() {
-        others_are_fine(&store, 5);
+        others_are_intact(&store, 5);
     }
 }
 
-/// Two gets of a page are under way; one brings it into memory, the other cannot read it. What is durable stays so: it is
-/// written again from memory.
-pub fn met_while_another_get_promotes_it_costs_nothing(world: &World) {
+/// Two gets of a page are in flight; one promotes it, the other cannot read it. The page stays
+/// durable: it is written again from memory.
+pub fn damage_found_while_another_get_promotes_costs_nothing(world: &World) {
     let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
     let mut config = world.config();
     config.dram.promote = pagelith::config::Promote::Always;
@@ -197,7 +197,7 @@ pub fn met_while_another_get_promotes_it_costs_nothing(world: &World) {
     store_page(&store, 1, LEN);
     let store = world.reopen(store, &config);
     let mut session = store.session().expect("a session");
-    // The first read is the first get's; the second get tries twice.
+    // The first get makes the first read; the second get tries twice.
     for nth in [2, 3] {
         sim.disk.inject(FaultPlan::Fail { op: FaultOp::Read, nth, kind: FaultKind::Device });
     }

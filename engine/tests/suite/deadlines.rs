@@ -1,4 +1,4 @@
-//! Every wait ends.
+//! Every wait is bounded.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const LEN: usize = 50_000;
 const SOON: Options =
     Options { request: None, depth: 0, timeout: Some(Duration::from_millis(30)), wait: None };
 
-pub fn a_put_into_a_pinned_arena_ends_busy(world: &World) {
+pub fn put_into_a_pinned_arena_ends_busy(world: &World) {
     let store = world.open(&world.memory_config(Size::kib(256)));
     store_pages(&store, 0..4, LEN);
     let pin = store.pin(&(0..4).map(key).collect::<Vec<_>>());
@@ -20,7 +20,7 @@ pub fn a_put_into_a_pinned_arena_ends_busy(world: &World) {
         let outcome = put_with(&store, key(9), &bytes(9, LEN), options);
         match world.is_embedded() {
             true => refused(outcome, ErrorKind::Busy, "arena is full of pages in use bytes=50000"),
-            // The last try may not have been answered in time.
+            // The last try may have timed out.
             false => {
                 let kind = outcome.expect_err("there is no room").kind;
                 assert!(kind == ErrorKind::Busy || kind == ErrorKind::Unavailable, "{kind:?}");
@@ -29,13 +29,13 @@ pub fn a_put_into_a_pinned_arena_ends_busy(world: &World) {
     }
     drop(pin);
     let outcome = put_with(&store, key(9), &bytes(9, LEN), NOW);
-    // What was not answered in time may have been stored as soon as there was room.
+    // A put that timed out may have been stored as soon as there was room.
     let stored_late = !world.is_embedded() && outcome == Ok(PutOutcome::AlreadyPresent);
     assert!(outcome == Ok(PutOutcome::Stored) || stored_late, "{outcome:?}");
     hit_page(&store, 9, LEN);
 }
 
-pub fn no_time_at_all(world: &World) {
+pub fn calls_with_zero_timeout_return_at_once(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     assert_eq!(put_with(&store, key(1), &bytes(1, LEN), NOW), Ok(PutOutcome::Stored));
@@ -48,7 +48,7 @@ pub fn no_time_at_all(world: &World) {
     let store = world.reopen(store, &config);
     let mut aligned = pagelith::AlignedBuf::new(LEN).expect("memory");
     assert_eq!(get(&store, &mut aligned), Ok(GetOutcome::Miss(MissCause::Late)));
-    let mut crooked = Crooked::new(LEN);
+    let mut crooked = Unaligned::new(LEN);
     let message = format!("no staging memory in time key={}", key(1));
     refused(get(&store, crooked.slice()), ErrorKind::Busy, &message);
     hit_page(&store, 1, LEN);
@@ -58,13 +58,13 @@ pub fn flush_and_remove_end_while_syncs_hang(world: &World) {
     let Some(sim) = world.sim() else { return };
     let store = world.open(&world.config());
     store_pages(&store, 0..3, LEN);
-    store_in(&store, "x");
+    put_into_namespace(&store, "x");
     flush(&store);
     store_page(&store, 3, LEN);
     sim.disk.hold(FaultOp::Sync, None);
     let late = |error: pagelith::Error, what: &str| match world.is_embedded() {
         true => assert_eq!(error.message, format!("{what} did not end in time")),
-        // Whoever waits at the other end is no more patient.
+        // A client waits no longer.
         false => assert_eq!(error.kind, ErrorKind::Unavailable),
     };
     late(store.flush(SOON).expect_err("a sync hangs"), "flush");
@@ -76,12 +76,12 @@ pub fn flush_and_remove_end_while_syncs_hang(world: &World) {
     assert_eq!(store.stats().ssd_state, "on");
 }
 
-/// A direct read that hangs returns late; as long as the kernel has its memory, all other reads are staged and end in
-/// time, however well some of them go.
-pub fn while_a_direct_read_is_late_others_are_staged(world: &World) {
+/// A direct read that hangs returns late. While the kernel owns its memory, all other reads are
+/// staged and end in time, even if some of them succeed.
+pub fn reads_are_staged_while_a_direct_read_is_late(world: &World) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
-        return; // Each get would look at several records.
+        return; // Each get would read several records.
     }
     let config = world.config();
     let store = world.open(&config);
@@ -105,7 +105,7 @@ pub fn while_a_direct_read_is_late_others_are_staged(world: &World) {
     assert_eq!(store.stats().late_direct, 1);
     let ticket = submit(&mut session, 1);
     assert_eq!(outcome(&mut session, ticket), Some(Ok(GetOutcome::Miss(MissCause::Late))), "staged: it ends");
-    // Reads end again, but nobody has asked for the first one yet.
+    // Reads complete again, but the first completion has not been polled yet.
     sim.disk.release();
     let before = store.stats().staged_bytes;
     for n in 2..4 {
@@ -124,11 +124,12 @@ pub fn while_a_direct_read_is_late_others_are_staged(world: &World) {
     assert_eq!(store.stats().late_direct, 1);
 }
 
-/// A drive that ends all reads, but not within the deadlines of some: only the first of those is late.
-pub fn a_get_whose_deadline_is_shorter_than_reads_lately_took_ends_in_time(world: &World) {
+/// A drive that completes all reads, but too late for some deadlines: only the first of those gets
+/// is late.
+pub fn get_with_a_deadline_below_recent_latency_ends_in_time(world: &World) {
     let Some(sim) = world.sim() else { return };
     if world.constant || !world.is_embedded() {
-        return; // Each get would look at several records, or be staged at the other end.
+        return; // Each get would read several records, or be staged by the server.
     }
     let config = world.config();
     let store = world.open(&config);
@@ -141,13 +142,13 @@ pub fn a_get_whose_deadline_is_shorter_than_reads_lately_took_ends_in_time(world
         let outcome = store.get_batch(&mut [get], options).remove(0).expect("no error");
         (outcome, now().since(began))
     };
-    // A deadline is looked at every 20 ms while a session waits.
+    // A waiting session checks deadlines every 20 ms.
     let in_time = Duration::from_millis(60);
     sim.disk.set_latency(Duration::from_millis(100));
     let (_, took) = get(0, SOON);
     assert!(took > in_time, "nothing was known of the drive: {took:?}");
     assert_eq!(store.stats().late_direct, 1);
-    // One with time enough shows that the drive works: it is not taken for sick any more.
+    // A get with enough time shows that the drive works, so it no longer counts as hung.
     assert!(get(1, Options::default()).0.is_hit());
     for n in 2..6 {
         let (outcome, took) = get(n, SOON);
@@ -158,7 +159,8 @@ pub fn a_get_whose_deadline_is_shorter_than_reads_lately_took_ends_in_time(world
         assert_eq!(store.stats().staged_bytes, staged, "there was time enough n={n}");
     }
     assert_eq!(store.stats().late_direct, 1);
-    // A batch of which only the last reads would be late: they are waited for no longer than the others.
+    // A batch of which only the last reads would be late waits no longer for them than for the
+    // others.
     let mut to: Vec<_> = (0..6).map(|_| pagelith::AlignedBuf::new(LEN).expect("memory")).collect();
     let mut pieces: Vec<_> = to.iter_mut().map(|to| [&mut to[..]]).collect();
     let mut gets: Vec<_> =
@@ -167,7 +169,7 @@ pub fn a_get_whose_deadline_is_shorter_than_reads_lately_took_ends_in_time(world
     let outcomes = store.get_batch(&mut gets, SOON);
     assert!(now().since(began) <= in_time);
     assert!(outcomes.iter().all(|outcome| *outcome == Ok(GetOutcome::Miss(MissCause::Late))), "{outcomes:?}");
-    // The drive is quick again, and has been for a while.
+    // The drive is fast again, and has been for a while.
     sim.disk.set_latency(Duration::from_micros(100));
     sim.clock.advance(Duration::from_secs(120));
     let staged = store.stats().staged_bytes;
@@ -175,11 +177,11 @@ pub fn a_get_whose_deadline_is_shorter_than_reads_lately_took_ends_in_time(world
     assert_eq!((store.stats().staged_bytes, store.stats().late_direct), (staged, 1));
 }
 
-/// Everything that asks the device something ends while the device does not answer.
+/// Every call that uses the device ends while the device hangs.
 pub fn every_call_ends_while_the_device_hangs(world: &World) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
-        return; // Each look would be at several records.
+        return; // Each lookup would read several records.
     }
     let mut config = world.config();
     config.deadline_ms = 200;
@@ -194,16 +196,16 @@ pub fn every_call_ends_while_the_device_hangs(world: &World) {
         assert!(took <= Duration::from_millis(450), "{what} took {took:?}");
     };
     let now = || pagelith::io::clock::Clock::now(&sim.clock);
-    let mut crooked = Crooked::new(LEN);
+    let mut crooked = Unaligned::new(LEN);
     let began = now();
     assert_eq!(get_into(&store, key(1), crooked.slice()), Ok(GetOutcome::Miss(MissCause::Late)));
     took("get", began);
-    // A put that has to look at a header first.
+    // A put that must read a header first.
     let began = now();
     let outcome = put(&store, key(2), &bytes(2, LEN)).map_err(|e| e.kind);
     match world.is_embedded() {
         true => assert_eq!(outcome, Err(ErrorKind::Busy)),
-        // What is to be sent over a link is looked up in the index alone.
+        // Over a link, only the index is consulted before the reply.
         false => assert_eq!(outcome, Ok(PutOutcome::AlreadyPresent)),
     }
     took("put", began);
@@ -219,7 +221,7 @@ pub fn every_call_ends_while_the_device_hangs(world: &World) {
         assert_eq!(call().map_err(|e: pagelith::Error| e.kind), Err(ErrorKind::Unavailable), "{what}");
         took(what, began);
     }
-    // Puts go on from memory.
+    // Puts continue in memory.
     let began = now();
     assert_eq!(put(&store, key(50), &bytes(50, LEN)), Ok(PutOutcome::Stored));
     took("put", began);
@@ -230,8 +232,8 @@ pub fn every_call_ends_while_the_device_hangs(world: &World) {
     sim.disk.release();
 }
 
-/// So does opening a store, which waits for the drive for 30 s at least.
-pub fn an_open_ends_while_reads_hang(world: &World) {
+/// An open ends too; it waits for the drive for at least 30 s.
+pub fn open_ends_while_reads_hang(world: &World) {
     let Some(sim) = world.sim() else { return };
     let mut config = world.config();
     config.deadline_ms = 200;
@@ -250,7 +252,7 @@ pub fn an_open_ends_while_reads_hang(world: &World) {
     hit_page(&world.open(&config), 1, LEN);
 }
 
-pub fn a_staged_get_ends_while_reads_hang(world: &World) {
+pub fn staged_get_ends_while_reads_hang(world: &World) {
     let Some(sim) = world.sim() else { return };
     let config = world.config();
     let store = world.open(&config);
@@ -258,7 +260,7 @@ pub fn a_staged_get_ends_while_reads_hang(world: &World) {
     let store = world.reopen(store, &config);
     sim.disk.hold(FaultOp::Read, None);
     for n in 0..3 {
-        let mut crooked = Crooked::new(LEN);
+        let mut crooked = Unaligned::new(LEN);
         let get = GetSlice { key: key(n), range: None, pieces: &mut [crooked.slice()] };
         let outcome = store.get_batch(&mut [get], SOON).remove(0);
         assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Late)), "n={n}");

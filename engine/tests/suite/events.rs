@@ -1,4 +1,5 @@
-//! What is told of objects that come and go: who notes it knows what is here.
+//! Events about objects that appear and disappear: a listener that applies them knows the store's
+//! contents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use pagelith::{AlignedBuf, Config, Event, GetOutcome, Options, PutOutcome, PutSl
 use super::kit::*;
 use super::world::World;
 
-/// What a listener knows.
+/// The contents that a listener knows.
 #[derive(Default)]
 struct Known {
     memory: BTreeSet<ObjectKey>,
@@ -27,7 +28,7 @@ impl Known {
         }
     }
 
-    /// Where a get finds it.
+    /// The tier from which a get returns the key.
     fn at(&self, key: &ObjectKey) -> Option<Tier> {
         let memory = self.memory.contains(key).then_some(Tier::Memory);
         memory.or_else(|| self.ssd.contains(key).then_some(Tier::Ssd))
@@ -54,8 +55,8 @@ impl Known {
         }
     }
 
-    /// Note all that happened, and where `key` was on the way.
-    fn hear(&mut self, store: &Store, key: &ObjectKey) -> Vec<Option<Tier>> {
+    /// Apply all events, and return the places of `key` in between.
+    fn apply_events(&mut self, store: &Store, key: &ObjectKey) -> Vec<Option<Tier>> {
         let mut been = vec![self.at(key)];
         loop {
             let told = store.take_events(100);
@@ -77,7 +78,7 @@ fn config(world: &World) -> Config {
     config
 }
 
-/// Where a get finds an object; what it brings is right.
+/// The tier from which a get returns an object; its bytes are correct.
 #[track_caller]
 fn found(store: &Store, key: ObjectKey, bytes: &[u8]) -> Option<Tier> {
     let mut to = AlignedBuf::new(bytes.len()).expect("memory");
@@ -91,17 +92,18 @@ fn found(store: &Store, key: ObjectKey, bytes: &[u8]) -> Option<Tier> {
     }
 }
 
-/// Through eviction, promotion, reclaim, removal, clear and groups: what was told is what a get finds, at each moment.
-pub fn say_where_every_object_is(world: &World) {
+/// Through eviction, promotion, reclaim, removal, clear and groups: events and gets agree at each
+/// moment.
+pub fn events_report_where_every_object_is(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A key cannot be told from its group's others.
+        return; // The members of a group cannot be told apart.
     }
     let mut config = config(world);
     config.dram.bytes = Size::mib(1);
     config.dram.promote = Promote::Always;
     let store = world.open(&config);
     let mut known = Known::default();
-    // What each key holds, if it was put.
+    // The last put of each key.
     let mut objects: BTreeMap<ObjectKey, Vec<u8>> = BTreeMap::new();
     let mut state = 42u64;
     let mut next = |below: u64| {
@@ -139,35 +141,35 @@ pub fn say_where_every_object_is(world: &World) {
                 let Some((key, bytes)) = objects.iter().nth(n as usize % objects.len().max(1)) else {
                     continue;
                 };
-                known.hear(&store, key);
+                known.apply_events(&store, key);
                 let found = found(&store, *key, bytes);
-                let been = known.hear(&store, key);
-                assert!(been.contains(&found), "turn={turn} key={key} found={found:?} told={been:?}");
+                let been = known.apply_events(&store, key);
+                assert!(been.contains(&found), "turn={turn} key={key} found={found:?} events={been:?}");
             }
         }
     }
     flush(&store);
     for (key, bytes) in &objects {
-        known.hear(&store, key);
+        known.apply_events(&store, key);
         let here = store.exists_batch(&[*key], Options::default())[0];
-        let been = known.hear(&store, key);
-        assert!(been.iter().any(|at| at.is_some() == here), "key={key} here={here} told={been:?}");
+        let been = known.apply_events(&store, key);
+        assert!(been.iter().any(|at| at.is_some() == here), "key={key} here={here} events={been:?}");
         let found = found(&store, *key, bytes);
-        let been = known.hear(&store, key);
-        assert!(been.contains(&found), "key={key} found={found:?} told={been:?}");
+        let been = known.apply_events(&store, key);
+        assert!(been.contains(&found), "key={key} found={found:?} events={been:?}");
     }
     assert!(!known.forgot, "nothing is wrong with the device");
     let stats = store.stats();
     assert!(stats.segments_reclaimed > 0 && stats.frames_evicted > 0 && stats.promoted > 0, "{stats:?}");
 }
 
-pub fn nothing_is_told_unless_asked_for(world: &World) {
+pub fn no_events_without_events_max(world: &World) {
     let store = world.open(&world.config());
     store_pages(&store, 0..5, 1000);
     assert_eq!(store.take_events(100), pagelith::Events::default());
 }
 
-pub fn what_nobody_takes_is_counted(world: &World) {
+pub fn unread_events_are_dropped_and_counted(world: &World) {
     let mut config = world.memory_config(Size::mib(1));
     config.events.max = 3;
     let store = world.open(&config);
@@ -180,8 +182,8 @@ pub fn what_nobody_takes_is_counted(world: &World) {
     assert_eq!(store.take_events(1), pagelith::Events::default());
 }
 
-/// More than is copied at a time, and as many as are asked for.
-pub fn many_are_told_in_one_call(world: &World) {
+/// More events than are copied at a time, and as many as are requested.
+pub fn many_events_are_read_in_one_call(world: &World) {
     let mut config = world.memory_config(Size::mib(1));
     config.events.max = 10_000;
     let store = world.open(&config);
@@ -192,7 +194,7 @@ pub fn many_are_told_in_one_call(world: &World) {
             pages.iter().zip(&pieces).map(|((key, _), pieces)| PutSlice { key: *key, pieces }).collect();
         assert!(store.put_batch(&puts, Options::default()).iter().all(|o| o == &Ok(PutOutcome::Stored)));
     }
-    // The arena has room for a few hundred: the others went again.
+    // The arena has room for a few hundred: the others were evicted.
     let told = store.take_events(1100);
     let rest = store.take_events(100_000);
     assert_eq!((told.events.len(), told.lost, rest.lost), (1100, 0, 0));
@@ -201,8 +203,8 @@ pub fn many_are_told_in_one_call(world: &World) {
     assert!(rest.events.len() > 10, "{}", rest.events.len());
 }
 
-/// What was found at the open did not happen now; what happens to it is told.
-pub fn begin_with_the_open(world: &World) {
+/// Recovery reports no events; changes after the open do.
+pub fn events_begin_with_the_open(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -215,8 +217,9 @@ pub fn begin_with_the_open(world: &World) {
     assert_eq!(store.take_events(100).events, [removed]);
 }
 
-/// What cannot be read is told of by its key where that is known; by what lies with it only where a header says.
-pub fn damage_is_told_of(world: &World) {
+/// Unreadable objects are reported by key if it is known; other members of the record only if a
+/// header names them.
+pub fn damage_is_reported_by_event(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -228,8 +231,8 @@ pub fn damage_is_told_of(world: &World) {
     world.flip(0, "segments", find(world, key(5)).record + 70);
     let store = world.open(&config(world));
     let removed = |n| Event::Removed { tier: Tier::Ssd, key: key(n), gone: true };
-    assert!(!is_page_here(&store, 3, LEN));
+    assert!(!is_page_present(&store, 3, LEN));
     assert_eq!(store.take_events(100).events, [removed(3)]);
-    assert!(!is_page_here(&store, 5, LEN));
+    assert!(!is_page_present(&store, 5, LEN));
     assert_eq!(store.take_events(100).events, [removed(5), Event::Forgot { tier: Tier::Ssd }]);
 }

@@ -1,4 +1,4 @@
-//! Who leaves memory first, what comes back to it, and a full index.
+//! Eviction order, promotion, and a full index.
 
 use super::face::Store;
 use pagelith::config::Promote;
@@ -19,24 +19,24 @@ fn put_chain(store: &Store, pages: std::ops::Range<u64>) {
     assert_eq!(outcomes, vec![Ok(PutOutcome::Stored); puts.len()]);
 }
 
-/// Which pages are here, deepest last; looked at once, at the end, since looking is asking.
-fn here(store: &Store, pages: std::ops::Range<u64>) -> Vec<u64> {
-    pages.filter(|n| is_page_here(store, *n, LEN)).collect()
+/// The pages that are present, deepest last; one lookup at the end, since a lookup counts as a use.
+fn present_pages(store: &Store, pages: std::ops::Range<u64>) -> Vec<u64> {
+    pages.filter(|n| is_page_present(store, *n, LEN)).collect()
 }
 
-pub fn tail_before_head(world: &World) {
+pub fn eviction_takes_the_tail_of_a_chain_first(world: &World) {
     let store = world.open(&world.memory_config(Size::kib(8 * 64)));
     put_chain(&store, 0..8);
     put_chain(&store, 100..103);
-    assert_eq!(here(&store, 0..8), [0, 1, 2, 3, 4]);
-    assert_eq!(here(&store, 100..103), [100, 101, 102]);
+    assert_eq!(present_pages(&store, 0..8), [0, 1, 2, 3, 4]);
+    assert_eq!(present_pages(&store, 100..103), [100, 101, 102]);
 }
 
-pub fn the_least_recently_asked_for_goes_first(world: &World) {
+pub fn least_recently_used_page_is_evicted_first(world: &World) {
     let store = world.open(&world.memory_config(Size::kib(8 * 64)));
     put_chain(&store, 0..4);
     put_chain(&store, 10..14);
-    // The older chain is asked for again, by gets that belong to one request.
+    // The older chain is used again, by gets of one request.
     let request = store.begin_request();
     for n in 0..4u32 {
         let mut to = vec![0; LEN];
@@ -45,13 +45,13 @@ pub fn the_least_recently_asked_for_goes_first(world: &World) {
         assert!(store.get_batch(&mut [get], options)[0].as_ref().is_ok_and(|o| o.is_hit()));
     }
     put_chain(&store, 100..106);
-    assert_eq!(here(&store, 0..4), [0, 1]);
-    assert_eq!(here(&store, 10..14), [0; 0]);
+    assert_eq!(present_pages(&store, 0..4), [0, 1]);
+    assert_eq!(present_pages(&store, 10..14), [0; 0]);
 }
 
 pub fn exists_prefix_stops_at_the_first_hole(world: &World) {
     if !world.tells_keys_apart() {
-        return; // It answers from fingerprints alone.
+        return; // A prefix lookup answers from fingerprints alone.
     }
     let config = world.config();
     let store = world.open(&config);
@@ -79,7 +79,7 @@ pub fn ssd_hits_are_promoted_whole(world: &World) {
     assert_eq!(hit_page(&store, 50, LEN), Tier::Ssd);
     assert_eq!(hit_page(&store, 50, LEN), Tier::Memory);
     assert_eq!(store.stats().promoted, 1);
-    // A part of an object, or of a group, is not enough.
+    // A part of an object, or of a group, is not promoted.
     let page = group(1, 3);
     for _ in 0..2 {
         for (key, bytes) in &page {
@@ -98,7 +98,7 @@ pub fn ssd_hits_are_promoted_whole(world: &World) {
     for (key, bytes) in &page {
         assert_eq!(hit(&store, *key, bytes), Tier::Memory);
     }
-    // What was promoted can be evicted, and is on SSD still.
+    // A promoted page can be evicted, and is still on SSD.
     store_pages(&store, 100..200, LEN);
     assert_eq!(hit_page(&store, 50, LEN), Tier::Ssd);
 }
@@ -114,7 +114,7 @@ pub fn promotion_can_be_switched_off(world: &World) {
     assert_eq!((store.stats().promoted, store.stats().dram_bytes), (0, 0));
 }
 
-pub fn a_full_index_refuses_and_does_not_panic(world: &World) {
+pub fn full_index_refuses_puts(world: &World) {
     let mut config = world.memory_config(Size::mib(2));
     config.index.max_objects = Some(16);
     let store = world.open(&config);
@@ -131,13 +131,13 @@ pub fn a_full_index_refuses_and_does_not_panic(world: &World) {
 
 fn gone_unless_constant(world: &World, store: &Store, n: u64) {
     if world.tells_keys_apart() {
-        gone(world, store, key(n), 100);
+        assert_absent(world, store, key(n), 100);
     }
 }
 
-pub fn a_full_index_makes_room_by_reclaim(world: &World) {
+pub fn full_index_makes_room_by_reclaim(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     for (max, len) in [(64, 60_000), (64, 4000)] {
         let world = world.fresh(1);
@@ -148,7 +148,7 @@ pub fn a_full_index_makes_room_by_reclaim(world: &World) {
         for n in 0..4 * max {
             match put(&store, key(n), &bytes(n, len)) {
                 Ok(PutOutcome::Stored) => stored += 1,
-                // Room is made behind the caller's back, as soon as the store's task and the device come to it.
+                // Reclaim makes room asynchronously, once the flusher and the device get to it.
                 Ok(PutOutcome::Refused) => until(&world, "room is made", || store.stats().objects < max),
                 other => panic!("{other:?} n={n}"),
             }

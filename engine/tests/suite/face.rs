@@ -1,4 +1,4 @@
-//! The store that a behaviour is shown with: in this process, or in what stands for another, behind a link.
+//! The store under test: embedded, or behind a link in a server that stands for another process.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pagelith::attach::{self, Attached};
-use pagelith::io::buffer::AlignedBuf;
+use pagelith::client::{self, Attached};
 use pagelith::io::clock::Clock;
 use pagelith::io::runtime::{Join, Runtime, Step, Task};
 use pagelith::io::staging::StagingPool;
@@ -15,7 +14,7 @@ use pagelith::io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith::layouts::ids::{Generation, NamespaceId};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::layouts::wire::Side;
-use pagelith::serve::Server;
+use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::closed::Closed;
@@ -44,43 +43,38 @@ pub enum Between {
     Shared,
     /// The same, and the store's arena and staging memory are shown.
     Shown,
-    /// The same, and clients read hits from SSD themselves. Whatever is got lies in whole pages, so that they can.
-    Lent,
-    /// The same, and the store tells what lies where in its arena: hits from there are got without asking.
-    Told,
     /// The simulated link, in a simulated machine.
     Sim,
 }
 
 const SYNCS: &str = "which sync fails is counted, and a link leaves the store time for one more";
 
-/// Behaviours that say nothing over a link, and why: they are shown embedded only.
+/// Behaviours that test nothing over a link, with the reason: they run embedded only.
 pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
     ("tickets::", "a client's sessions are others: `attached_session.rs`"),
-    ("deadlines::no_time_at_all", "over a link nothing happens in no time"),
-    ("found_damage::segment_quarantined_while", "a call over a link takes longer than a checkpoint"),
-    ("headers::are_read_once_and_known_then", "what the server reads into is its own"),
-    ("hits::a_session_answers_at_once", "sessions are a thread's of the store's process"),
-    ("sick::a_second_failed_sync_turns_it_off_and_a_trial_on_again", SYNCS),
-    ("sick::a_tombstone_that_was_acked_and_lost_is_noticed", SYNCS),
-    ("sick_segments::what_is_written_while_an_off_tier_is_forgotten_is_whole_or_gone", SYNCS),
+    ("deadlines::calls_with_zero_timeout_return_at_once", "over a link nothing happens in no time"),
+    ("found_damage::segment_quarantined_during", "a call over a link takes longer than a checkpoint"),
+    ("headers::headers_are_read_once_and_cached", "the server reads into its own memory"),
+    ("hits::session_answers_queries_at_once", "sessions are a thread's of the store's process"),
+    ("sick::second_failed_sync_turns_tier_off_until_a_probe_succeeds", SYNCS),
+    ("sick::lost_tombstone_write_is_detected", SYNCS),
+    ("sick_segments::group_written_while_an_off_tier_is_purged_is_whole_or_gone", SYNCS),
 ];
 
 const STAGING: usize = 192 << 20;
 
-/// A store. What a client can ask goes over the link, if there is one; the rest (views, sessions, counters) is asked of the store itself.
+/// A store. Calls that a client has go over the link, if there is one; the rest (views, sessions,
+/// counters) goes to the store itself.
 pub struct Store {
     client: Option<Attached>,
     serving: Option<Serving>,
     store: Arc<pagelith::Store>,
-    /// What is got is got into whole pages, and copied from there.
-    pages: bool,
 }
 
 /// A group that was begun.
 pub enum Group<'a> {
     Own(pagelith::Group<'a>),
-    Attached(attach::Group<'a>),
+    Attached(client::Group<'a>),
 }
 
 impl Group<'_> {
@@ -117,10 +111,10 @@ impl Group<'_> {
     }
 }
 
-/// What is pinned.
+/// A pin.
 pub enum Pin {
     Own(pagelith::Pin),
-    Attached(attach::Pin),
+    Attached(client::Pin),
 }
 
 impl Pin {
@@ -139,13 +133,13 @@ impl Pin {
     }
 }
 
-/// Whatever answers on the store's end.
+/// The server of a store.
 enum Serving {
     Threads(Listening),
     Tasks(Arc<SimDial>),
 }
 
-/// A thread that serves whoever comes, and ends with this value.
+/// A thread that accepts and serves connections; dropping it ends the thread.
 struct Listening {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -162,18 +156,16 @@ impl Drop for Listening {
 
 impl Store {
     pub fn embedded(store: pagelith::Store) -> Store {
-        Store { client: None, serving: None, store: Arc::new(store), pages: false }
+        Store { client: None, serving: None, store: Arc::new(store) }
     }
 
-    /// Behind a socket: TCP, or with shared memory.
+    /// Over a socket: TCP, or with shared memory.
     pub fn socket(store: pagelith::Store, timeout: Duration, between: Between) -> Store {
         let store = Arc::new(store);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let dir = tempfile::tempdir().expect("a directory");
         let address = match between {
-            Between::Shared | Between::Shown | Between::Lent | Between::Told => {
-                Address::Unix(dir.path().join("socket"))
-            }
+            Between::Shared | Between::Shown => Address::Unix(dir.path().join("socket")),
             Between::Tcp | Between::Sim | Between::Nothing => "tcp:127.0.0.1:0".parse().expect("an address"),
         };
         let admission = Admission::Connection(Rights::all());
@@ -182,15 +174,10 @@ impl Store {
         let offer = |who| Offer::of_this_build([who; 16]);
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
         let regions = store.shared_memory().map(|arena| vec![arena, memory]);
-        let lends = matches!(between, Between::Lent | Between::Told);
-        assert_eq!(regions.is_some(), lends || between == Between::Shown);
-        let files = store.shared_files();
-        assert_eq!(!files.is_empty(), lends && store.opened().side.is_some());
+        assert_eq!(regions.is_some(), matches!(between, Between::Shown));
         let listener = Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), limits)
             .expect("listens")
-            .showing(regions.unwrap_or_default())
-            .telling(store.shared_catalog().filter(|_| between == Between::Told))
-            .lending(files);
+            .showing(regions.unwrap_or_default());
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let thread = Some(listen_on(listener, store.clone(), staging, stop.clone()));
@@ -199,10 +186,10 @@ impl Store {
         let client = client.looked_at_by(Arc::new(Threads));
         begin_listening(&client);
         let serving = Serving::Threads(Listening { stop, thread, _dir: dir });
-        Store { client: Some(client), serving: Some(serving), store, pages: lends }
+        Store { client: Some(client), serving: Some(serving), store }
     }
 
-    /// Behind the simulated link.
+    /// Over the simulated link.
     pub fn sim(
         store: pagelith::Store,
         timeout: Duration,
@@ -218,10 +205,10 @@ impl Store {
         let client = Attached::attach(dial.clone(), Arc::new(clock), timeout).expect("attached");
         let client = client.looked_at_by(own);
         begin_listening(&client);
-        Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store, pages: false }
+        Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store }
     }
 
-    /// End the links, and hand out the store.
+    /// End the connections, and return the store.
     fn detach(mut self) -> pagelith::Store {
         drop(self.client.take());
         match self.serving.take() {
@@ -246,7 +233,8 @@ impl Store {
 
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         match &self.client {
-            // Over a link nothing happens in no time: what is meant is that room is not waited for.
+            // Over a link no call completes in no time: the timeout stands for not waiting for
+            // room.
             Some(client) if options.timeout == Some(Duration::ZERO) => {
                 let put = |put: &PutSlice<'_>| {
                     let source = Source::shared(put.pieces.concat().into());
@@ -293,7 +281,6 @@ impl Store {
 
     pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
         match &self.client {
-            Some(client) if self.pages => in_pages(gets, |gets| client.get_batch(gets, options)),
             Some(client) => client.get_batch(gets, options),
             None => self.store.get_batch(gets, options),
         }
@@ -351,7 +338,7 @@ impl Store {
         }
     }
 
-    /// The store itself, for what has to be in its process.
+    /// The store itself, for calls that need its process.
     pub fn own(&self) -> &pagelith::Store {
         &self.store
     }
@@ -392,38 +379,7 @@ impl Store {
     }
 }
 
-/// Get into pages what is then copied to where it was to be got.
-fn in_pages<T>(gets: &mut [GetSlice<'_, '_>], get: impl FnOnce(&mut [GetSlice<'_, '_>]) -> T) -> T {
-    let page = |piece: &&mut [u8]| AlignedBuf::new(piece.len().max(1)).expect("memory");
-    let mut pages: Vec<Vec<AlignedBuf>> =
-        gets.iter().map(|get| get.pieces.iter().map(page).collect()).collect();
-    // What a miss leaves there is looked at too.
-    for (get, pages) in gets.iter().zip(&mut pages) {
-        get.pieces.iter().zip(pages).for_each(|(piece, page)| page[..piece.len()].copy_from_slice(piece));
-    }
-    let mut pieces: Vec<Vec<&mut [u8]>> = gets
-        .iter()
-        .zip(&mut pages)
-        .map(|(get, pages)| {
-            get.pieces.iter().zip(pages).map(|(piece, page)| &mut page[..piece.len()]).collect()
-        })
-        .collect();
-    let mut into: Vec<GetSlice<'_, '_>> = gets
-        .iter()
-        .zip(&mut pieces)
-        .map(|(get, pieces)| GetSlice { key: get.key, range: get.range.clone(), pieces })
-        .collect();
-    let got = get(&mut into);
-    for (get, pages) in gets.iter_mut().zip(&pages) {
-        get.pieces.iter_mut().zip(pages).for_each(|(piece, page)| {
-            let bytes = piece.len();
-            piece.copy_from_slice(&page[..bytes]);
-        });
-    }
-    got
-}
-
-/// From now on it is told what comes and goes, if anything is.
+/// Request events once, so that they are recorded from now on, if at all.
 fn begin_listening(client: &Attached) {
     let begun = client.take_events(1, Options::default());
     assert!(begun.map_or_else(|error| error.kind == ErrorKind::Incompatible, |told| told.events.is_empty()));
@@ -469,7 +425,7 @@ fn listen_on(
     })
 }
 
-/// Each link is a network of its own, and its server a task of the machine.
+/// Each link is a network of its own, and its server a task of the simulated machine.
 struct SimDial {
     store: Arc<pagelith::Store>,
     clock: SimClock,
@@ -482,7 +438,7 @@ struct SimDial {
 impl SimDial {
     fn join(&self) {
         for task in self.tasks.lock().expect("no panic").drain(..) {
-            assert!(task.join(Duration::from_secs(60)), "a server goes on without its link");
+            assert!(task.join(Duration::from_secs(60)), "a server outlives its connection");
         }
     }
 }
@@ -509,7 +465,8 @@ impl Task for Serve {
             (_, Some(_)) => Step::Done,
             (true, None) => Step::Again,
             (false, None) if server.ops() > 0 => Step::Idle(Duration::from_micros(20)),
-            // Nothing happens until something arrives: minutes of simulated time are not worth millions of steps.
+            // Idle until a packet arrives: minutes of simulated time are not worth millions of
+            // steps.
             (false, None) => Step::Idle(net.due(Side::Server).unwrap_or(Duration::from_secs(1))),
         }
     }

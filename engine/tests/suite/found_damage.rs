@@ -1,4 +1,4 @@
-//! What was found damaged is not found again after a flush and a crash, and can be put again.
+//! Objects found damaged are not found again after a flush and a crash, and can be put again.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::world::World;
 
 const LEN: usize = 100_000;
 
-/// Eight pages in one segment, which is sealed by the close.
+/// Eight pages in one segment, which the close seals.
 fn closed(world: &World, config: &Config) {
     let store = world.open(config);
     store_pages(&store, 0..8, LEN);
@@ -24,7 +24,7 @@ fn exists(store: &Store, keys: &[ObjectKey]) -> Vec<bool> {
     store.exists_batch(keys, Options::default())
 }
 
-/// A get finds that it is damaged.
+/// A get finds the damage.
 #[track_caller]
 fn find_damaged(store: &Store, n: u64) {
     let outcome = get_into(store, key(n), &mut vec![0; LEN]);
@@ -32,7 +32,7 @@ fn find_damaged(store: &Store, n: u64) {
     assert_eq!(exists(store, &[key(n)]), [false], "n={n}");
 }
 
-/// Nothing of these pages is found; they can be put again, and that lasts.
+/// None of these pages is found; they can be put again, and stay.
 #[track_caller]
 fn stay_gone(world: &World, store: Store, config: &Config, pages: &[u64]) -> Store {
     let store = world.crash(store, config);
@@ -47,15 +47,15 @@ fn stay_gone(world: &World, store: Store, config: &Config, pages: &[u64]) -> Sto
     store
 }
 
-fn others_are_here(store: &Store, but: &[u64]) {
+fn others_are_present(store: &Store, but: &[u64]) {
     (0..8).filter(|n| !but.contains(n)).for_each(|n| {
         hit_page(store, n, LEN);
     });
 }
 
-pub fn damage_found_by_gets_stays_gone_after_a_flush_and_a_crash(world: &World) {
+pub fn damage_found_by_gets_stays_gone_after_flush_and_crash(world: &World) {
     if !world.tells_keys_apart() {
-        return; // No checkpoint is taken there.
+        return; // Constant fingerprints take no checkpoints.
     }
     let config = world.config();
     closed(world, &config);
@@ -65,11 +65,11 @@ pub fn damage_found_by_gets_stays_gone_after_a_flush_and_a_crash(world: &World) 
     [3, 5].into_iter().for_each(|n| find_damaged(&store, n));
     flush(&store);
     let store = stay_gone(world, store, &config, &[3, 5]);
-    others_are_here(&store, &[3, 5]);
+    others_are_present(&store, &[3, 5]);
 }
 
-/// Nothing of it is known to the log but the records themselves.
-pub fn damage_in_the_open_segment_stays_gone_after_a_flush_and_a_crash(world: &World) {
+/// Without a footer, only the record headers describe the segment.
+pub fn damage_in_the_open_segment_stays_gone_after_flush_and_crash(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -81,16 +81,16 @@ pub fn damage_in_the_open_segment_stays_gone_after_a_flush_and_a_crash(world: &W
         world.flip(0, "segments", find(world, key(n)).payload + 40_000);
         find_damaged(&store, n);
     }
-    // What was put again meanwhile is a younger object.
+    // A put in between is a younger object.
     store_page(&store, 3, LEN);
     flush(&store);
     let store = world.crash(store, &config);
     hit_page(&store, 3, LEN);
     let store = stay_gone(world, store, &config, &[5]);
-    others_are_here(&store, &[]);
+    others_are_present(&store, &[]);
 }
 
-pub fn damage_of_a_group_keeps_all_of_it_gone_after_a_flush_and_a_crash(world: &World) {
+pub fn damaged_group_stays_gone_after_flush_and_crash(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -106,20 +106,20 @@ pub fn damage_of_a_group_keeps_all_of_it_gone_after_a_flush_and_a_crash(world: &
         let at = find(world, page[4].0);
         world.flip(0, "segments", if at_header { at.record + 70 } else { at.payload + 10 });
         let store = world.open(&config);
-        assert!(!is_here(&store, page[4].0, &page[4].1));
+        assert!(!is_present(&store, page[4].0, &page[4].1));
         flush(&store);
         let store = world.crash(store, &config);
         assert_eq!(exists(&store, &keys), [false; 6], "at_header={at_header}");
         for n in [0, 2] {
-            group(n, 6).iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes)));
+            group(n, 6).iter().for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes)));
         }
         assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
         store.close().expect("closed");
     }
 }
 
-/// A base that was damaged and is put again has what was attached to it, as before the crash.
-pub fn damage_of_a_base_costs_nothing_that_is_attached_to_it(world: &World) {
+/// A damaged base that is put again has the objects that were attached to it, as before the crash.
+pub fn damaged_base_that_is_put_again_keeps_its_attached_objects(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -133,16 +133,18 @@ pub fn damage_of_a_base_costs_nothing_that_is_attached_to_it(world: &World) {
     store.close().expect("closed");
     world.flip(0, "segments", find(world, base[1].0).payload + 10);
     let store = world.open(&config);
-    assert!(!is_here(&store, base[1].0, &base[1].1) && !is_here(&store, state.0, &state.1));
+    assert!(!is_present(&store, base[1].0, &base[1].1) && !is_present(&store, state.0, &state.1));
     flush(&store);
     assert_eq!(put_group(&store, &base), Ok(PutOutcome::Stored));
-    assert!(is_here(&store, state.0, &state.1));
+    assert!(is_present(&store, state.0, &state.1));
     flush(&store);
     let store = world.crash(store, &config);
-    base.iter().chain([&state]).for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes), "key={key}"));
+    base.iter()
+        .chain([&state])
+        .for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes), "key={key}"));
 }
 
-pub fn damage_that_quarantines_a_segment_stays_gone_after_a_flush_and_a_crash(world: &World) {
+pub fn quarantined_segment_stays_gone_after_flush_and_crash(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -158,8 +160,8 @@ pub fn damage_that_quarantines_a_segment_stays_gone_after_a_flush_and_a_crash(wo
     stay_gone(world, store, &config, &pages);
 }
 
-/// A record without a header: nobody can say whose it was.
-pub fn damage_found_by_a_scrub_stays_gone_after_a_flush_and_a_crash(world: &World) {
+/// A record without a readable header does not name its keys.
+pub fn damage_found_by_scrub_stays_gone_after_flush_and_crash(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -173,7 +175,7 @@ pub fn damage_found_by_a_scrub_stays_gone_after_a_flush_and_a_crash(world: &Worl
     stay_gone(world, store, &config, &[3, 5]);
 }
 
-pub fn damage_found_by_reading_ahead_stays_gone_after_a_flush_and_a_crash(world: &World) {
+pub fn damage_found_by_prefetch_stays_gone_after_flush_and_crash(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -182,20 +184,20 @@ pub fn damage_found_by_reading_ahead_stays_gone_after_a_flush_and_a_crash(world:
     world.flip(0, "segments", find(world, key(3)).payload + 40_000);
     let store = world.open(&config);
     store.prefetch(&[key(3)], Options::default());
-    until(world, "what is read ahead is found damaged", || store.stats().damaged == 1);
+    until(world, "the prefetch finds the damage", || store.stats().damaged == 1);
     flush(&store);
     stay_gone(world, store, &config, &[3]);
 }
 
 /// A page that reclaim would move, since it is pinned.
-pub fn damage_found_by_reclaim_stays_gone_after_a_flush_and_a_crash(world: &World) {
+pub fn damage_found_by_reclaim_stays_gone_after_flush_and_crash(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
     let mut config = world.cold_config();
-    // So many segments that an emptied one is not used again at once.
+    // Enough segments that an emptied one is not reused at once.
     config.ssd.bytes = Size::mib(32);
-    // A scrub would find it before.
+    // A scrub would find the damage earlier.
     config.ssd.scrub_bytes_per_s = Size::ZERO;
     closed(world, &config);
     world.flip(0, "segments", find(world, key(3)).payload + 40_000);
@@ -203,7 +205,7 @@ pub fn damage_found_by_reclaim_stays_gone_after_a_flush_and_a_crash(world: &Worl
     let pin = store.pin(&[key(3)]);
     let found = (1000..1400).find(|n| {
         store_page(&store, *n, LEN);
-        // Little is left to be written when it is found.
+        // Few bytes remain to be written when the damage is found.
         if n % 5 == 0 {
             flush(&store);
         }
@@ -216,9 +218,9 @@ pub fn damage_found_by_reclaim_stays_gone_after_a_flush_and_a_crash(world: &Worl
     stay_gone(world, store, &config, &[3]);
 }
 
-/// A checkpoint has copied most of the index when a segment is found bad of which it has objects: those
-/// that the walk over the index has not come to by then must not be left in it.
-pub fn segment_quarantined_while_a_checkpoint_is_taken_stays_gone_after_a_flush_and_a_crash(world: &World) {
+/// A checkpoint has copied most of the index when a segment with objects in it is quarantined: the
+/// checkpoint must not contain those that its walk has not reached.
+pub fn segment_quarantined_during_a_checkpoint_stays_gone_after_flush_and_crash(world: &World) {
     let Some(_) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
     let (mut joined, mut anew) = (0, 0);
     for steps in 0..60 {
@@ -230,7 +232,7 @@ pub fn segment_quarantined_while_a_checkpoint_is_taken_stays_gone_after_a_flush_
         closed(&world, &config);
         world.flip(0, "segments", find(&world, key(3)).payload + 40_000);
         let store = world.open(&config);
-        // A segment that is full brings the checkpoint.
+        // A full segment triggers the checkpoint.
         store_pages(&store, 1000..1012, LEN);
         while store.stats().segments_sealed == 0 {
             sim.runtime.run_for(Duration::from_micros(1));
@@ -251,7 +253,7 @@ pub fn segment_quarantined_while_a_checkpoint_is_taken_stays_gone_after_a_flush_
     assert!(joined > 0 && anew > 0, "joined={joined} anew={anew}");
 }
 
-pub fn damage_costs_one_checkpoint_a_flush_and_none_without_it(world: &World) {
+pub fn flush_takes_a_checkpoint_only_after_damage(world: &World) {
     if !world.tells_keys_apart() {
         return;
     }
@@ -272,14 +274,15 @@ pub fn damage_costs_one_checkpoint_a_flush_and_none_without_it(world: &World) {
     assert_eq!(store.stats().checkpoints, 2);
 }
 
-/// The objects of a flush are durable, whatever becomes of a checkpoint; the next flush takes another.
-pub fn damage_whose_checkpoint_cannot_be_written_is_left_to_the_next_flush(world: &World) {
+/// The objects of a flush are durable, whether or not its checkpoint succeeds; the next flush takes
+/// another.
+pub fn failed_checkpoint_of_damage_is_retried_by_the_next_flush(world: &World) {
     let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
     let config = world.config();
     closed(world, &config);
     world.flip(0, "segments", find(world, key(3)).payload + 40_000);
     let store = world.open(&config);
-    // The segment that is kept ready is, so that what is written next is the checkpoint.
+    // The spare segment is ready, so the next write is the checkpoint.
     flush(&store);
     sim.runtime.run_for(Duration::from_secs(1));
     find_damaged(&store, 3);
@@ -291,8 +294,8 @@ pub fn damage_whose_checkpoint_cannot_be_written_is_left_to_the_next_flush(world
     stay_gone(world, store, &config, &[3]);
 }
 
-/// Nothing is written then, and gets go on.
-pub fn damage_found_while_the_tier_is_read_only_is_remembered_until_it_is_on(world: &World) {
+/// The tier then writes nothing, and gets continue.
+pub fn damage_found_while_read_only_is_kept_until_the_tier_is_on(world: &World) {
     let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
     let config = world.config();
     closed(world, &config);

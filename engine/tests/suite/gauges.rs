@@ -1,4 +1,4 @@
-//! Every gauge counts what its line says, and is at rest again when that is over.
+//! Every gauge counts what its documentation says, and returns to rest.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use super::world::World;
 
 const LEN: usize = 50_000;
 
-/// What `Stats` says of this moment, by its own words.
+/// The fields of `Stats` that are documented as "now".
 fn gauges() -> Vec<&'static str> {
-    let source = include_str!("../../src/stats.rs");
+    let source = include_str!("../../src/api/stats.rs");
     let of =
         source.split_once("pub struct Stats {").expect("the struct").1.split_once("\n}").expect("its end").0;
     let (mut names, mut doc) = (Vec::new(), String::new());
@@ -36,7 +36,7 @@ fn value(stats: &Stats, gauge: &str) -> serde_json::Value {
     serde_json::to_value(stats).expect("values")[gauge].clone()
 }
 
-/// Which gauges are not what they were.
+/// The gauges that differ.
 fn differing(stats: &Stats, from: &Stats) -> Vec<&'static str> {
     gauges().into_iter().filter(|gauge| value(stats, gauge) != value(from, gauge)).collect()
 }
@@ -45,8 +45,8 @@ fn wait(world: &World, store: &Store, gauge: &str, is: u64) {
     until(world, gauge, || value(&store.stats(), gauge) == is);
 }
 
-/// Each gauge is moved by something and comes back by itself, by a clear or by the next open.
-pub fn every_gauge_is_at_rest_again_when_what_it_counts_is_over(world: &World) {
+/// Each gauge is moved, and returns to rest, at the latest by a clear or the next open.
+pub fn gauges_return_to_rest(world: &World) {
     let Some(sim) = world.sim().filter(|_| world.tells_keys_apart() && world.is_embedded()) else { return };
     let mut config = world.config();
     config.ssd.quarantine_after = 2;
@@ -59,7 +59,7 @@ pub fn every_gauge_is_at_rest_again_when_what_it_counts_is_over(world: &World) {
         stats
     };
 
-    // What is put, pinned, leased, read and waits.
+    // Put, pinned, leased, read and waiting objects.
     store_pages(&store, 0..4, LEN);
     assert!(look(&store).unflushed_bytes >= LEN as u64);
     let pin = store.pin(&[key(0), key(1)]);
@@ -76,7 +76,7 @@ pub fn every_gauge_is_at_rest_again_when_what_it_counts_is_over(world: &World) {
     flush(&store);
     assert_eq!(look(&store).unflushed_bytes, 0);
     drop((pin, view, begun));
-    // A lease ends with its object, with its namespace, and with its time.
+    // A lease ends with its object, with its namespace, and by expiry.
     store.remove(&[key(1)], Options::default()).expect("removed");
     assert_eq!(look(&store).objects_leased, 2);
     store.clear(namespace("m"), Options::default()).expect("cleared");
@@ -87,16 +87,16 @@ pub fn every_gauge_is_at_rest_again_when_what_it_counts_is_over(world: &World) {
     store_page(&store, 5, LEN);
     assert_eq!(store.lease(&[key(5)], Duration::from_secs(1)), 1);
     sim.runtime.run_for(Duration::from_secs(2));
-    assert_eq!(look(&store).objects_leased, 0, "nobody needed memory");
+    assert_eq!(look(&store).objects_leased, 0, "no put needed memory");
 
-    // What is read ahead.
+    // Prefetch.
     flush(&store);
     store = world.reopen(store, &config);
     store.prefetch(&[key(5)], Options::default());
     look(&store);
     wait(world, &store, "prefetch_waiting", 0);
 
-    // A tier that takes nothing.
+    // A tier that accepts no writes.
     sim.disk.inject(FaultPlan::Fail { op: FaultOp::Sync, nth: 1, kind: FaultKind::Device });
     store_page(&store, 6, LEN);
     assert_eq!(store.flush(Options::default()).map_err(|e| e.kind).map(|_| ()), Err(ErrorKind::Unavailable));
@@ -113,14 +113,14 @@ pub fn every_gauge_is_at_rest_again_when_what_it_counts_is_over(world: &World) {
     for (suspect, quarantined) in [(1, 0), (0, 1)] {
         let n = 8 + quarantined;
         world.flip(0, "segments", find(world, key(n)).payload + 9);
-        assert!(!is_page_here(&store, n, LEN));
+        assert!(!is_page_present(&store, n, LEN));
         let stats = look(&store);
         assert_eq!((stats.segments_suspect, stats.segments_quarantined), (suspect, quarantined));
     }
     store = world.reopen(store, &config);
     assert_eq!(look(&store).segments_quarantined, 0);
 
-    // The last objects go; what was cleared on SSD leaves the index with its segment.
+    // Remove the last objects; cleared objects on SSD leave the index with their segment.
     let keys: Vec<_> = (0..30).map(key).collect();
     store.remove(&keys, Options::default()).expect("removed");
     wait(world, &store, "readers", 0);
@@ -131,10 +131,10 @@ pub fn every_gauge_is_at_rest_again_when_what_it_counts_is_over(world: &World) {
     assert!(never.is_empty(), "nothing moves these, so nothing is shown of them: {never:?}");
 }
 
-/// A put that is tried again and again until there is room, or its time is up, is one.
-pub fn a_put_that_is_tried_until_its_time_is_up_is_one_busy_put(world: &World) {
+/// A put that is retried until there is room, or until its timeout, counts once.
+pub fn retried_put_counts_as_one_busy_put(world: &World) {
     if !world.is_embedded() {
-        return; // Clients have tries of their own, which the store counts the same way.
+        return; // Clients retry by themselves; the store counts those the same way.
     }
     let store = world.open(&world.memory_config(pagelith::Size::mib(1)));
     let mut pins = Vec::new();

@@ -1,4 +1,4 @@
-//! What happens to a group, or to what waits for one, while others put, remove and clear the same objects.
+//! Groups, and objects that wait for one, while other calls put, remove and clear the same objects.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,13 +22,13 @@ fn attach(store: &Store, base: ObjectKey, (key, bytes): &Object) -> Result<PutOu
 }
 
 fn is(store: &Store, (key, bytes): &Object) -> bool {
-    is_here(store, *key, bytes)
+    is_present(store, *key, bytes)
 }
 
-/// Hot and cold stores, where the index tells keys apart.
+/// Hot and cold stores whose index tells keys apart.
 fn stores(world: &World) -> Vec<(World, Store)> {
     if !world.tells_keys_apart() {
-        return Vec::new(); // One base cannot be told from another.
+        return Vec::new(); // Bases cannot be told apart.
     }
     [world.config(), world.cold_config()]
         .into_iter()
@@ -41,7 +41,7 @@ fn stores(world: &World) -> Vec<(World, Store)> {
         .collect()
 }
 
-pub fn what_waits_gives_way_to_what_is_put_meanwhile(world: &World) {
+pub fn waiting_group_yields_to_a_concurrent_put(world: &World) {
     for (_world, store) in stores(world) {
         let (k, t, u) = (object(1, "k", 1, 5000), object(1, "t", 2, 6000), object(1, "u", 3, 7000));
         assert_eq!(attach(&store, k.0, &(t.0, bytes(99, 6000))), Ok(PutOutcome::Waiting));
@@ -58,7 +58,7 @@ pub fn what_waits_gives_way_to_what_is_put_meanwhile(world: &World) {
     }
 }
 
-pub fn another_member_names_the_same_base(world: &World) {
+pub fn attached_puts_may_name_any_member_of_the_base(world: &World) {
     for (_world, store) in stores(world) {
         let (k, v, t) = (object(1, "k", 1, 5000), object(1, "v", 5, 5000), object(1, "t", 2, 6000));
         assert_eq!(put_group(&store, &[k.clone(), v.clone()]), Ok(PutOutcome::Stored));
@@ -69,31 +69,31 @@ pub fn another_member_names_the_same_base(world: &World) {
     }
 }
 
-pub fn what_lost_its_base_is_no_obstacle(world: &World) {
+pub fn attached_group_with_evicted_base_does_not_block_put(world: &World) {
     if !world.tells_keys_apart() {
-        return; // One base cannot be told from another.
+        return; // Bases cannot be told apart.
     }
-    // Without an SSD tier a base is gone once its frame is evicted.
+    // Without an SSD tier a base disappears with its frame.
     let store = world.open(&world.memory_config(Size::mib(1)));
     let (k, t) = (object(1, "k", 1, 60_000), object(1, "t", 2, 6000));
     assert_eq!(put(&store, k.0, &k.1), Ok(PutOutcome::Stored));
     assert_eq!(attach(&store, k.0, &t), Ok(PutOutcome::Stored));
     for n in 100..130 {
-        assert!(is_here(&store, t.0, &t.1) || !is(&store, &k), "n={n}");
+        assert!(is_present(&store, t.0, &t.1) || !is(&store, &k), "n={n}");
         store_page(&store, n, 60_000);
     }
     assert!(!is(&store, &k) && !is(&store, &t));
     let alone = (t.0, bytes(7, 6000));
     assert_eq!(put(&store, alone.0, &alone.1), Ok(PutOutcome::Stored));
-    assert!(is(&store, &alone), "a put of what nobody sees is stored");
+    assert!(is(&store, &alone), "a put of an invisible object is stored");
 }
 
-/// The store is polled so often before the other thread's call comes in between.
+/// Number of polls before the other thread's call.
 const POLLS: std::ops::Range<usize> = 0..8;
 
-pub fn removed_or_cleared_while_it_is_taken_in(world: &World) {
+pub fn object_removed_or_cleared_while_a_group_absorbs_it_stays_gone(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A group that is begun cannot rely on what is here.
+        return; // A begun group cannot rely on present objects.
     }
     for clear in [false, true] {
         for polls in POLLS {
@@ -104,7 +104,7 @@ pub fn removed_or_cleared_while_it_is_taken_in(world: &World) {
             let (k, v) = (object(1, "k", 1, 900_000), object(1, "v", 5, 5000));
             assert_eq!(put(&store, k.0, &k.1), Ok(PutOutcome::Stored));
             flush(&store);
-            // A session commits it: it has to be this process's.
+            // A session commits the group, so it must be in this process.
             let group = store.own().begin_group(&[k.0, v.0], Options::default()).expect("begun");
             let slices = [PutSlice { key: v.0, pieces: &[&v.1] }];
             assert_eq!(group.put(&slices, Options::default()), [Ok(PutOutcome::Waiting)]);
@@ -128,7 +128,7 @@ pub fn removed_or_cleared_while_it_is_taken_in(world: &World) {
     }
 }
 
-pub fn cleared_while_a_group_in_one_call_takes_it_in(world: &World) {
+pub fn object_cleared_while_a_one_call_group_absorbs_it_stays_gone(world: &World) {
     for polls in POLLS {
         let world = world.fresh(1);
         let mut config = world.cold_config();
@@ -142,7 +142,7 @@ pub fn cleared_while_a_group_in_one_call_takes_it_in(world: &World) {
         let one = |(key, bytes): &Object| Put { key: *key, source: Source::shared(bytes.clone().into()) };
         let ticket = session.submit_put(vec![PutGroup::new(vec![one(&new), one(&v)])], Options::default());
         let early = (0..polls).find_map(|_| {
-            // A simulated device ends what it does only when time goes by.
+            // A simulated device makes progress only with simulated time.
             world.sim().inspect(|sim| sim.runtime.run_for(Duration::from_micros(50)));
             session.poll()
         });
@@ -152,18 +152,18 @@ pub fn cleared_while_a_group_in_one_call_takes_it_in(world: &World) {
         }
         let mut found = vec![0; k.1.len()];
         let hit = get_into(&store, k.0, &mut found).expect("asked").is_hit();
-        assert!(!hit || found == new.1, "what was cleared came back polls={polls}");
+        assert!(!hit || found == new.1, "a cleared object is visible polls={polls}");
         assert_eq!(hit, is(&store, &v), "polls={polls}");
     }
 }
 
-pub fn what_waits_is_removed_too(world: &World) {
+pub fn remove_drops_waiting_groups(world: &World) {
     for (_world, store) in stores(world) {
         let (k, t, s) = (object(1, "k", 1, 5000), object(1, "t", 2, 6000), object(1, "s", 3, 100));
         for waiting in [&t, &s] {
             assert_eq!(attach(&store, k.0, waiting), Ok(PutOutcome::Waiting));
         }
-        assert_eq!(store.remove(&[t.0], Options::default()), Ok(0), "nobody saw it");
+        assert_eq!(store.remove(&[t.0], Options::default()), Ok(0), "it was not visible");
         assert_eq!(put(&store, k.0, &k.1), Ok(PutOutcome::Stored));
         assert!(!is(&store, &t) && is(&store, &s));
         let (a, b) = (object(2, "a", 1, 5000), object(2, "b", 2, 6000));
@@ -179,9 +179,9 @@ pub fn what_waits_is_removed_too(world: &World) {
     }
 }
 
-pub fn several_threads_commit(world: &World) {
+pub fn groups_are_committed_by_several_threads(world: &World) {
     if world.sim().is_some() {
-        return; // Simulated time passes while any thread waits: deadlines would be over at random.
+        return; // Simulated time passes while any thread waits: deadlines would expire at random.
     }
     let store = world.open(&world.config());
     let mut outcomes: BTreeMap<String, usize> = BTreeMap::new();
@@ -201,7 +201,7 @@ pub fn several_threads_commit(world: &World) {
             };
             let threads = [scope.spawn(commit), scope.spawn(commit)];
             barrier.wait();
-            // A member that is there already, in whatever state.
+            // A member that is present already, in any state.
             let again = put(&page[0]);
             if world.tells_keys_apart() {
                 assert_eq!(again, Ok(PutOutcome::AlreadyPresent), "n={n}");
@@ -222,7 +222,7 @@ pub fn several_threads_commit(world: &World) {
     assert_eq!((store.stats().groups_waiting, store.stats().waiting_bytes), (0, 0));
 }
 
-pub fn the_oldest_of_many_becomes_complete(world: &World) {
+pub fn oldest_of_many_waiting_groups_can_complete(world: &World) {
     let store = world.open(&world.config());
     // Five groups of 1 MB in an arena of 4 MiB, of which 2 MiB may wait.
     let pages: Vec<Vec<Object>> =
@@ -249,9 +249,9 @@ pub fn the_oldest_of_many_becomes_complete(world: &World) {
     assert!(pages[0].iter().all(|object| is(&store, object)));
 }
 
-pub fn a_pin_keeps_the_base_too(world: &World) {
+pub fn pin_of_an_attached_object_keeps_its_base(world: &World) {
     if !world.tells_keys_apart() {
-        return; // One base cannot be told from another.
+        return; // Bases cannot be told apart.
     }
     let store = world.open(&world.memory_config(Size::mib(1)));
     let (k, t) = (object(1, "k", 1, 5000), object(1, "t", 2, 6000));
@@ -270,9 +270,9 @@ pub fn a_pin_keeps_the_base_too(world: &World) {
     assert!(!is(&store, &k));
 }
 
-pub fn a_checkpoint_has_room_for_every_link(world: &World) {
+pub fn checkpoint_has_room_for_every_link(world: &World) {
     if !world.tells_keys_apart() {
-        return; // Checkpoints are not taken then.
+        return; // Constant fingerprints take no checkpoints.
     }
     let mut config = world.cold_config();
     config.index.max_objects = Some(1 << 20);

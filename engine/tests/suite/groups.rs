@@ -1,4 +1,4 @@
-//! The objects of a page become visible, stay and go together.
+//! The objects of a page become visible, stay and disappear together.
 
 use super::face::Store;
 use pagelith::layouts::key::ObjectKey;
@@ -7,29 +7,29 @@ use pagelith::{ErrorKind, Options, PutOutcome, Size};
 use super::kit::*;
 use super::world::World;
 
-fn here(store: &Store, group: &[(ObjectKey, Vec<u8>)]) -> usize {
-    group.iter().filter(|(key, bytes)| is_here(store, *key, bytes)).count()
+fn present_count(store: &Store, group: &[(ObjectKey, Vec<u8>)]) -> usize {
+    group.iter().filter(|(key, bytes)| is_present(store, *key, bytes)).count()
 }
 
-pub fn visible_whole_or_not(world: &World) {
+pub fn group_is_visible_whole_or_not_at_all(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     let mut page = group(1, 10);
-    assert_eq!(here(&store, &page), 0);
+    assert_eq!(present_count(&store, &page), 0);
     let last = std::mem::take(&mut page[9].1);
     let message = format!("object has no bytes key={} length=0", page[9].0);
     refused(put_group(&store, &page), ErrorKind::Invalid, &message);
     page[9].1 = last;
-    assert_eq!(here(&store, &page), 0, "none of what was refused");
+    assert_eq!(present_count(&store, &page), 0, "no refused object");
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
-    assert_eq!(here(&store, &page), 10);
+    assert_eq!(present_count(&store, &page), 10);
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::AlreadyPresent));
     let store = world.reopen(store, &config);
-    assert_eq!(here(&store, &page), 10);
+    assert_eq!(present_count(&store, &page), 10);
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::AlreadyPresent));
 }
 
-pub fn ten_objects_lie_together_on_ssd(world: &World) {
+pub fn group_of_ten_objects_is_one_record_on_ssd(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     for n in 0..8 {
@@ -43,35 +43,36 @@ pub fn ten_objects_lie_together_on_ssd(world: &World) {
     }
     let store = world.open(&config);
     for n in 0..8 {
-        assert_eq!(here(&store, &group(n, 10)), 10, "n={n}");
+        assert_eq!(present_count(&store, &group(n, 10)), 10, "n={n}");
     }
 }
 
-pub fn evicted_whole(world: &World) {
+pub fn group_is_evicted_whole(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(1)));
     let pages = 40;
     for n in 0..pages {
         assert_eq!(put_group(&store, &group(n, 10)), Ok(PutOutcome::Stored), "n={n}");
     }
-    let counts: Vec<usize> = (0..pages).map(|n| here(&store, &group(n, 10))).collect();
+    let counts: Vec<usize> = (0..pages).map(|n| present_count(&store, &group(n, 10))).collect();
     assert!(counts.iter().all(|c| [0, 10].contains(c)), "{counts:?}");
     assert!(counts.contains(&0) && counts[39] == 10, "{counts:?}");
 }
 
-pub fn larger_than_a_segment_is_invalid(world: &World) {
+pub fn group_larger_than_a_segment_is_invalid(world: &World) {
     let store = world.open(&world.config());
     let page: Vec<_> = group(1, 4).into_iter().map(|(key, _)| (key, bytes(1, 300_000))).collect();
-    // Four payloads of 303,104 bytes and a header of one block, against a segment less header and footer.
+    // Four payloads of 303,104 bytes and a header of one block, against a segment less header and
+    // footer.
     let message =
         format!("group is larger than a segment's payload key={} bytes=1216512 max=1040384", page[0].0);
     refused(put_group(&store, &page), ErrorKind::Invalid, &message);
-    assert_eq!(here(&store, &page), 0);
+    assert_eq!(present_count(&store, &page), 0);
     assert_eq!(put_group(&store, &page[..3]), Ok(PutOutcome::Stored));
     flush(&store);
-    assert_eq!(here(&store, &page[..3]), 3);
+    assert_eq!(present_count(&store, &page[..3]), 3);
 }
 
-pub fn what_is_no_group_is_invalid(world: &World) {
+pub fn invalid_groups_are_refused(world: &World) {
     let store = world.open(&world.config());
     let (a, b) = (group(1, 2), group(2, 1));
     let mixed = [a[0].clone(), b[0].clone()];
@@ -84,15 +85,18 @@ pub fn what_is_no_group_is_invalid(world: &World) {
     let many: Vec<_> = (0..1025).map(|m| (key_in(namespace("m"), 3, &format!("c{m}")), vec![1])).collect();
     let message = "a group has too many objects objects=1025 max=1024";
     refused(put_group(&store, &many), ErrorKind::Invalid, message);
-    // One outcome a group, in order, whatever is wrong with its neighbours.
+    // One outcome per group, in order, independent of its neighbours' faults.
     let piece: [&[u8]; 1] = [b"x"];
     let one = [pagelith::PutSlice { key: key(5), pieces: &piece }];
     let outcomes = store.put_groups(&[&[], &one, &[]], Options::default());
     assert_eq!(outcomes.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true, false]);
-    assert_eq!(here(&store, &mixed) + here(&store, &twice) + here(&store, &many), 0);
+    assert_eq!(
+        present_count(&store, &mixed) + present_count(&store, &twice) + present_count(&store, &many),
+        0
+    );
 }
 
-pub fn a_group_takes_in_what_was_put_alone(world: &World) {
+pub fn group_put_absorbs_standalone_objects(world: &World) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let config = pagelith::Config {
@@ -104,19 +108,20 @@ pub fn a_group_takes_in_what_was_put_alone(world: &World) {
         assert_eq!(put_group(&store, &page[1..2]), Ok(PutOutcome::Stored));
         flush(&store);
         assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
-        assert_eq!(here(&store, &page), 3);
+        assert_eq!(present_count(&store, &page), 3);
         let store = world.reopen(store, &config);
-        assert_eq!(here(&store, &page), 3);
+        assert_eq!(present_count(&store, &page), 3);
         if world.tells_keys_apart() {
-            assert_eq!(store.stats().objects, 3, "the one put alone is not counted beside");
+            assert_eq!(store.stats().objects, 3, "the standalone object is not counted twice");
         }
     }
 }
 
-/// A crash brings more objects back than the index ever held: what made room in it lies in the log still.
-pub fn groups_that_a_small_index_has_no_room_for_after_a_crash_go_whole(world: &World) {
+/// A crash restores more objects than the index ever held: those that were dropped to make room are
+/// still in the log.
+pub fn groups_without_index_room_after_a_crash_are_dropped_whole(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let mut config = world.config();
     config.index.max_objects = Some(64);
@@ -134,13 +139,13 @@ pub fn groups_that_a_small_index_has_no_room_for_after_a_crash_go_whole(world: &
         };
         let counts: Vec<usize> = (0..30).map(exist).collect();
         assert!(counts.iter().all(|count| [0, 6].contains(count)), "round={round} {counts:?}");
-        assert!((0..30).all(|n| here(&store, &group(n, 6)) == counts[n as usize]), "round={round}");
+        assert!((0..30).all(|n| present_count(&store, &group(n, 6)) == counts[n as usize]), "round={round}");
     }
 }
 
-pub fn whole_or_gone_after_a_crash(world: &World) {
+pub fn group_is_whole_or_gone_after_a_crash(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let config = world.config();
     let mut store = world.open(&config);
@@ -152,10 +157,10 @@ pub fn whole_or_gone_after_a_crash(world: &World) {
             flush(&store);
         }
         store = world.crash(store, &config);
-        let counts: Vec<usize> = (0..40).map(|n| here(&store, &group(n, 10))).collect();
+        let counts: Vec<usize> = (0..40).map(|n| present_count(&store, &group(n, 10))).collect();
         assert!(counts.iter().all(|c| [0, 10].contains(c)), "{counts:?}");
         if round >= 1 {
-            assert_eq!(counts[10..20], [10; 10], "what a flush covered is here");
+            assert_eq!(counts[10..20], [10; 10], "flushed groups are present");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Groups that are put in several calls: invisible until they are committed, then whole.
+//! Groups that are put in several calls: invisible until the commit, then whole.
 
 use super::face::{Group, Store};
 use pagelith::layouts::key::ObjectKey;
@@ -25,11 +25,11 @@ fn commit(group: &Group<'_>) -> Result<PutOutcome> {
     group.commit(Options::default())
 }
 
-fn here(store: &Store, group: &[Object]) -> usize {
-    group.iter().filter(|(key, bytes)| is_here(store, *key, bytes)).count()
+fn present_count(store: &Store, group: &[Object]) -> usize {
+    group.iter().filter(|(key, bytes)| is_present(store, *key, bytes)).count()
 }
 
-pub fn visible_at_commit_and_not_before(world: &World) {
+pub fn begun_group_is_visible_only_after_commit(world: &World) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let config = in_world(&world, config);
@@ -38,18 +38,18 @@ pub fn visible_at_commit_and_not_before(world: &World) {
         let begun = begin(&store, &page);
         for i in [3, 9, 0, 1, 8, 2, 7, 4, 6] {
             assert_eq!(put_into(&begun, &page[i]), Ok(PutOutcome::Waiting), "i={i}");
-            page.iter().for_each(|(key, bytes)| gone(&world, &store, *key, bytes.len()));
+            page.iter().for_each(|(key, bytes)| assert_absent(&world, &store, *key, bytes.len()));
         }
         assert!(store.view(&page[3].0).expect("asked").is_none());
         assert_eq!(put_into(&begun, &page[3]), Ok(PutOutcome::AlreadyPresent), "put counts once");
         assert_eq!(begun.missing(), [page[5].0]);
         assert_eq!(commit(&begun), Ok(PutOutcome::Waiting));
         flush(&store);
-        assert_eq!((here(&store, &page), store.stats().groups_waiting), (0, 1));
+        assert_eq!((present_count(&store, &page), store.stats().groups_waiting), (0, 1));
         assert_eq!(put_into(&begun, &page[5]), Ok(PutOutcome::Waiting));
-        assert_eq!(here(&store, &page), 0);
+        assert_eq!(present_count(&store, &page), 0);
         assert_eq!(commit(&begun), Ok(PutOutcome::Stored));
-        assert_eq!(here(&store, &page), 10);
+        assert_eq!(present_count(&store, &page), 10);
         let stats = store.stats();
         assert_eq!((stats.groups_waiting, stats.waiting_bytes, stats.groups_dropped), (0, 0, 0));
         if world.tells_keys_apart() {
@@ -58,9 +58,9 @@ pub fn visible_at_commit_and_not_before(world: &World) {
         flush(&store);
         drop(begun);
         let store = world.crash(store, &config);
-        assert_eq!(here(&store, &page), 10);
+        assert_eq!(present_count(&store, &page), 10);
         let again = begin(&store, &page);
-        assert_eq!(commit(&again), Ok(PutOutcome::AlreadyPresent), "what is here counts as put");
+        assert_eq!(commit(&again), Ok(PutOutcome::AlreadyPresent), "present objects count as put");
     }
 }
 
@@ -69,9 +69,9 @@ fn in_world(world: &World, config: Config) -> Config {
     Config { ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd }, ..config }
 }
 
-pub fn from_several_threads(world: &World) {
+pub fn group_is_put_by_several_threads(world: &World) {
     if world.sim().is_some() {
-        return; // Simulated time passes while any thread waits: deadlines would be over at random.
+        return; // Simulated time passes while any thread waits: deadlines would expire at random.
     }
     let store = world.open(&world.config());
     for n in 0..world.many(40) as u64 {
@@ -92,16 +92,16 @@ pub fn from_several_threads(world: &World) {
                 .collect();
             writers.into_iter().map(|w| w.join().expect("joined")).sum()
         });
-        // Whoever put last may have found the rest still being copied.
+        // The last put may return while the others are still being copied.
         if stored == 0 {
             assert_eq!(commit(&begin(&store, &page)), Ok(PutOutcome::Stored), "n={n}");
         }
         assert!(stored <= 1, "n={n} stored={stored}");
-        assert_eq!(here(&store, &page), 8, "n={n}");
+        assert_eq!(present_count(&store, &page), 8, "n={n}");
     }
 }
 
-pub fn what_is_here_by_itself_counts_as_put_and_keeps_its_bytes(world: &World) {
+pub fn standalone_object_counts_as_put_and_keeps_its_bytes(world: &World) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let config = in_world(&world, config);
@@ -111,7 +111,7 @@ pub fn what_is_here_by_itself_counts_as_put_and_keeps_its_bytes(world: &World) {
             assert_eq!(put(&store, alone.0, &alone.1), Ok(PutOutcome::Stored));
         }
         flush(&store);
-        // In a group that is begun it need not be put at all.
+        // A begun group need not put it at all.
         if world.tells_keys_apart() {
             let begun = begin(&store, &page);
             assert_eq!(begun.missing(), [page[0].0, page[2].0]);
@@ -123,25 +123,25 @@ pub fn what_is_here_by_itself_counts_as_put_and_keeps_its_bytes(world: &World) {
         } else {
             assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
         }
-        // In one that is put in one call its bytes are not looked at.
+        // A one-call group does not read its bytes.
         let first = std::mem::replace(&mut other[0].1, bytes(77, 1000));
         assert_eq!(put_group(&store, &other), Ok(PutOutcome::Stored));
         other[0].1 = first;
-        assert_eq!((here(&store, &page), here(&store, &other)), (3, 3));
+        assert_eq!((present_count(&store, &page), present_count(&store, &other)), (3, 3));
         if world.tells_keys_apart() {
             assert_eq!(store.stats().objects, 6, "none is counted twice");
         }
         flush(&store);
         let store = world.crash(store, &config);
-        assert_eq!((here(&store, &page), here(&store, &other)), (3, 3));
+        assert_eq!((present_count(&store, &page), present_count(&store, &other)), (3, 3));
         assert_eq!(store.remove(&[page[0].0], Options::default()), Ok(1));
-        assert_eq!(here(&store, &page), 0, "they are one group now");
+        assert_eq!(present_count(&store, &page), 0, "they are one group now");
         let store = world.crash(store, &config);
-        assert_eq!((here(&store, &page), here(&store, &other)), (0, 3));
+        assert_eq!((present_count(&store, &page), present_count(&store, &other)), (0, 3));
     }
 }
 
-pub fn two_base_sets_are_refused(world: &World) {
+pub fn second_base_set_of_a_page_is_refused(world: &World) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let store = world.open(&in_world(&world, config));
@@ -169,20 +169,21 @@ pub fn two_base_sets_are_refused(world: &World) {
         flush(&store);
         refused(put_group(&store, kx), ErrorKind::Invalid, &refusal);
         refused(put_group(&store, &page), ErrorKind::Invalid, &message(&has, &format!("{c0},{c1},{c2}")));
-        // Of groups on SSD only a header can tell, so at the commit at the latest.
+        // For groups on SSD only a header can tell, at the latest at the commit.
         let late = store.begin_group(&keys(kx), Options::default());
         let late = late.and_then(|g| put_into(&g, &kx[1]).and_then(|_| commit(&g)));
         refused(late, ErrorKind::Invalid, &refusal);
-        assert_eq!((here(&store, kv), is_here(&store, page[2].0, &page[2].1)), (2, false));
+        assert_eq!((present_count(&store, kv), is_present(&store, page[2].0, &page[2].1)), (2, false));
     }
 }
 
-pub fn what_cannot_be_put_is_named(world: &World) {
+pub fn object_that_cannot_be_put_is_named(world: &World) {
     let store = world.open(&world.config());
     let page: Vec<Object> = group(1, 4).into_iter().map(|(key, _)| (key, bytes(1, 300_000))).collect();
     let begun = begin(&store, &page);
     page[..3].iter().for_each(|object| assert_eq!(put_into(&begun, object), Ok(PutOutcome::Waiting)));
-    // Four payloads of 303,104 bytes and a header of one block, against a segment less header and footer.
+    // Four payloads of 303,104 bytes and a header of one block, against a segment less header and
+    // footer.
     let key = page[3].0;
     let too_large = format!("group is larger than a segment's payload key={key} bytes=1216512 max=1040384");
     refused(put_into(&begun, &page[3]), ErrorKind::Invalid, &too_large);
@@ -206,28 +207,29 @@ pub fn what_cannot_be_put_is_named(world: &World) {
     refused(none, ErrorKind::Invalid, "a group requires no object");
 }
 
-pub fn dropped_at_its_deadline(world: &World) {
+pub fn incomplete_group_is_dropped_at_its_deadline(world: &World) {
     let mut config = world.config();
     config.groups.deadline_ms = 1;
     let store = world.open(&config);
     let page = group(1, 3);
     let begun = begin(&store, &page);
-    // It may be over already.
+    // The deadline may have passed already.
     let _ = put_into(&begun, &page[0]);
     while store.stats().groups_waiting > 0 {
-        // The flusher sees to it by itself; on a simulated machine time passes only while somebody waits.
+        // The flusher drops it by itself; on a simulated machine time passes only while a thread
+        // waits.
         flush(&store);
     }
     assert_eq!((store.stats().groups_dropped, store.stats().waiting_bytes), (1, 0));
     let message = "group is not open: its deadline is over, or its namespace was cleared";
     refused(put_into(&begun, &page[1]), ErrorKind::Unavailable, message);
     refused(commit(&begun), ErrorKind::Unavailable, message);
-    assert_eq!(here(&store, &page), 0);
+    assert_eq!(present_count(&store, &page), 0);
     drop(begun);
     assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
 }
 
-pub fn what_was_not_committed_is_not_there_after_an_end(world: &World) {
+pub fn uncommitted_group_is_absent_after_close_and_crash(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     let (open, done) = (group(1, 5), group(2, 5));
@@ -238,15 +240,15 @@ pub fn what_was_not_committed_is_not_there_after_an_end(world: &World) {
     flush(&store);
     drop((half, whole));
     let store = world.crash(store, &config);
-    assert_eq!((here(&store, &open), here(&store, &done)), (0, 5));
+    assert_eq!((present_count(&store, &open), present_count(&store, &done)), (0, 5));
     let half = begin(&store, &open);
     open.iter().for_each(|object| assert_eq!(put_into(&half, object), Ok(PutOutcome::Waiting)));
     drop(half);
     let store = world.reopen(store, &config);
-    assert_eq!((here(&store, &open), here(&store, &done)), (0, 5));
+    assert_eq!((present_count(&store, &open), present_count(&store, &done)), (0, 5));
 }
 
-pub fn a_clear_takes_what_waits(world: &World) {
+pub fn clear_drops_waiting_groups(world: &World) {
     let store = world.open(&world.config());
     let page = group(1, 3);
     let begun = begin(&store, &page);
@@ -255,10 +257,10 @@ pub fn a_clear_takes_what_waits(world: &World) {
     assert_eq!((store.stats().groups_waiting, store.stats().waiting_bytes), (0, 0));
     let message = "group is not open: its deadline is over, or its namespace was cleared";
     refused(commit(&begun), ErrorKind::Unavailable, message);
-    assert_eq!(here(&store, &page), 0);
+    assert_eq!(present_count(&store, &page), 0);
 }
 
-pub fn what_waits_takes_half_of_the_arena_at_most(world: &World) {
+pub fn waiting_groups_take_at_most_half_of_the_arena(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(4)));
     let mut stored = 0u64;
     for n in 0..8 {
@@ -276,7 +278,7 @@ pub fn what_waits_takes_half_of_the_arena_at_most(world: &World) {
         }
     }
     assert_eq!(stored, 4);
-    // What is visible has the other half.
+    // Visible pages have the other half.
     for n in 100..110 {
         store_page(&store, n, 128 << 10);
     }

@@ -1,4 +1,4 @@
-//! Headers of records on SSD that are known are not read again, and what is known is never more than what the device has.
+//! Cached headers of records on SSD are not read again, and the cache never replaces verification.
 
 use pagelith::io::fault::FaultOp;
 use pagelith::{Config, GetOutcome, MissCause, Tier};
@@ -16,7 +16,7 @@ fn config(world: &World, headers: pagelith::Size) -> Config {
     config
 }
 
-/// A get of a page from SSD, and the bytes that the device was asked for.
+/// A get of a page from SSD, and the bytes that it read from the device.
 fn read_by_a_get(world: &World, store: &Store, n: u64) -> u64 {
     let sim = world.sim().expect("simulated");
     let before = sim.disk.log().len();
@@ -24,7 +24,7 @@ fn read_by_a_get(world: &World, store: &Store, n: u64) -> u64 {
     sim.disk.log()[before..].iter().filter(|op| op.kind == FaultOp::Read).map(|op| op.len).sum()
 }
 
-pub fn are_read_once_and_known_then(world: &World) {
+pub fn headers_are_read_once_and_cached(world: &World) {
     if world.sim().is_none() || !world.tells_keys_apart() {
         return;
     }
@@ -34,7 +34,7 @@ pub fn are_read_once_and_known_then(world: &World) {
     let store = world.reopen(store, &config);
     assert_eq!(read_by_a_get(world, &store, 0), 4096 + PADDED, "nothing is known of a store just opened");
     assert_eq!(read_by_a_get(world, &store, 0), PADDED, "it was read a moment ago");
-    // What is written is known at once; of what lies in memory still nothing is read.
+    // Headers are cached when written; hits from memory read nothing.
     store_pages(&store, 4..40, LEN);
     flush(&store);
     let from_ssd: Vec<u64> = (4..40).filter(|n| hit_page(&store, *n, LEN) == Tier::Ssd).collect();
@@ -49,11 +49,11 @@ pub fn are_read_once_and_known_then(world: &World) {
     }
 }
 
-/// A payload that rots is a miss whether its header is known or not; a header that rots while it is known costs nothing until it
-/// has to be read.
-pub fn vouch_for_nothing_but_what_is_there(world: &World) {
+/// A damaged payload is a miss with or without a cached header. A damaged header costs nothing
+/// until it must be read.
+pub fn cached_headers_never_replace_verification(world: &World) {
     if !world.tells_keys_apart() {
-        return; // Which of them is dropped is not said.
+        return; // Which record would be dropped is undefined.
     }
     let config = config(world, pagelith::Size::mib(1));
     let store = world.open(&config);
@@ -67,13 +67,13 @@ pub fn vouch_for_nothing_but_what_is_there(world: &World) {
         let mut to = pagelith::AlignedBuf::new(LEN).expect("memory");
         assert_eq!(get_into(&store, key(1), &mut to), Ok(GetOutcome::Miss(MissCause::Damaged)));
         assert!(to.iter().all(|b| *b == 0), "nothing of it is handed out");
-        gone(world, &store, key(1), LEN);
+        assert_absent(world, &store, key(1), LEN);
         hit_page(&store, 2, LEN);
         store = world.reopen(store, &config);
         assert_eq!(get_into(&store, key(2), &mut to), Ok(GetOutcome::Miss(MissCause::Damaged)));
     }
-    // Segments that are used again hold other records at the same places.
-    let last = pour(&store, 100, LEN, 40 << 20);
-    let here = (100..last).filter(|n| is_page_here(&store, *n, LEN)).count();
+    // Reused segments hold other records at the same places.
+    let last = put_until(&store, 100, LEN, 40 << 20);
+    let here = (100..last).filter(|n| is_page_present(&store, *n, LEN)).count();
     assert!(here > 50, "here={here}");
 }

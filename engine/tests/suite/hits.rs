@@ -1,4 +1,4 @@
-//! How long a prefix can be restored when a page's state lies in several pools.
+//! Hit rules: how long a prefix can be restored when a page's state is spread over several pools.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,9 +25,9 @@ fn ask(store: &Store, query: &PagesQuery<'_>) -> PagesFound {
     store.exists_groups(query, Options::default()).expect("a query")
 }
 
-pub fn any_residency_in_any_pools(world: &World) {
+pub fn hit_rules_match_the_model_for_any_residency(world: &World) {
     if !world.tells_keys_apart() {
-        return; // It answers from fingerprints alone.
+        return; // Queries answer from fingerprints alone.
     }
     let mut dice = Dice(1);
     let mut sparse = 0;
@@ -38,7 +38,8 @@ pub fn any_residency_in_any_pools(world: &World) {
         let asked = Asked::random(&mut dice);
         let mut put = BTreeSet::new();
         for (pool, keys) in asked.all_keys().into_iter().enumerate() {
-            // Pools whole, with few holes, with many; an anchor mostly whole, so that others decide.
+            // Pools whole, with few holes, with many; the anchor mostly whole, so that other pools
+            // decide.
             let holes_in_64 = if pool == 0 { [0, 0, 1, 2] } else { [0, 2, 8, 32] };
             let holes = holes_in_64[dice.below(4) as usize];
             put.extend(keys.into_iter().filter(|_| dice.below(64) >= holes));
@@ -55,15 +56,15 @@ pub fn any_residency_in_any_pools(world: &World) {
         assert_eq!(
             asked.ask(|query| ask(&store, query)),
             asked.expected(&put),
-            "round={round}, less what was removed"
+            "round={round}, after removals"
         );
     }
     assert!(sparse >= 8, "stops with holes were among them sparse={sparse}");
 }
 
-pub fn a_page_counts_with_all_its_objects(world: &World) {
+pub fn page_counts_only_with_all_its_objects(world: &World) {
     if !world.tells_keys_apart() {
-        return; // It answers from fingerprints alone.
+        return; // Queries answer from fingerprints alone.
     }
     let store = world.open(&world.config());
     let kv = objects(Role::Target, "kv", &["k", "v"]);
@@ -87,9 +88,9 @@ pub fn a_page_counts_with_all_its_objects(world: &World) {
     expect(mamba[0].on_page(span[0]), 2, 2, 2, &[1, 2]);
 }
 
-pub fn thousands_of_pages_in_one_call(world: &World) {
+pub fn query_of_thousands_of_pages_is_answered(world: &World) {
     if !world.tells_keys_apart() {
-        return; // It answers from fingerprints alone.
+        return; // Queries answer from fingerprints alone.
     }
     let store = world.open(&world.memory_config(Size::mib(16)));
     let kv = objects(Role::Target, "kv", &["k", "v"]);
@@ -104,9 +105,9 @@ pub fn thousands_of_pages_in_one_call(world: &World) {
     assert_eq!(found.stops, (8..=1496).step_by(8).collect::<Vec<_>>());
 }
 
-pub fn what_can_be_used_counts_as_asked_for(world: &World) {
+pub fn only_usable_pages_count_as_used(world: &World) {
     if !world.tells_keys_apart() {
-        return; // It answers from fingerprints alone.
+        return; // Queries answer from fingerprints alone.
     }
     const LEN: usize = 64 << 10;
     let store = world.open(&world.memory_config(Size::kib(8 * 64)));
@@ -114,7 +115,7 @@ pub fn what_can_be_used_counts_as_asked_for(world: &World) {
     let mamba = objects(Role::Target, "mamba", &["temporal"]);
     let checkpoint = |n: u64| mamba[0].on_page(page(n));
     let put_one = |key| assert_eq!(put(&store, key, &bytes(1, LEN)), Ok(PutOutcome::Stored));
-    // Pages 0 and 1, a checkpoint of 1, and one of 5, to which there is no way.
+    // Pages 0 and 1, a checkpoint of 1, and one of 5, which the anchor's hole makes useless.
     [key(0), key(1), checkpoint(1), checkpoint(5)].into_iter().for_each(put_one);
     (10..14).map(key).for_each(put_one);
     let pools = [PoolQuery { objects: &mamba, policy: MAMBA }];
@@ -126,7 +127,7 @@ pub fn what_can_be_used_counts_as_asked_for(world: &World) {
     assert_eq!(here(&[key(10), key(11), key(12), key(13)]), [false, false, false, true]);
 }
 
-pub fn a_session_answers_at_once(world: &World) {
+pub fn session_answers_queries_at_once(world: &World) {
     let store = world.open(&world.config());
     let kv = objects(Role::Target, "kv", &["k"]);
     let span = pages(0..4);
@@ -146,7 +147,7 @@ pub fn a_session_answers_at_once(world: &World) {
     refused(closed, ErrorKind::Closed, "store is closed");
 }
 
-pub fn no_pages_and_no_query(world: &World) {
+pub fn empty_and_invalid_queries_are_answered(world: &World) {
     let store = world.open(&world.config());
     let kv = objects(Role::Target, "kv", &["k"]);
     put_all(&store, &spread(&kv, &pages(0..1)));

@@ -1,4 +1,4 @@
-//! Drawn questions of hit rules, and their answers by the rules' words; of no store in particular.
+//! Random queries of hit rules, and reference answers; independent of a store.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ pub fn pages(range: std::ops::Range<u64>) -> Vec<PrefixHash> {
     range.map(page).collect()
 }
 
-/// The objects that a page has in a pool; their own page is none that is ever put.
+/// Templates of the objects of a page in a pool; their own page is never put.
 pub fn objects(role: Role, pool: &str, components: &[&str]) -> Vec<ObjectKey> {
     let namespace = Namespace { model: "m".into(), ..Namespace::default() }.id();
     let object = |part: &&str| {
@@ -27,18 +27,18 @@ pub fn objects(role: Role, pool: &str, components: &[&str]) -> Vec<ObjectKey> {
     components.iter().map(object).collect()
 }
 
-/// A small generator, so that a failure can be shown again by its round.
+/// A small generator, so that a failure can be reproduced from its round.
 pub struct Dice(pub u64);
 
 impl Dice {
-    /// One of 0..n.
+    /// A number in 0..n.
     pub fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n
     }
 }
 
-/// What a query asks about, owned.
+/// A query with owned contents.
 pub struct Asked {
     pages: Vec<PrefixHash>,
     anchor: Vec<ObjectKey>,
@@ -83,7 +83,7 @@ impl Asked {
         Asked { pages: pages(0..span), anchor, pools }
     }
 
-    /// The answer of who is asked.
+    /// The answer of the store under test.
     pub fn ask(&self, ask: impl Fn(&PagesQuery<'_>) -> PagesFound) -> PagesFound {
         let pools: Vec<_> = self
             .pools
@@ -102,7 +102,7 @@ impl Asked {
         ask(&PagesQuery { pages: &self.pages, anchor: &self.anchor, pools: &pools })
     }
 
-    /// Every object there is to put.
+    /// Every object that may be put.
     pub fn all_keys(&self) -> Vec<Vec<ObjectKey>> {
         let own = |rule: &Rule| match rule {
             Rule::Groups { keys, .. } => keys.clone(),
@@ -118,7 +118,7 @@ impl Asked {
         self.pages.iter().skip_while(|page| here(page)).any(here)
     }
 
-    /// The answer by the rules' words, from what was put.
+    /// The reference answer, from the objects that were put.
     pub fn expected(&self, put: &BTreeSet<ObjectKey>) -> PagesFound {
         let here = |objects: &[ObjectKey], pages: &[PrefixHash]| {
             spread(objects, pages).iter().all(|key| put.contains(key))

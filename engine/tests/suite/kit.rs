@@ -1,4 +1,4 @@
-//! Words that the behaviours are told in.
+//! Helpers of the behaviours.
 
 use std::time::{Duration, Instant};
 
@@ -26,12 +26,12 @@ pub fn key_in(namespace: NamespaceId, n: u64, part: &str) -> ObjectKey {
     ObjectKey::new(namespace, PrefixHash(hash), Role::Target, "kv", part, Shard::Whole).expect("a key")
 }
 
-/// Page `n`, of one namespace.
+/// The key of page `n`, in one namespace.
 pub fn key(n: u64) -> ObjectKey {
     key_in(namespace("m"), n, "k")
 }
 
-/// Let the store's tasks go on until it is so.
+/// Let the store's tasks run until a condition holds.
 #[track_caller]
 pub fn until(world: &World, what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
@@ -40,12 +40,12 @@ pub fn until(world: &World, what: &str, is_so: impl Fn() -> bool) {
             Some(sim) => sim.runtime.run_for(Duration::from_millis(1)),
             None => std::thread::yield_now(),
         }
-        // Nothing takes so long that is not stuck.
-        assert!(began.elapsed() < Duration::from_secs(60), "waited in vain for: {what}");
+        // A longer wait is a hang.
+        assert!(began.elapsed() < Duration::from_secs(60), "timed out waiting until {what}");
     }
 }
 
-/// `len` bytes that no other seed has.
+/// `len` bytes that depend on the seed.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     let mut state = seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -74,8 +74,8 @@ pub fn store_page(store: &Store, n: u64, len: usize) {
     assert_eq!(put(store, key(n), &bytes(n, len)), Ok(PutOutcome::Stored), "n={n}");
 }
 
-/// Have something in a namespace: to clear one that holds nothing changes nothing.
-pub fn store_in(store: &Store, name: &str) {
+/// Put an object into a namespace: clearing an empty namespace changes nothing.
+pub fn put_into_namespace(store: &Store, name: &str) {
     assert_eq!(put(store, key_in(namespace(name), 1, "k"), &bytes(1, 100)), Ok(PutOutcome::Stored), "{name}");
 }
 
@@ -115,12 +115,12 @@ pub fn get_range(
     store.get_batch(&mut [get], Options::default()).remove(0)
 }
 
-/// Memory that nothing can be read straight into.
-pub struct Crooked(AlignedBuf);
+/// Memory whose alignment requires staging.
+pub struct Unaligned(AlignedBuf);
 
-impl Crooked {
-    pub fn new(len: usize) -> Crooked {
-        Crooked(AlignedBuf::new(len + 1).expect("memory"))
+impl Unaligned {
+    pub fn new(len: usize) -> Unaligned {
+        Unaligned(AlignedBuf::new(len + 1).expect("memory"))
     }
 
     pub fn slice(&mut self) -> &mut [u8] {
@@ -128,7 +128,7 @@ impl Crooked {
     }
 }
 
-/// Get an object that must be here and hold these bytes; where it came from.
+/// Get an object that must be present with these bytes; returns its tier.
 #[track_caller]
 pub fn hit(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
     let mut to = AlignedBuf::new(expected.len()).expect("memory");
@@ -139,32 +139,32 @@ pub fn hit(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
     tier
 }
 
-/// As [`hit`], into memory that cannot be read straight into.
+/// As [`hit`], into memory that requires staging.
 #[track_caller]
-pub fn hit_crooked(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
-    let mut to = Crooked::new(expected.len());
+pub fn hit_unaligned(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
+    let mut to = Unaligned::new(expected.len());
     let outcome = get_into(store, key, to.slice());
     let Ok(GetOutcome::Hit { tier, .. }) = outcome else { panic!("not a hit key={key} {outcome:?}") };
     assert!(to.slice() == expected, "wrong bytes key={key}");
     tier
 }
 
-/// So many bytes went through the store's staging memory. What goes over a link does not.
+/// Check that `bytes` went through the store's staging memory. Replies over a link do not.
 #[track_caller]
 pub fn staged(world: &World, store: &Store, bytes: usize) {
     let expected = if world.is_embedded() { bytes as u64 } else { 0 };
     assert_eq!(store.stats().staged_bytes, expected);
 }
 
-/// Page `n`'s usual bytes must be here.
+/// Page `n` must be present with its usual bytes.
 #[track_caller]
 pub fn hit_page(store: &Store, n: u64, len: usize) -> Tier {
     hit(store, key(n), &bytes(n, len))
 }
 
-/// Whether an object is here; if it is, its bytes are right.
+/// Whether an object is present; if so, its bytes are correct.
 #[track_caller]
-pub fn is_here(store: &Store, key: ObjectKey, expected: &[u8]) -> bool {
+pub fn is_present(store: &Store, key: ObjectKey, expected: &[u8]) -> bool {
     let mut to = AlignedBuf::new(expected.len()).expect("memory");
     match get_into(store, key, &mut to) {
         Ok(GetOutcome::Hit { .. }) => {
@@ -177,13 +177,13 @@ pub fn is_here(store: &Store, key: ObjectKey, expected: &[u8]) -> bool {
 }
 
 #[track_caller]
-pub fn is_page_here(store: &Store, n: u64, len: usize) -> bool {
-    is_here(store, key(n), &bytes(n, len))
+pub fn is_page_present(store: &Store, n: u64, len: usize) -> bool {
+    is_present(store, key(n), &bytes(n, len))
 }
 
-/// An object must not be here.
+/// An object must be absent.
 #[track_caller]
-pub fn gone(world: &World, store: &Store, key: ObjectKey, len: usize) {
+pub fn assert_absent(world: &World, store: &Store, key: ObjectKey, len: usize) {
     if world.tells_keys_apart() {
         assert_eq!(store.exists_batch(&[key], Options::default()), vec![false], "key={key}");
     }
@@ -201,9 +201,9 @@ pub fn refused<T: std::fmt::Debug>(outcome: Result<T>, kind: ErrorKind, message:
     assert_eq!((error.kind, error.message.as_str()), (kind, message));
 }
 
-/// Put pages, each `len` bytes, until `total` bytes went in, beginning with page `from`; the next page. Every
-/// put waits for room.
-pub fn pour(store: &Store, from: u64, len: usize, total: usize) -> u64 {
+/// Put pages of `len` bytes each until `total` bytes were put, starting with page `from`; returns
+/// the next page. Every put waits for room.
+pub fn put_until(store: &Store, from: u64, len: usize, total: usize) -> u64 {
     let pages = from..from + (total / len) as u64;
     for n in pages.clone() {
         store_page(store, n, len);
@@ -212,7 +212,7 @@ pub fn pour(store: &Store, from: u64, len: usize, total: usize) -> u64 {
     pages.end
 }
 
-/// Where an object's record lies in the segments file of directory 0.
+/// Place of an object's record in the segments file of directory 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     pub record: u64,

@@ -1,4 +1,4 @@
-//! Room for what is new, whatever holds what is old: pins, tombstones, an index that is full, blocks that cannot be read.
+//! Making room despite pins, tombstones, a full index and unreadable blocks.
 
 use std::time::Duration;
 
@@ -10,36 +10,37 @@ use super::kit::*;
 use super::world::World;
 
 const LEN: usize = 50_000;
-/// Bytes of segments that the store of these tests has, about.
+/// Approximate bytes of segments of the store in these tests.
 const LAP: usize = 14 << 20;
 
-pub fn what_is_cleared_is_held_by_no_pin(world: &World) {
+pub fn cleared_object_is_not_held_by_a_pin(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let store = world.open(&world.cold_config());
-    let last = pour(&store, 0, LEN, LAP);
+    let last = put_until(&store, 0, LEN, LAP);
     flush(&store);
     let keys: Vec<_> = (0..last).map(key).collect();
     let pin = store.pin(&keys);
     assert!(pin.pinned() > 200, "{}", pin.pinned());
     store.clear(namespace("m"), Options::default()).expect("a clear");
-    pour(&store, 10_000, LEN, 2 * LAP);
+    put_until(&store, 10_000, LEN, 2 * LAP);
     flush(&store);
     assert!(store.stats().segments_reclaimed > 20, "{:?}", store.stats());
     drop(pin);
 }
 
-/// With every object pinned no victim gives an entry back: the device would be written without end.
-pub fn an_index_full_of_pins_is_not_written_again_and_again(world: &World) {
+/// With every object pinned no victim gives an entry back: without a limit the device would be
+/// written without end.
+pub fn index_full_of_pins_is_not_rewritten_repeatedly(world: &World) {
     let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
-    // Three to a segment, of which a sixth comes free when they are written again.
+    // Three to a segment, of which a sixth becomes free when they are written again.
     let len = 280_000;
     let mut config = world.config();
     config.dram.bytes = Size::mib(8);
     config.index.max_objects = Some(12);
     let store = world.open(&config);
-    // The last one as soon as it is there: it fills the index, and room is made.
+    // The last one as soon as it is stored: it fills the index, and reclaim makes room.
     let mut pins = Vec::new();
     for n in 0..12 {
         store_page(&store, n, len);
@@ -52,7 +53,7 @@ pub fn an_index_full_of_pins_is_not_written_again_and_again(world: &World) {
     let before = store.stats().bytes_to_device;
     sim.runtime.run_for(Duration::from_secs(60));
     let after = store.stats().bytes_to_device;
-    assert!(after - before < 1 << 20, "nobody asked for anything, and it wrote {}", after - before);
+    assert!(after - before < 1 << 20, "it wrote {} without a request", after - before);
     assert!(
         pins.iter().all(super::face::Pin::is_held),
         "a client that says nothing for a minute is not dead"
@@ -60,8 +61,8 @@ pub fn an_index_full_of_pins_is_not_written_again_and_again(world: &World) {
     drop(pins);
 }
 
-/// What is pinned is older than all tombstones, wherever it moves to: they stay needed.
-pub fn removals_one_by_one_do_not_fill_the_log(world: &World) {
+/// Pinned objects are older than all tombstones, wherever they move: the tombstones stay needed.
+pub fn single_removals_do_not_fill_the_log(world: &World) {
     let Some(_) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
     let store = world.open(&world.cold_config());
     store_pages(&store, 0..5, LEN);
@@ -69,11 +70,11 @@ pub fn removals_one_by_one_do_not_fill_the_log(world: &World) {
     let keys: Vec<_> = (0..5).map(key).collect();
     let pin = store.pin(&keys);
     assert_eq!(pin.pinned(), 5);
-    // A block each: more than the log holds, twice.
+    // A block each: together twice what the log holds.
     for n in 0..8000 {
         assert_eq!(store.remove(&[key(100_000 + n)], Options::default()), Ok(0), "n={n}");
     }
-    pour(&store, 1000, LEN, LAP);
+    put_until(&store, 1000, LEN, LAP);
     for n in 0..5 {
         hit_page(&store, n, LEN);
     }
@@ -81,18 +82,18 @@ pub fn removals_one_by_one_do_not_fill_the_log(world: &World) {
     drop(pin);
 }
 
-/// Nobody waits for room that does not come, and what the tier is asked ends.
-pub fn a_tier_that_can_read_no_victim_stops_writing(world: &World) {
+/// No call waits for room that never appears.
+pub fn tier_without_readable_victim_stops_writing(world: &World) {
     let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
     let mut config = world.config();
     config.ssd.quarantine_after = 1_000_000;
     let store = world.open(&config);
-    store_in(&store, "other");
-    let next = pour(&store, 0, LEN, LAP);
+    put_into_namespace(&store, "other");
+    let next = put_until(&store, 0, LEN, LAP);
     flush(&store);
     sim.disk.set_faults(FaultRates::new(1).with(DiskFault::ReadError, 1_000_000));
     for n in next..next + 60 {
-        // In memory, or refused there for a while: never stuck.
+        // Stored in memory, or refused for a while: never stuck.
         let outcome = put(&store, key(n), &bytes(n, LEN));
         assert!(
             matches!(&outcome, Ok(PutOutcome::Stored | PutOutcome::Refused))
@@ -108,14 +109,14 @@ pub fn a_tier_that_can_read_no_victim_stops_writing(world: &World) {
     sim.disk.clear_faults();
     sim.runtime.run_for(Duration::from_secs(120));
     assert_eq!(store.stats().ssd_state, "on");
-    pour(&store, 1000, LEN, 2 * LAP);
+    put_until(&store, 1000, LEN, 2 * LAP);
     flush(&store);
 }
 
-/// The reads of both copies fail, whichever reads those are; block by block the device gives them.
-pub fn copies_of_the_manifest_are_read_block_by_block(world: &World) {
+/// Large reads of both copies fail; reads of single blocks succeed.
+pub fn manifest_copies_are_merged_block_by_block(world: &World) {
     if world.sim().is_none() || world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     for blocks in 0..12 {
         let world = world.fresh(1);
@@ -124,7 +125,7 @@ pub fn copies_of_the_manifest_are_read_block_by_block(world: &World) {
         store_pages(&store, 0..3, LEN);
         flush(&store);
         store.close().expect("a close");
-        // Twice the first copy, so many blocks of it, twice the second.
+        // Twice the first copy, its blocks one by one, twice the second.
         for nth in [1, 2, blocks + 3, blocks + 4] {
             sim.disk.inject(FaultPlan::Fail { op: FaultOp::Read, nth, kind: FaultKind::Device });
         }

@@ -1,4 +1,4 @@
-//! Pins, leases and views: "not now" to eviction and reclaim.
+//! Pins, leases and views: objects that eviction and reclaim must keep for now.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ fn keys(pages: std::ops::Range<u64>) -> Vec<pagelith::layouts::key::ObjectKey> {
     pages.map(key).collect()
 }
 
-pub fn a_pin_holds_while_its_segment_is_reclaimed(world: &World) {
+pub fn pin_holds_while_its_segment_is_reclaimed(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let config = world.cold_config();
     let store = world.open(&config);
@@ -27,13 +27,13 @@ pub fn a_pin_holds_while_its_segment_is_reclaimed(world: &World) {
     assert_eq!(store.pin(&keys(500..510)).pinned(), 0);
     let mut next = 1000;
     for _ in 0..3 {
-        next = pour(&store, next, LEN, LAP);
+        next = put_until(&store, next, LEN, LAP);
         for n in 10..15 {
             assert_eq!(hit_page(&store, n, LEN), Tier::Ssd);
         }
     }
     assert!(store.stats().segments_reclaimed > 30, "{:?}", store.stats());
-    assert!(!is_page_here(&store, 9, LEN) && !is_page_here(&store, 15, LEN), "only what was pinned");
+    assert!(!is_page_present(&store, 9, LEN) && !is_page_present(&store, 15, LEN), "only pinned pages");
     drop(pin);
     let store = world.crash(store, &config);
     for n in 10..15 {
@@ -41,80 +41,80 @@ pub fn a_pin_holds_while_its_segment_is_reclaimed(world: &World) {
     }
 }
 
-pub fn what_was_pinned_goes_when_the_pin_does(world: &World) {
+pub fn unpinned_object_can_be_evicted(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let store = world.open(&world.cold_config());
     store_pages(&store, 0..5, LEN);
     flush(&store);
     let (first, second) = (store.pin(&keys(0..5)), store.pin(&keys(2..5)));
     drop(first);
-    let next = pour(&store, 1000, LEN, 2 * LAP);
-    let here: Vec<bool> = (0..5).map(|n| is_page_here(&store, n, LEN)).collect();
+    let next = put_until(&store, 1000, LEN, 2 * LAP);
+    let here: Vec<bool> = (0..5).map(|n| is_page_present(&store, n, LEN)).collect();
     assert_eq!(here, [false, false, true, true, true]);
     drop(second);
-    pour(&store, next, LEN, 2 * LAP);
-    assert!((0..5).all(|n| !is_page_here(&store, n, LEN)));
+    put_until(&store, next, LEN, 2 * LAP);
+    assert!((0..5).all(|n| !is_page_present(&store, n, LEN)));
 }
 
-pub fn a_pin_holds_in_memory(world: &World) {
+pub fn pin_holds_in_memory(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let store = world.open(&world.memory_config(Size::mib(1)));
     store_pages(&store, 0..4, LEN);
     let pin = store.pin(&keys(0..2));
     store_pages(&store, 100..160, LEN);
-    let here: Vec<bool> = (0..4).map(|n| is_page_here(&store, n, LEN)).collect();
+    let here: Vec<bool> = (0..4).map(|n| is_page_present(&store, n, LEN)).collect();
     assert_eq!(here, [true, true, false, false]);
     drop(pin);
     store_pages(&store, 200..260, LEN);
-    assert!(!is_page_here(&store, 0, LEN) && !is_page_here(&store, 1, LEN));
+    assert!(!is_page_present(&store, 0, LEN) && !is_page_present(&store, 1, LEN));
 }
 
-pub fn a_lease_holds(world: &World) {
+pub fn lease_holds_until_it_expires(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A lease would hold everything.
+        return; // A lease would hold every object.
     }
     let store = world.open(&world.cold_config());
     store_pages(&store, 0..10, LEN);
     flush(&store);
     assert_eq!(store.lease(&keys(5..20), Duration::from_secs(3600)), 5);
-    pour(&store, 1000, LEN, 2 * LAP);
+    put_until(&store, 1000, LEN, 2 * LAP);
     for n in 0..10 {
         eprintln!("{n} {:?}", get_into(&store, key(n), &mut vec![0; LEN]));
     }
-    let here: Vec<bool> = (3..7).map(|n| is_page_here(&store, n, LEN)).collect();
+    let here: Vec<bool> = (3..7).map(|n| is_page_present(&store, n, LEN)).collect();
     assert_eq!(here, [false, false, true, true]);
 }
 
-pub fn a_lease_ends(world: &World) {
+pub fn expired_lease_holds_nothing(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A lease would hold everything.
+        return; // A lease would hold every object.
     }
     let store = world.open(&world.cold_config());
     store_pages(&store, 0..5, LEN);
     flush(&store);
-    // Over long before a lap is written; in the simulation the clock is moved.
+    // It expires long before a lap is written; in the simulation the clock is moved.
     let duration = if world.sim().is_some() { Duration::from_secs(60) } else { Duration::from_nanos(1) };
     assert_eq!(store.lease(&keys(0..5), duration), 5);
     if let Some(sim) = world.sim() {
         sim.runtime.run_for(Duration::from_secs(61));
     }
-    pour(&store, 1000, LEN, 2 * LAP);
-    assert!((0..5).all(|n| !is_page_here(&store, n, LEN)));
+    put_until(&store, 1000, LEN, 2 * LAP);
+    assert!((0..5).all(|n| !is_page_present(&store, n, LEN)));
 }
 
-pub fn a_pin_that_outlives_its_store_holds_nothing(world: &World) {
+pub fn pin_that_outlives_its_store_holds_nothing(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let config = world.config();
     let store = world.open(&config);
     store_pages(&store, 0..3, LEN);
     let pin = store.pin(&keys(0..3));
-    // Its files are free for the next one, whose pins are its own.
+    // The next store can open its files, and has its own pins.
     let store = world.reopen(store, &config);
     let second = store.pin(&keys(0..2));
     assert_eq!(second.pinned(), 2);
@@ -122,7 +122,7 @@ pub fn a_pin_that_outlives_its_store_holds_nothing(world: &World) {
     assert_eq!(store.stats().objects_pinned, 2);
 }
 
-pub fn a_view_survives_pressure(world: &World) {
+pub fn view_stays_valid_under_memory_pressure(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(1)));
     let whole = bytes(0, LEN);
     store_page(&store, 0, LEN);
@@ -135,20 +135,20 @@ pub fn a_view_survives_pressure(world: &World) {
     drop(view);
     store_pages(&store, 200..250, LEN);
     assert!(again[..] == whole[..]);
-    // The view keeps its bytes even when the object is removed.
+    // The view keeps its bytes even after the object is removed.
     assert_eq!(store.remove(&[key(0)], Options::default()), Ok(1));
     store_pages(&store, 300..350, LEN);
     assert!(again[..] == whole[..]);
-    gone(world, &store, key(0), LEN);
+    assert_absent(world, &store, key(0), LEN);
     drop(again);
     assert_eq!(put(&store, key(0), &bytes(1, 3)), Ok(PutOutcome::Stored));
 }
 
-pub fn a_view_outlives_its_frame_without_dram(world: &World) {
+pub fn view_outlives_its_frame_without_dram(world: &World) {
     let store = world.open(&world.cold_config());
     let whole = bytes(0, LEN);
     store_page(&store, 0, LEN);
-    // It may be on SSD alone by now, except where nothing moves until it is asked to.
+    // It may be only on SSD by now, except where nothing moves without a request.
     let view = store.view(&key(0)).expect("open");
     assert!(view.is_some() || world.sim().is_none() || !world.is_embedded());
     flush(&store);
@@ -158,9 +158,9 @@ pub fn a_view_outlives_its_frame_without_dram(world: &World) {
     assert_eq!(hit(&store, key(0), &whole), Tier::Ssd);
 }
 
-pub fn remove_is_stronger_than_a_pin(world: &World) {
+pub fn remove_overrides_a_pin(world: &World) {
     if !world.tells_keys_apart() {
-        return; // A pin would hold everything.
+        return; // A pin would hold every object.
     }
     let config = world.config();
     let store = world.open(&config);
@@ -168,14 +168,14 @@ pub fn remove_is_stronger_than_a_pin(world: &World) {
     flush(&store);
     let pin = store.pin(&keys(0..3));
     assert_eq!(store.remove(&[key(1)], Options::default()), Ok(1));
-    gone(world, &store, key(1), LEN);
-    pour(&store, 1000, LEN, 2 * LAP);
-    gone(world, &store, key(1), LEN);
+    assert_absent(world, &store, key(1), LEN);
+    put_until(&store, 1000, LEN, 2 * LAP);
+    assert_absent(world, &store, key(1), LEN);
     hit_page(&store, 0, LEN);
     drop(pin);
     let store = world.crash(store, &config);
-    gone(world, &store, key(1), LEN);
-    // A store of pinned pages only is busy, not broken.
+    assert_absent(world, &store, key(1), LEN);
+    // A store full of pinned pages is busy, not broken.
     let full = world.fresh(1);
     let store = full.open(&full.memory_config(Size::mib(1)));
     store_pages(&store, 0..15, LEN);

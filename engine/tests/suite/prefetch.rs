@@ -1,4 +1,4 @@
-//! What is named ahead is in DRAM when it is asked for, and nothing else changes by it.
+//! Prefetched objects are in DRAM when a get needs them, and prefetch has no other effect.
 
 use super::face::Store;
 use pagelith::layouts::key::ObjectKey;
@@ -9,7 +9,7 @@ use super::world::World;
 
 const LEN: usize = 61_000;
 
-/// Pages of several lengths, whole blocks and not, each on SSD alone.
+/// Pages of several lengths, multiples of a block or not, each on SSD only.
 fn cold(world: &World, pages: u64) -> Store {
     let config = world.config();
     let store = world.open(&config);
@@ -21,30 +21,30 @@ fn keys(pages: std::ops::Range<u64>) -> Vec<ObjectKey> {
     pages.map(key).collect()
 }
 
-/// Wait until nothing waits to be read ahead.
+/// Wait until no prefetch is pending.
 fn settled(world: &World, store: &Store) {
     until(world, "hints are followed", || store.stats().prefetch_waiting == 0);
 }
 
-pub fn what_is_named_is_in_memory_when_it_is_asked_for(world: &World) {
+pub fn prefetched_pages_are_got_from_memory(world: &World) {
     let store = cold(world, 20);
     assert_eq!(store.prefetch(&keys(0..10), Options::default()), 10);
     settled(world, &store);
     let stats = store.stats();
     assert_eq!((stats.prefetched, stats.promoted, stats.dram_objects), (10, 10, 10), "{stats:?}");
-    // Nobody asked for it yet.
+    // No get has used it yet.
     assert_eq!((stats.hits_ssd, stats.hits_memory, stats.misses.len()), (0, 0, 0), "{stats:?}");
     for n in 0..20 {
         let tier = if n < 10 { Tier::Memory } else { Tier::Ssd };
         assert_eq!(hit_page(&store, n, LEN), tier, "n={n}");
     }
-    // What is there already, and what is nowhere, is not read.
+    // Objects in DRAM, and unknown ones, are not read.
     assert_eq!(store.prefetch(&keys(0..10), Options::default()), 0);
     assert_eq!(store.prefetch(&keys(100..110), Options::default()), usize::from(world.constant) * 10);
     assert_eq!(store.prefetch(&[], Options::default()), 0);
     settled(world, &store);
     assert_eq!(store.stats().prefetched, 10);
-    // Without memory to keep it in, nothing is read.
+    // Without a DRAM tier nothing is read.
     let world = world.fresh(1);
     let store = world.open(&world.cold_config());
     store_page(&store, 1, LEN);
@@ -52,9 +52,9 @@ pub fn what_is_named_is_in_memory_when_it_is_asked_for(world: &World) {
     assert_eq!(store.prefetch(&keys(1..2), Options::default()), 0);
 }
 
-pub fn a_group_goes_whole_or_not_at_all(world: &World) {
+pub fn group_is_prefetched_whole_or_not_at_all(world: &World) {
     if world.constant {
-        return; // Its objects are of several lengths, and which is whose only a look at each would tell.
+        return; // Objects of several lengths could be told apart only by reading each.
     }
     let config = world.config();
     let store = world.open(&config);
@@ -71,13 +71,13 @@ pub fn a_group_goes_whole_or_not_at_all(world: &World) {
     page.iter().for_each(|(key, bytes)| assert_eq!(hit(&store, *key, bytes), Tier::Memory, "key={key}"));
 }
 
-pub fn what_is_read_ahead_is_bounded_and_pushes_out_nothing_in_use(world: &World) {
+pub fn prefetch_is_bounded_and_evicts_nothing_in_use(world: &World) {
     let pages = world.many(60) as u64;
     let store = cold(world, pages);
     let quarter = (1 << 20) / 61_440;
     assert_eq!(store.prefetch(&keys(0..pages), Options::default()), quarter.min(pages as usize));
     settled(world, &store);
-    // Everything that fits is pinned; for the rest there is no room.
+    // Everything that fits is pinned; there is no room for the rest.
     let fill = 100..200;
     let fits = |n: &u64| put_with(&store, key(*n), &bytes(*n, LEN), NOW) == Ok(PutOutcome::Stored);
     let mut pins = Vec::new();
@@ -92,23 +92,23 @@ pub fn what_is_read_ahead_is_bounded_and_pushes_out_nothing_in_use(world: &World
     (0..pages).for_each(|n| _ = hit_page(&store, n, LEN));
 }
 
-pub fn what_changes_meanwhile_stays_changed(world: &World) {
+pub fn removal_during_prefetch_stays_effective(world: &World) {
     let store = cold(world, 12);
     assert_eq!(store.prefetch(&keys(0..12), Options::default()), 12);
     assert_eq!(store.remove(&keys(0..6), Options::default()), Ok(6));
     settled(world, &store);
-    (0..6).for_each(|n| gone(world, &store, key(n), LEN));
+    (0..6).for_each(|n| assert_absent(world, &store, key(n), LEN));
     (6..12).for_each(|n| _ = hit_page(&store, n, LEN));
-    // What was removed before it came is not kept, and nothing of it stays behind.
+    // An object removed before its read completed is not kept, and leaves nothing.
     assert_eq!(store.stats().dram_bytes, store.stats().dram_objects * 61_440);
     let store = world.reopen(store, &world.config());
     assert_eq!(store.prefetch(&keys(6..12), Options::default()), 6);
     store.clear(namespace("m"), Options::default()).expect("cleared");
     settled(world, &store);
-    (0..12).for_each(|n| assert!(!is_here(&store, key(n), &bytes(n, LEN)), "n={n}"));
+    (0..12).for_each(|n| assert!(!is_present(&store, key(n), &bytes(n, LEN)), "n={n}"));
 }
 
-pub fn damage_is_nobodys_page(world: &World) {
+pub fn prefetch_of_a_damaged_page_keeps_nothing(world: &World) {
     let config = world.config();
     drop(cold(world, 4).close());
     world.flip(0, "segments", find(world, key(2)).payload + 40_000);
@@ -126,7 +126,7 @@ pub fn damage_is_nobodys_page(world: &World) {
     }
 }
 
-pub fn a_store_that_ends_reads_nothing_more(world: &World) {
+pub fn closed_store_stops_prefetching(world: &World) {
     let mut store = cold(world, 16);
     for round in 0..6 {
         assert_eq!(store.prefetch(&keys(0..16), Options::default()), 16, "round={round}");

@@ -1,4 +1,4 @@
-//! A writer faster than the disk: it hears so or waits, and memory stays what was agreed.
+//! A writer faster than the disk: it waits or is told `Busy`, and memory stays within its limit.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use super::world::World;
 
 const LEN: usize = 128 << 10;
 
-pub fn a_full_arena_is_busy_at_once(world: &World) {
-    // The write buffer holds two segments, so sixteen of these. A batch reaches the flusher in steps of 4 MiB
-    // or at its end: nothing of this one is written before the arena is full.
+pub fn full_arena_answers_busy_at_once(world: &World) {
+    // The write buffer holds two segments, so sixteen of these. A batch reaches the flusher in
+    // steps of 4 MiB or at its end: nothing of this one is written before the arena is full.
     let store = world.open(&world.cold_config());
     let mut session = store.session().expect("a session");
     let groups = (0..24)
@@ -31,12 +31,13 @@ pub fn a_full_arena_is_busy_at_once(world: &World) {
         hit_page(&store, n, LEN);
     }
     for n in 16..24 {
-        assert!(!is_page_here(&store, n, LEN), "what was busy is not here n={n}");
+        assert!(!is_page_present(&store, n, LEN), "a busy page is present n={n}");
     }
 }
 
-pub fn who_does_not_wait_for_room_is_answered_at_once(world: &World) {
-    // As above: the arena is full when the batch ends, and with all the time of its timeout there would be room soon.
+pub fn put_without_wait_is_answered_at_once(world: &World) {
+    // As above: the arena is full when the batch ends; within the whole timeout there would soon be
+    // room.
     let store = world.open(&world.cold_config());
     let data: Vec<_> = (0..24).map(|n| bytes(n, LEN)).collect();
     let pieces: Vec<[&[u8]; 1]> = data.iter().map(|d| [&d[..]]).collect();
@@ -48,15 +49,15 @@ pub fn who_does_not_wait_for_room_is_answered_at_once(world: &World) {
     }
     flush(&store);
     for (n, outcome) in (0u64..).zip(outcomes) {
-        assert_eq!(is_page_here(&store, n, LEN), outcome == Ok(PutOutcome::Stored), "n={n}");
+        assert_eq!(is_page_present(&store, n, LEN), outcome == Ok(PutOutcome::Stored), "n={n}");
         let busy = |error: pagelith::Error| assert_eq!(error.kind, ErrorKind::Busy, "n={n}");
         outcome.map_or_else(busy, |_| ());
     }
 }
 
-pub fn a_waiting_writer_gets_everything_in(world: &World) {
+pub fn waiting_writer_stores_everything(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let config = world.cold_config();
     let store = world.open(&config);
@@ -66,7 +67,7 @@ pub fn a_waiting_writer_gets_everything_in(world: &World) {
     let outcomes = store.put_batch(&puts, Options::default());
     assert_eq!(outcomes, vec![Ok(PutOutcome::Stored); 80]);
     let stats = store.stats();
-    // What comes over a link may come no faster than it is written.
+    // Over a link, objects may arrive no faster than they are written.
     assert!(stats.puts_busy > 0 || !world.is_embedded(), "it met a full arena {stats:?}");
     assert!(stats.dram_peak_bytes <= 2 << 20, "{stats:?}");
     assert_eq!(stats.puts_stored, 80);
@@ -77,9 +78,9 @@ pub fn a_waiting_writer_gets_everything_in(world: &World) {
     }
 }
 
-pub fn an_abandoned_writer_leaves_nothing_torn(world: &World) {
+pub fn abandoned_writer_leaves_nothing_torn(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let config = world.cold_config();
     let mut store = world.open(&config);
@@ -87,7 +88,7 @@ pub fn an_abandoned_writer_leaves_nothing_torn(world: &World) {
         store_pages(&store, round * 100..round * 100 + 40, LEN);
         store = world.crash(store, &config);
         // Any of them may be lost; none may be wrong.
-        let here = (round * 100..round * 100 + 40).filter(|n| is_page_here(&store, *n, LEN)).count();
-        assert!(here >= 40 - 17, "what the arena cannot hold was written before here={here}");
+        let here = (round * 100..round * 100 + 40).filter(|n| is_page_present(&store, *n, LEN)).count();
+        assert!(here >= 40 - 17, "the arena holds at most 17 unwritten pages here={here}");
     }
 }

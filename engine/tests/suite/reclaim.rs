@@ -1,4 +1,4 @@
-//! The log goes round and round: what is overwritten, what is kept, and the cap.
+//! The log wraps repeatedly: which records are overwritten, which are kept, and the size limit.
 
 use std::collections::BTreeSet;
 
@@ -11,19 +11,20 @@ use super::world::World;
 
 const LEN: usize = 50_000;
 const LAP: usize = 14 << 20;
-/// As [`World::config`] has it.
+/// Segment size of [`World::config`].
 const SEGMENT: u64 = 1 << 20;
 
-pub fn laps_leave_the_youngest(world: &World) {
+pub fn log_laps_keep_the_youngest_pages(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let config = world.config();
     let store = world.open(&config);
     let laps = if world.constant { 1 } else { 4 };
-    let end = pour(&store, 0, LEN, laps * LAP + LAP / 2);
-    let here =
-        |store: &super::face::Store| -> Vec<bool> { (0..end).map(|n| is_page_here(store, n, LEN)).collect() };
+    let end = put_until(&store, 0, LEN, laps * LAP + LAP / 2);
+    let here = |store: &super::face::Store| -> Vec<bool> {
+        (0..end).map(|n| is_page_present(store, n, LEN)).collect()
+    };
     let store = world.crash(store, &config);
     let seen = here(&store);
     let kept = seen.iter().filter(|h| **h).count();
@@ -31,45 +32,45 @@ pub fn laps_leave_the_youngest(world: &World) {
     assert!((220..=300).contains(&kept), "kept={kept}");
     let first = seen.iter().position(|h| *h).expect("some");
     assert!(seen[first + 20..].iter().all(|h| *h), "the youngest are here first={first} {seen:?}");
-    // To open is to make room for what comes: a segment may be reclaimed, the oldest.
+    // Open makes room for new records: one segment may be reclaimed, the oldest.
     let store = world.reopen(store, &config);
     let again = here(&store);
     let lost: Vec<usize> = (0..seen.len()).filter(|i| seen[*i] != again[*i]).collect();
     assert!(lost.len() <= 40 && lost.iter().all(|i| *i < first + 60), "first={first} lost={lost:?}");
 }
 
-pub fn recency_keeps_what_is_asked_for_within_its_budget(world: &World) {
+pub fn recency_policy_keeps_used_pages_within_its_budget(world: &World) {
     if !world.tells_keys_apart() {
-        return; // Asking for one would be asking for any.
+        return; // A use of one object would be a use of any.
     }
     let mut config = world.cold_config();
     config.ssd.policy = SsdPolicy::Recency;
     let store = world.open(&config);
-    // Four are asked for again and again: as many as a quarter of a segment takes, wherever they come to lie.
+    // Four are used repeatedly: as many as a quarter of a segment holds.
     let hot: Vec<_> = (0..100).step_by(25).map(key).collect();
     store_pages(&store, 0..100, LEN);
     let mut next = 1000;
     while next < 1000 + (4 * LAP / LEN) as u64 {
-        next = pour(&store, next, LEN, LAP / 10);
+        next = put_until(&store, next, LEN, LAP / 10);
         store.exists_batch(&hot, Options::default());
     }
     for n in (0..100).step_by(25) {
-        assert!(is_page_here(&store, n, LEN), "asked for all along n={n}");
+        assert!(is_page_present(&store, n, LEN), "asked for all along n={n}");
     }
-    assert!(!is_page_here(&store, 5, LEN), "never asked for");
+    assert!(!is_page_present(&store, 5, LEN), "never asked for");
     let stats = store.stats();
     assert!(stats.bytes_reinserted > 0, "{stats:?}");
     let budget = 0.25 * (stats.segments_reclaimed << 20) as f64;
     assert!(stats.bytes_reinserted as f64 <= budget, "{stats:?}");
-    // A clean end says who was asked for, so that what has to leave at the next open is others.
+    // A clean close records recency, so the next open evicts other objects.
     let store = world.reopen(store, &config);
     for n in (0..100).step_by(25) {
         hit_page(&store, n, LEN);
     }
-    // A crash does not: to open is to make room, and a segment that is reclaimed for that takes along what it has.
-    pour(&store, next, LEN, LAP / 2);
-    let here = |store: &Store, i: usize| is_page_here(store, 25 * i as u64, LEN);
-    // Of what left meanwhile there need be no record any more.
+    // A crash does not: open makes room, and a segment reclaimed for that takes its objects along.
+    put_until(&store, next, LEN, LAP / 2);
+    let here = |store: &Store, i: usize| is_page_present(store, 25 * i as u64, LEN);
+    // Evicted objects need not have a record any more.
     let before = (0..4).filter(|i| here(&store, *i));
     let places: Vec<_> = before.map(|i| (i, find(world, hot[i]).record / SEGMENT)).collect();
     let store = world.crash(store, &config);
@@ -78,24 +79,24 @@ pub fn recency_keeps_what_is_asked_for_within_its_budget(world: &World) {
     assert!(lost.len() <= 2, "{lost:?} of {places:?}");
 }
 
-pub fn fifo_writes_nothing_again(world: &World) {
+pub fn fifo_policy_rewrites_nothing(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let store = world.open(&world.cold_config());
     store_pages(&store, 0..10, LEN);
     let mut next = 1000;
     while next < 1000 + (LAP * 3 / 2 / LEN) as u64 {
-        next = pour(&store, next, LEN, LAP / 10);
+        next = put_until(&store, next, LEN, LAP / 10);
         store.exists_batch(&(0..10).map(key).collect::<Vec<_>>(), Options::default());
     }
     assert_eq!(store.stats().bytes_reinserted, 0);
-    assert!(!is_page_here(&store, 0, LEN));
+    assert!(!is_page_present(&store, 0, LEN));
 }
 
 pub fn files_never_exceed_the_cap(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     for mib in [6u64, 9, 16] {
         let world = world.fresh(1);
@@ -107,7 +108,7 @@ pub fn files_never_exceed_the_cap(world: &World) {
         assert!(world.total_bytes() > cap - (3 << 20), "the room is used mib={mib}");
         let mut next = 0;
         for round in 0..4 {
-            next = pour(&store, next, LEN, mib as usize * (200 << 10));
+            next = put_until(&store, next, LEN, mib as usize * (200 << 10));
             assert!(world.total_bytes() <= cap, "round={round} total={}", world.total_bytes());
             store = if round % 2 == 0 { world.crash(store, &config) } else { world.reopen(store, &config) };
             assert!(world.total_bytes() <= cap, "reopened round={round} total={}", world.total_bytes());

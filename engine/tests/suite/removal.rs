@@ -1,4 +1,4 @@
-//! Remove and clear: gone at once, and for good.
+//! Remove and clear: effective at once, and durably.
 
 use super::face::Store;
 use pagelith::{GetOutcome, Options, PutOutcome};
@@ -21,7 +21,7 @@ pub fn removed_is_gone_at_once(world: &World) {
             flush(&store);
         }
         remove(&store, 2);
-        gone(&world, &store, key(2), LEN);
+        assert_absent(&world, &store, key(2), LEN);
         assert_eq!(store.remove(&[key(2), key(77)], Options::default()), Ok(0), "no longer here");
         for n in [0, 1, 3] {
             hit_page(&store, n, LEN);
@@ -33,7 +33,7 @@ pub fn removed_is_gone_at_once(world: &World) {
     store_pages(&store, 0..2, LEN);
     flush(&store);
     remove(&store, 1);
-    gone(world, &store, key(1), LEN);
+    assert_absent(world, &store, key(1), LEN);
     hit_page(&store, 0, LEN);
 }
 
@@ -44,14 +44,14 @@ pub fn removed_stays_gone_after_a_crash(world: &World) {
     flush(&store);
     remove(&store, 2);
     let store = world.crash(store, &config);
-    gone(world, &store, key(2), LEN);
+    assert_absent(world, &store, key(2), LEN);
     for n in [0, 1, 3] {
         hit_page(&store, n, LEN);
     }
     remove(&store, 3);
     let store = world.crash(store, &config);
-    gone(world, &store, key(2), LEN);
-    gone(world, &store, key(3), LEN);
+    assert_absent(world, &store, key(2), LEN);
+    assert_absent(world, &store, key(3), LEN);
     hit_page(&store, 0, LEN);
 }
 
@@ -61,12 +61,12 @@ pub fn removed_stays_gone_after_close(world: &World) {
     store_pages(&store, 0..4, LEN);
     remove(&store, 2);
     let store = world.reopen(store, &config);
-    gone(world, &store, key(2), LEN);
+    assert_absent(world, &store, key(2), LEN);
     hit_page(&store, 1, LEN);
     remove(&store, 1);
     let store = world.reopen(world.reopen(store, &config), &config);
-    gone(world, &store, key(1), LEN);
-    gone(world, &store, key(2), LEN);
+    assert_absent(world, &store, key(1), LEN);
+    assert_absent(world, &store, key(2), LEN);
     hit_page(&store, 0, LEN);
 }
 
@@ -77,7 +77,7 @@ pub fn put_again_after_remove_survives(world: &World) {
     flush(&store);
     for round in 1..4 {
         remove(&store, 1);
-        // Another length and other bytes: nothing of the old object stands in the way.
+        // Another length and other bytes: the old object does not interfere.
         let again = bytes(100 + round, LEN + round as usize);
         assert_eq!(put(&store, key(1), &again), Ok(PutOutcome::Stored));
         hit(&store, key(1), &again);
@@ -90,7 +90,7 @@ pub fn put_again_after_remove_survives(world: &World) {
     }
 }
 
-pub fn one_member_takes_its_group_along(world: &World) {
+pub fn removal_of_a_member_removes_its_group(world: &World) {
     let config = world.config();
     for stage in ["in memory", "on ssd", "after reopen"] {
         let world = world.fresh(1);
@@ -110,14 +110,14 @@ pub fn one_member_takes_its_group_along(world: &World) {
         }
         assert_eq!(store.remove(&[page[3].0], Options::default()), Ok(1), "{stage}");
         for (key, bytes) in &page {
-            gone(&world, &store, *key, bytes.len());
+            assert_absent(&world, &store, *key, bytes.len());
         }
         let store = world.crash(store, &config);
         for (key, bytes) in &page {
-            gone(&world, &store, *key, bytes.len());
+            assert_absent(&world, &store, *key, bytes.len());
         }
         if stage != "in memory" {
-            other.iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes), "{stage}"));
+            other.iter().for_each(|(key, bytes)| assert!(is_present(&store, *key, bytes), "{stage}"));
         }
     }
 }
@@ -132,9 +132,9 @@ fn fill_two_namespaces(store: &Store) {
 }
 
 #[track_caller]
-fn only_b_is_here(world: &World, store: &Store) {
+fn only_b_is_present(world: &World, store: &Store) {
     for n in 0..5 {
-        gone(world, store, key_in(namespace("a"), n, "k"), LEN);
+        assert_absent(world, store, key_in(namespace("a"), n, "k"), LEN);
         hit(store, key_in(namespace("b"), n, "k"), &bytes(n, LEN));
     }
 }
@@ -143,19 +143,19 @@ fn clear(store: &Store) {
     store.clear(namespace("a"), Options::default()).expect("cleared");
 }
 
-pub fn clear_takes_one_namespace(world: &World) {
+pub fn clear_affects_one_namespace(world: &World) {
     let store = world.open(&world.config());
     fill_two_namespaces(&store);
     clear(&store);
-    only_b_is_here(world, &store);
+    only_b_is_present(world, &store);
     flush(&store);
-    only_b_is_here(world, &store);
+    only_b_is_present(world, &store);
     let cold = world.fresh(1);
     let store = cold.open(&cold.cold_config());
     fill_two_namespaces(&store);
     flush(&store);
     clear(&store);
-    only_b_is_here(&cold, &store);
+    only_b_is_present(&cold, &store);
 }
 
 pub fn cleared_stays_gone_after_a_crash(world: &World) {
@@ -165,7 +165,7 @@ pub fn cleared_stays_gone_after_a_crash(world: &World) {
     flush(&store);
     clear(&store);
     let store = world.crash(store, &config);
-    only_b_is_here(world, &store);
+    only_b_is_present(world, &store);
 }
 
 pub fn cleared_stays_gone_after_close(world: &World) {
@@ -175,9 +175,9 @@ pub fn cleared_stays_gone_after_close(world: &World) {
     let store = world.reopen(store, &config);
     clear(&store);
     let store = world.reopen(store, &config);
-    only_b_is_here(world, &store);
+    only_b_is_present(world, &store);
     let store = world.reopen(store, &config);
-    only_b_is_here(world, &store);
+    only_b_is_present(world, &store);
 }
 
 pub fn put_again_after_clear_survives(world: &World) {

@@ -1,4 +1,4 @@
-//! What was put comes back: any size, from either tier, into any memory.
+//! Gets return what was put: any size, from either tier, into any memory.
 
 use super::face::Store;
 use pagelith::io::buffer::AlignedBuf;
@@ -23,14 +23,14 @@ fn put_sizes(store: &Store) {
     }
 }
 
-pub fn every_size_from_memory_and_cold(world: &World) {
+pub fn objects_of_every_size_are_got_from_memory_and_ssd(world: &World) {
     let config = large(world);
     let store = world.open(&config);
     put_sizes(&store);
     let check = |store: &Store, tier| {
         for (n, &len) in (0u64..).zip(&SIZES) {
             assert_eq!(hit_page(store, n, len), tier, "len={len}");
-            assert_eq!(hit_crooked(store, key(n), &bytes(n, len)), tier, "len={len}");
+            assert_eq!(hit_unaligned(store, key(n), &bytes(n, len)), tier, "len={len}");
         }
     };
     check(&store, Tier::Memory);
@@ -48,7 +48,7 @@ pub fn every_size_from_memory_and_cold(world: &World) {
     check(&world.open(&cold), Tier::Ssd);
 }
 
-pub fn aligned_destinations_are_read_straight_into(world: &World) {
+pub fn aligned_destinations_are_read_without_staging(world: &World) {
     let config = large(world);
     let store = world.open(&config);
     put_sizes(&store);
@@ -57,7 +57,7 @@ pub fn aligned_destinations_are_read_straight_into(world: &World) {
         assert_eq!(hit_page(&store, n, len), Tier::Ssd, "len={len}");
     }
     staged(world, &store, 0);
-    hit_crooked(&store, key(2), &bytes(2, SIZES[2]));
+    hit_unaligned(&store, key(2), &bytes(2, SIZES[2]));
     staged(world, &store, 4096);
 }
 
@@ -146,7 +146,7 @@ pub fn ranges(world: &World) {
             let mut to = AlignedBuf::new(expected.len()).expect("memory");
             assert_eq!(get_range(store, key(0), Some(start..end), &mut to), outcome, "{start}..{end}");
             assert!(&to[..] == expected, "{start}..{end}");
-            let mut to = Crooked::new(expected.len());
+            let mut to = Unaligned::new(expected.len());
             assert_eq!(get_range(store, key(0), Some(start..end), to.slice()), outcome, "{start}..{end}");
             assert!(to.slice() == expected, "{start}..{end}");
         }
@@ -156,7 +156,7 @@ pub fn ranges(world: &World) {
     check(&store, Tier::Ssd);
 }
 
-pub fn ranges_that_do_not_fit(world: &World) {
+pub fn invalid_ranges_are_refused(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     store_page(&store, 0, 5000);
@@ -183,7 +183,7 @@ pub fn ranges_that_do_not_fit(world: &World) {
     }
 }
 
-pub fn batches_of_any_size_and_a_key_twice(world: &World) {
+pub fn batches_of_any_size_with_repeated_keys_are_answered(world: &World) {
     const LEN: usize = 5000;
     let config = world.config();
     let store = world.open(&config);
@@ -194,7 +194,7 @@ pub fn batches_of_any_size_and_a_key_twice(world: &World) {
     assert_eq!(store.put_batch(&puts, Options::default()), vec![Ok(PutOutcome::Stored); most]);
     let check = |store: &Store, tier| {
         for size in [1, 2, 3, 64, 65, 299, 300].map(|n| world.many(n)) {
-            // The first key comes once more at the end, and the second in the middle.
+            // The first key is repeated at the end, and the second in the middle.
             let mut order: Vec<usize> = (0..size).collect();
             order.push(0);
             order.insert(size / 2, 1);
@@ -218,10 +218,10 @@ pub fn batches_of_any_size_and_a_key_twice(world: &World) {
     check(&store, Tier::Ssd);
 }
 
-pub fn an_object_of_75_mb(world: &World) {
+pub fn object_of_75_mb_round_trips(world: &World) {
     const LEN: usize = 75_000_001;
     if world.constant {
-        return; // Nothing about its size depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let mut config = world.config();
     config.dram.bytes = Size::mib(128);
@@ -234,7 +234,7 @@ pub fn an_object_of_75_mb(world: &World) {
     let store = world.reopen(store, &config);
     assert_eq!(hit(&store, key(3), &whole), Tier::Ssd);
     staged(world, &store, 0);
-    assert_eq!(hit_crooked(&store, key(3), &whole), Tier::Ssd);
+    assert_eq!(hit_unaligned(&store, key(3), &whole), Tier::Ssd);
     staged(world, &store, LEN.next_multiple_of(4096));
     let mut part = vec![0; 100_000];
     let range = 60_000_000..60_100_000;

@@ -1,4 +1,4 @@
-//! A batch of groups goes through the store in runs, and nobody can tell.
+//! A batch of groups is put in runs, with the same outcomes as one by one.
 
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{Options, PutOutcome, PutSlice, Result, Size};
@@ -22,9 +22,10 @@ fn put_groups(store: &Store, groups: &[Objects]) -> Vec<Result<PutOutcome>> {
     store.put_groups(&slices, Options::default())
 }
 
-/// Pages in every order and guise: one member, all three, too few; with bytes of their own each time. Each has the member that may
-/// have been put by itself: while a group waits for that to be read, others behind it would be put before it.
-fn jumble(seed: u64) -> Vec<Objects> {
+/// Pages in every order and form: one member, all three, too few; with different bytes each time.
+/// Each includes the member that may have been put alone: while a group waits for that member to be
+/// read, later groups must not overtake it.
+fn shuffled_groups(seed: u64) -> Vec<Objects> {
     let pages = 1 + seed % 4;
     (0..40)
         .map(|i| {
@@ -40,11 +41,11 @@ fn jumble(seed: u64) -> Vec<Objects> {
         .collect()
 }
 
-pub fn a_page_several_times_in_a_batch_is_as_if_put_one_by_one(world: &World) {
+pub fn page_repeated_in_a_batch_is_put_as_if_one_by_one(world: &World) {
     for seed in 0..world.many(24) as u64 {
         let config = world.memory_config(Size::mib(4));
         let (together, apart) = (world.open(&config), world.open(&config));
-        let groups = jumble(seed);
+        let groups = shuffled_groups(seed);
         let expected: Vec<_> =
             groups.iter().map(|group| put_groups(&apart, std::slice::from_ref(group)).remove(0)).collect();
         assert_eq!(put_groups(&together, &groups), expected, "seed={seed}");
@@ -58,16 +59,16 @@ pub fn a_page_several_times_in_a_batch_is_as_if_put_one_by_one(world: &World) {
     }
 }
 
-pub fn a_batch_larger_than_the_arena_is_stored(world: &World) {
+pub fn batch_larger_than_the_arena_is_stored(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(1)));
     let groups: Vec<Objects> = (0..40).map(|n| group(n, 10)).collect();
     assert_eq!(put_groups(&store, &groups), vec![Ok(PutOutcome::Stored); 40]);
-    assert!(groups[39].iter().all(|(key, bytes)| is_here(&store, *key, bytes)), "what was put last");
-    let whole = |group: &&Objects| group.iter().all(|(key, bytes)| is_here(&store, *key, bytes));
+    assert!(groups[39].iter().all(|(key, bytes)| is_present(&store, *key, bytes)), "the last put");
+    let whole = |group: &&Objects| group.iter().all(|(key, bytes)| is_present(&store, *key, bytes));
     assert!(groups.iter().filter(whole).count() < 8, "six times the arena");
 }
 
-pub fn what_is_refused_stops_nothing(world: &World) {
+pub fn refused_object_does_not_stop_its_batch(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(4)));
     let mut groups: Vec<Objects> = (0..36).map(|n| group(n, 3)).collect();
     for n in [0, 7, 16, 35] {
@@ -77,6 +78,6 @@ pub fn what_is_refused_stops_nothing(world: &World) {
     for (n, (outcome, group)) in outcomes.iter().zip(&groups).enumerate() {
         let whole = group.iter().all(|(_, bytes)| !bytes.is_empty());
         assert_eq!(outcome.is_ok(), whole, "n={n} {outcome:?}");
-        assert_eq!(is_here(&store, group[0].0, &group[0].1), whole, "n={n}");
+        assert_eq!(is_present(&store, group[0].0, &group[0].1), whole, "n={n}");
     }
 }

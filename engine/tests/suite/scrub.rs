@@ -1,4 +1,4 @@
-//! What rots is found before anybody asks for it.
+//! Scrub finds latent damage before a get does.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn closed(world: &World) -> pagelith::Config {
     config
 }
 
-pub fn what_is_intact_is_read_and_left_alone(world: &World) {
+pub fn scrub_reads_intact_records_and_changes_nothing(world: &World) {
     let config = closed(world);
     let store = world.open(&config);
     let report = scrub(&store);
@@ -41,7 +41,7 @@ pub fn what_is_intact_is_read_and_left_alone(world: &World) {
     for n in 0..30 {
         hit_page(&store, n, LEN);
     }
-    // What was removed is not looked at.
+    // Removed objects are not read.
     if world.tells_keys_apart() {
         store.remove(&[key(3)], Options::default()).expect("removed");
         assert_eq!(scrub(&store).objects, 47);
@@ -50,9 +50,9 @@ pub fn what_is_intact_is_read_and_left_alone(world: &World) {
     assert_eq!(scrub(&empty.open(&empty.config())), ScrubReport::default());
 }
 
-pub fn what_is_damaged_is_dropped_and_written_again_from_memory(world: &World) {
+pub fn scrub_drops_damage_and_rewrites_it_from_memory(world: &World) {
     if !world.tells_keys_apart() {
-        return; // Each get would look at several records.
+        return; // Each get would read several records.
     }
     let config = closed(world);
     // A payload, a header, the last byte of a group's fourth member: in different segments.
@@ -65,17 +65,17 @@ pub fn what_is_damaged_is_dropped_and_written_again_from_memory(world: &World) {
     assert_eq!((report.damaged, report.unreadable, report.repaired_from_dram), (8, 0, 0), "{report:?}");
     assert_eq!(report.objects, 40, "{report:?}");
     for n in [2, 28] {
-        gone(world, &store, key(n), LEN);
+        assert_absent(world, &store, key(n), LEN);
     }
     for (key, _) in group(101, 6) {
         assert_eq!(store.exists_batch(&[key], Options::default()), [false]);
     }
-    assert_eq!(scrub(&store).damaged, 0, "told once");
+    assert_eq!(scrub(&store).damaged, 0, "reported once");
     (0..30).filter(|n| ![2, 28].contains(n)).for_each(|n| {
         hit_page(&store, n, LEN);
     });
 
-    // The same where memory has it.
+    // The same while memory has copies.
     let Some(sim) = world.sim() else { return };
     assert_eq!(hit_page(&store, 20, LEN), Tier::Memory);
     let offset = find(world, key(20)).payload + 5;
@@ -90,10 +90,10 @@ pub fn what_is_damaged_is_dropped_and_written_again_from_memory(world: &World) {
     assert_eq!(hit_page(&store, 20, LEN), Tier::Ssd);
 }
 
-pub fn what_cannot_be_read_is_tried_twice(world: &World) {
+pub fn scrub_retries_failed_reads_once(world: &World) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
-        return; // Each get would look at several records.
+        return; // Each get would read several records.
     }
     for (times, lost) in [(1, 0), (2, 1)] {
         let world = world.fresh(1);
@@ -113,11 +113,11 @@ pub fn what_cannot_be_read_is_tried_twice(world: &World) {
     assert_eq!(sim.disk.held(), 0);
 }
 
-pub fn what_was_brought_wrong_once_is_looked_at_again(world: &World) {
+pub fn scrub_rereads_a_record_that_failed_verification(world: &World) {
     if world.sim().is_none() || world.constant {
-        return; // Each get would look at several records.
+        return; // Each get would read several records.
     }
-    // Headers, then record after record, and what is behind the last.
+    // Headers, then record after record, and the space after the last.
     for nth in 1..=24 {
         for fault in [DiskFault::BitFlipRead, DiskFault::MisdirectedRead] {
             let world = world.fresh(1);
@@ -133,10 +133,10 @@ pub fn what_was_brought_wrong_once_is_looked_at_again(world: &World) {
     }
 }
 
-pub fn no_faster_than_it_is_told_and_no_longer(world: &World) {
+pub fn scrub_obeys_its_rate_and_timeout(world: &World) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let config = closed(world);
     let store = world.open(&config);
@@ -149,25 +149,25 @@ pub fn no_faster_than_it_is_told_and_no_longer(world: &World) {
     assert!((least..least + 1.0).contains(&took), "took={took} least={least}");
     let began = sim.clock.now();
     let short = ScrubOptions { timeout: Some(Duration::from_millis(500)), ..slow };
-    let part = store.scrub(short).expect("what it has").bytes;
+    let part = store.scrub(short).expect("a partial report").bytes;
     assert!(part > 0 && part < all, "{part} of {all}");
     assert!(sim.clock.now().since(began) < Duration::from_millis(600));
     sim.disk.hold(FaultOp::Read, None);
     assert_eq!(scrub_error(&store), pagelith::ErrorKind::Unavailable);
     sim.disk.release();
     assert_eq!(scrub(&store).bytes, all);
-    // Nothing is held: everything can be reclaimed.
-    pour(&store, 200, LEN, 28 << 20);
+    // No segment stays pinned: all can be reclaimed.
+    put_until(&store, 200, LEN, 28 << 20);
 }
 
 fn scrub_error(store: &Store) -> pagelith::ErrorKind {
     store.scrub(ScrubOptions::default()).expect_err("refused").kind
 }
 
-pub fn in_the_background_while_nothing_is_written(world: &World) {
+pub fn background_scrub_runs_while_the_tier_is_idle(world: &World) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let mut config = closed(world);
     config.ssd.scrub_bytes_per_s = Size::mib(1);
@@ -176,7 +176,7 @@ pub fn in_the_background_while_nothing_is_written(world: &World) {
     sim.runtime.run_for(Duration::from_millis(300));
     let early = store.stats().scrubbed_bytes;
     assert!(early > 0 && early < 900_000, "{early}");
-    // It goes on between puts.
+    // It runs between puts.
     for n in 200..260 {
         store_page(&store, n, LEN);
         sim.runtime.run_for(Duration::from_millis(100));
@@ -184,6 +184,6 @@ pub fn in_the_background_while_nothing_is_written(world: &World) {
     let stats = store.stats();
     assert_eq!(stats.damaged, 1, "{stats:?}");
     assert!(stats.scrubbed_objects >= 47, "{stats:?}");
-    gone(world, &store, key(2), LEN);
+    assert_absent(world, &store, key(2), LEN);
     store.close().expect("closed");
 }

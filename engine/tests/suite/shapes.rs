@@ -9,30 +9,30 @@ use super::world::World;
 
 const LEN: usize = 50_000;
 
-pub fn without_ssd(world: &World) {
+pub fn store_without_ssd_works(world: &World) {
     let config = world.memory_config(Size::mib(1));
     let store = world.open(&config);
     assert_eq!((store.opened().side, store.opened().segments), (None, 0));
     store_pages(&store, 0..10, LEN);
     for n in 0..10 {
         assert_eq!(hit_page(&store, n, LEN), Tier::Memory);
-        assert_eq!(hit_crooked(&store, key(n), &bytes(n, LEN)), Tier::Memory);
+        assert_eq!(hit_unaligned(&store, key(n), &bytes(n, LEN)), Tier::Memory);
     }
     assert_eq!(store.remove(&[key(1)], Options::default()), Ok(1));
-    gone(world, &store, key(1), LEN);
+    assert_absent(world, &store, key(1), LEN);
     let other = key_in(namespace("other"), 1, "k");
     assert_eq!(put(&store, other, b"bytes"), Ok(PutOutcome::Stored));
     store.clear(namespace("m"), Options::default()).expect("cleared");
-    gone(world, &store, key(2), LEN);
+    assert_absent(world, &store, key(2), LEN);
     hit(&store, other, b"bytes");
     store_pages(&store, 100..200, LEN);
     assert_eq!(store.flush(Options::default()).map(|r| r.durable_objects), Ok(0));
     assert_eq!(store.stats().ssd_state, "off");
     store.close().expect("closed");
-    gone(world, &world.open(&config), key(150), LEN);
+    assert_absent(world, &world.open(&config), key(150), LEN);
 }
 
-pub fn without_dram(world: &World) {
+pub fn store_without_dram_works(world: &World) {
     let config = world.cold_config();
     let store = world.open(&config);
     assert_eq!(store.opened().memory.arena, 2 << 20);
@@ -54,13 +54,13 @@ fn config_of(world: &World) -> Config {
     config
 }
 
-fn pages_are_here(store: &Store, pages: std::ops::Range<u64>) {
+fn pages_are_present(store: &Store, pages: std::ops::Range<u64>) {
     pages.for_each(|n| assert_eq!(hit_page(store, n, LEN), Tier::Ssd));
 }
 
-pub fn two_directories(world: &World) {
+pub fn store_with_two_directories_works(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let world = world.fresh(2);
     let config = config_of(&world);
@@ -68,11 +68,11 @@ pub fn two_directories(world: &World) {
     store_pages(&store, 0..100, LEN);
     flush(&store);
     let store = world.crash(store, &config);
-    pages_are_here(&store, 0..100);
+    pages_are_present(&store, 0..100);
     let store = world.reopen(store, &config);
-    pages_are_here(&store, 0..100);
+    pages_are_present(&store, 0..100);
     assert_eq!(store.remove(&[key(3)], Options::default()), Ok(1));
-    pour(&store, 1000, LEN, 30 << 20);
+    put_until(&store, 1000, LEN, 30 << 20);
     store.close().expect("closed");
     assert!(world.total_bytes() <= 17 << 20);
     for dir in 0..2 {
@@ -83,30 +83,31 @@ pub fn two_directories(world: &World) {
     }
 }
 
-/// A store in `dirs` directories with something in every segment.
+/// A store in `dirs` directories with records in every segment.
 fn filled(world: &World, dirs: usize) -> (World, Config) {
     let world = world.fresh(dirs);
     let config = config_of(&world);
     let store = world.open(&config);
-    pour(&store, 0, LEN, 13 << 20);
+    put_until(&store, 0, LEN, 13 << 20);
     store.close().expect("closed");
     (world, config)
 }
 
-/// Opening with these directories is refused, and afterwards the right ones still open with all their pages.
+/// Opening with these directories is refused; afterwards the original ones still open with all
+/// their pages.
 fn refused_with(world: &World, config: &Config, order: &[usize]) -> pagelith::Error {
     let dirs = order.iter().map(|i| config.ssd.dirs[*i].clone()).collect();
     let wrong = Config { ssd: SsdConfig { dirs, ..config.ssd.clone() }, ..config.clone() };
     let error = world.try_open(&wrong).expect_err("refused");
     let store = world.open(config);
-    pages_are_here(&store, 200..260);
+    pages_are_present(&store, 200..260);
     store.close().expect("closed");
     error
 }
 
-pub fn directories_in_another_order_are_refused(world: &World) {
+pub fn reordered_directories_are_refused(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     if world.sim().is_some() {
         return; // Its directories have no names.
@@ -120,9 +121,9 @@ pub fn directories_in_another_order_are_refused(world: &World) {
     }
 }
 
-pub fn a_missing_directory_is_refused(world: &World) {
+pub fn missing_directory_is_refused(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     if world.sim().is_some() {
         return; // Its directories cannot be left out.
@@ -147,13 +148,13 @@ pub fn a_missing_directory_is_refused(world: &World) {
         assert_eq!(std::fs::read_dir(&dir).expect("listed").count(), 0, "nothing was made there");
         std::fs::remove_dir(&dir).expect("removed");
         std::fs::rename(&away, &dir).expect("moved back");
-        pages_are_here(&world.open(&config), 200..260);
+        pages_are_present(&world.open(&config), 200..260);
     }
 }
 
-pub fn a_directory_of_another_store_is_refused(world: &World) {
+pub fn directory_of_another_store_is_refused(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     if world.sim().is_some() {
         return; // Its directories cannot be exchanged.
@@ -167,5 +168,5 @@ pub fn a_directory_of_another_store_is_refused(world: &World) {
     let error = mine.try_open(&wrong).expect_err("refused");
     assert_eq!(error.kind, ErrorKind::Incompatible, "{error}");
     assert!(error.message.contains(&*other.to_string_lossy()), "{error}");
-    pages_are_here(&mine.open(&config), 200..260);
+    pages_are_present(&mine.open(&config), 200..260);
 }

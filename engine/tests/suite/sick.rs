@@ -1,4 +1,5 @@
-//! A device that fails, and comes back: what is served meanwhile, and that the tier is on again without reopening.
+//! A device that fails and recovers: what is served in the meantime, and that the tier turns on
+//! again without reopening.
 
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ fn unavailable(result: Result<FlushReport, Error>) {
     assert_eq!(result.map_err(|e| e.kind), Err(ErrorKind::Unavailable));
 }
 
-pub fn a_failed_sync_makes_it_read_only_until_a_trial_succeeds(world: &World) {
+pub fn failed_sync_makes_tier_read_only_until_a_probe_succeeds(world: &World) {
     let Some(sim) = world.sim() else { return };
     let config = world.config();
     let store = world.open(&config);
@@ -57,7 +58,7 @@ pub fn a_failed_sync_makes_it_read_only_until_a_trial_succeeds(world: &World) {
     assert_eq!(state(&store), ("read-only".into(), 1), "not before the pause is over");
     wait(sim, 200);
     assert_eq!(state(&store), ("on".into(), 2));
-    // What the sync did not cover, and what was put since, is written after all.
+    // Objects that the sync did not cover, and later puts, are written after all.
     let report = try_flush(&store).expect("flushed");
     assert_eq!(report.durable_objects, 4, "{report:?}");
     drop(store);
@@ -68,7 +69,7 @@ pub fn a_failed_sync_makes_it_read_only_until_a_trial_succeeds(world: &World) {
     }
 }
 
-pub fn a_file_that_was_removed_makes_it_read_only_for_good(world: &World) {
+pub fn removed_file_makes_tier_read_only_for_good(world: &World) {
     let Some(sim) = world.sim() else { return };
     let config = world.config();
     for name in ["segments", "manifest.0", "manifest.1", "checkpoint.0", "LOCK"] {
@@ -76,13 +77,13 @@ pub fn a_file_that_was_removed_makes_it_read_only_for_good(world: &World) {
         let sim_of = world.sim().expect("simulated as the other");
         let store = world.open(&config);
         store_pages(&store, 0..5, LEN);
-        store_in(&store, "other");
+        put_into_namespace(&store, "other");
         flush(&store);
         store_pages(&store, 5..8, LEN);
         sim_of.disk.inject(FaultPlan::Unlink { dir: 0, name: name.into() });
         unavailable(try_flush(&store));
         assert_eq!(state(&store), ("read-only".into(), 1), "{name}");
-        // Not a fault of the device's: what is there is read, however many trials find the same.
+        // Not a fault of the device: reads continue, however many probes fail.
         wait(sim_of, 600_000);
         assert_eq!(state(&store), ("read-only".into(), 1), "{name}");
         (0..8).for_each(|n| _ = hit_page(&store, n, LEN));
@@ -92,7 +93,7 @@ pub fn a_file_that_was_removed_makes_it_read_only_for_good(world: &World) {
     assert_eq!(sim.disk.held(), 0);
 }
 
-pub fn a_second_failed_sync_turns_it_off_and_a_trial_on_again(world: &World) {
+pub fn second_failed_sync_turns_tier_off_until_a_probe_succeeds(world: &World) {
     let Some(sim) = world.sim() else { return };
     let config = world.config();
     let store = world.open(&config);
@@ -105,14 +106,14 @@ pub fn a_second_failed_sync_turns_it_off_and_a_trial_on_again(world: &World) {
     wait(sim, 1100);
     assert_eq!(state(&store), ("off".into(), 2));
     for n in 0..5 {
-        gone(world, &store, key(n), LEN);
+        assert_absent(world, &store, key(n), LEN);
     }
     assert_eq!(hit_page(&store, 10, LEN), Tier::Memory);
     store_page(&store, 2, LEN);
     wait(sim, 2100);
     assert_eq!(state(&store), ("on".into(), 3));
     assert_eq!(try_flush(&store).map(|r| r.durable_objects), Ok(2));
-    gone(world, &store, key(1), LEN);
+    assert_absent(world, &store, key(1), LEN);
     drop(store);
     sim.crash(CrashMode::DropAll);
     let store = world.open(&config);
@@ -121,7 +122,7 @@ pub fn a_second_failed_sync_turns_it_off_and_a_trial_on_again(world: &World) {
     }
 }
 
-pub fn two_rounds_of_failing_writes_are_borne_and_three_are_not(world: &World) {
+pub fn third_round_of_failing_writes_makes_tier_read_only(world: &World) {
     let Some(sim) = world.sim() else { return };
     for (rounds, ends) in [(1, "on"), (2, "on"), (3, "read-only")] {
         let world = world.fresh(1);
@@ -131,7 +132,8 @@ pub fn two_rounds_of_failing_writes_are_borne_and_three_are_not(world: &World) {
         store_pages(&store, 0..5, LEN);
         flush(&store);
         for n in 0..rounds {
-            // One write a time, so that each fails in a segment of its own, which is ready by then.
+            // One write at a time, so that each fails in a different segment, which is prepared by
+            // then.
             wait(sim_of, 20);
             sim_of.disk.inject(FaultPlan::Fail { op: FaultOp::Write, nth: 1, kind: FaultKind::NoSpace });
             store_page(&store, 10 + n, LEN);
@@ -154,7 +156,7 @@ pub fn two_rounds_of_failing_writes_are_borne_and_three_are_not(world: &World) {
     assert_eq!(sim.disk.held(), 0);
 }
 
-pub fn a_failed_write_seals_the_segment_at_its_last_good_record(world: &World) {
+pub fn failed_write_seals_segment_after_its_last_good_record(world: &World) {
     let Some(sim) = world.sim() else { return };
     let mut config = world.config();
     config.ssd.checkpoint_segments = 0;
@@ -174,7 +176,7 @@ pub fn a_failed_write_seals_the_segment_at_its_last_good_record(world: &World) {
     let tail = &file[(at + (1 << 20) - 4096) as usize..(at + (1 << 20)) as usize];
     let (_, entries) = footer::decode(tail, identity, 1 << 20).expect("a footer");
     let named: Vec<_> = entries.iter().map(|e| e.key).collect();
-    assert_eq!(named, (0..5).map(key).collect::<Vec<_>>(), "what failed is not vouched for");
+    assert_eq!(named, (0..5).map(key).collect::<Vec<_>>(), "the footer lists no failed write");
     drop(store);
     sim.crash(CrashMode::DropAll);
     let store = world.open(&config);
@@ -185,7 +187,7 @@ pub fn a_failed_write_seals_the_segment_at_its_last_good_record(world: &World) {
     }
 }
 
-pub fn a_manifest_that_could_not_be_written_is_written_later(world: &World) {
+pub fn failed_manifest_write_is_repeated_later(world: &World) {
     if world.sim().is_none() {
         return;
     }
@@ -198,7 +200,7 @@ pub fn a_manifest_that_could_not_be_written_is_written_later(world: &World) {
                 let config = world.config();
                 let store = world.open(&config);
                 store_page(&store, 1, LEN);
-                store_in(&store, "x");
+                put_into_namespace(&store, "x");
                 flush(&store);
                 wait(sim, 20);
                 fail(sim, op, nth..nth + 1);
@@ -219,7 +221,7 @@ pub fn a_manifest_that_could_not_be_written_is_written_later(world: &World) {
                 if crash {
                     hit_page(&store, 1, LEN);
                 } else {
-                    gone(&world, &store, key(1), LEN);
+                    assert_absent(&world, &store, key(1), LEN);
                     hit_page(&store, 2, LEN);
                 }
             }
@@ -227,10 +229,10 @@ pub fn a_manifest_that_could_not_be_written_is_written_later(world: &World) {
     }
 }
 
-/// A crash at any moment of the manifest being written again leaves one whole copy of each block.
-pub fn a_crash_while_the_manifest_is_written_again_leaves_one_whole(world: &World) {
+/// A crash at any moment of a manifest rewrite leaves one valid copy of each block.
+pub fn crash_during_a_manifest_rewrite_leaves_one_valid_copy(world: &World) {
     if world.sim().is_none() || world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     for (op, nth) in [(FaultOp::Write, 1), (FaultOp::Write, 2), (FaultOp::Sync, 1), (FaultOp::Sync, 2)] {
         for stop in 0..7 {
@@ -240,17 +242,19 @@ pub fn a_crash_while_the_manifest_is_written_again_leaves_one_whole(world: &Worl
                 let config = world.config();
                 let store = world.open(&config);
                 store_page(&store, 1, LEN);
-                ["x", "y"].iter().for_each(|name| store_in(&store, name));
-                (0..40).for_each(|n| store_in(&store, &format!("x{n}")));
+                ["x", "y"].iter().for_each(|name| put_into_namespace(&store, name));
+                (0..40).for_each(|n| put_into_namespace(&store, &format!("x{n}")));
                 flush(&store);
-                // So many that a change of the last touches several sectors of its block: one can be torn.
+                // Enough that a change of the last row touches several sectors of its block: one
+                // can be torn.
                 for n in 0..40 {
                     store.clear(namespace(&format!("x{n}")), Options::default()).expect("cleared");
                 }
                 wait(sim, 20);
                 fail(sim, op, nth..nth + 1);
                 store.clear(namespace("x"), Options::default()).expect_err("refused");
-                // This one is made durable together with the other, so that the blocks differ in two sectors.
+                // This one becomes durable together with the other, so that the blocks differ in
+                // two sectors.
                 store.clear(namespace("y"), Options::default()).expect_err("refused");
                 sim.disk.stop_after(stop);
                 wait(sim, 1200);
@@ -262,24 +266,24 @@ pub fn a_crash_while_the_manifest_is_written_again_leaves_one_whole(world: &Worl
     }
 }
 
-/// A removal whose tombstone did not come to lie where it was written is not answered as done.
-pub fn a_tombstone_that_was_acked_and_lost_is_noticed(world: &World) {
+/// A removal is not answered as done if its tombstone did not reach its place.
+pub fn lost_tombstone_write_is_detected(world: &World) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let store = world.open(&world.config());
     store_pages(&store, 0..5, LEN);
     flush(&store);
     assert_eq!(store.remove(&[key(0)], Options::default()), Ok(1));
-    // The write is acked; before it is read back, its place holds something else.
+    // The write is acknowledged; before the read-back its place is overwritten.
     let at = find(world, key(4));
     sim.disk.hold(FaultOp::Sync, Some("segments"));
     let soon = Options { timeout: Some(Duration::from_millis(20)), ..Options::default() };
     store.remove(&[key(1)], soon).expect_err("its sync hangs");
     let waiting = store.remove(&[key(2)], soon);
     assert_eq!(waiting.map_err(|e| e.kind), Err(ErrorKind::Unavailable));
-    // All that lies behind the last page.
+    // Everything after the last page.
     let from = at.record + at.record_bytes;
     let zeros = vec![0; 64 << 10];
     let ruin = FaultPlan::Overwrite { dir: 0, name: "segments".into(), offset: from, bytes: zeros };
@@ -291,7 +295,7 @@ pub fn a_tombstone_that_was_acked_and_lost_is_noticed(world: &World) {
     assert_eq!(store.remove(&[key(3)], Options::default()), Ok(1));
 }
 
-pub fn a_device_that_ends_nothing_is_not_waited_for(world: &World) {
+pub fn stalled_device_is_not_waited_for(world: &World) {
     let Some(sim) = world.sim() else { return };
     let mut config = world.config();
     config.deadline_ms = 500;
@@ -299,7 +303,7 @@ pub fn a_device_that_ends_nothing_is_not_waited_for(world: &World) {
     store_pages(&store, 0..3, LEN);
     flush(&store);
     sim.disk.hold(FaultOp::Write, None);
-    // More than the arena takes beside what the device holds.
+    // More than the arena holds in addition to the writes in flight.
     for n in 10..13 {
         store_page(&store, n, LEN);
     }
@@ -322,10 +326,10 @@ pub fn a_device_that_ends_nothing_is_not_waited_for(world: &World) {
     }
 }
 
-/// What reclaim moved is where it was if the sync that should have covered it fails, whichever that is.
-pub fn what_was_durable_is_not_lost_by_a_sync_that_fails_while_it_moves(world: &World) {
+/// If the sync that covers moved objects fails, they are at their old places, whichever sync it is.
+pub fn failed_sync_during_a_move_loses_no_durable_object(world: &World) {
     if world.sim().is_none() || world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let mut moved = 0;
     for nth in 1..24 {
@@ -356,16 +360,16 @@ pub fn what_was_durable_is_not_lost_by_a_sync_that_fails_while_it_moves(world: &
     assert!(moved > 0, "nothing was moved");
 }
 
-pub fn a_segment_without_a_footer_is_reclaimed(world: &World) {
+pub fn segment_without_a_footer_is_reclaimed(world: &World) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let mut config = world.config();
     config.ssd.checkpoint_segments = 1;
     let store = world.open(&config);
     store_pages(&store, 0..5, LEN);
-    // What is removed here must stay so when the segment that says it is used again.
+    // Objects removed here must stay removed when the segment with the tombstones is reused.
     store.remove(&[key(0)], Options::default()).expect("removed");
     flush(&store);
     wait(sim, 50);
@@ -374,22 +378,22 @@ pub fn a_segment_without_a_footer_is_reclaimed(world: &World) {
     unavailable(try_flush(&store));
     wait(sim, 1100);
     assert_eq!(store.stats().ssd_state, "on");
-    // A checkpoint speaks for it, so that opening anew does not scan it.
+    // A checkpoint covers it, so that open does not scan it.
     let store = world.reopen(store, &config);
     assert_eq!(store.opened().scanned_segments, 0, "{:?}", store.opened());
     let at = find(world, key(1)).record;
     let before = world.read(0, "segments")[at as usize..][..4096].to_vec();
     let pin = store.pin(&[key(2)]);
-    pour(&store, 100, LEN, 2 * LAP);
+    put_until(&store, 100, LEN, 2 * LAP);
     let now = world.read(0, "segments")[at as usize..][..4096].to_vec();
     assert!(before != now, "its segment was used again");
     hit_page(&store, 2, LEN);
-    gone(world, &store, key(0), LEN);
+    assert_absent(world, &store, key(0), LEN);
     drop(pin);
 }
 
-/// Pages of segment 0, found again on SSD only, of which the first `damaged` are ruined.
-fn with_ruins(world: &World, damaged: u64) -> Store {
+/// Pages of segment 0, on SSD only after a reopen, of which the first `damaged` are damaged.
+fn with_damaged_records(world: &World, damaged: u64) -> Store {
     let mut config = world.config();
     config.dram.promote = pagelith::config::Promote::Always;
     let store = world.open(&config);
@@ -404,17 +408,17 @@ fn with_ruins(world: &World, damaged: u64) -> Store {
     store
 }
 
-/// Pages 0 to 15 lie in one segment, others in another.
+/// Pages 0 to 15 are in one segment, others in another.
 const TOGETHER: std::ops::Range<u64> = 0..15;
 
-pub fn a_segment_that_fails_too_often_is_quarantined(world: &World) {
+pub fn segment_with_too_many_failed_reads_is_quarantined(world: &World) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
-        return; // Each get would look at several records.
+        return; // Each get would read several records.
     }
-    let store = with_ruins(world, 2);
+    let store = with_damaged_records(world, 2);
     for n in 0..2 {
-        assert!(!is_page_here(&store, n, LEN));
+        assert!(!is_page_present(&store, n, LEN));
     }
     let stats = store.stats();
     assert_eq!((stats.segments_suspect, stats.segments_quarantined), (1, 0));
@@ -424,13 +428,13 @@ pub fn a_segment_that_fails_too_often_is_quarantined(world: &World) {
     drop(store);
 
     let world = world.fresh(1);
-    let store = with_ruins(&world, 3);
+    let store = with_damaged_records(&world, 3);
     // Some of it is in memory by then.
     for n in 5..8 {
         assert_eq!(hit_page(&store, n, LEN), Tier::Ssd);
     }
     for n in 0..3 {
-        assert!(!is_page_here(&store, n, LEN));
+        assert!(!is_page_present(&store, n, LEN));
     }
     let stats = store.stats();
     assert_eq!((stats.segments_suspect, stats.segments_quarantined), (0, 1));
@@ -438,24 +442,24 @@ pub fn a_segment_that_fails_too_often_is_quarantined(world: &World) {
     let sim_of = world.sim().expect("simulated as the other");
     wait(sim_of, 100);
     for n in (3..5).chain(8..15) {
-        gone(&world, &store, key(n), LEN);
+        assert_absent(&world, &store, key(n), LEN);
     }
     for n in 5..8 {
         assert_eq!(hit_page(&store, n, LEN), Tier::Memory);
     }
     hit_page(&store, 29, LEN);
-    assert_eq!(try_flush(&store).map(|r| r.durable_objects), Ok(3), "what memory has is written again");
-    // It is not used again however much comes.
+    assert_eq!(try_flush(&store).map(|r| r.durable_objects), Ok(3), "frames in memory are written again");
+    // It is not reused, however much is put.
     let at = find(&world, key(4)).record;
-    pour(&store, 100, LEN, 2 * LAP);
+    put_until(&store, 100, LEN, 2 * LAP);
     assert_eq!(find(&world, key(4)).record, at);
     assert_eq!(sim.disk.held(), 0);
 }
 
-pub fn many_quarantined_segments_make_it_read_only(world: &World) {
+pub fn many_quarantined_segments_make_tier_read_only(world: &World) {
     let Some(_) = world.sim() else { return };
     if world.constant {
-        return; // Each get would look at several records.
+        return; // Each get would read several records.
     }
     let mut config = world.config();
     config.ssd.quarantine_after = 1;
@@ -470,7 +474,7 @@ pub fn many_quarantined_segments_make_it_read_only(world: &World) {
     }
     let mut kept = 0;
     for n in (0..150).step_by(20) {
-        assert!(!is_page_here(&store, n, LEN));
+        assert!(!is_page_present(&store, n, LEN));
         kept += usize::from(store.stats().ssd_state == "on");
     }
     let stats = store.stats();

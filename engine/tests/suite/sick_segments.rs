@@ -1,4 +1,4 @@
-//! What a device that fails leaves in segments: that they are used again, and what is known of them is right.
+//! Segments affected by a failing device: they are reused, and the index stays correct.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::kit::*;
 use super::world::World;
 
 const LEN: usize = 50_000;
-/// So long that each page takes a segment of its own.
+/// So long that each page takes its own segment.
 const LONG: usize = 900_000;
 const LAP: usize = 14 << 20;
 
@@ -24,10 +24,10 @@ fn wait(sim: &SimWorld, ms: u64) {
     sim.runtime.run_for(Duration::from_millis(ms));
 }
 
-pub fn one_whose_first_write_failed_is_used_again(world: &World) {
+pub fn segment_whose_first_write_failed_is_reused(world: &World) {
     let Some(sim) = world.sim() else { return };
     if world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let store = world.open(&world.config());
     store_page(&store, 0, LONG);
@@ -42,10 +42,10 @@ pub fn one_whose_first_write_failed_is_used_again(world: &World) {
     }
 }
 
-/// Of an object whose header is gone, in a segment whose footer is gone too, only the index knows.
-pub fn one_that_is_used_again_is_nobodys_place_any_more(world: &World) {
+/// If an object's header and its segment's footer are damaged, only the index knows the object.
+pub fn reused_segment_has_no_stale_entries(world: &World) {
     if world.sim().is_none() || world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     let mut config = world.config();
     config.ssd.scrub_bytes_per_s = pagelith::Size::ZERO;
@@ -58,20 +58,21 @@ pub fn one_that_is_used_again_is_nobodys_place_any_more(world: &World) {
     world.flip(0, "segments", at + 100);
     world.write(0, "segments", segment + (1 << 20) - 4096, &[0; 4096]);
     let before = world.read(0, "segments")[other as usize..][..4096].to_vec();
-    pour(&store, 100, LEN, 2 * LAP);
+    put_until(&store, 100, LEN, 2 * LAP);
     let now = world.read(0, "segments")[other as usize..][..4096].to_vec();
     assert!(before != now, "its segment was used again");
     for n in 0..10 {
-        gone(world, &store, key(n), LEN);
+        assert_absent(world, &store, key(n), LEN);
     }
     let stats = store.stats();
     assert_eq!((stats.segments_suspect, stats.damaged), (0, 0), "the new life of it is not to blame");
 }
 
-/// What an `off` tier holds is not in the index, and a checkpoint that said so would hide it for good.
-pub fn no_checkpoint_is_taken_of_a_tier_that_is_off(world: &World) {
+/// The index lists nothing of an `off` tier; a checkpoint of it would hide the tier's objects for
+/// good.
+pub fn no_checkpoint_is_taken_while_tier_is_off(world: &World) {
     if world.sim().is_none() || world.constant {
-        return; // There are no checkpoints then.
+        return; // Constant fingerprints take no checkpoints.
     }
     let mut off = 0;
     for nth in 1..12 {
@@ -88,7 +89,7 @@ pub fn no_checkpoint_is_taken_of_a_tier_that_is_off(world: &World) {
         wait(sim, 1100);
         assert_eq!(store.stats().ssd_state, "on");
         wait(sim, 100);
-        // The next that fails turns it off.
+        // The next failed sync turns it off.
         fail(sim, FaultOp::Sync, nth);
         for n in 10..13 {
             store_page(&store, n, LONG);
@@ -100,13 +101,13 @@ pub fn no_checkpoint_is_taken_of_a_tier_that_is_off(world: &World) {
         sim.crash(CrashMode::DropAll);
         let store = world.open(&config);
         for n in 0..5 {
-            assert!(is_page_here(&store, n, LEN), "nth={nth} n={n} {:?}", store.opened());
+            assert!(is_page_present(&store, n, LEN), "nth={nth} n={n} {:?}", store.opened());
         }
     }
     assert!(off > 2, "off={off}");
 }
 
-pub fn one_failed_sync_of_a_trial_counts_once(world: &World) {
+pub fn failed_sync_of_a_probe_counts_once(world: &World) {
     let Some(sim) = world.sim() else { return };
     let config = world.config();
     let store = world.open(&config);
@@ -116,7 +117,7 @@ pub fn one_failed_sync_of_a_trial_counts_once(world: &World) {
     fail(sim, FaultOp::Write, 1);
     let cleared = store.clear(namespace("x"), Options::default()).map_err(|e| e.kind);
     assert_eq!(cleared, Err(ErrorKind::Unavailable));
-    // The first trial fails in its head, the second in the sync of the manifest.
+    // The first probe fails at its head, the second at the sync of the manifest.
     fail(sim, FaultOp::Write, 1);
     wait(sim, 1100);
     assert_eq!(store.stats().ssd_state, "read-only");
@@ -128,9 +129,9 @@ pub fn one_failed_sync_of_a_trial_counts_once(world: &World) {
     assert_eq!(store.stats().ssd_state, "on");
 }
 
-/// The walk over the index takes several pieces, and writes end between them: a group of which it had passed one object
-/// was found in part when the tier was on again.
-pub fn what_is_written_while_an_off_tier_is_forgotten_is_whole_or_gone(world: &World) {
+/// The purge of the index takes several pieces, and writes end between them: a group of which the
+/// purge had passed one object was visible in part when the tier was on again.
+pub fn group_written_while_an_off_tier_is_purged_is_whole_or_gone(world: &World) {
     let Some(_) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
     let mut was_off = 0;
     for latency in (2..120).step_by(2) {
@@ -139,12 +140,12 @@ pub fn what_is_written_while_an_off_tier_is_forgotten_is_whole_or_gone(world: &W
         let mut config = world.config();
         config.dram.bytes = Size::mib(2);
         config.index.max_objects = Some(1024);
-        // Many writes, that end one by one.
+        // Many writes that end one by one.
         config.ssd.write_bytes = Size::kib(64);
         sim.disk.set_latency(Duration::from_micros(latency));
         sim.disk.shuffle(latency);
         let store = world.open(&config);
-        // One failed sync is borne with what is there still read; the next one soon after it turns the tier off.
+        // After one failed sync the tier still serves reads; another one soon after turns it off.
         store_page(&store, 1000, LEN);
         fail(sim, FaultOp::Sync, 1);
         store.flush(Options::default()).expect_err("a failed sync");
@@ -155,20 +156,22 @@ pub fn what_is_written_while_an_off_tier_is_forgotten_is_whole_or_gone(world: &W
         groups.iter().for_each(|objects| assert_eq!(put_group(&store, objects), Ok(PutOutcome::Stored)));
         wait(sim, 5);
         was_off += usize::from(store.stats().ssd_state == "off");
-        // What memory alone has of them leaves it.
+        // Evict the pages that are only in memory.
         store_pages(&store, 2000..2040, LEN);
         wait(sim, 5000);
         assert_eq!(store.stats().ssd_state, "on");
         for objects in groups {
-            let here: Vec<bool> = objects.iter().map(|(key, bytes)| is_here(&store, *key, bytes)).collect();
+            let here: Vec<bool> =
+                objects.iter().map(|(key, bytes)| is_present(&store, *key, bytes)).collect();
             assert!(here[0] == here[1], "latency_us={latency} {here:?}");
         }
     }
     assert!(was_off > 30, "{was_off} of 59");
 }
 
-/// Whose headers are damaged is not known, so the walk over the index finds what lay there, in several pieces.
-pub fn of_one_that_is_emptied_nobody_sees_a_part_of_a_group(world: &World) {
+/// Damaged headers do not name their keys, so a walk over the index finds their objects, in several
+/// pieces.
+pub fn no_partial_group_is_visible_while_its_segment_is_emptied(world: &World) {
     let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
     let mut config = world.config();
     config.ssd.scrub_bytes_per_s = Size::ZERO;

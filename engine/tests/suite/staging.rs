@@ -1,4 +1,4 @@
-//! What cannot be read straight into the caller's memory goes through staging, of which there is little.
+//! Reads that cannot go straight into the caller's memory use staging memory, which is scarce.
 
 use super::face::Store;
 use pagelith::{Config, GetOutcome, GetSlice, Options, PutOutcome, Size, Tier};
@@ -14,7 +14,7 @@ fn tight(world: &World) -> Config {
     config
 }
 
-pub fn an_object_larger_than_the_budget_arrives_whole(world: &World) {
+pub fn object_larger_than_the_budget_is_got_whole(world: &World) {
     const LEN: usize = 20_000_003;
     let mut config = world.config();
     config.dram.bytes = Size::mib(32);
@@ -27,10 +27,10 @@ pub fn an_object_larger_than_the_budget_arrives_whole(world: &World) {
     assert_eq!(put(&store, key(1), &whole), Ok(PutOutcome::Stored));
     store_page(&store, 2, 5000);
     let store = world.reopen(store, &config);
-    assert_eq!(hit_crooked(&store, key(1), &whole), Tier::Ssd);
+    assert_eq!(hit_unaligned(&store, key(1), &whole), Tier::Ssd);
     staged(world, &store, LEN.next_multiple_of(4096));
-    // A range of it that is above the budget too, beside an object that is not.
-    let (mut part, mut small) = (Crooked::new(9_000_000), Crooked::new(5000));
+    // Also a range of it above the budget, next to a small object.
+    let (mut part, mut small) = (Unaligned::new(9_000_000), Unaligned::new(5000));
     let mut gets = [
         GetSlice { key: key(2), range: None, pieces: &mut [small.slice()] },
         GetSlice { key: key(1), range: Some(1_000_001..10_000_001), pieces: &mut [part.slice()] },
@@ -41,8 +41,8 @@ pub fn an_object_larger_than_the_budget_arrives_whole(world: &World) {
     assert!(small.slice() == bytes(2, 5000));
 }
 
-fn get_all_crooked(store: &Store, pages: u64, len: usize) {
-    let mut memory: Vec<Crooked> = (0..pages).map(|_| Crooked::new(len)).collect();
+fn get_all_unaligned(store: &Store, pages: u64, len: usize) {
+    let mut memory: Vec<Unaligned> = (0..pages).map(|_| Unaligned::new(len)).collect();
     let mut lent: Vec<[&mut [u8]; 1]> = memory.iter_mut().map(|m| [m.slice()]).collect();
     let mut gets: Vec<_> =
         (0..).zip(&mut lent).map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces }).collect();
@@ -54,21 +54,21 @@ fn get_all_crooked(store: &Store, pages: u64, len: usize) {
     }
 }
 
-pub fn a_batch_larger_than_the_budget_arrives_whole(world: &World) {
+pub fn batch_larger_than_the_budget_is_got_whole(world: &World) {
     let config = tight(world);
     let store = world.open(&config);
     store_pages(&store, 0..20, 100_000);
     let store = world.reopen(store, &config);
-    get_all_crooked(&store, 20, 100_000);
-    get_all_crooked(&store, 20, 100_000);
+    get_all_unaligned(&store, 20, 100_000);
+    get_all_unaligned(&store, 20, 100_000);
 }
 
 pub fn four_threads_share_a_small_staging(world: &World) {
     if world.constant {
-        return; // Nothing about it depends on fingerprints.
+        return; // Independent of fingerprints.
     }
     if world.sim().is_some() {
-        return; // One thread there.
+        return; // Simulated stores have one thread.
     }
     let config = tight(world);
     let store = world.open(&config);
@@ -79,11 +79,11 @@ pub fn four_threads_share_a_small_staging(world: &World) {
     let rounds = 30;
     std::thread::scope(|scope| {
         for _ in 0..3 {
-            scope.spawn(|| (0..rounds).for_each(|_| get_all_crooked(&store, 16, 100_000)));
+            scope.spawn(|| (0..rounds).for_each(|_| get_all_unaligned(&store, 16, 100_000)));
         }
-        // Above the whole budget: it streams beside the others.
+        // Larger than the budget: it streams while the others are read.
         scope.spawn(|| {
-            (0..rounds).for_each(|_| assert_eq!(hit_crooked(&store, key(99), &whole), Tier::Ssd));
+            (0..rounds).for_each(|_| assert_eq!(hit_unaligned(&store, key(99), &whole), Tier::Ssd));
         });
     });
 }

@@ -1,4 +1,4 @@
-//! Numbers that callers go by.
+//! Counters on which callers rely.
 
 use pagelith::{ErrorKind, FlushReport, Options, PutOutcome, Size};
 
@@ -22,27 +22,27 @@ pub fn flush_reports_what_it_made_durable(world: &World) {
         lost_objects: 0,
     };
     assert_eq!(flush(&store), expected);
-    assert_eq!(flush(&store), FlushReport::default(), "it is told once");
+    assert_eq!(flush(&store), FlushReport::default(), "it is reported once");
     store_page(&store, 20, LEN);
     assert_eq!(put(&store, key(20), &bytes(1, LEN)), Ok(PutOutcome::AlreadyPresent));
     let expected = FlushReport { durable_objects: 1, durable_bytes: LEN as u64, ..FlushReport::default() };
     assert_eq!(store.close(), Ok(expected));
 }
 
-pub fn hits_and_misses_are_all_gets(world: &World) {
+pub fn hits_and_misses_add_up_to_gets(world: &World) {
     let config = world.config();
     let store = world.open(&config);
     store_pages(&store, 0..10, LEN);
     let store = world.reopen(store, &config);
     store_pages(&store, 10..15, LEN);
     for n in 0..20 {
-        is_page_here(&store, n, LEN);
+        is_page_present(&store, n, LEN);
     }
     let stats = store.stats();
     assert_eq!((stats.hits_ssd, stats.hits_memory), (10, 5));
     assert_eq!(stats.misses.into_iter().collect::<Vec<_>>(), [("absent".to_string(), 5)]);
     assert_eq!((stats.bytes_ssd, stats.bytes_memory), (10 * LEN as u64, 5 * LEN as u64));
-    // A refused request is no get; asking whether something is here is none either.
+    // A refused request is no get, and neither is a lookup.
     let mut short = vec![0; LEN - 1];
     assert_eq!(get_into(&store, key(12), &mut short).map_err(|e| e.kind), Err(ErrorKind::Invalid));
     store.exists_batch(&[key(1), key(99)], Options::default());
@@ -50,7 +50,7 @@ pub fn hits_and_misses_are_all_gets(world: &World) {
     assert_eq!(stats.hits_ssd + stats.hits_memory + stats.misses.values().sum::<u64>(), 20);
 }
 
-pub fn puts_add_up(world: &World) {
+pub fn put_counters_add_up(world: &World) {
     let mut config = world.memory_config(Size::kib(512));
     config.index.max_objects = Some(20);
     let store = world.open(&config);

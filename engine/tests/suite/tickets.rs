@@ -1,4 +1,4 @@
-//! Submit and poll: several batches in flight on one session, and memory that is owned meanwhile.
+//! Submit and poll: several batches in flight on one session, with owned memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ fn cold_store(world: &World, pages: u64) -> Store {
     world.reopen(store, &config)
 }
 
-pub fn several_in_flight_and_out_of_order(world: &World) {
+pub fn several_batches_in_flight_complete_in_any_order(world: &World) {
     let store = cold_store(world, 12);
     let mut session = store.session().expect("a session");
     let gets: Vec<_> = (0..6)
@@ -46,7 +46,7 @@ pub fn several_in_flight_and_out_of_order(world: &World) {
     let exists = session.submit_exists(&[key(3), key(50)], Options::default());
     assert_eq!(gets.iter().collect::<std::collections::BTreeSet<_>>().len(), 6, "tickets differ");
     let long = Duration::from_secs(30);
-    // The last first; the rest as they come.
+    // The last first; the rest in order of completion.
     for i in (3..6).rev() {
         for (n, (outcome, memory)) in (2 * i as u64..).zip(got(session.wait(gets[i], long))) {
             assert_eq!(outcome, Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: LEN as u64 }));
@@ -55,7 +55,7 @@ pub fn several_in_flight_and_out_of_order(world: &World) {
     }
     let mut seen = BTreeMap::new();
     while seen.len() < 5 {
-        // Whichever comes, waited for or looked for.
+        // In any order, by wait or by poll.
         let ended = if seen.len() % 2 == 0 { session.wait_any(long) } else { session.poll() };
         if let Some((ticket, done)) = ended {
             assert!(seen.insert(ticket, done).is_none(), "a ticket comes once");
@@ -74,7 +74,7 @@ pub fn several_in_flight_and_out_of_order(world: &World) {
     assert!(session.poll().is_none());
 }
 
-pub fn owned_buffers_come_back(world: &World) {
+pub fn owned_buffers_are_returned(world: &World) {
     let store = cold_store(world, 2);
     let mut session = store.session().expect("a session");
     let mut source = AlignedBuf::new(LEN).expect("memory");
@@ -106,9 +106,9 @@ pub fn owned_buffers_come_back(world: &World) {
     assert_eq!(Arc::strong_count(&shared), 1, "nothing holds the caller's memory any more");
 }
 
-pub fn a_session_dropped_in_flight_is_clean(world: &World) {
+pub fn session_dropped_with_batches_in_flight_leaks_nothing(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let store = cold_store(world, 12);
     for _ in 0..4 {
@@ -119,13 +119,13 @@ pub fn a_session_dropped_in_flight_is_clean(world: &World) {
         drop(session);
     }
     hit_page(&store, 3, LEN);
-    // Nothing holds the segments that were being read: they are reclaimed.
-    pour(&store, 1000, LEN, 40 << 20);
-    assert!(!is_page_here(&store, 3, LEN));
+    // Nothing pins the segments that were being read: they are reclaimed.
+    put_until(&store, 1000, LEN, 40 << 20);
+    assert!(!is_page_present(&store, 3, LEN));
     store.close().expect("closed");
 }
 
-pub fn a_closed_store_says_so(world: &World) {
+pub fn closed_store_answers_closed(world: &World) {
     let store = cold_store(world, 1);
     let mut session = store.session().expect("a session");
     store.close().expect("closed");

@@ -1,4 +1,4 @@
-//! A tombstone outlives every record that it shadows, however the log turns.
+//! A tombstone outlives every record that it shadows, however often the log wraps.
 
 use pagelith::config::SsdPolicy;
 use pagelith::layouts::key::ObjectKey;
@@ -8,11 +8,11 @@ use super::kit::*;
 use super::world::World;
 
 const LEN: usize = 50_000;
-/// Bytes of segments that the store of these tests has, about.
+/// Approximate bytes of segments of the store in these tests.
 const LAP: usize = 14 << 20;
 
-/// Hot pages and a page to be removed lie in the same old segments; after a while the tombstone's own
-/// segment is reclaimed, perhaps before theirs.
+/// Hot pages and a page to be removed are in the same old segments; later the tombstone's own
+/// segment is reclaimed, possibly before theirs.
 fn removed_then_poured(world: &World, config: &Config, laps: f64) {
     let world = world.fresh(1);
     let config = Config {
@@ -29,14 +29,14 @@ fn removed_then_poured(world: &World, config: &Config, laps: f64) {
     let mut next = 1000;
     let total = (laps * LAP as f64) as usize;
     while ((next - 1000) as usize) * LEN < total {
-        next = pour(&store, next, LEN, 10 * LEN);
+        next = put_until(&store, next, LEN, 10 * LEN);
         store.exists_batch(&hot, Options::default());
     }
-    gone(&world, &store, key(500), LEN);
+    assert_absent(&world, &store, key(500), LEN);
     let store = world.crash(store, &config);
-    gone(&world, &store, key(500), LEN);
+    assert_absent(&world, &store, key(500), LEN);
     let store = world.reopen(store, &config);
-    gone(&world, &store, key(500), LEN);
+    assert_absent(&world, &store, key(500), LEN);
 }
 
 fn under(world: &World, policy: SsdPolicy, checkpoints: u32) {
@@ -48,24 +48,24 @@ fn under(world: &World, policy: SsdPolicy, checkpoints: u32) {
     }
 }
 
-pub fn survive_reclaim_under_fifo(world: &World) {
+pub fn tombstones_survive_reclaim_under_fifo(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     under(world, SsdPolicy::Fifo, 0);
 }
 
-pub fn survive_reclaim_under_recency(world: &World) {
+pub fn tombstones_survive_reclaim_under_recency(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     under(world, SsdPolicy::Recency, 0);
     under(world, SsdPolicy::Recency, 3);
 }
 
-pub fn survive_several_crashes(world: &World) {
+pub fn tombstones_survive_several_crashes(world: &World) {
     if world.constant {
-        return; // Each get would look at hundreds of records.
+        return; // Each get would read hundreds of records.
     }
     let mut config = world.cold_config();
     config.ssd.policy = SsdPolicy::Recency;
@@ -75,19 +75,19 @@ pub fn survive_several_crashes(world: &World) {
     assert_eq!(store.remove(&[key(4), key(11)], Options::default()), Ok(2));
     let mut next = 1000;
     for _ in 0..5 {
-        next = pour(&store, next, LEN, LAP / 2);
+        next = put_until(&store, next, LEN, LAP / 2);
         store.exists_batch(&[key(3), key(5), key(10), key(12)], Options::default());
         store = world.crash(store, &config);
-        gone(world, &store, key(4), LEN);
-        gone(world, &store, key(11), LEN);
+        assert_absent(world, &store, key(4), LEN);
+        assert_absent(world, &store, key(11), LEN);
     }
 }
 
-/// A crash lost the head and the first record of a segment and left the others: an open takes it for one that was only
-/// kept ready. What is removed after that is not found in it again, the day its first block is ruined and it is read
-/// record by record; neither beside a checkpoint, which spares the next open the tombstone, nor without one, when what
-/// is in it may be younger than the tombstone.
-pub fn are_not_undone_by_a_segment_without_a_head(world: &World) {
+/// A crash lost the head and the first record of a segment and kept the others: open takes it for a
+/// spare. Objects removed after that must not be found in it again when its first block is damaged
+/// later and it is read record by record. This holds with a checkpoint, which keeps open from
+/// reading the tombstone, and without one, when records in it may be younger than the tombstone.
+pub fn tombstones_are_not_undone_by_a_segment_without_a_head(world: &World) {
     if world.constant {
         return; // The records could not be told apart.
     }
@@ -103,7 +103,7 @@ pub fn are_not_undone_by_a_segment_without_a_head(world: &World) {
         assert_eq!(first % config.ssd.segment_bytes.expect("said").bytes(), 4096, "the first of a segment");
         world.write(0, "segments", first - 4096, &[0; 8192]);
         let store = world.open(&config);
-        gone(&world, &store, key(7), LEN);
+        assert_absent(&world, &store, key(7), LEN);
         store_page(&store, 7, LEN);
         assert_eq!(store.remove(&[key(7)], Options::default()), Ok(1));
         store.close().expect("closed");
@@ -114,6 +114,6 @@ pub fn are_not_undone_by_a_segment_without_a_head(world: &World) {
         world.write(0, "segments", first - 4096, &[0xA5; 4096]);
         let store = world.open(&config);
         assert_eq!(store.opened().from_checkpoint, checkpointed);
-        gone(&world, &store, key(7), LEN);
+        assert_absent(&world, &store, key(7), LEN);
     }
 }

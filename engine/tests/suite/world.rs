@@ -1,4 +1,4 @@
-//! The worlds that a behaviour is shown in: real directories driven by one side or the other, or the
+//! Environments in which a behaviour runs: real directories with one of the I/O backends, or the
 //! simulated machine.
 
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use pagelith_sim::disk::FaultPlan;
 use pagelith_sim::env::SimWorld;
 use tempfile::TempDir;
 
-/// Who moves the bytes.
+/// The I/O backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Uring,
@@ -28,7 +28,7 @@ enum Place {
     Sim(Box<SimWorld>),
 }
 
-/// Where one behaviour is shown. Every store in it is opened in the same directories.
+/// The environment of one behaviour. All its stores use the same directories.
 pub struct World {
     pub kind: Kind,
     /// Every key has the same fingerprint: only whole keys tell objects apart.
@@ -44,7 +44,7 @@ impl World {
         World::behind(Between::Nothing, kind, constant, dirs)
     }
 
-    /// A world of which the stores are behind a link.
+    /// An environment whose stores are accessed over a link.
     pub fn behind(between: Between, kind: Kind, constant: bool, dirs: usize) -> World {
         let place = match kind {
             Kind::Sim => Place::Sim(Box::new(SimWorld::with_dirs(7, dirs))),
@@ -55,7 +55,7 @@ impl World {
         World { kind, constant, between, dirs, place }
     }
 
-    /// Another empty world of this kind.
+    /// Another empty environment of this kind.
     pub fn fresh(&self, dirs: usize) -> World {
         World::behind(self.between, self.kind, self.constant, dirs)
     }
@@ -68,17 +68,17 @@ impl World {
         }
     }
 
-    /// Whether nothing lies between a behaviour and its stores: only then can bytes go straight to where they belong.
+    /// Whether the store is embedded: only then can bytes go straight into the caller's memory.
     pub fn is_embedded(&self) -> bool {
         self.between == Between::Nothing
     }
 
-    /// Whether what `exists` says is about the very key.
+    /// Whether `exists` distinguishes keys.
     pub fn tells_keys_apart(&self) -> bool {
         !self.constant
     }
 
-    /// `n`, or few where each object is compared with all others.
+    /// `n`, or less where each object is compared with all others.
     pub fn many(&self, n: usize) -> usize {
         if self.constant { n.min(24) } else { n }
     }
@@ -105,20 +105,14 @@ impl World {
             Kind::Blocking => SsdIo::Blocking,
             Kind::Refused | Kind::Sim => SsdIo::Auto,
         };
-        // Puts beside one another take ways that a small store has only if it is told to have them.
-        c.dram.lanes = match self.kind {
-            Kind::Uring | Kind::Refused | Kind::Sim => Some(4),
-            Kind::Blocking => Some(1),
-        };
         c.staging.bytes = Size::mib(4);
         c.namespaces_max = 64;
         c.index.max_objects = Some(4096);
-        c.index.constant_fingerprint = self.constant;
         c.memory.reserve = Size::ZERO;
         c
     }
 
-    /// As [`World::config`], without a DRAM tier: what is flushed is on SSD only.
+    /// As [`World::config`], without a DRAM tier: flushed objects are on SSD only.
     pub fn cold_config(&self) -> Config {
         let mut c = self.config();
         c.dram.bytes = Size::ZERO;
@@ -137,9 +131,9 @@ impl World {
     pub fn try_open(&self, config: &Config) -> Result<Store, Error> {
         let facts = Facts::of_this_machine().expect("facts");
         let mut config = config.clone();
-        config.dram.shared = matches!(self.between, Between::Shown | Between::Lent | Between::Told);
-        config.ssd.shared = matches!(self.between, Between::Lent | Between::Told);
+        config.dram.shared = matches!(self.between, Between::Shown);
         let valid = config.validate(&facts).unwrap_or_else(|e| panic!("{e}"));
+        let valid = if self.constant { valid.with_constant_fingerprint() } else { valid };
         let timeout = valid.deadline();
         match (&self.place, self.between) {
             (Place::Sim(sim), between) => {
@@ -147,18 +141,14 @@ impl World {
                 let store = pagelith::Store::open_in(valid, env.clone())?;
                 Ok(match between {
                     Between::Sim => Store::sim(store, timeout, sim.clock.clone(), env.runtime),
-                    Between::Nothing
-                    | Between::Tcp
-                    | Between::Shared
-                    | Between::Shown
-                    | Between::Lent
-                    | Between::Told => Store::embedded(store),
+                    Between::Nothing | Between::Tcp | Between::Shared | Between::Shown => {
+                        Store::embedded(store)
+                    }
                 })
             }
-            (
-                Place::Real(_),
-                between @ (Between::Tcp | Between::Shared | Between::Shown | Between::Lent | Between::Told),
-            ) => Ok(Store::socket(pagelith::Store::open(valid)?, timeout, between)),
+            (Place::Real(_), between @ (Between::Tcp | Between::Shared | Between::Shown)) => {
+                Ok(Store::socket(pagelith::Store::open(valid)?, timeout, between))
+            }
             (Place::Real(_), Between::Nothing | Between::Sim) => {
                 pagelith::Store::open(valid).map(Store::embedded)
             }
@@ -182,7 +172,7 @@ impl World {
         store
     }
 
-    /// Let go of the store as a crash would, and open it again.
+    /// Drop the store as a crash would, and open it again.
     pub fn crash(&self, store: Store, config: &Config) -> Store {
         store.abandon();
         self.open(config)
@@ -225,7 +215,7 @@ impl World {
         }
     }
 
-    /// Change bytes of a file, as rot would; the store is closed.
+    /// Change bytes of a file, as damage would; the store is closed.
     pub fn write(&self, dir: usize, name: &str, offset: u64, bytes: &[u8]) {
         match &self.place {
             Place::Sim(sim) => {
@@ -248,7 +238,7 @@ impl World {
     }
 }
 
-/// Why stores of this kind cannot be opened here; `None` if they can.
+/// Why stores of this kind cannot be opened on this machine; `None` if they can.
 pub fn unavailable(kind: Kind) -> Option<String> {
     static REFUSED: OnceLock<Option<String>> = OnceLock::new();
     match kind {
@@ -258,7 +248,7 @@ pub fn unavailable(kind: Kind) -> Option<String> {
     let refused = || {
         let world = World::new(kind, false, 1);
         let error = world.try_open(&world.config()).err()?;
-        // A full disk says nothing of io_uring.
+        // A full disk says nothing about io_uring.
         assert!(![pagelith::ErrorKind::NoSpace, pagelith::ErrorKind::Busy].contains(&error.kind), "{error}");
         Some(error.to_string())
     };

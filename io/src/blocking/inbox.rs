@@ -1,4 +1,4 @@
-//! Where finished operations wait for their queue.
+//! The finished operations of a queue, until the queue takes them.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ impl Inbox {
         self.finished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Add one, and wake the queue.
+    /// Add a completion, and wake the queue.
     pub(super) fn push(&self, completion: Completion) {
         self.lock().push(completion);
         self.arrived.notify_one();
@@ -31,7 +31,7 @@ impl Inbox {
         n
     }
 
-    /// Wait until there is one, or `timeout` passed.
+    /// Wait until a completion exists, or `timeout` passed.
     pub(super) fn wait(&self, timeout: Duration) {
         drop(wait_while(&self.arrived, self.lock(), timeout, |finished| finished.is_empty()));
     }

@@ -1,17 +1,18 @@
-//! The blocking side: positioned reads and writes on the disk's helper threads, for kernels, containers and
-//! file systems that refuse io_uring or O_DIRECT, and for queues that get no ring. Same contract, no unsafe code, less speed.
+//! The blocking side: positioned reads and writes on the disk's helper threads, for kernels,
+//! containers and file systems that refuse io_uring or O_DIRECT, and for queues that get no ring.
+//! It has the same contract, no unsafe code, and less speed.
 //!
-//! Invariant: a helper thread owns an operation's memory from the moment it is submitted until its system
-//! call has returned, so a queue that is dropped early never frees memory under the kernel's hands.
+//! Invariant: a helper thread owns an operation's memory from its submission until the system call
+//! has returned, so a queue that is dropped early never frees memory that the kernel may access.
 
-mod aside;
+mod helpers;
 mod inbox;
 mod pool;
 mod transfer;
 
 use std::time::{Duration, Instant};
 
-pub(crate) use self::aside::Aside;
+pub(crate) use self::helpers::HelperOps;
 pub(crate) use self::pool::Pool;
 use crate::check::{Align, check, refused};
 use crate::disk::{Completion, Op, Queue};
@@ -25,7 +26,7 @@ const DROP_WAIT: Duration = Duration::from_secs(30);
 pub(crate) struct BlockingQueue {
     files: Arc<Files>,
     align: Align,
-    aside: Aside,
+    helpers: HelperOps,
     /// Completions that need no thread.
     ready: Vec<Completion>,
     depth: usize,
@@ -35,8 +36,8 @@ pub(crate) struct BlockingQueue {
 impl BlockingQueue {
     /// A queue for up to `depth` operations, at least 1.
     pub(crate) fn new(files: Arc<Files>, align: Align, pool: Arc<Pool>, depth: usize) -> BlockingQueue {
-        let (aside, depth) = (Aside::new(pool), depth.max(1));
-        BlockingQueue { files, align, aside, ready: Vec::new(), depth, drop_wait: DROP_WAIT }
+        let (helpers, depth) = (HelperOps::new(pool), depth.max(1));
+        BlockingQueue { files, align, helpers, ready: Vec::new(), depth, drop_wait: DROP_WAIT }
     }
 }
 
@@ -46,7 +47,7 @@ impl Queue for BlockingQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.aside.out() + self.ready.len()
+        self.helpers.outstanding() + self.ready.len()
     }
 
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
@@ -54,7 +55,7 @@ impl Queue for BlockingQueue {
             return Err(op);
         }
         match check(|id| self.files.get(id), self.align, &op) {
-            Ok(file) => self.aside.push(token, op, file),
+            Ok(file) => self.helpers.push(token, op, file),
             Err(fault) => self.ready.push(refused(token, op, fault)),
         }
         Ok(())
@@ -62,14 +63,14 @@ impl Queue for BlockingQueue {
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.ready);
-        self.aside.take(done);
+        self.helpers.take(done);
     }
 
     fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration) {
         let before = done.len();
         self.poll(done);
-        if done.len() == before && self.aside.out() > 0 && !timeout.is_zero() {
-            self.aside.wait(timeout);
+        if done.len() == before && self.helpers.outstanding() > 0 && !timeout.is_zero() {
+            self.helpers.wait(timeout);
             self.poll(done);
         }
     }
@@ -87,7 +88,7 @@ impl Drop for BlockingQueue {
             let left = self.drop_wait.saturating_sub(start.elapsed());
             if left.is_zero() {
                 tracing::error!(
-                    stuck = self.aside.out(),
+                    stuck = self.helpers.outstanding(),
                     "queue dropped with operations stuck, their threads keep the memory"
                 );
                 return;

@@ -1,7 +1,7 @@
-//! The helper threads of a disk: a queue of jobs, and a few threads that work it off in order.
+//! The helper threads of a disk: a queue of jobs, and a few threads that process it in order.
 //!
-//! Invariant: a pool that was started has at least one thread until it is dropped, so that each job is done, also where no
-//! thread can be started any more (`pids.max`, `RLIMIT_NPROC`).
+//! Invariant: a started pool has at least one thread until it is dropped, so each job is done also
+//! when no further thread can be started (`pids.max`, `RLIMIT_NPROC`).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,19 +14,19 @@ use crate::files::DataFile;
 use crate::sync::{Arc, Builder, Condvar, Mutex, MutexGuard, PoisonError, wait_while};
 use crate::threads::no_thread;
 
-/// Most threads of one disk. A few overlap the device's latency; more would only add switching, since this side
-/// is for systems where speed is already given up.
+/// Most threads of one disk. A few overlap the device's latency; more would only add context
+/// switches, since speed is already given up on this side.
 const THREADS: usize = 4;
 
-/// An operation on its way to a thread. The thread owns its memory until the system call has returned.
+/// An operation for a helper thread. The thread owns its memory until the system call has returned.
 pub(super) struct Job {
-    /// The submitter's name for it.
+    /// The submitter's number for it.
     pub(super) token: u64,
     /// The operation with its parts.
     pub(super) op: Op,
     /// Keeps file and lock.
     pub(super) file: Arc<DataFile>,
-    /// Where the completion goes.
+    /// Receives the completion.
     pub(super) inbox: Arc<Inbox>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Job {
 struct Jobs {
     waiting: VecDeque<Job>,
     threads: usize,
-    /// Threads that wait for a job.
+    /// Idle threads, which wait for a job.
     idle: usize,
     closed: bool,
 }
@@ -61,14 +61,14 @@ impl Shared {
     }
 }
 
-/// The threads; they end when the pool is dropped and its last job is done. They are not joined: one may be
-/// stuck in the kernel with a sick device.
+/// The threads. They end when the pool is dropped and its last job is done. They are not joined,
+/// since one may be blocked in the kernel by a failing device.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
 }
 
 impl Pool {
-    /// Start one thread; the others follow when there is work for them.
+    /// Start one thread; the others are started when jobs need them.
     pub(crate) fn start() -> Result<Pool, IoFault> {
         let pool = Pool { shared: Arc::default() };
         pool.shared.lock().threads = 1;
@@ -91,7 +91,7 @@ impl Pool {
         drop(jobs);
         self.shared.changed.notify_one();
         if grows && let Err(error) = self.spawn(number) {
-            // Those that are there do it.
+            // The existing threads do the job.
             self.shared.lock().threads -= 1;
             tracing::debug!(%error, "no further helper thread");
         }
@@ -108,7 +108,8 @@ impl Drop for Pool {
 fn work(shared: &Shared) {
     while let Some(Job { token, mut op, file, inbox }) = shared.next() {
         let result = transfer::run(&mut op, &file);
-        // Before the completion can be seen: whoever drops the disk next expects its locks to be free.
+        // Dropped before the completion is visible: a caller that drops the disk next expects its
+        // locks to be free.
         drop(file);
         inbox.push(Completion { token, result, op });
     }

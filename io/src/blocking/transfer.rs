@@ -1,4 +1,4 @@
-//! One operation as one system call on this thread.
+//! One operation as one system call on the calling thread.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -10,8 +10,8 @@ use crate::disk::Op;
 use crate::fault::IoFault;
 use crate::files::DataFile;
 
-/// Perform `op`. A transfer that ends early is not resumed: on a regular file it means the end of the file or
-/// of the device, and the rest may no longer be aligned.
+/// Perform `op`. A transfer that ends early is not resumed: on a regular file it means the end of
+/// the file or of the device, and the rest may no longer be aligned.
 pub(super) fn run(op: &mut Op, file: &DataFile) -> Result<(), IoFault> {
     calls::count();
     let moved = match op {

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_split_part_joins_again_and_gives_its_buffer_back() {
+fn split_part_joins_and_returns_buffer() {
     let mut buf = AlignedBuf::new(8192).expect("memory");
     buf[4096] = 7;
     let (a, b) = buf.into_part().split(4096);
@@ -12,14 +12,14 @@ fn a_split_part_joins_again_and_gives_its_buffer_back() {
 }
 
 #[test]
-fn a_buffer_stays_while_another_part_of_it_exists() {
+fn buffer_is_not_returned_while_another_part_exists() {
     let (a, b) = AlignedBuf::new(8192).expect("memory").into_part().split(4096);
     assert!(a.into_buf().is_none());
     assert_eq!(b.bytes().len(), 4096);
 }
 
 #[test]
-fn memory_that_was_used_before_is_zeroed_and_nobody_elses() {
+fn reused_buffer_memory_is_zeroed_and_unshared() {
     for len in [1usize, 4096, 5000, 65536, 1 << 20, 3 << 20] {
         for _ in 0..3 {
             let mut two = [AlignedBuf::new(len).expect("memory"), AlignedBuf::new(len).expect("memory")];
@@ -29,13 +29,13 @@ fn memory_that_was_used_before_is_zeroed_and_nobody_elses() {
                 buf.fill(0xa5);
             }
             let [a, b] = two.map(|buf| buf.as_ptr() as usize);
-            assert!(a.abs_diff(b) >= len, "one memory for two");
+            assert!(a.abs_diff(b) >= len, "two buffers share memory");
         }
     }
 }
 
 #[test]
-fn buffers_of_one_mapping_are_apart_and_outlive_each_other() {
+fn buffers_of_one_mapping_are_disjoint_and_independent() {
     let mut many = AlignedBuf::many(5, 5000).expect("memory");
     for (i, buf) in many.iter_mut().enumerate() {
         assert!(buf.len() == 5000 && buf.iter().all(|b| *b == 0));
@@ -55,7 +55,7 @@ fn buffers_of_one_mapping_are_apart_and_outlive_each_other() {
 }
 
 #[test]
-fn buffers_of_several_lengths_lie_in_their_order_in_one_mapping() {
+fn buffers_of_different_lengths_are_ordered_in_one_mapping() {
     let lengths = [4096, 1, 5000, 0, 8192];
     let mut several = AlignedBuf::several(&lengths).expect("memory");
     let first = several[0].as_ptr().addr();
@@ -73,24 +73,27 @@ fn buffers_of_several_lengths_lie_in_their_order_in_one_mapping() {
 }
 
 #[test]
-fn what_is_read_comes_back_when_nobody_reads_it_any_more() {
+fn shared_parts_return_after_last_reader() {
     let mut buf = AlignedBuf::new(8192).expect("memory");
     buf.fill(7);
     let (a, b) = buf.into_part().split(5000);
     let readers = Readers::new(vec![a, b]);
     let (one, mut other) = (readers.parts(), readers.parts());
     assert!(one.iter().chain(&other).all(|part| part.bytes().iter().all(|byte| *byte == 7)));
-    assert!(other[0].bytes_mut().is_none(), "a reader writes");
+    assert!(other[0].bytes_mut().is_none(), "a reader's part can be written");
     drop(other);
     assert!(readers.clone().into_parts().is_none());
     drop(one);
-    let whole =
-        readers.into_parts().expect("nobody reads").into_iter().reduce(|a, b| a.join(b).expect("neighbours"));
+    let whole = readers
+        .into_parts()
+        .expect("no reader is left")
+        .into_iter()
+        .reduce(|a, b| a.join(b).expect("neighbours"));
     assert_eq!(whole.and_then(Part::into_buf).map(|buf| buf.len()), Some(8192));
 }
 
 #[test]
-fn lent_memory_is_written_through() {
+fn lent_part_writes_to_borrowed_memory() {
     let mut bytes = vec![0u8; 16];
     Lender::scope(|lender| {
         let mut part = lender.exclusive(&mut bytes);

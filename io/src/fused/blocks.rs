@@ -1,22 +1,24 @@
-//! Several blocks in one go, out of pieces and into pieces: stores past the cache are waited for once, behind all of them.
+//! Copies of several blocks between lists of pieces. Non-temporal stores are waited for once, after
+//! all blocks.
 
 use pagelith_layouts::checksum::Checksum;
 
-use super::{AHEAD, BlockCopy, Stores, settle};
+use super::{BlockCopy, Stores, settle};
 use crate::shm::View;
 
-/// Bytes side by side that are copied from.
+/// A source: contiguous bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// Nobody writes them meanwhile.
+    /// Bytes that are not written during the copy.
     Lent(&'a [u8]),
-    /// So many bytes of what another process handed over, from `at` on, which it may write meanwhile: the checksum is of the copy.
+    /// Bytes of memory that another process shares, and may write during the copy: the checksum is
+    /// of the copy.
     Shown {
-        /// What was handed over.
+        /// The view of the memory.
         view: &'a View,
-        /// Where the bytes begin in it.
+        /// The offset of the bytes in the view.
         at: u64,
-        /// How many there are.
+        /// The number of bytes.
         len: usize,
     },
 }
@@ -29,15 +31,8 @@ impl Piece<'_> {
         }
     }
 
-    /// Where its bytes begin; `None` if they are not mapped.
-    fn address(&self) -> Option<usize> {
-        match self {
-            Piece::Lent(bytes) => Some(bytes.as_ptr().addr()),
-            Piece::Shown { view, at, .. } => Some(view.mapped_at(*at)?.addr()),
-        }
-    }
-
-    /// Copy as many of its bytes as `to` has, and go on behind them. In place: see [`BlockCopy::finish`].
+    /// Copy as many of its bytes as `to` holds, and advance past them. It works in place: see
+    /// [`BlockCopy::finish`].
     fn copy(&mut self, to: &mut [u8], block: &mut BlockCopy) {
         match self {
             Piece::Lent(bytes) => {
@@ -52,12 +47,10 @@ impl Piece<'_> {
     }
 }
 
-/// Copies one thing after the other. What it stores past the cache is waited for once, when it is dropped: nobody may be told before that what
-/// was copied is there.
+/// Copies one list of blocks after another. Its non-temporal stores are waited for once, when it is
+/// dropped: no other thread may be notified of the copied bytes before.
 pub struct Copier {
     block: BlockCopy,
-    /// Where that begins which is copied next.
-    then: Option<usize>,
 }
 
 impl Drop for Copier {
@@ -67,34 +60,29 @@ impl Drop for Copier {
 }
 
 impl Copier {
-    /// One that stores so.
+    /// A copier with this kind of store.
     pub fn new(stores: Stores) -> Copier {
-        Copier { block: BlockCopy::new(0, stores), then: None }
+        Copier { block: BlockCopy::new(0, stores) }
     }
 
-    /// Wait for what it has stored: what is stored from here on comes behind that.
+    /// Wait for its stores: later stores become visible after them.
     pub fn wait(&self) {
         if self.block.stores == Stores::PastCache {
             settle();
         }
     }
 
-    /// How it stores.
+    /// Its kind of store.
     pub fn stores(&self) -> Stores {
         self.block.stores
     }
 
-    /// What is copied behind the next copy. The first of its bytes are asked for while the last ones of that are copied, as all others are by what
-    /// is copied before them.
-    pub fn then(&mut self, next: &Piece<'_>) {
-        self.then = next.address();
-    }
-
-    /// Copy what lies in the pieces `from`, one behind the other, to the pieces `to`, in blocks of the lengths `blocks`; `sum` hears the
-    /// checksum of each, of what was copied. False if either ends before the blocks do: `sum` has not heard of the rest then.
+    /// Copy the bytes of the pieces `from` in order to the pieces `to`, in blocks of the lengths
+    /// `blocks`, and call `sum` with the checksum of each copied block. False if either list ends
+    /// before the blocks do; `sum` was not called for the rest.
     ///
     /// # Panics
-    /// If a piece is shown of memory that has no such bytes.
+    /// If a piece is of shared memory that has no such bytes.
     pub fn copy<'t, 'f>(
         &mut self,
         to: impl IntoIterator<Item = &'t mut [u8]>,
@@ -104,7 +92,7 @@ impl Copier {
     ) -> bool {
         let (mut to, mut from) = (to.into_iter(), from.into_iter());
         let (mut target, mut source): (&mut [u8], Piece<'_>) = (&mut [], Piece::Lent(&[]));
-        let (block, then) = (&mut self.block, self.then.take());
+        let block = &mut self.block;
         for len in blocks {
             block.begin(len);
             while block.left > 0 {
@@ -117,17 +105,8 @@ impl Copier {
                     source = next;
                 }
                 let here = block.left.min(target.len()).min(source.len());
-                let (mut now, later) = std::mem::take(&mut target).split_at_mut(here);
+                let (now, later) = std::mem::take(&mut target).split_at_mut(here);
                 target = later;
-                if source.len() == here
-                    && let Some(then) = then
-                {
-                    let (before, last) = now.split_at_mut(here.saturating_sub(AHEAD));
-                    source.copy(before, block);
-                    let ahead = source.address().map(|at| then.wrapping_sub(at) as isize);
-                    block.ask_ahead(ahead.unwrap_or(AHEAD as isize));
-                    now = last;
-                }
                 source.copy(now, block);
             }
             sum(block.finish().to_le_bytes());
@@ -136,10 +115,10 @@ impl Copier {
     }
 }
 
-/// Copy once, as [`Copier::copy`].
+/// Copy one list of blocks, as [`Copier::copy`].
 ///
 /// # Panics
-/// As that.
+/// As [`Copier::copy`].
 pub fn copy_blocks<'t, 'f>(
     to: impl IntoIterator<Item = &'t mut [u8]>,
     from: impl IntoIterator<Item = Piece<'f>>,

@@ -1,6 +1,7 @@
-//! XXH3's long form (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>, "XXH3 algorithm description for long inputs"),
-//! in steps of a stripe, whose bytes are stored as they are taken in. AVX2, which nearly every x86-64 server has: wider vectors are no
-//! faster at bytes that come from memory.
+//! XXH3's long form (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>, "XXH3
+//! algorithm description for long inputs"), in steps of one stripe, whose bytes are stored as they
+//! are hashed. It uses AVX2, which nearly every x86-64 server has: wider vectors are no faster for
+//! bytes that come from memory.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -9,11 +10,13 @@ use std::arch::x86_64::{
     _mm256_srli_epi64, _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
 };
 
+use super::AHEAD;
+
 /// Bytes of a stripe.
 pub(super) const STRIPE: usize = 64;
-/// Inputs up to this long have other forms.
+/// Inputs up to this long use other forms of XXH3.
 pub(super) const SHORT_MAX: usize = 240;
-/// Stripes between two scrambles: as many as the secret has places for, 8 bytes apart.
+/// Stripes between two scrambles: the number of offsets in the secret, 8 bytes apart.
 const ROUND: usize = (SECRET.len() - STRIPE) / 8;
 
 const PRIME32_1: u64 = 0x9E37_79B1;
@@ -26,7 +29,7 @@ const PRIME64_4: u64 = 0x85EB_CA77_C2B2_AE63;
 const PRIME64_5: u64 = 0x27D4_EB2F_1656_67C5;
 const PRIME_MX1: u64 = 0x1656_6791_9E37_79F9;
 
-/// The secret of hashes without a seed.
+/// The secret of unseeded hashes.
 #[rustfmt::skip]
 static SECRET: [u8; 192] = [
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
@@ -43,23 +46,26 @@ static SECRET: [u8; 192] = [
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
 ];
 
-/// What has been taken in, eight words, as two vectors.
+/// The hash state: eight words, used as two vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Accumulators([u64; 8]);
 
 impl Accumulators {
-    /// Of nothing yet.
+    /// The initial state.
     pub(super) const NEW: Accumulators = Accumulators([
         PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1,
     ]);
 
-    /// Take in `count` stripes, of which the first is number `first` of the input, from `from` on, and store them from `to` on; with
-    /// `PAST` by stores past the cache, which are the caller's to wait for. With `SHARED` each byte is loaded exactly once, whatever the compiler makes of the rest:
-    /// others may write there meanwhile. What lies `ahead` bytes behind each is asked for.
+    /// Hash `count` stripes from `from` on, the first being stripe `first` of the input, and store
+    /// them from `to` on. With `PAST` the stores are non-temporal, and the caller must wait for
+    /// them. With `SHARED` each byte is loaded exactly once, however the compiler arranges the
+    /// rest: others may write there meanwhile. The bytes [`AHEAD`] after each stripe are
+    /// prefetched.
     ///
     /// # Safety
-    /// The CPU has AVX2. `count` stripes can be read at `from` and written at `to`, which with `PAST` is a multiple of 32; the two do
-    /// not overlap. Nobody writes at `from` meanwhile, but for other processes with `SHARED`.
+    /// The CPU has AVX2. `count` stripes can be read at `from` and written at `to`, which with
+    /// `PAST` is a multiple of 32; the two do not overlap. The bytes at `from` are not written
+    /// meanwhile, except by other processes with `SHARED`.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn copy<const PAST: bool, const SHARED: bool>(
         &mut self,
@@ -67,11 +73,11 @@ impl Accumulators {
         from: *const u8,
         count: usize,
         first: usize,
-        ahead: isize,
     ) {
         let acc = self.0.as_mut_ptr().cast::<__m256i>();
-        // By halves, since a build for baseline x86-64 sets new ones by halves: a load of what two instructions stored waits for all stores
-        // before it, those of the block before among them.
+        // Loaded in halves, since a build for baseline x86-64 stores the initial state in halves. A
+        // load of a value that two instructions stored waits for all earlier stores, those of the
+        // previous block among them.
         let halves = self.0.as_ptr().cast::<__m128i>();
         // SAFETY: eight words are four halves.
         let half = |at: usize| unsafe { _mm_loadu_si128(halves.add(at)) };
@@ -80,20 +86,21 @@ impl Accumulators {
         while at < count {
             let place = (first + at) % ROUND;
             let stripes = (ROUND - place).min(count - at);
-            // A whole round has a length that the compiler knows, so that it is laid out in a row.
+            // A whole round has a length that the compiler knows, so that it unrolls the loop.
             for n in place..place + if stripes == ROUND { ROUND } else { stripes } {
                 let offset = (at + n - place) * STRIPE;
-                // SAFETY: stripe `at + n - place` is one of `count`, and the secret has a stripe at `8 * n` for every place of a round.
-                // The address asked for ahead may be of no memory: nothing is read by it.
+                // SAFETY: stripe `at + n - place` is below `count`, and the secret has a stripe at
+                // `8 * n` for every `n` of a round. The prefetched address may be unmapped: a
+                // prefetch reads nothing.
                 unsafe {
                     let (from, to) = (from.add(offset), to.add(offset));
-                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_offset(ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
                     let secret = SECRET.as_ptr().add(8 * n);
                     for (half, acc) in acc_now.iter_mut().enumerate() {
                         let bytes = 32 * half;
                         let data = load::<SHARED>(from.add(bytes));
                         store::<PAST>(to.add(bytes), data);
-                        *acc = taken(*acc, data, _mm256_loadu_si256(secret.add(bytes).cast()));
+                        *acc = accumulated(*acc, data, _mm256_loadu_si256(secret.add(bytes).cast()));
                     }
                 }
             }
@@ -115,7 +122,8 @@ impl Accumulators {
         }
     }
 
-    /// The hash of an input of `length` bytes, whose last 64 are `last`; all stripes before the last byte were taken in.
+    /// The hash of an input of `length` bytes whose last 64 are `last`, after all stripes before
+    /// the last byte were hashed.
     pub(super) fn finish(&self, last: &[u8; STRIPE], length: u64) -> u128 {
         let secret = &SECRET[SECRET.len() - STRIPE - 7..];
         let lane = |lane: usize| {
@@ -146,34 +154,35 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(words[at])
 }
 
-/// Copy part of a stripe to memory of this process's own; with `SHARED` each is loaded exactly once.
+/// Copy part of a stripe to private memory; with `SHARED` each byte is loaded exactly once.
 ///
 /// # Safety
-/// The CPU has AVX2, and `to.len()` bytes can be read at `from`, which are no part of `to`. Nobody writes there meanwhile, but for other
-/// processes with `SHARED`.
+/// The CPU has AVX2, and `to.len()` bytes can be read at `from`, which do not overlap `to`. They
+/// are not written meanwhile, except by other processes with `SHARED`.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn take<const SHARED: bool>(to: &mut [u8], from: *const u8) {
+pub(super) unsafe fn copy_partial<const SHARED: bool>(to: &mut [u8], from: *const u8) {
     if !SHARED {
         // SAFETY: the caller's promise.
         return unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
     }
     let (wide, rest) = to.as_chunks_mut::<32>();
-    let behind = from.wrapping_add(32 * wide.len());
+    let tail = from.wrapping_add(32 * wide.len());
     for (at, to) in wide.iter_mut().enumerate() {
         // SAFETY: 32 bytes of `to`, and as many at `from` by the caller's promise.
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), load::<SHARED>(from.add(32 * at))) }
     }
     for (at, to) in rest.iter_mut().enumerate() {
-        // SAFETY: one of the bytes behind those, by the caller's promise.
-        *to = unsafe { behind.add(at).read_volatile() };
+        // SAFETY: one of the bytes after those, by the caller's promise.
+        *to = unsafe { tail.add(at).read_volatile() };
     }
 }
 
-/// Copy a stripe that is not taken in yet, and keep it; with `PAST` and `SHARED` as [`Accumulators::copy`].
+/// Copy a stripe that is not hashed yet, and keep a copy of it; `PAST` and `SHARED` as in
+/// [`Accumulators::copy`].
 ///
 /// # Safety
-/// As [`Accumulators::copy`], of one stripe.
+/// As [`Accumulators::copy`], for one stripe.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn copy_kept<const PAST: bool, const SHARED: bool>(
@@ -201,7 +210,7 @@ unsafe fn load<const SHARED: bool>(from: *const u8) -> __m256i {
         return unsafe { _mm256_loadu_si256(from.cast()) };
     }
     let data;
-    // SAFETY: the caller's promise; an instruction that the compiler does not look into is not made twice, nor left out.
+    // SAFETY: the caller's promise. The compiler neither repeats nor omits inline assembly.
     unsafe {
         asm!("vmovdqu {data}, ymmword ptr [{from}]", data = out(ymm_reg) data, from = in(reg) from,
             options(nostack, readonly, preserves_flags));
@@ -223,13 +232,13 @@ unsafe fn store<const PAST: bool>(to: *mut u8, data: __m256i) {
     }
 }
 
-/// What half a stripe adds.
+/// The state after half a stripe.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn taken(acc: __m256i, data: __m256i, secret: __m256i) -> __m256i {
+fn accumulated(acc: __m256i, data: __m256i, secret: __m256i) -> __m256i {
     let key = _mm256_xor_si256(data, secret);
     let product = _mm256_mul_epu32(key, _mm256_srli_epi64::<32>(key));
-    // Of each pair of words, the other.
+    // Swap the words of each pair.
     let swapped = _mm256_shuffle_epi32::<0b01_00_11_10>(data);
     _mm256_add_epi64(product, _mm256_add_epi64(acc, swapped))
 }

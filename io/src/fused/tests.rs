@@ -7,34 +7,35 @@ use proptest::prelude::*;
 
 use super::*;
 
-const WAYS: [Stores; 2] = [Stores::Cached, Stores::PastCache];
+const STORES: [Stores; 2] = [Stores::Cached, Stores::PastCache];
 
 fn bytes(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
 
-/// Copies of the same block by every way there is, between these places of larger memory, in pieces that end at `cuts`.
+/// Copies one block with every kind of store, by each method, between these offsets of larger
+/// memory, in pieces that end at `cuts`.
 fn copies_are_right(len: usize, (at, source): (usize, usize), cuts: &[usize]) {
     let from = bytes(source + len);
     let from = &from[source..];
     let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (len + 1)).chain([len]).collect();
     ends.sort_unstable();
-    for way in 0..8 {
-        let (stores, shared) = (WAYS[way % 2], way / 2 % 2 == 1);
+    for case in 0..8 {
+        let (stores, shared) = (STORES[case % 2], case / 2 % 2 == 1);
         let mut copy = BlockCopy::new(len, stores);
-        if way / 4 == 1 {
-            copy.sum = Sum::Behind(Behind::Nothing);
+        if case / 4 == 1 {
+            copy.sum = Sum::Separate(SeparateHash::Empty);
         }
         let what = format!(
-            "len={len} {stores:?} shared={shared} behind={} at={at} source={source} ends={ends:?}",
-            way / 4
+            "len={len} {stores:?} shared={shared} separate={} at={at} source={source} ends={ends:?}",
+            case / 4
         );
         let mut memory = vec![0xEE; at + len + 70];
         let mut start = 0;
         for end in &ends {
             let to = &mut memory[at + start..at + end];
             match shared {
-                // SAFETY: as many bytes of a borrow.
+                // SAFETY: a borrow of as many bytes.
                 true => unsafe { copy.piece_shared(to, from[start..*end].as_ptr()) },
                 false => copy.piece(to, &from[start..*end]),
             }
@@ -47,7 +48,7 @@ fn copies_are_right(len: usize, (at, source): (usize, usize), cuts: &[usize]) {
 }
 
 #[test]
-fn lengths_around_every_border_are_copied_and_hashed() {
+fn boundary_lengths_are_copied_and_hashed() {
     let borders = [0usize, 1, 64, 240, 256, 1024, 2048, 4096, 5120, 32_768];
     for len in borders.iter().flat_map(|border| border.saturating_sub(65)..border + 66) {
         copies_are_right(len, (len % 3, len % 2), &[]);
@@ -56,21 +57,21 @@ fn lengths_around_every_border_are_copied_and_hashed() {
 
 proptest! {
     #[test]
-    fn any_pieces_are_copied_and_hashed_as_one(
+    fn random_pieces_are_copied_and_hashed_as_one_block(
         len in 0usize..12_000, at in 0usize..70, source in 0usize..70, cuts in prop::collection::vec(0usize..12_000, 0..6),
     ) {
         copies_are_right(len, (at, source), &cuts);
     }
 
     #[test]
-    fn pieces_of_whole_stripes_are_too(blocks in prop::collection::vec(1usize..100, 1..8), past in 0usize..64) {
+    fn whole_stripe_pieces_are_copied_and_hashed(blocks in prop::collection::vec(1usize..100, 1..8), past in 0usize..64) {
         let ends = blocks.iter().scan(0, |end, stripes| { *end += stripes * 64; Some(*end) });
         let ends: Vec<usize> = ends.collect();
         copies_are_right(ends[ends.len() - 1] + past, (0, 0), &ends);
     }
 
     #[test]
-    fn blocks_out_of_any_pieces_land_in_any_pieces(
+    fn blocks_are_copied_between_random_pieces(
         blocks in prop::collection::vec(0usize..3000, 0..6), to in cuts(), from in cuts(), past in any::<bool>(),
     ) {
         let len = blocks.iter().sum();
@@ -78,16 +79,16 @@ proptest! {
         let mut targets: Vec<&mut [u8]> = Vec::new();
         let mut left = &mut memory[..];
         for cut in to {
-            let (next, behind) = left.split_at_mut(cut.min(left.len()));
+            let (next, rest) = left.split_at_mut(cut.min(left.len()));
             targets.push(next);
-            left = behind;
+            left = rest;
         }
         targets.push(left);
         let mut rest = &bytes[..];
         let mut pieces: Vec<Piece<'_>> = from.into_iter().map_while(|cut| rest.split_off(..cut)).map(Piece::Lent).collect();
         pieces.push(Piece::Lent(rest));
         let mut sums = Vec::new();
-        let all = copy_blocks(targets, pieces, blocks.iter().copied(), WAYS[usize::from(past)], |sum| sums.push(sum));
+        let all = copy_blocks(targets, pieces, blocks.iter().copied(), STORES[usize::from(past)], |sum| sums.push(sum));
         prop_assert!(all);
         let mut rest = &bytes[..];
         let of = |len: &usize| checksum(rest.split_off(..*len).expect("all of it"));
@@ -101,7 +102,7 @@ fn cuts() -> impl Strategy<Value = Vec<usize>> {
 }
 
 #[test]
-fn pieces_that_end_before_the_blocks_do_are_told() {
+fn pieces_shorter_than_blocks_are_reported() {
     for (to, from) in [(4999, 5000), (5000, 4999), (0, 5000), (5000, 0)] {
         let (mut memory, bytes) = (vec![0; to], bytes(from));
         let mut sums = Vec::new();
@@ -115,79 +116,64 @@ fn pieces_that_end_before_the_blocks_do_are_told() {
 }
 
 #[test]
-fn a_copier_begins_anew_with_each_copy() {
-    for stores in WAYS {
+fn copier_keeps_no_state_between_copies() {
+    for stores in STORES {
         let mut copier = Copier::new(stores);
-        // Whatever the copy before was like, and also if it ended in the middle of a block.
-        for (len, there) in
+        // The previous copy may have any length, and may have ended in the middle of a block.
+        for (len, available) in
             [(5000, 5000), (100, 100), (5000, 2600), (300, 300), (0, 0), (70, 10), (5000, 5000)]
         {
-            let (mut memory, bytes) = (vec![0; len], bytes(there));
+            let (mut memory, bytes) = (vec![0; len], bytes(available));
             let mut sums = Vec::new();
             let all = copier.copy([&mut memory[..]], [Piece::Lent(&bytes)], [len], |sum| sums.push(sum));
-            assert_eq!(all, len == there, "len={len} there={there}");
-            assert_eq!(sums, if all { vec![checksum(&bytes)] } else { vec![] }, "len={len} there={there}");
-            assert!(memory[..there] == bytes, "len={len} there={there}");
-        }
-    }
-}
-
-/// To ask for what is copied next, or for anything else, is no part of a copy.
-#[test]
-fn what_is_copied_next_is_asked_for_and_nothing_else_comes_of_it() {
-    let next = bytes(5000);
-    for stores in WAYS {
-        for len in [1, 240, 241, 4095, 4096, 4097, 8192, 32_768, 32_769, 70_001] {
-            for cut in [0, 1, len / 2, len - 1] {
-                let (mut memory, bytes) = (vec![0; len], bytes(len));
-                let (mut copier, mut sums) = (Copier::new(stores), Vec::new());
-                copier.then(&Piece::Lent(&next));
-                let (first, rest) = bytes.split_at(cut);
-                let blocks = bytes.chunks(32_768).map(<[u8]>::len);
-                let from = [Piece::Lent(first), Piece::Lent(rest)];
-                assert!(copier.copy([&mut memory[..]], from, blocks, |sum| sums.push(sum)));
-                assert!(memory == bytes && sums == bytes.chunks(32_768).map(checksum).collect::<Vec<_>>());
-            }
+            assert_eq!(all, len == available, "len={len} available={available}");
+            assert_eq!(
+                sums,
+                if all { vec![checksum(&bytes)] } else { vec![] },
+                "len={len} available={available}"
+            );
+            assert!(memory[..available] == bytes, "len={len} available={available}");
         }
     }
 }
 
 #[test]
-fn what_came_by_itself_is_hashed_where_it_is() {
+fn bytes_in_place_are_hashed() {
     for len in [0, 100, 241, 5000, 32_768] {
         let (mut whole, mut pieces) =
             (BlockCopy::new(len, Stores::PastCache), BlockCopy::new(len, Stores::PastCache));
-        let here = bytes(len);
-        whole.came(&here);
-        let (first, rest) = here.split_at(len / 3);
-        pieces.came(first);
+        let source = bytes(len);
+        whole.hash_in_place(&source);
+        let (first, rest) = source.split_at(len / 3);
+        pieces.hash_in_place(first);
         let mut to = vec![0; rest.len()];
         pieces.piece(&mut to, rest);
-        assert_eq!(whole.finish().to_le_bytes(), checksum(&here), "len={len}");
-        assert_eq!(pieces.finish().to_le_bytes(), checksum(&here), "len={len}");
+        assert_eq!(whole.finish().to_le_bytes(), checksum(&source), "len={len}");
+        assert_eq!(pieces.finish().to_le_bytes(), checksum(&source), "len={len}");
         assert!(to == rest, "len={len}");
     }
 }
 
-/// Tells the other thread to end, also where a check fails.
-struct Ends<'a>(&'a AtomicBool);
+/// Stops the other thread, also when an assertion fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 #[test]
-#[cfg_attr(pagelith_tsan, ignore = "it is a race, on purpose: another process's bytes change under a copy")]
-fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
-    // A page, and a block so short that each of its bytes changes all the time; both end within a stripe, and at the end of one.
+#[cfg_attr(pagelith_tsan, ignore = "a data race on purpose: another process's bytes change during a copy")]
+fn checksum_matches_copy_of_changing_bytes() {
+    // A page-sized block, and one so short that each of its bytes changes all the time; each length
+    // ends within a stripe and at the end of one.
     for words in [4096, 40] {
         let shared: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let stop = AtomicBool::new(false);
         let (mut turn, mut mixtures, mut before) = (0, 0, Vec::new());
         std::thread::scope(|scope| {
-            let _ends = Ends(&stop);
+            let _stop_on_drop = StopOnDrop(&stop);
             scope.spawn(|| {
                 let mut value = 0u64;
                 while !stop.load(Ordering::Relaxed) {
@@ -198,11 +184,11 @@ fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
             while mixtures < 1000 {
                 let len = words * 8 - turn % 2 * 37;
                 let mut to = vec![0; len];
-                let mut copy = BlockCopy::new(len, WAYS[turn % 4 / 2]);
-                // SAFETY: so many bytes, which are written by a thread that stands for another process.
+                let mut copy = BlockCopy::new(len, STORES[turn % 4 / 2]);
+                // SAFETY: `len` bytes, written by a thread that represents another process.
                 unsafe { copy.piece_shared(&mut to, shared.as_ptr().cast()) };
                 assert_eq!(copy.finish().to_le_bytes(), checksum(&to), "words={words} turn={turn}");
-                // What is as it was says nothing: the other thread waits for a core.
+                // Unchanged bytes prove nothing: the other thread is waiting for a CPU.
                 match to == before || to.first() == to.last() {
                     true => std::thread::yield_now(),
                     false => mixtures += 1,
@@ -215,12 +201,12 @@ fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
 
 #[test]
 #[should_panic(expected = "no more than the block has")]
-fn more_than_the_block_is_not_survived() {
+fn piece_beyond_block_panics() {
     BlockCopy::new(300, Stores::Cached).piece(&mut [0; 301], &[0; 301]);
 }
 
 #[test]
-fn of_less_than_the_block_there_is_no_checksum() {
+fn finish_of_incomplete_block_panics() {
     for len in [1, 300, 5000] {
         let mut copy = BlockCopy::new(len, Stores::Cached);
         copy.piece(&mut vec![0; len - 1], &vec![0; len - 1]);

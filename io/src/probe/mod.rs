@@ -1,10 +1,10 @@
-//! Which side moves the bytes: found by doing, said aloud, never changed in silence.
+//! The choice of the side (I/O backend), found by trying each, logged, and never changed silently.
 //!
-//! io_uring may be switched off by a sysctl, a container's seccomp filter or an old kernel, and O_DIRECT may
-//! be accepted by an open that means nothing (tmpfs since Linux 6.5). So each is tried: a ring is made, and
-//! an aligned block is written and read back in every directory.
+//! A sysctl, a container's seccomp filter or an old kernel may disable io_uring, and a file system
+//! may accept O_DIRECT at open without any effect (tmpfs since Linux 6.5). So each mechanism is
+//! tried: a ring is created, and an aligned block is written and read back in every directory.
 
-mod place;
+mod dir;
 #[cfg(test)]
 mod tests;
 mod trial;
@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use self::place::Place;
-pub(crate) use self::place::owner_of_new_files;
+use self::dir::ProbeDir;
+pub(crate) use self::dir::owner_of_new_files;
 use crate::blocking::{BlockingQueue, Pool};
 use crate::check::Align;
 use crate::disk::{Disk, Queue, Side};
@@ -23,7 +23,7 @@ use crate::files::Files;
 use crate::real::{Mover, RealDisk};
 use crate::uring::{Common, UringQueue, try_two};
 
-/// Which side the configuration asks for.
+/// The side that the configuration requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SideChoice {
     /// io_uring with O_DIRECT if every directory takes it, else blocking; `DiskFacts::reason` says why.
@@ -37,41 +37,41 @@ pub enum SideChoice {
 /// Operations in flight while probing.
 const PROBE_DEPTH: usize = 1;
 
-/// Alignment asked for where transfers go through the page cache, which needs none: the smallest sector, so
-/// that a caller that works here is not far from working with O_DIRECT.
+/// Alignment required where transfers go through the page cache, which needs none: the smallest
+/// sector, so that a correct caller nearly satisfies O_DIRECT too.
 const BUFFERED: Align = Align { memory: 512, offset: 512 };
 
-/// A disk over `dirs`, which need not exist yet (their nearest existing ancestors are probed, and nothing is
-/// left behind). All directories use one side.
+/// A disk over `dirs`, which need not exist yet: their nearest existing ancestors are probed, and
+/// nothing is left in them. All directories use one side.
 ///
-/// Errors: kind `Unsupported` if `Uring` was asked for and is refused, naming what refused it; `ReadOnly`,
-/// `NoSpace` or `Device` if a directory cannot be written. A full file system is no error if the directory
-/// already holds files to read, for a store's own files may be what fills it.
+/// Errors: kind `Unsupported` if `Uring` was requested and is refused, naming the reason;
+/// `ReadOnly`, `NoSpace` or `Device` if a directory cannot be written. A full file system is no
+/// error if the directory already holds files to read, since the store's own files may fill it.
 pub fn open_disk(dirs: &[PathBuf], choice: SideChoice) -> Result<Arc<dyn Disk>, IoFault> {
     Ok(Arc::new(real_disk(dirs, choice, 1)?))
 }
 
-/// The same for queues of up to `depth` operations: io_uring is there if two of those can be had, and
-/// with `Auto` a later one that gets no ring goes over the blocking side. Once `stop` is raised, making
-/// a file fails soon and leaves nothing.
+/// As [`open_disk`], for queues of up to `depth` operations. io_uring is chosen if two such queues
+/// can be created; with `Auto` a later queue that gets no ring uses the blocking side. Once `stop`
+/// is raised, creating a file fails soon and leaves nothing.
 pub fn open_disk_until(
     dirs: &[PathBuf],
     choice: SideChoice,
     depth: usize,
     stop: Arc<AtomicBool>,
 ) -> Result<Arc<dyn Disk>, IoFault> {
-    Ok(Arc::new(real_disk(dirs, choice, depth)?.until(stop)))
+    Ok(Arc::new(real_disk(dirs, choice, depth)?.with_stop(stop)))
 }
 
 fn real_disk(dirs: &[PathBuf], choice: SideChoice, depth: usize) -> Result<RealDisk, IoFault> {
     if dirs.is_empty() {
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Probe, "", 0, "no directory given"));
     }
-    let places = dirs.iter().map(|d| Place::open(d)).collect::<Result<Vec<Place>, IoFault>>()?;
-    // Needed on either side, and the same for both: one that cannot be started is no matter of the mechanism.
+    let probes = dirs.iter().map(|d| ProbeDir::open(d)).collect::<Result<Vec<ProbeDir>, IoFault>>()?;
+    // Both sides need the pool, so a failure to start it does not depend on the mechanism.
     let pool = Arc::new(Pool::start()?);
-    let uring = || try_uring(&places, depth, &pool);
-    let chosen = decide(choice, uring, || try_direct(&places, &pool))?;
+    let uring = || try_uring(&probes, depth, &pool);
+    let chosen = decide(choice, uring, || try_direct(&probes, &pool))?;
     let mover = match chosen.side {
         Side::Uring => Mover::Uring { pool, may_do_without: choice == SideChoice::Auto },
         Side::Blocking | Side::Simulated => Mover::Blocking(pool),
@@ -88,8 +88,8 @@ struct Chosen {
     reason: String,
 }
 
-/// The choice, given what trying each mechanism says. Only the mechanism's refusal leads to another one: a
-/// directory that cannot be written, or a device that fails, is an error on any side.
+/// Decide by the results of trying each mechanism. Only a refusal of the mechanism itself leads to
+/// another one: a directory that cannot be written, or a failing device, is an error on any side.
 fn decide(
     choice: SideChoice,
     uring: impl FnOnce() -> Result<Align, IoFault>,
@@ -124,7 +124,7 @@ fn decide(
 fn refuses_mechanism(fault: &IoFault) -> bool {
     match fault.kind {
         FaultKind::Unsupported | FaultKind::Invalid | FaultKind::Other | FaultKind::Exhausted => true,
-        // A short answer to a block inside the file: the file system does not do what it says.
+        // A short transfer inside the file: the file system violates its contract.
         FaultKind::Short => true,
         FaultKind::Device | FaultKind::NoSpace | FaultKind::ReadOnly => false,
         FaultKind::Locked | FaultKind::NotFound | FaultKind::Exists | FaultKind::Gone => false,
@@ -136,48 +136,51 @@ fn why(fault: &IoFault) -> String {
         return format!("{}: {}", fault.path, fault.detail);
     }
     let text = rustix::io::Errno::from_raw_os_error(fault.errno).to_string();
-    // The standard library adds the number, which stands here already.
+    // The standard library appends the number, which this message already contains.
     let text = text.split(" (os error").next().unwrap_or_default();
     let detail = if fault.detail.is_empty() { String::new() } else { format!(", {}", fault.detail) };
     format!("{}: errno={} ({text}){detail}", fault.path, fault.errno)
 }
 
-fn try_uring(places: &[Place], depth: usize, pool: &Arc<Pool>) -> Result<Align, IoFault> {
+fn try_uring(probes: &[ProbeDir], depth: usize, pool: &Arc<Pool>) -> Result<Align, IoFault> {
     let files = Arc::new(Files::default());
-    // The ring first: if both it and O_DIRECT are refused, the ring is what an operator asks about.
+    // The ring first: if both it and O_DIRECT are refused, the operator looks for the reason of the
+    // ring.
     try_two(depth).map_err(setup_refused)?;
-    let align = common_align(places)?;
+    let align = common_align(probes)?;
     let (registered, pool) = (Arc::default(), pool.clone());
     let common = Common { files: files.clone(), registered, align, pool };
     let mut queue = UringQueue::new(common, PROBE_DEPTH).map_err(setup_refused)?;
-    try_places(&mut queue, &files, places, align)?;
+    try_dirs(&mut queue, &files, probes, align)?;
     Ok(align)
 }
 
-/// Whatever keeps a ring from being made, memory or descriptors included, another side can do without it.
+/// Treat every failure to create a ring, also lack of memory or descriptors, as `Unsupported`,
+/// since the other side works without a ring.
 fn setup_refused(mut fault: IoFault) -> IoFault {
     fault.kind = FaultKind::Unsupported;
     fault
 }
 
-fn try_direct(places: &[Place], pool: &Arc<Pool>) -> Result<Align, IoFault> {
-    let align = common_align(places)?;
+fn try_direct(probes: &[ProbeDir], pool: &Arc<Pool>) -> Result<Align, IoFault> {
+    let align = common_align(probes)?;
     let files = Arc::new(Files::default());
     let mut queue = BlockingQueue::new(Arc::clone(&files), align, pool.clone(), PROBE_DEPTH);
-    try_places(&mut queue, &files, places, align)
+    try_dirs(&mut queue, &files, probes, align)
 }
 
-fn try_places(
+fn try_dirs(
     queue: &mut dyn Queue,
     files: &Files,
-    places: &[Place],
+    probes: &[ProbeDir],
     align: Align,
 ) -> Result<Align, IoFault> {
-    for place in places {
-        let id = files.insert(place.direct_file()?);
-        let mut trial = |writes| trial::round_trip(queue, id, writes, align, &place.name());
-        match trial(place.may_write()) {
-            // A file system that copies what is overwritten may be full only now; what can be read is served.
+    for probe in probes {
+        let id = files.insert(probe.direct_file()?);
+        let mut trial = |writes| trial::round_trip(queue, id, writes, align, &probe.name());
+        match trial(probe.may_write()) {
+            // A copy-on-write file system may be full only at the overwrite; files that can be read
+            // are still served.
             Err(fault) if fault.kind == FaultKind::NoSpace => trial(false)?,
             tried => tried?,
         }
@@ -186,10 +189,10 @@ fn try_places(
 }
 
 /// The strictest alignment of all directories.
-fn common_align(places: &[Place]) -> Result<Align, IoFault> {
+fn common_align(probes: &[ProbeDir]) -> Result<Align, IoFault> {
     let mut all = Align { memory: 512, offset: 512 };
-    for place in places {
-        let one = place.align()?;
+    for probe in probes {
+        let one = probe.align()?;
         all.memory = all.memory.max(one.memory);
         all.offset = all.offset.max(one.offset);
     }

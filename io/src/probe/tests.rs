@@ -1,4 +1,4 @@
-use super::place::{ALIGN_MAX, OVERLAYFS, RAMFS, TMPFS, alignment};
+use super::dir::{ALIGN_MAX, OVERLAYFS, RAMFS, TMPFS, alignment};
 use super::*;
 
 const EXT4: u64 = 0xef53;
@@ -19,7 +19,7 @@ fn chosen(
 }
 
 #[test]
-fn uring_is_taken_where_it_works() {
+fn uring_is_chosen_where_it_works() {
     for choice in [SideChoice::Auto, SideChoice::Uring] {
         let (side, direct, align, _) = chosen(choice, Ok(ALIGN), Err(unsupported("d", 22))).unwrap();
         assert_eq!((side, direct, align), (Side::Uring, true, ALIGN));
@@ -29,7 +29,7 @@ fn uring_is_taken_where_it_works() {
 }
 
 #[test]
-fn a_refusal_is_named_and_falls_back_only_if_it_may() {
+fn refusal_is_named_and_falls_back_only_with_auto() {
     let eperm = || Err(unsupported("io_uring_setup", 1));
     let (side, direct, align, reason) = chosen(SideChoice::Auto, eperm(), Ok(ALIGN)).unwrap();
     assert_eq!((side, direct, align), (Side::Blocking, true, ALIGN));
@@ -46,7 +46,7 @@ fn a_refusal_is_named_and_falls_back_only_if_it_may() {
 }
 
 #[test]
-fn a_sick_or_full_directory_is_no_reason_to_fall_back() {
+fn failing_or_full_directory_does_not_fall_back() {
     for kind in [FaultKind::Device, FaultKind::NoSpace, FaultKind::ReadOnly] {
         let fault = || Err(IoFault::found(kind, FaultOp::Write, "dir", 0, "planted"));
         assert_eq!(chosen(SideChoice::Auto, fault(), Ok(ALIGN)).unwrap_err().kind, kind);
@@ -72,8 +72,8 @@ fn alignment_follows_file_system_and_statx() {
         (RAMFS, None, "ramfs"),
         (OVERLAYFS, None, "overlayfs"),
     ];
-    for (fs, said, why) in refused {
-        let text = alignment(fs, said).unwrap_err();
+    for (fs, reported, why) in refused {
+        let text = alignment(fs, reported).unwrap_err();
         assert!(text.contains(why), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! One aligned block written and read back through a queue, as the store will do it.
+//! A trial: one aligned block is written and read back through a queue, as the store does it.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use crate::check::Align;
 use crate::disk::{FileId, Op, Queue};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 
-/// How long a block may take; a device slower than this is sick.
+/// The time limit for a block; a slower device counts as failed.
 const TRIAL_WAIT: Duration = Duration::from_secs(10);
 
-/// Write a block (if `may_write`), read it back and compare. The block has the smallest size that `align`
-/// allows and does not begin the file, so that the alignment is what is tried.
+/// Write a block (if `may_write`), read it back and compare. The block has the smallest size that
+/// `align` allows and does not begin at offset 0, so that the trial tests the alignment.
 pub(super) fn round_trip(
     queue: &mut dyn Queue,
     file: FileId,
@@ -29,7 +29,7 @@ pub(super) fn round_trip(
     let empty = block(unit, path)?;
     let parts = run(queue, Op::Read { file, offset, parts: vec![empty.into_part()] }, path)?;
     if may_write && !parts.iter().all(|p| p.bytes() == pattern(unit)) {
-        let detail = "a block read back is not what was written";
+        let detail = "a block read back differs from the written one";
         return Err(IoFault::found(FaultKind::Device, FaultOp::Probe, path, offset, detail));
     }
     Ok(())

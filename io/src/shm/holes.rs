@@ -1,50 +1,54 @@
-//! Holes in memory that another process handed over: pages that have no memory yet, or not any more. Who looks at one by a mapping gives it memory, at the
-//! cost of its own control group. So a look asks first, and holes are read by calls, which see zeros and give them nothing.
+//! Holes in memory that another process shares: pages that are not allocated yet, or no longer.
+//! Reading a hole through a mapping allocates the page, charged to the reader's control group. So
+//! residency is checked before a read, and ranges with holes are read by system calls, which return
+//! zeros and allocate nothing.
 //!
-//! Invariant: where such is noted, a page that was seen to have memory has it for good, or a look at it is caught: by a seal against holes, or by
-//! the [`trap`](super::trap).
+//! Invariant: if a range is recorded in `known`, each of its pages stays allocated, or an access
+//! after it was removed is caught: by a seal against holes, or by the [`trap`](super::trap).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of which one bit tells that all of them have memory.
-const UNIT: usize = 64 << 10;
-/// Pages that are asked about in one call.
+/// Bytes that one bit of `known` covers.
+const UNIT_BYTES: usize = 64 << 10;
+/// Pages that one `mincore` call covers.
 const PAGES: usize = 256;
 
-/// What is known of a mapping.
+/// The residency of a mapping.
 #[derive(Debug)]
 pub(super) struct Holes {
     from: usize,
     len: usize,
     page_bytes: usize,
-    /// A bit each unit: all of it had memory. None if that may change unseen.
+    /// One bit for each unit: all its pages were resident. Empty if a page may be removed
+    /// undetected.
     known: Box<[AtomicU64]>,
 }
 
 impl Holes {
-    /// Of the mapping of `len` bytes at `from`; `lasts` if a page that has memory keeps it, or is caught.
-    pub fn of(from: *const u8, len: usize, lasts: bool) -> Holes {
-        let words = if lasts { len.div_ceil(UNIT).div_ceil(64) } else { 0 };
+    /// The state of the mapping of `len` bytes at `from`; with `stable` a resident page stays
+    /// allocated, or an access after its removal is caught.
+    pub fn of(from: *const u8, len: usize, stable: bool) -> Holes {
+        let words = if stable { len.div_ceil(UNIT_BYTES).div_ceil(64) } else { 0 };
         let known = (0..words).map(|_| AtomicU64::new(0)).collect();
         Holes { from: from.addr(), len, page_bytes: rustix::param::page_size(), known }
     }
 
-    /// Whether a page that was seen to have memory keeps it, or a look at it is caught.
+    /// Whether a page that was resident stays allocated, or an access after its removal is caught.
     #[cfg(test)]
-    pub fn lasts(&self) -> bool {
+    pub fn is_stable(&self) -> bool {
         !self.known.is_empty()
     }
 
-    /// Whether all of these bytes have memory: a mapping may be looked at.
-    pub fn are_none(&self, at: usize, len: usize) -> bool {
+    /// Whether all of these bytes are resident, so that the mapping may be read.
+    pub fn all_resident(&self, at: usize, len: usize) -> bool {
         if self.known.is_empty() {
             return self.is_resident(at, len);
         }
         let (mut from, end) = (at, at + len);
         while from < end {
-            let unit = from / UNIT;
-            let to = end.min((unit + 1) * UNIT);
-            if !self.is_known(unit) && !self.is_resident(from, to - from) {
+            let unit = from / UNIT_BYTES;
+            let to = end.min((unit + 1) * UNIT_BYTES);
+            if !self.unit_is_resident(unit) && !self.is_resident(from, to - from) {
                 return false;
             }
             from = to;
@@ -52,35 +56,38 @@ impl Holes {
         true
     }
 
-    fn is_known(&self, unit: usize) -> bool {
+    fn unit_is_resident(&self, unit: usize) -> bool {
         let (word, bit) = (&self.known[unit / 64], 1 << (unit % 64));
         if word.load(Ordering::Relaxed) & bit != 0 {
             return true;
         }
-        let from = unit * UNIT;
-        let all = self.is_resident(from, UNIT.min(self.len - from));
+        let from = unit * UNIT_BYTES;
+        let all = self.is_resident(from, UNIT_BYTES.min(self.len - from));
         if all {
             word.fetch_or(bit, Ordering::Relaxed);
         }
         all
     }
 
-    /// Whether the pages of these bytes are in memory. What is swapped out counts as a hole: it is read by calls.
+    /// Whether the pages of these bytes are in memory. A swapped-out page counts as a hole: it is
+    /// read by a system call.
     fn is_resident(&self, at: usize, len: usize) -> bool {
         let mut from = (self.from + at) & !(self.page_bytes - 1);
         let end = (self.from + at + len).next_multiple_of(self.page_bytes);
         while from < end {
             let pages = ((end - from) / self.page_bytes).min(PAGES);
-            let mut told = [0u8; PAGES];
-            // SAFETY: the call writes a byte each page, of which there are no more than bytes; it reads no memory of the mapping, and an address that is none is an error.
+            let mut residency = [0u8; PAGES];
+            // SAFETY: the call writes one byte for each page, and `residency` has at least `pages`
+            // bytes. It reads no memory of the mapping, and reports an unmapped address as an
+            // error.
             let failed = unsafe {
                 libc::mincore(
                     std::ptr::without_provenance_mut(from),
                     pages * self.page_bytes,
-                    told.as_mut_ptr(),
+                    residency.as_mut_ptr(),
                 )
             };
-            if failed != 0 || told[..pages].iter().any(|page| page & 1 == 0) {
+            if failed != 0 || residency[..pages].iter().any(|page| page & 1 == 0) {
                 return false;
             }
             from += pages * self.page_bytes;
@@ -102,7 +109,7 @@ mod tests {
     use super::*;
 
     const LEN: usize = 32 << 20;
-    /// What is written of it: neither whole units nor whole words of them.
+    /// The written range: neither whole units nor whole words of bits.
     const WRITTEN: std::ops::Range<usize> = (3 << 20) + 4096..(9 << 20) + 8192;
 
     fn memory(seals: SealFlags) -> OwnedFd {
@@ -122,11 +129,11 @@ mod tests {
         View::guarded(fd.as_fd().try_clone_to_owned().expect("a descriptor"), LEN).expect("a view")
     }
 
-    fn given(fd: &OwnedFd) -> u64 {
+    fn allocated_bytes(fd: &OwnedFd) -> u64 {
         u64::try_from(fstat(fd).expect("known").st_blocks).expect("no more") * 512
     }
 
-    /// Every byte, in pieces that are no multiple of anything.
+    /// All bytes, in pieces of unaligned length.
     fn copied(view: &View, range: std::ops::Range<usize>) -> Vec<u8> {
         let mut bytes = vec![0xee; range.len()];
         for (piece, at) in bytes.chunks_mut(300_000).zip(range.step_by(300_000)) {
@@ -136,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn view_has_the_length_that_its_bound_was_asked_about_whatever_the_file_has_now() {
+    fn guarded_view_keeps_requested_length() {
         let fd = memory(SealFlags::empty());
         ftruncate(&fd, 1 << 40).expect("longer");
         assert_eq!(guarded(&fd).len(), LEN);
@@ -145,8 +152,8 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_zeros_and_get_no_memory_by_being_looked_at() {
-        survive_shrinking().expect("asked for");
+    fn reading_holes_returns_zeros_and_allocates_nothing() {
+        survive_shrinking().expect("SIGBUS handler");
         for seals in [
             SealFlags::empty(),
             SealFlags::SHRINK,
@@ -154,7 +161,7 @@ mod tests {
             SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
         ] {
             let fd = memory(seals);
-            let (view, before) = (guarded(&fd), given(&fd));
+            let (view, before) = (guarded(&fd), allocated_bytes(&fd));
             assert!(view.is_mapped());
             for _ in 0..2 {
                 let seen = copied(&view, 0..LEN);
@@ -162,46 +169,46 @@ mod tests {
                     .iter()
                     .enumerate()
                     .find(|(at, seen)| **seen != if WRITTEN.contains(at) { byte(*at) } else { 0 });
-                assert_eq!((wrong, given(&fd)), (None, before), "{seals:?}");
+                assert_eq!((wrong, allocated_bytes(&fd)), (None, before), "{seals:?}");
             }
         }
     }
 
     #[test]
-    fn hole_that_is_made_behind_the_question_gets_no_memory() {
-        survive_shrinking().expect("asked for");
+    fn hole_punched_after_residency_check_is_not_allocated() {
+        survive_shrinking().expect("SIGBUS handler");
         let fd = memory(SealFlags::SHRINK);
         let view = guarded(&fd);
-        if view.guard_lasts() != Some(true) {
+        if view.guard_is_stable() != Some(true) {
             eprintln!("skipped: this system has no userfaultfd for this process");
             return;
         }
-        // All of it is known to have memory.
+        // All units of the range are recorded as resident.
         assert_eq!(copied(&view, WRITTEN), WRITTEN.map(byte).collect::<Vec<u8>>());
         let (from, len) = (4 << 20, 2 << 20);
         fallocate(&fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, len).expect("a hole");
-        let (before, hole) = (given(&fd), from as usize..(from + len) as usize);
+        let (before, hole) = (allocated_bytes(&fd), from as usize..(from + len) as usize);
         let expected: Vec<u8> = WRITTEN.map(|at| if hole.contains(&at) { 0 } else { byte(at) }).collect();
         for _ in 0..2 {
             assert!(copied(&view, WRITTEN) == expected);
-            assert_eq!(given(&fd), before);
+            assert_eq!(allocated_bytes(&fd), before);
         }
-        // What its owner has there later is seen.
+        // Bytes that the owner writes later are seen.
         assert_eq!(pwrite(&fd, &[7; 4096], from), Ok(4096));
         assert_eq!(copied(&view, hole)[..4097], [[7; 4096].as_slice(), &[0]].concat());
     }
 
     #[test]
-    #[allow(clippy::disallowed_methods, reason = "a look at this process, of no file of a store")]
-    fn many_holes_in_one_copy_take_one_mapping() {
-        survive_shrinking().expect("asked for");
+    #[allow(clippy::disallowed_methods, reason = "reads /proc of this process, no file of a store")]
+    fn copy_over_many_holes_adds_one_mapping() {
+        survive_shrinking().expect("SIGBUS handler");
         let fd = memory(SealFlags::empty());
         let view = guarded(&fd);
-        if view.guard_lasts() != Some(true) {
+        if view.guard_is_stable() != Some(true) {
             eprintln!("skipped: this system has no userfaultfd for this process");
             return;
         }
-        // Whole units, which are known to have memory once they were looked at.
+        // Whole units, which are recorded as resident once they were read.
         let units = 4u64 << 20..9 << 20;
         let mut bytes = vec![0xee; (units.end - units.start) as usize];
         view.copy_out(units.start, &mut bytes);
@@ -210,25 +217,25 @@ mod tests {
             fallocate(&fd, flags, at, 4096).expect("a hole");
         }
         let mappings = || std::fs::read_to_string("/proc/self/maps").expect("known").lines().count();
-        let (before, given_before) = (mappings(), given(&fd));
+        let (before, allocated_before) = (mappings(), allocated_bytes(&fd));
         view.copy_out(units.start, &mut bytes);
         // Other tests run meanwhile, in threads of their own.
-        assert!(mappings() < before + 200 && given(&fd) == given_before);
+        assert!(mappings() < before + 200 && allocated_bytes(&fd) == allocated_before);
         assert!(bytes.iter().all(|byte| *byte == 0), "zeros from the first hole on");
     }
 
     #[test]
-    fn memory_that_can_get_holes_is_asked_about_each_time_where_looks_are_not_caught() {
+    fn residency_is_rechecked_without_trap() {
         let fd = memory(SealFlags::SHRINK);
         let map = memmap2::MmapOptions::new().len(LEN).map_raw_read_only(&fd).expect("mapped");
-        let (asks, knows) = (Holes::of(map.as_ptr(), LEN, false), Holes::of(map.as_ptr(), LEN, true));
-        for holes in [&asks, &knows] {
-            assert!(holes.are_none(WRITTEN.start, WRITTEN.len()) && holes.are_none(5 << 20, 1));
-            assert!(!holes.are_none(WRITTEN.start - 1, 1) && !holes.are_none(WRITTEN.end, 1));
-            assert!(!holes.are_none(WRITTEN.start, WRITTEN.len() + 1) && !holes.are_none(LEN - 1, 1));
+        let (unstable, stable) = (Holes::of(map.as_ptr(), LEN, false), Holes::of(map.as_ptr(), LEN, true));
+        for holes in [&unstable, &stable] {
+            assert!(holes.all_resident(WRITTEN.start, WRITTEN.len()) && holes.all_resident(5 << 20, 1));
+            assert!(!holes.all_resident(WRITTEN.start - 1, 1) && !holes.all_resident(WRITTEN.end, 1));
+            assert!(!holes.all_resident(WRITTEN.start, WRITTEN.len() + 1) && !holes.all_resident(LEN - 1, 1));
         }
         fallocate(&fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 5 << 20, 4096)
             .expect("a hole");
-        assert!(!asks.are_none(5 << 20, 1) && knows.are_none(5 << 20, 1));
+        assert!(!unstable.all_resident(5 << 20, 1) && stable.all_resident(5 << 20, 1));
     }
 }

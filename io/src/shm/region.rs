@@ -1,12 +1,13 @@
-//! Memory of this process that another may look at, and what it is to the other.
+//! Memory regions that one process owns and others view.
 //!
-//! The owner writes it, and nobody else can: that it is never mapped to be written again, and never becomes shorter, is
-//! sealed. Who looks at it copies bytes out, and only then believes anything of them: the owner may change them at any time.
+//! The owner writes the memory; seals ensure that no other process can map it writable, and that it
+//! never becomes shorter. A viewer copies bytes out before it interprets them, since the owner may
+//! change them at any time.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{
     FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
     memfd_create,
@@ -14,18 +15,20 @@ use rustix::fs::{
 use rustix::io::{Errno, pread};
 
 use super::holes::Holes;
+use super::mapping::Mapping;
 use super::shrinking::Watch;
 use super::trap;
 use crate::file_system::too_long;
 use crate::fused::BlockCopy;
 
-/// What `statfs` calls a memory file system (`TMPFS_MAGIC` of linux/magic.h); memfds are files of one.
+/// The `statfs` type of a memory file system (`TMPFS_MAGIC` of linux/magic.h); memfds are files of
+/// one.
 const TMPFS: i64 = 0x0102_1994;
 
 const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
-/// Memory of this process that others can be shown.
+/// Memory of this process that can be shared with others.
 #[derive(Debug)]
 pub struct Region {
     memory: Memory,
@@ -34,30 +37,30 @@ pub struct Region {
 
 #[derive(Debug)]
 enum Memory {
-    Own(MmapRaw),
-    /// Somebody else's mapping: where it begins, and how long it is. It is compared with addresses, and never followed.
+    Own(Mapping),
+    /// A mapping of another owner: its address and length. The address is only compared, never
+    /// dereferenced.
     Mapped(usize, usize),
 }
 
 impl Region {
-    /// `bytes` zeroed bytes, at least 1. Pages become resident as they are used. Fails if the system has no memory, or does not seal
-    /// it against being written by others (Linux before 5.1).
+    /// `bytes` zeroed bytes, at least 1. Pages become resident as they are used. Fails if the
+    /// system has no memory, or cannot seal it against writes by others (Linux before 5.1).
     pub fn new(bytes: usize) -> std::io::Result<Region> {
         if let Some(why) = too_long(bytes as u64) {
             return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, why));
         }
         let fd = memfd_create("pagelith-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, bytes as u64)?;
-        let map = MmapOptions::new().len(bytes).map_raw(&fd)?;
-        // Taken where the system has huge pages for shared memory (`shmem_enabled`), which most do not by default.
-        let _ = map.advise(Advice::HugePage);
+        let map = Mapping::new(fd.as_fd(), bytes)?;
         fcntl_add_seals(&fd, SEALS)?;
         Ok(Region { memory: Memory::Own(map), fd })
     }
 
-    /// Memory that this process has mapped at `address` already: the first `bytes` of the memfd, or of the file in a memory file
-    /// system, that `fd` is. Whoever is shown it looks at the file, so the mapping must be a shared one of it. It is kept as long as it is
-    /// ([`keep_length`]) if `fd` may be written. Fails if `fd` is neither, or not as long.
+    /// Memory that this process has mapped at `address` already: the first `bytes` of the memfd, or
+    /// of the file in a memory file system, that `fd` refers to. Viewers map the file, so the
+    /// mapping must be a shared one of it. The file is sealed against shrinking ([`keep_length`])
+    /// if `fd` is writable. Fails if `fd` refers to neither, or is shorter.
     pub fn mapped(fd: OwnedFd, address: usize, bytes: usize) -> std::io::Result<Region> {
         if bytes == 0 || bytes > length_in_memory(&fd)? {
             return Err(Errno::INVAL.into());
@@ -66,31 +69,28 @@ impl Region {
         Ok(Region { memory: Memory::Mapped(address, bytes), fd })
     }
 
-    /// Give every page its memory now. Nothing happens to what somebody else has mapped. Fails if the system does not do this
-    /// (Linux before 5.14) or has not as much memory.
+    /// Make every page resident now, in huge pages where the system has them. Memory that another
+    /// owner mapped is left as it is. Fails if the system does not support this (Linux before 5.14)
+    /// or has not enough memory.
     pub fn prefault(&self) -> std::io::Result<()> {
         match &self.memory {
-            Memory::Own(map) => map.advise(Advice::PopulateWrite),
+            Memory::Own(map) => map.prefault(),
             Memory::Mapped(..) => Ok(()),
         }
     }
 
-    /// Leave the mapping out of children that are forked, which would keep the memory when this process has ended.
+    /// Exclude the mapping from forked children, which would keep the memory after this process has
+    /// ended.
     pub fn keep_from_children(&self) {
         if let Memory::Own(map) = &self.memory {
-            let _ = map.advise(Advice::DontFork);
+            map.keep_from_children();
         }
     }
 
-    /// Whether its bytes are at these addresses as long as it is there: nobody else can have something else there.
-    pub fn stays(&self) -> bool {
-        matches!(self.memory, Memory::Own(_))
-    }
-
-    /// Where it begins.
+    /// The address of its first byte.
     pub fn base(&self) -> *mut u8 {
         match &self.memory {
-            Memory::Own(map) => map.as_mut_ptr(),
+            Memory::Own(map) => map.base(),
             Memory::Mapped(address, _) => *address as *mut u8,
         }
     }
@@ -103,12 +103,12 @@ impl Region {
         }
     }
 
-    /// Whether there is no byte.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where in it the `len` bytes at address `addr` lie; `None` if they are not of it.
+    /// The offset of the `len` bytes at address `addr`; `None` if they are not inside.
     pub fn place(&self, addr: usize, len: usize) -> Option<u64> {
         let at = addr.checked_sub(self.base() as usize)?;
         (at.checked_add(len)? <= self.len()).then_some(at as u64)
@@ -121,40 +121,43 @@ impl AsFd for Region {
     }
 }
 
-/// Seal a memfd against becoming shorter, if whoever made it allows seals (`MFD_ALLOW_SEALING`) and `fd` may be written. Who is shown
-/// memory maps it then. Otherwise it has to read it by calls, at a third of the speed, unless its process survives memory that becomes
-/// shorter ([`survive_shrinking`](super::survive_shrinking)), as `pagelith serve` does.
+/// Seal a memfd against shrinking, if it was created with `MFD_ALLOW_SEALING` and `fd` is writable.
+/// A viewer then maps it. Otherwise the viewer must read it by system calls, at a third of the
+/// speed, unless its process handles memory that becomes shorter
+/// ([`survive_shrinking`](super::survive_shrinking)), as `pagelith serve` does.
 pub fn keep_length(fd: BorrowedFd<'_>) {
-    // It is as well to have it unsealed.
+    // Unsealed memory works too.
     let _ = fcntl_add_seals(fd, SealFlags::SHRINK);
 }
 
-/// Memory of another process, to be looked at.
+/// A read-only view of another process's memory.
 #[derive(Debug)]
 pub struct View {
     bytes: Bytes,
-    /// Of memory whose owner is not trusted: which of it has no memory, to be read through this descriptor.
+    /// For memory of an untrusted owner: which pages are holes, to be read through this descriptor.
     guard: Option<(Holes, Arc<OwnedFd>)>,
 }
 
 #[derive(Debug)]
 enum Bytes {
     Mapped(MmapRaw),
-    /// What could become shorter, where this process survives that: until it has. The watch goes before the mapping.
+    /// Memory that can become shorter, in a process that handles this: mapped until it has shrunk.
+    /// The watch is dropped before the mapping.
     MayShrink(Watch, MmapRaw, Arc<OwnedFd>),
-    /// The same elsewhere: it is not mapped, which would end this process at the next look, but read.
+    /// The same in a process that does not: a mapping would end the process at the next access, so
+    /// the memory is read by system calls.
     Read(Arc<OwnedFd>, u64),
 }
 
-/// Where bytes are looked at.
-enum Look<'a> {
-    At(*const u8),
-    By(&'a OwnedFd),
+/// The way to read bytes.
+enum ReadFrom<'a> {
+    Mapping(*const u8),
+    Descriptor(&'a OwnedFd),
 }
 
 impl View {
-    /// What another process handed over: a memfd, or a file of a memory file system. Refuses others, since a look at
-    /// them may take as long as their owner likes.
+    /// View memory that another process passed: a memfd, or a file of a memory file system. Other
+    /// files are refused, since an access to them may take as long as their owner likes.
     pub fn of(fd: OwnedFd) -> std::io::Result<View> {
         let len = length_in_memory(&fd)?;
         let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
@@ -170,11 +173,14 @@ impl View {
         Ok(View { bytes, guard: None })
     }
 
-    /// As [`View::of`], of a process that may want this one to pay for its memory, or to look at holes of it: what has no memory is read and never
-    /// mapped. Where it can be given holes, looks at those are caught if this process survives that.
-    /// Its first `len` bytes, whatever length it has by now; fails if it has become shorter.
+    /// As [`View::of`], for the first `len` bytes of memory of an untrusted process, which might
+    /// make this one pay for its memory, or read its holes. Pages without memory are read by system
+    /// calls, never through the mapping. Where the owner can remove pages, accesses to them are
+    /// caught if this process handles the signal. The file may have another length by now; this
+    /// fails if it is shorter than `len`.
     pub fn guarded(fd: OwnedFd, len: usize) -> std::io::Result<View> {
-        // Before the length: memory that cannot become shorter is as long as it is found to be behind this.
+        // Read before the length: the length of memory that is sealed against shrinking is then
+        // final.
         let seals = fcntl_get_seals(&fd)?;
         if len > length_in_memory(&fd)? {
             return Err(Errno::INVAL.into());
@@ -184,7 +190,7 @@ impl View {
         };
         let from = map.as_ptr();
         let fd = Arc::new(fd);
-        let guard = |lasts| Some((Holes::of(from, len, lasts), fd.clone()));
+        let guard = |stable| Some((Holes::of(from, len, stable), fd.clone()));
         let stays_long = seals.contains(SealFlags::SHRINK);
         if stays_long && seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
             return Ok(View { bytes: Bytes::Mapped(map), guard: guard(true) });
@@ -199,13 +205,13 @@ impl View {
         }
     }
 
-    /// The same, read by calls alone: of what is more than may be mapped.
+    /// As [`View::guarded`], read by system calls only: for memory beyond the limit on mappings.
     pub fn unmapped(fd: OwnedFd) -> std::io::Result<View> {
         let len = length_in_memory(&fd)? as u64;
         Ok(View { bytes: Bytes::Read(Arc::new(fd), len), guard: None })
     }
 
-    /// Length in bytes, when it was handed over.
+    /// Length in bytes at the time of creation.
     pub fn len(&self) -> usize {
         match &self.bytes {
             Bytes::Mapped(map) | Bytes::MayShrink(_, map, _) => map.len(),
@@ -213,12 +219,12 @@ impl View {
         }
     }
 
-    /// Whether there is no byte.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether it has these bytes.
+    /// Whether these bytes are inside.
     pub fn has(&self, at: u64, len: u64) -> bool {
         at.checked_add(len).is_some_and(|end| end <= self.len() as u64)
     }
@@ -228,29 +234,29 @@ impl View {
         !matches!(self.bytes, Bytes::Read(..))
     }
 
-    /// Whether what is known of holes stays so.
+    /// Whether the recorded residency stays valid.
     #[cfg(test)]
-    pub(super) fn guard_lasts(&self) -> Option<bool> {
-        self.guard.as_ref().map(|(holes, _)| holes.lasts())
+    pub(super) fn guard_is_stable(&self) -> Option<bool> {
+        self.guard.as_ref().map(|(holes, _)| holes.is_stable())
     }
 
-    fn look(&self, at: u64, len: usize) -> Look<'_> {
+    fn read_from(&self, at: u64, len: usize) -> ReadFrom<'_> {
         if let Some((holes, fd)) = &self.guard
-            && !holes.are_none(at as usize, len)
+            && !holes.all_resident(at as usize, len)
         {
-            return Look::By(fd);
+            return ReadFrom::Descriptor(fd);
         }
         match &self.bytes {
             Bytes::MayShrink(watch, map, _) if !watch.is_torn() => {
-                Look::At(map.as_ptr().wrapping_add(at as usize))
+                ReadFrom::Mapping(map.as_ptr().wrapping_add(at as usize))
             }
-            Bytes::Mapped(map) => Look::At(map.as_ptr().wrapping_add(at as usize)),
-            Bytes::MayShrink(_, _, fd) | Bytes::Read(fd, _) => Look::By(fd),
+            Bytes::Mapped(map) => ReadFrom::Mapping(map.as_ptr().wrapping_add(at as usize)),
+            Bytes::MayShrink(_, _, fd) | Bytes::Read(fd, _) => ReadFrom::Descriptor(fd),
         }
     }
 
-    /// Where the bytes from `at` on are mapped, to be read while nobody writes them; `None` if they are not mapped, or are not there, or may
-    /// not be there later.
+    /// The address of the bytes from `at` on, for reading while they are not written; `None` if
+    /// they are not mapped, do not exist, or may disappear.
     pub fn mapped_at(&self, at: u64) -> Option<*const u8> {
         match &self.bytes {
             Bytes::Mapped(map) => (at < map.len() as u64).then(|| map.as_ptr().wrapping_add(at as usize)),
@@ -258,43 +264,46 @@ impl View {
         }
     }
 
-    /// Copy the bytes from `at` on out. What is copied is what the owner had there, or a mixture of that and what it was
-    /// writing meanwhile; zeros where it has become shorter.
+    /// Copy the bytes from `at` on out. The copy is the owner's data, or a mixture of it and a
+    /// concurrent write; zeros where the memory has become shorter.
     ///
     /// # Panics
     /// If there are no such bytes.
     pub fn copy_out(&self, at: u64, to: &mut [u8]) {
-        assert!(self.has(at, to.len() as u64), "beyond the memory that was handed over");
-        let from = match self.look(at, to.len()) {
-            Look::At(from) => from,
-            Look::By(fd) => return read_out(fd, at, to),
+        assert!(self.has(at, to.len() as u64), "beyond the memory of the view");
+        let from = match self.read_from(at, to.len()) {
+            ReadFrom::Mapping(from) => from,
+            ReadFrom::Descriptor(fd) => return read_out(fd, at, to),
         };
-        // SAFETY: inside of the mapping, which lives as long as `self` and cannot become shorter, or is watched; the two do not overlap: one
-        // is a private borrow, the other a mapping that nothing in this process writes. Another process may write these bytes
-        // meanwhile: this one's memory model does not know of it, and nothing but the copy is ever read as bytes.
+        // SAFETY: inside of the mapping, which lives as long as `self` and cannot become shorter,
+        // or is watched. The two do not overlap: one is a private borrow, the other a mapping that
+        // this process does not write. Another process may write these bytes meanwhile, which is
+        // outside of this process's memory model; only the copy is ever read as bytes.
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
     }
 
     /// As [`View::copy_out`], as the next piece of `block`, whose checksum is of the copy.
     ///
     /// # Panics
-    /// If there are no such bytes, or they are more than what is left of the block.
+    /// If there are no such bytes, or they are more than the rest of the block.
     pub(crate) fn copy_block(&self, at: u64, to: &mut [u8], block: &mut BlockCopy) {
-        assert!(self.has(at, to.len() as u64), "beyond the memory that was handed over");
-        match self.look(at, to.len()) {
-            // SAFETY: inside of the mapping, as in `copy_out`; others that write there are other processes.
-            Look::At(from) => unsafe { block.piece_shared(to, from) },
-            Look::By(fd) => {
+        assert!(self.has(at, to.len() as u64), "beyond the memory of the view");
+        match self.read_from(at, to.len()) {
+            // SAFETY: inside of the mapping, as in `copy_out`; only other processes write there.
+            ReadFrom::Mapping(from) => unsafe { block.piece_shared(to, from) },
+            ReadFrom::Descriptor(fd) => {
                 read_out(fd, at, to);
-                block.came(to);
+                block.hash_in_place(to);
             }
         }
     }
 }
 
-/// Length in bytes of a memfd, or of a file of a memory file system; an error for anything else, and for nothing.
+/// Length in bytes of a memfd, or of a file of a memory file system; an error for other
+/// descriptors, and for length 0.
 fn length_in_memory(fd: &OwnedFd) -> std::io::Result<usize> {
-    // First: of anything but memory this is an error, and no file system hears of it, which may not answer.
+    // First: for a descriptor that is no memory file this fails without a call into its file
+    // system, which may never answer.
     fcntl_get_seals(fd)?;
     let stat = fstat(fd)?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -320,7 +329,7 @@ fn read_out(fd: &OwnedFd, at: u64, to: &mut [u8]) {
 mod tests {
     use super::*;
 
-    fn handed(region: &Region) -> OwnedFd {
+    fn descriptor(region: &Region) -> OwnedFd {
         region.as_fd().try_clone_to_owned().expect("a descriptor")
     }
 
@@ -331,9 +340,9 @@ mod tests {
     }
 
     #[test]
-    fn what_the_owner_writes_is_seen_by_who_has_the_view() {
+    fn view_sees_writes_of_owner() {
         let region = Region::new(3 * 4096).expect("memory");
-        let view = View::of(handed(&region)).expect("sealed");
+        let view = View::of(descriptor(&region)).expect("sealed");
         assert_eq!((view.len(), view.is_empty(), region.is_empty()), (3 * 4096, false, false));
         let mut seen = [9u8; 5];
         view.copy_out(4094, &mut seen);
@@ -344,9 +353,9 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_can_write_it_or_make_it_shorter() {
+    fn region_is_sealed_against_writes_and_truncation() {
         let region = Region::new(4096).expect("memory");
-        let fd = handed(&region);
+        let fd = descriptor(&region);
         assert!(MmapOptions::new().len(4096).map_raw(&fd).is_err(), "mapped to be written");
         assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(Errno::PERM));
         assert_eq!(ftruncate(&fd, 0), Err(Errno::PERM));
@@ -354,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nothing_or_not_in_memory_is_refused() {
+    fn view_of_empty_or_disk_file_is_refused() {
         let memory = |seals: SealFlags, len| {
             let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
             ftruncate(&fd, len).expect("memory");
@@ -371,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_shorter_is_zeros_and_ends_nobody() {
+    fn truncated_memory_reads_as_zeros() {
         let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, 3 * 4096).expect("memory");
         assert_eq!(rustix::io::pwrite(&fd, &[7; 8192], 0), Ok(8192));
@@ -386,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_mapped_before_is_shown_by_its_file() {
+    fn premapped_memory_is_viewed_through_its_file() {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC).expect("memory");
         ftruncate(&fd, 8192).expect("memory");
         let map = MmapOptions::new().len(8192).map_raw(&fd).expect("mapped");
@@ -397,12 +406,12 @@ mod tests {
         assert_eq!(region.place(map.as_ptr() as usize + 5, 8192), None);
         write(&region, 100, b"there");
         let mut seen = [0; 5];
-        View::of(handed(&region)).expect("in memory").copy_out(100, &mut seen);
+        View::of(descriptor(&region)).expect("in memory").copy_out(100, &mut seen);
         assert_eq!(&seen, b"there");
     }
 
     #[test]
-    fn places_are_inside_or_none() {
+    fn offsets_outside_region_are_none() {
         let region = Region::new(8192).expect("memory");
         let base = region.base() as usize;
         for (addr, len, place) in [
@@ -415,30 +424,30 @@ mod tests {
         ] {
             assert_eq!(region.place(addr, len), place, "{addr:#x} {len}");
         }
-        let view = View::of(handed(&region)).expect("sealed");
+        let view = View::of(descriptor(&region)).expect("sealed");
         assert!(view.has(8191, 1) && view.has(8192, 0));
         assert!(!view.has(8192, 1) && !view.has(u64::MAX, 2));
     }
 
     #[test]
     #[should_panic(expected = "beyond the memory")]
-    fn nothing_is_copied_from_beyond() {
+    fn copy_beyond_view_panics() {
         let region = Region::new(4096).expect("memory");
-        View::of(handed(&region)).expect("sealed").copy_out(4095, &mut [0; 2]);
+        View::of(descriptor(&region)).expect("sealed").copy_out(4095, &mut [0; 2]);
     }
 
     #[test]
-    fn what_is_shown_is_kept_as_long_as_it_is_where_seals_are_allowed() {
-        for (flags, kept) in [(MemfdFlags::ALLOW_SEALING, true), (MemfdFlags::CLOEXEC, false)] {
+    fn mapped_region_is_sealed_against_truncation_if_allowed() {
+        for (flags, sealed) in [(MemfdFlags::ALLOW_SEALING, true), (MemfdFlags::CLOEXEC, false)] {
             let fd = memfd_create("test", flags | MemfdFlags::CLOEXEC).expect("memory");
             ftruncate(&fd, 8192).expect("memory");
             let map = MmapOptions::new().len(8192).map_raw(&fd).expect("mapped");
             let region =
                 Region::mapped(fd.try_clone().expect("a descriptor"), map.as_mut_ptr() as usize, 8192);
-            let view = View::of(handed(&region.expect("in memory"))).expect("memory");
-            assert_eq!(view.mapped_at(0).is_some(), kept);
-            assert_eq!(ftruncate(&fd, 4096).is_err(), kept, "shorter");
-            assert_eq!(ftruncate(&fd, 16384), Ok(()), "its owner may make it longer");
+            let view = View::of(descriptor(&region.expect("in memory"))).expect("memory");
+            assert_eq!(view.mapped_at(0).is_some(), sealed);
+            assert_eq!(ftruncate(&fd, 4096).is_err(), sealed, "truncation");
+            assert_eq!(ftruncate(&fd, 16384), Ok(()), "the owner may extend it");
         }
     }
 }

@@ -1,31 +1,32 @@
-//! A ring of bytes from one process to another, and who sleeps at it.
+//! A byte ring from one process to another, with wake-ups for a side that sleeps.
 //!
-//! Each side counts the bytes that it moved, in 64 bits that never wrap, and publishes its count behind what it did: what
-//! lies between the two counts is the reader's. A side that is about to sleep says so, looks once more, and is woken by
-//! the other one, which looks for sleepers behind each count that it publishes; the fences between store and look are
-//! what makes one of the two see the other.
+//! Each side counts the bytes that it moved, in 64 bits that never wrap, and publishes its count
+//! after the copy. Invariant: `READ <= WRITTEN <= READ + RING_BYTES`, and the bytes between the two
+//! counts are the reader's.
+//!
+//! A side that is about to sleep sets its flag, checks the counts once more, and then sleeps. The
+//! other side checks the flag after each count that it publishes, and wakes the sleeper. A fence
+//! between store and load on both sides ensures that at least one of them sees the other's store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-use super::{SharedMemory, SteadyWords};
+use super::SharedMemory;
 
-/// Bytes that a ring holds: a power of two, little enough that what goes through stays in a core's cache.
+/// Capacity of a ring in bytes: a power of two, small enough to stay in a core's cache.
 pub const RING_BYTES: usize = 512 << 10;
-/// Bytes of the counts before them.
+/// Bytes of the header before them, which holds the counts.
 const HEAD_BYTES: usize = 4096;
-/// Bytes of memory that a ring takes.
+/// Bytes of memory that a ring occupies.
 pub const RING_MEMORY_BYTES: usize = HEAD_BYTES + RING_BYTES;
 
-/// Where the counts lie, each in a cache line of its own.
+/// Offsets of the counts and flags, each in a cache line of its own.
 const WRITTEN: usize = 0;
 const READ: usize = 128;
 const READER_SLEEPS: usize = 256;
 const WRITER_SLEEPS: usize = 384;
-/// And the words of what its writer says is steady.
-const STEADY: usize = 512;
 
-/// The other process wrote a count that cannot be.
+/// The other process wrote an impossible count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 
@@ -37,8 +38,9 @@ struct Ring {
 impl Ring {
     fn count(&self, at: usize) -> &AtomicU64 {
         let cells: *const AtomicU8 = self.memory.cells(self.at + at, 8).as_ptr();
-        // SAFETY: eight bytes inside of the mapping, as `cells` checked, at a multiple of eight: mappings begin at a page,
-        // rings at multiples of 4096 and counts at multiples of 128. Atomics may change under a shared borrow.
+        // SAFETY: eight bytes inside of the mapping, as `cells` checked, at a multiple of eight:
+        // mappings are page-aligned, rings begin at multiples of 4096 and counts at multiples of
+        // 128. Atomics may change under a shared borrow.
         unsafe { &*cells.cast::<AtomicU64>() }
     }
 
@@ -48,7 +50,7 @@ impl Ring {
         unsafe { &*cells.cast::<AtomicU32>() }
     }
 
-    /// Whether somebody sleeps there, who is to be woken by whoever asks.
+    /// Clear the flag of a sleeping side; true if it was set, and then the caller must wake it.
     fn take_sleeper(&self, at: usize) -> bool {
         fence(Ordering::SeqCst);
         let flag = self.flag(at);
@@ -60,8 +62,8 @@ impl Ring {
         fence(Ordering::SeqCst);
     }
 
-    /// The stretches of the ring that the `len` bytes from count `from` on lie in.
-    fn stretches(&self, from: u64, len: usize) -> [(usize, usize); 2] {
+    /// The two ranges of memory of the `len` bytes from count `from` on.
+    fn ranges(&self, from: u64, len: usize) -> [(usize, usize); 2] {
         let start = (from % RING_BYTES as u64) as usize;
         let first = len.min(RING_BYTES - start);
         let bytes = self.at + HEAD_BYTES;
@@ -69,7 +71,7 @@ impl Ring {
     }
 }
 
-/// The end that bytes go in at.
+/// The writing end.
 pub struct RingWriter {
     ring: Ring,
     written: u64,
@@ -80,7 +82,7 @@ impl RingWriter {
         RingWriter { ring: Ring { memory, at }, written: 0 }
     }
 
-    /// Bytes that there is room for.
+    /// Free bytes.
     pub fn room(&self) -> Result<usize, Broken> {
         let read = self.ring.count(READ).load(Ordering::Acquire);
         match self.written.checked_sub(read) {
@@ -89,10 +91,11 @@ impl RingWriter {
         }
     }
 
-    /// Write as much of `bytes` as there is room for; how much. Nobody sees it before [`RingWriter::publish`].
+    /// Write as much of `bytes` as fits; returns how much. The reader does not see it before
+    /// [`RingWriter::publish`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         let len = self.room()?.min(bytes.len());
-        let [(first, most), (second, _)] = self.ring.stretches(self.written, len);
+        let [(first, most), (second, _)] = self.ring.ranges(self.written, len);
         let (one, other) = bytes[..len].split_at(most);
         self.ring.memory.copy_in(first, one);
         self.ring.memory.copy_in(second, other);
@@ -100,29 +103,26 @@ impl RingWriter {
         Ok(len)
     }
 
-    /// Let the reader see what was written; whether it sleeps, and has to be woken.
+    /// Make the written bytes visible to the reader; returns whether the reader sleeps and must be
+    /// woken.
     pub fn publish(&mut self) -> bool {
         self.ring.count(WRITTEN).store(self.written, Ordering::Release);
         self.ring.take_sleeper(READER_SLEEPS)
     }
 
-    /// Let the reader see it when it looks by itself: a sleeper sleeps on, and is woken by what is published next.
+    /// As [`RingWriter::publish`], without waking: a sleeping reader sleeps on, and is woken by the
+    /// next publish.
     pub fn publish_quietly(&mut self) {
         self.ring.count(WRITTEN).store(self.written, Ordering::Release);
     }
 
-    /// Where this side says what is steady.
-    pub fn steady(&self) -> SteadyWords {
-        SteadyWords::shared(self.ring.memory.clone(), self.ring.at + STEADY)
-    }
-
-    /// Say that this side is about to sleep until there is room, or not any more.
+    /// Set or clear the flag that this side sleeps until the ring has room.
     pub fn sleep(&self, sleeps: bool) {
         self.ring.sleep(WRITER_SLEEPS, sleeps);
     }
 }
 
-/// The end that bytes come out at.
+/// The reading end.
 pub struct RingReader {
     ring: Ring,
     read: u64,
@@ -133,7 +133,7 @@ impl RingReader {
         RingReader { ring: Ring { memory, at }, read: 0 }
     }
 
-    /// Bytes that are there.
+    /// Bytes that can be read.
     pub fn available(&self) -> Result<usize, Broken> {
         let written = self.ring.count(WRITTEN).load(Ordering::Acquire);
         match written.checked_sub(self.read) {
@@ -142,10 +142,11 @@ impl RingReader {
         }
     }
 
-    /// Fill as much of `to` as there is; how much. The room is the writer's again behind [`RingReader::publish`].
+    /// Fill as much of `to` as can be read; returns how much. The writer may reuse the space after
+    /// [`RingReader::publish`].
     pub fn read(&mut self, to: &mut [u8]) -> Result<usize, Broken> {
         let len = self.available()?.min(to.len());
-        let [(first, most), (second, _)] = self.ring.stretches(self.read, len);
+        let [(first, most), (second, _)] = self.ring.ranges(self.read, len);
         let (one, other) = to[..len].split_at_mut(most);
         self.ring.memory.copy_out(first, one);
         self.ring.memory.copy_out(second, other);
@@ -153,18 +154,14 @@ impl RingReader {
         Ok(len)
     }
 
-    /// Let the writer have the room of what was read; whether it sleeps, and has to be woken.
+    /// Return the space of the read bytes to the writer; returns whether the writer sleeps and must
+    /// be woken.
     pub fn publish(&mut self) -> bool {
         self.ring.count(READ).store(self.read, Ordering::Release);
         self.ring.take_sleeper(WRITER_SLEEPS)
     }
 
-    /// Where the other side says what is steady.
-    pub fn steady(&self) -> SteadyWords {
-        SteadyWords::shared(self.ring.memory.clone(), self.ring.at + STEADY)
-    }
-
-    /// Say that this side is about to sleep until there are bytes, or not any more.
+    /// Set or clear the flag that this side sleeps until bytes arrive.
     pub fn sleep(&self, sleeps: bool) {
         self.ring.sleep(READER_SLEEPS, sleeps);
     }
@@ -176,7 +173,7 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-    fn both() -> ((RingWriter, RingReader), (RingWriter, RingReader)) {
+    fn both_sides() -> ((RingWriter, RingReader), (RingWriter, RingReader)) {
         let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
         let fd = rustix::io::dup(&memory).expect("another descriptor");
         let theirs = SharedMemory::of(fd, PAIR_MEMORY_BYTES).expect("as it was made");
@@ -184,97 +181,97 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_out_as_they_went_in_over_any_number_of_laps() {
-        let ((mut a_out, mut a_in), (mut b_out, mut b_in)) = both();
-        let (mut sent, mut got, mut back) = (0u64, 0u64, 0u64);
+    fn ring_delivers_bytes_in_order_over_many_laps() {
+        let ((mut writer_a, mut reader_a), (mut writer_b, mut reader_b)) = both_sides();
+        let (mut sent, mut received, mut back) = (0u64, 0u64, 0u64);
         let byte = |at: u64| (at ^ (at >> 8) ^ (at >> 17)) as u8;
         for round in 0..400u64 {
             let len = (round * 7919 % 300_000) as usize;
             let bytes: Vec<u8> = (sent..).take(len).map(byte).collect();
-            let wrote = a_out.write(&bytes).expect("sane");
-            assert_eq!(wrote, len.min(RING_BYTES - (sent - got) as usize));
+            let wrote = writer_a.write(&bytes).expect("valid counts");
+            assert_eq!(wrote, len.min(RING_BYTES - (sent - received) as usize));
             sent += wrote as u64;
             assert_eq!(
-                b_in.available(),
-                Ok((sent - wrote as u64 - got) as usize),
+                reader_b.available(),
+                Ok((sent - wrote as u64 - received) as usize),
                 "seen before it was published"
             );
-            assert!(!a_out.publish());
+            assert!(!writer_a.publish());
             let mut to = vec![0; (round * 104_729 % 280_000) as usize];
-            let read = b_in.read(&mut to).expect("sane");
-            assert!(to[..read].iter().zip(got..).all(|(b, at)| *b == byte(at)), "round={round}");
-            got += read as u64;
-            b_in.publish();
-            // The other way has counts and bytes of its own.
-            assert_eq!(b_out.write(&[round as u8]), Ok(1));
-            b_out.publish();
+            let read = reader_b.read(&mut to).expect("valid counts");
+            assert!(to[..read].iter().zip(received..).all(|(b, at)| *b == byte(at)), "round={round}");
+            received += read as u64;
+            reader_b.publish();
+            // The other direction has counts and bytes of its own.
+            assert_eq!(writer_b.write(&[round as u8]), Ok(1));
+            writer_b.publish();
             let mut one = [0; 2];
-            assert_eq!((a_in.read(&mut one), one[0]), (Ok(1), round as u8));
-            a_in.publish();
+            assert_eq!((reader_a.read(&mut one), one[0]), (Ok(1), round as u8));
+            reader_a.publish();
             back += 1;
         }
-        assert!(got > 20 * RING_BYTES as u64 && back == 400);
+        assert!(received > 20 * RING_BYTES as u64 && back == 400);
     }
 
     #[test]
-    fn whoever_sleeps_is_woken_once() {
-        let ((mut out, _), (_, mut inward)) = both();
-        inward.sleep(true);
-        out.write(&[1]).expect("room");
-        assert!(out.publish());
-        out.write(&[2]).expect("room");
-        assert!(!out.publish(), "it is awake");
-        inward.sleep(true);
-        out.write(&[3]).expect("room");
-        out.publish_quietly();
-        assert_eq!(inward.available(), Ok(3), "it can be seen");
-        assert!(out.publish(), "it sleeps still");
-        inward.sleep(true);
-        inward.sleep(false);
-        assert!(!out.publish());
-        out.write(&vec![0; RING_BYTES]).expect("room for some");
-        out.publish();
-        assert_eq!(out.room(), Ok(0));
-        out.sleep(true);
-        inward.read(&mut [0; 10]).expect("bytes");
-        assert!(inward.publish() && out.room() == Ok(10));
+    fn sleeping_side_is_woken_once() {
+        let ((mut writer, _), (_, mut reader)) = both_sides();
+        reader.sleep(true);
+        writer.write(&[1]).expect("room");
+        assert!(writer.publish());
+        writer.write(&[2]).expect("room");
+        assert!(!writer.publish(), "it is awake");
+        reader.sleep(true);
+        writer.write(&[3]).expect("room");
+        writer.publish_quietly();
+        assert_eq!(reader.available(), Ok(3), "the bytes are visible");
+        assert!(writer.publish(), "it still sleeps");
+        reader.sleep(true);
+        reader.sleep(false);
+        assert!(!writer.publish());
+        writer.write(&vec![0; RING_BYTES]).expect("room for some");
+        writer.publish();
+        assert_eq!(writer.room(), Ok(0));
+        writer.sleep(true);
+        reader.read(&mut [0; 10]).expect("bytes");
+        assert!(reader.publish() && writer.room() == Ok(10));
     }
 
     #[test]
-    fn counts_that_cannot_be_are_told_and_reach_no_byte() {
-        let ((mut out, mut inward), _) = both();
+    fn impossible_ring_counts_are_reported() {
+        let ((mut writer, mut reader), _) = both_sides();
         for wrong in [RING_BYTES as u64 + 1, u64::MAX, 1 << 40] {
-            inward.ring.count(WRITTEN).store(wrong, Ordering::Relaxed);
-            assert_eq!((inward.available(), inward.read(&mut [0; 100])), (Err(Broken), Err(Broken)));
+            reader.ring.count(WRITTEN).store(wrong, Ordering::Relaxed);
+            assert_eq!((reader.available(), reader.read(&mut [0; 100])), (Err(Broken), Err(Broken)));
         }
-        out.write(&[0; 100]).expect("room");
+        writer.write(&[0; 100]).expect("room");
         for wrong in [101, u64::MAX] {
-            out.ring.count(READ).store(wrong, Ordering::Relaxed);
-            assert_eq!((out.room(), out.write(&[0; 100])), (Err(Broken), Err(Broken)));
+            writer.ring.count(READ).store(wrong, Ordering::Relaxed);
+            assert_eq!((writer.room(), writer.write(&[0; 100])), (Err(Broken), Err(Broken)));
         }
-        // Backwards, too: what was read cannot come again.
-        inward.ring.count(WRITTEN).store(50, Ordering::Relaxed);
-        inward.read(&mut [0; 50]).expect("bytes");
-        inward.ring.count(WRITTEN).store(49, Ordering::Relaxed);
-        assert_eq!(inward.available(), Err(Broken));
+        // A count that goes backwards is invalid too: bytes that were read cannot come again.
+        reader.ring.count(WRITTEN).store(50, Ordering::Relaxed);
+        reader.read(&mut [0; 50]).expect("bytes");
+        reader.ring.count(WRITTEN).store(49, Ordering::Relaxed);
+        assert_eq!(reader.available(), Err(Broken));
     }
 
     #[test]
-    fn memory_that_may_shrink_or_is_of_another_length_is_refused() {
+    fn unsealed_or_missized_memory_is_refused() {
         let open = memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&open, PAIR_MEMORY_BYTES as u64).expect("grown");
-        assert!(SharedMemory::of(open, PAIR_MEMORY_BYTES).is_err(), "it may shrink");
+        assert!(SharedMemory::of(open, PAIR_MEMORY_BYTES).is_err(), "it can shrink");
         let small = SharedMemory::new(4096).expect("memory");
         assert!(SharedMemory::of(small.fd, PAIR_MEMORY_BYTES).is_err());
         let dir = tempfile::tempfile().expect("a file");
-        assert!(SharedMemory::of(dir.into(), PAIR_MEMORY_BYTES).is_err(), "no memory at all");
+        assert!(SharedMemory::of(dir.into(), PAIR_MEMORY_BYTES).is_err(), "not shared memory");
     }
 
     #[test]
     #[allow(clippy::disallowed_methods, reason = "a thread for each side is what is tested")]
-    fn two_threads_move_a_stream_through() {
+    fn ring_streams_between_two_threads() {
         const BYTES: u64 = 40 << 20;
-        let ((mut out, _), (_, mut inward)) = both();
+        let ((mut writer, _), (_, mut reader)) = both_sides();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 let (mut at, mut chunk) = (0u64, vec![0u8; 70_001]);
@@ -285,8 +282,8 @@ mod tests {
                     }
                     let mut done = 0;
                     while done < len {
-                        done += out.write(&chunk[done..len]).expect("sane");
-                        out.publish();
+                        done += writer.write(&chunk[done..len]).expect("valid counts");
+                        writer.publish();
                         std::hint::spin_loop();
                     }
                     at += len as u64;
@@ -294,13 +291,13 @@ mod tests {
             });
             let (mut at, mut to) = (0u64, vec![0u8; 33_333]);
             while at < BYTES {
-                let read = inward.read(&mut to).expect("sane");
+                let read = reader.read(&mut to).expect("valid counts");
                 assert!(
                     to[..read].iter().zip(at..).all(|(byte, at)| *byte == ((at * 31) >> 5) as u8),
                     "at={at}"
                 );
                 at += read as u64;
-                inward.publish();
+                reader.publish();
                 std::hint::spin_loop();
             }
         });

@@ -1,11 +1,13 @@
-//! Looks at mapped memory that its owner may make shorter: of what is gone the system sends `SIGBUS`, which ends the process. A process that
-//! serves others asks for these signals and survives them: where the memory was, zeros are from then on, and who looked hears of it.
+//! Access to mapped memory that its owner may make shorter. An access after its end raises
+//! `SIGBUS`, which ends the process. A process that serves others installs this handler and
+//! survives: the missing memory is replaced by zeros from then on, and the view learns of it.
 //!
 //! Invariants:
-//! - A range is watched from before the first look at it until nobody looks any more, and is unmapped behind that: what is put in place of a page
-//!   lies inside of a mapping of this module's user.
-//! - Nothing but atomics and `mmap` is touched in the handler. What is not of a watched range, or is no end of a file (a page that the
-//!   hardware lost), goes to whoever had the signal before.
+//! - A range is watched from before the first access to it until after the last one, and unmapped
+//!   after that: a page that the handler replaces is inside of a mapping of this module's user.
+//! - The handler uses only atomics and `mmap`. A fault outside of watched ranges, or that is not
+//!   after the end of a file (a page that the hardware lost), goes to the previous handler of the
+//!   signal.
 
 use std::io::{Error, Result};
 use std::mem::MaybeUninit;
@@ -17,16 +19,16 @@ use libc::{c_int, c_void, siginfo_t};
 
 use crate::sync::{PoisonError, StaticMutex};
 
-/// Ranges that are watched at a time, at most: 32 regions each of as many clients as a host has, and more.
+/// Most watched ranges at a time: 32 regions for each of as many clients as a host has, and more.
 const RANGES_MAX: usize = 1024;
-/// An access behind the end of a file (`BUS_ADRERR` of asm-generic/siginfo.h).
-const BEHIND_THE_END: c_int = 2;
+/// An access after the end of a file (`BUS_ADRERR` of asm-generic/siginfo.h).
+const AFTER_THE_END: c_int = 2;
 
 struct Range {
     from: AtomicUsize,
-    /// 0 where nothing is watched; written behind `from`.
+    /// 0 if the entry is unused; written after `from`.
     to: AtomicUsize,
-    /// Something of it was gone when it was looked at.
+    /// A part of it was missing at an access.
     torn: AtomicBool,
 }
 
@@ -34,56 +36,61 @@ static RANGES: [Range; RANGES_MAX] =
     [const { Range { from: AtomicUsize::new(0), to: AtomicUsize::new(0), torn: AtomicBool::new(false) } };
         RANGES_MAX];
 
-/// Whoever takes a range does it alone.
-static TAKING: StaticMutex<()> = StaticMutex::new(());
+/// Serialises the allocation of ranges.
+static ALLOCATING: StaticMutex<()> = StaticMutex::new(());
 
-/// What was done about these signals before.
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+/// The previous action of the signal.
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 /// Bytes of a page of this system.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
-/// They come here.
-static SURVIVES: AtomicBool = AtomicBool::new(false);
+/// Whether the handler is installed.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// Survive memory that becomes shorter while it is looked at, from here on and for good: views map it then, and have to read it by calls
-/// otherwise, at a third to a half of the speed. For a process whose signals are its own: this takes `SIGBUS`, and hands on what is not of such memory.
+/// Handle memory that becomes shorter while it is accessed, from now on and permanently. Views then
+/// map such memory; otherwise they must read it by system calls, at a third to a half of the speed.
+/// For a process that controls its signal handlers: this takes `SIGBUS`, and forwards faults in
+/// other memory.
 pub fn survive_shrinking() -> Result<()> {
-    let _alone = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    if SURVIVES.load(Ordering::Relaxed) {
+    let _guard = ALLOCATING.lock().unwrap_or_else(PoisonError::into_inner);
+    if INSTALLED.load(Ordering::Relaxed) {
         return Ok(());
     }
     PAGE.store(rustix::param::page_size(), Ordering::Relaxed);
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: the structure is the call's to fill, and asking changes nothing.
-    let asked = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) };
-    if asked != 0 {
+    // SAFETY: the call fills the structure, and without a new action it changes nothing.
+    let queried = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) };
+    if queried != 0 {
         return Err(Error::last_os_error());
     }
-    // SAFETY: the call succeeded and has filled it; zeros are a value of it besides.
-    let before = BEFORE.get_or_init(|| unsafe { before.assume_init() });
+    // SAFETY: the call succeeded and filled the structure; all zeros is a valid value of it too.
+    let before = PREVIOUS.get_or_init(|| unsafe { before.assume_init() });
     let mut own = *before;
     own.sa_sigaction = handler as *const () as usize;
-    // On the stack that threads have for signals, if they have one: that of a thread may have overflown.
+    // On the thread's alternate signal stack, if it has one: its ordinary stack may have
+    // overflowed.
     own.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler is of the kind that the flags say, and does what handlers may (the module's text).
-    let taken = unsafe { libc::sigaction(libc::SIGBUS, &raw const own, ptr::null_mut()) };
-    if taken != 0 {
+    // SAFETY: the handler has the signature that the flags declare, and does only what a handler
+    // may do (see the head of the module).
+    let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const own, ptr::null_mut()) };
+    if installed != 0 {
         return Err(Error::last_os_error());
     }
-    SURVIVES.store(true, Ordering::Release);
+    INSTALLED.store(true, Ordering::Release);
     Ok(())
 }
 
-/// A range that is watched, until it is dropped: before the memory is unmapped.
+/// A watched range, until it is dropped, which must be before the memory is unmapped.
 #[derive(Debug)]
 pub(super) struct Watch(usize);
 
 impl Watch {
-    /// Watch the `len` bytes at `from`. `None` if these signals were not asked for, or too much is watched.
+    /// Watch the `len` bytes at `from`. `None` if the handler is not installed, or too many ranges
+    /// are watched.
     pub fn begin(from: *const u8, len: usize) -> Option<Watch> {
-        if !SURVIVES.load(Ordering::Acquire) {
+        if !INSTALLED.load(Ordering::Acquire) {
             return None;
         }
-        let _alone = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = ALLOCATING.lock().unwrap_or_else(PoisonError::into_inner);
         let at = RANGES.iter().position(|range| range.to.load(Ordering::Relaxed) == 0)?;
         let range = &RANGES[at];
         range.torn.store(false, Ordering::Relaxed);
@@ -92,7 +99,8 @@ impl Watch {
         Some(Watch(at))
     }
 
-    /// Whether something of it was gone when somebody looked: there are zeros now, whatever its owner has there.
+    /// Whether a part of it was missing at an access: zeros are mapped there now, whatever the
+    /// owner's file contains.
     pub fn is_torn(&self) -> bool {
         RANGES[self.0].torn.load(Ordering::Acquire)
     }
@@ -104,9 +112,10 @@ impl Drop for Watch {
     }
 }
 
-/// Put zeros where a watched range has lost a page, and behind it to the range's end: as many mappings as pages are lost would be more than a process may
-/// have. Copies under way see them; what is torn is read by calls from then on. False if the address is of no range.
-fn mend(address: usize) -> bool {
+/// Map zeros from the missing page to the end of its watched range: one mapping for each missing
+/// page could exceed the process's limit. Copies in progress see zeros; a torn range is read by
+/// system calls from then on. False if the address is in no watched range.
+fn map_zeros(address: usize) -> bool {
     let has = |range: &&Range| {
         let to = range.to.load(Ordering::Acquire);
         range.from.load(Ordering::Relaxed) <= address && address < to
@@ -119,34 +128,36 @@ fn mend(address: usize) -> bool {
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
     );
     let bytes = range.to.load(Ordering::Acquire).saturating_sub(page);
-    // SAFETY: these pages are of a watched range, so of a mapping that is only read, through raw pointers, by who expects that its bytes
-    // change; whoever watches unmaps it later, these pages among it.
+    // SAFETY: these pages are in a watched range, so in a mapping that is only read, through raw
+    // pointers, by code that expects its bytes to change. The watch's user unmaps it later,
+    // including these pages.
     let mapped =
         unsafe { libc::mmap(ptr::without_provenance_mut(page), bytes, libc::PROT_READ, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }
 
 extern "C" fn handler(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel gives a handler of this kind what it is to know, for as long as it runs; of this signal the address is there.
+    // SAFETY: the kernel passes a handler of this signature a valid `info` while it runs, and sets
+    // the address for this signal.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    if code == BEHIND_THE_END && mend(address) {
+    if code == AFTER_THE_END && map_zeros(address) {
         return;
     }
-    let Some(before) = BEFORE.get() else { return };
-    match before.sa_sigaction {
+    let Some(previous) = PREVIOUS.get() else { return };
+    match previous.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
-            // What faulted does so again, and ends the process as it would have.
-            // SAFETY: the default is a value of the structure, and setting it is among what handlers may do.
+            // The access faults again, and ends the process as it would have without this handler.
+            // SAFETY: the default action is valid, and a handler may set it.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
-        other if before.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: whoever set it said that it is of this kind.
+        other if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: the flags of the previous handler declare this signature.
             let other: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
                 unsafe { std::mem::transmute(other) };
             other(signal, info, context);
         }
         other => {
-            // SAFETY: as above, of the other kind.
+            // SAFETY: as above, for the other signature.
             let other: extern "C" fn(c_int) = unsafe { std::mem::transmute(other) };
             other(signal);
         }
@@ -168,7 +179,7 @@ mod tests {
 
     const PAGE: usize = 64 << 10;
     const LEN: usize = 8 * PAGE;
-    /// In the environment of a process that is to end.
+    /// Set in the environment of the process that must end.
     const ENDS: &str = "TEST_PAGELITH_ENDS_BY_SIGBUS";
 
     fn memory(byte: u8) -> OwnedFd {
@@ -189,47 +200,47 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_becomes_shorter_is_zeros_and_is_read_as_it_is_from_then_on() {
-        survive_shrinking().expect("asked for");
+    fn truncated_mapping_reads_zeros_then_file_contents() {
+        survive_shrinking().expect("SIGBUS handler");
         survive_shrinking().expect("once more");
-        let (fd, beside) = (memory(1), memory(2));
-        let (short, whole) = (view(&fd), view(&beside));
-        assert!(short.is_mapped() && short.mapped_at(0).is_none(), "nobody may keep a pointer to it");
+        let (fd, other) = (memory(1), memory(2));
+        let (short, whole) = (view(&fd), view(&other));
+        assert!(short.is_mapped() && short.mapped_at(0).is_none(), "no pointer to it may be kept");
         assert_eq!((copied(&short), copied(&whole)), (vec![1; LEN], vec![2; LEN]));
         ftruncate(&fd, 3 * PAGE as u64).expect("shorter");
         let left = [vec![1; 3 * PAGE], vec![0; LEN - 3 * PAGE]].concat();
         assert_eq!((copied(&short), copied(&whole)), (left, vec![2; LEN]));
         ftruncate(&fd, LEN as u64).expect("longer");
         pwrite(&fd, &[3; LEN], 0).expect("written");
-        assert_eq!(copied(&short), vec![3; LEN], "the zeros are not what is there");
+        assert_eq!(copied(&short), vec![3; LEN], "the zeros are not the file's bytes");
     }
 
     #[test]
-    fn ranges_are_given_back() {
-        survive_shrinking().expect("asked for");
+    fn watched_ranges_are_reused() {
+        survive_shrinking().expect("SIGBUS handler");
         let fd = memory(4);
         for _ in 0..2 * RANGES_MAX {
             assert!(view(&fd).is_mapped());
         }
     }
 
-    /// A process of its own: another one's end is what is looked at.
+    /// Runs in a child process, whose end is checked.
     #[test]
-    fn other_memory_that_is_gone_ends_the_process_as_before() {
+    fn sigbus_outside_watched_ranges_ends_process() {
         if std::env::var_os(ENDS).is_some() {
-            survive_shrinking().expect("asked for");
+            survive_shrinking().expect("SIGBUS handler");
             let (fd, watched) = (memory(5), memory(6));
             let _watched = view(&watched);
             let map = MmapOptions::new().len(LEN).map_raw_read_only(&fd).expect("mapped");
             ftruncate(&fd, 0).expect("shorter");
-            // SAFETY: inside of the mapping; that its memory is gone is what this is about.
+            // SAFETY: inside of the mapping; its memory is missing, which is what the test is
+            // about.
             let byte = unsafe { ptr::read_volatile(map.as_ptr()) };
-            panic!("the process goes on byte={byte}");
+            panic!("the process survived byte={byte}");
         }
         let mut again = Command::new(std::env::current_exe().expect("a path"));
-        again
-            .args(["--exact", "shm::shrinking::tests::other_memory_that_is_gone_ends_the_process_as_before"]);
-        // A sanitizer has these signals before anybody, and would end the process its own way.
+        again.args(["--exact", "shm::shrinking::tests::sigbus_outside_watched_ranges_ends_process"]);
+        // A sanitizer handles these signals first, and would end the process in its own way.
         let ended = again
             .env(ENDS, "1")
             .env("ASAN_OPTIONS", "handle_sigbus=0")

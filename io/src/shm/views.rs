@@ -1,4 +1,5 @@
-//! Views of the same memory, mapped once: a process has a link for each of its threads, and is handed the same file on each.
+//! A cache of views, so that memory that another process shares is mapped once: a client process
+//! has a link for each of its threads, and passes the same file on each.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -8,7 +9,7 @@ use rustix::fs::{fcntl_get_seals, fstat};
 use super::region::View;
 use crate::sync::{PoisonError, StaticMutex};
 
-/// A file, as the system tells them apart as long as it is there: a view that is kept keeps it.
+/// The identity of a file. It is unambiguous while the file exists, and a cached view keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct File {
     device: u64,
@@ -24,18 +25,19 @@ struct Mapped {
     len: u64,
 }
 
-/// How much memory of other processes may be mapped; what is more is read by calls.
+/// Limits on mapped memory of other processes; memory beyond them is read by system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapBound {
-    /// Of all of them together, in bytes.
+    /// Of all peers together, in bytes.
     pub all: u64,
-    /// Of one of them, in bytes.
+    /// Of one peer, in bytes.
     pub of_peer: u64,
-    /// The process whose memory it is; 0 for those that cannot be seen from here, which count as one.
+    /// The process id of the peer; 0 for all peers whose id is not visible in this pid namespace,
+    /// which count as one.
     pub peer: i32,
 }
 
-/// Most regions of one process that are mapped: half of those that can be watched.
+/// Most mapped regions of one peer: half of those that can be watched.
 const REGIONS_OF_PEER_MAX: usize = 512;
 
 impl MapBound {
@@ -50,7 +52,8 @@ impl MapBound {
 }
 
 impl View {
-    /// As [`View::of`]; of what this process has mapped already, as long as it is now, that mapping. Of a process that is not trusted, as
+    /// As [`View::of`], but returns the existing mapping if this process has mapped the memory
+    /// already at its current length. Memory of an untrusted process is viewed as by
     /// [`View::guarded`], within `bound`.
     pub fn shared(fd: OwnedFd, bound: Option<&MapBound>) -> std::io::Result<Arc<View>> {
         // First: see `length_in_memory`.
@@ -64,14 +67,15 @@ impl View {
         if let Some(view) = same {
             return Ok(view);
         }
-        // The file may get another length at any time: what is mapped is what the bound was asked about.
+        // The file's length may change at any time: the mapping covers the length that was checked
+        // against the bound.
         let len = u64::try_from(stat.st_size).unwrap_or(0);
         let view = Arc::new(match bound {
             None => View::of(fd)?,
             Some(bound) if bound.has_room(&mapped, len) => View::guarded(fd, len as usize)?,
             Some(_) => View::unmapped(fd)?,
         });
-        // What is not mapped is read through its own descriptor.
+        // Memory that is not mapped is read through its own descriptor.
         if view.is_mapped() {
             let peer = bound.map_or(0, |bound| bound.peer);
             mapped.push(Mapped { file, view: Arc::downgrade(&view), peer, len });
@@ -85,26 +89,29 @@ mod tests {
     use super::super::region::Region;
     use super::*;
 
-    fn handed(region: &Region) -> OwnedFd {
+    fn descriptor(region: &Region) -> OwnedFd {
         region.as_fd().try_clone_to_owned().expect("a descriptor")
     }
 
     #[test]
-    fn the_same_memory_is_mapped_once_as_long_as_somebody_looks_at_it() {
+    fn same_memory_is_mapped_once_while_viewed() {
         let (region, other) = (Region::new(8192).expect("memory"), Region::new(8192).expect("memory"));
-        let view = View::shared(handed(&region), None).expect("a view");
-        let again = View::shared(handed(&region), None).expect("a view");
+        let view = View::shared(descriptor(&region), None).expect("a view");
+        let again = View::shared(descriptor(&region), None).expect("a view");
         assert!(Arc::ptr_eq(&view, &again));
-        assert!(!Arc::ptr_eq(&view, &View::shared(handed(&other), None).expect("a view")), "other memory");
+        assert!(
+            !Arc::ptr_eq(&view, &View::shared(descriptor(&other), None).expect("a view")),
+            "other memory"
+        );
         let gone = Arc::downgrade(&view);
         drop((view, again));
-        assert!(gone.upgrade().is_none(), "nobody keeps it");
-        let anew = View::shared(handed(&region), None).expect("a view");
-        assert_eq!(anew.len(), 8192);
+        assert!(gone.upgrade().is_none(), "the cache keeps no view");
+        let remapped = View::shared(descriptor(&region), None).expect("a view");
+        assert_eq!(remapped.len(), 8192);
     }
 
     #[test]
-    fn what_has_grown_is_mapped_anew() {
+    fn grown_memory_is_mapped_again() {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, 4096).expect("memory");
@@ -115,7 +122,7 @@ mod tests {
         assert_eq!((short.len(), long.len()), (4096, 8192));
     }
 
-    /// Memory of so many bytes that has none: what a peer can hand over for nothing.
+    /// A memory file of this length without pages, which a peer can create at no cost.
     fn sparse(bytes: u64) -> OwnedFd {
         use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
@@ -124,21 +131,21 @@ mod tests {
     }
 
     #[test]
-    fn memory_beyond_the_bound_is_read_by_calls() {
+    fn memory_beyond_limit_is_not_mapped() {
         const MIB: u64 = 1 << 20;
-        // A process of its own in the account: other tests map memory meanwhile.
+        // A peer id of its own: other tests map memory meanwhile.
         let of = |peer, of_peer| MapBound { all: u64::MAX, of_peer, peer };
         let (own, other) = (of(-7, 10 * MIB), of(-8, 10 * MIB));
         let shared = |fd: &OwnedFd, bound: &MapBound| {
             let fd = fd.try_clone().expect("a descriptor");
             View::shared(fd, Some(bound)).expect("a view")
         };
-        super::super::survive_shrinking().expect("asked for");
+        super::super::survive_shrinking().expect("SIGBUS handler");
         let fds: Vec<OwnedFd> = [6 * MIB, 4 * MIB, 1, 64 << 40].map(sparse).into();
         let mapped = |views: &[Arc<View>]| views.iter().map(|view| view.is_mapped()).collect::<Vec<_>>();
         let views: Vec<Arc<View>> = fds.iter().map(|fd| shared(fd, &own)).collect();
         assert_eq!(mapped(&views), [true, true, false, false]);
-        // The same memory over another link, and another process's.
+        // The same memory over another link, and memory of another process.
         let again: Vec<Arc<View>> = fds[..2].iter().map(|fd| shared(fd, &own)).collect();
         assert!(again.iter().zip(&views).all(|(again, view)| Arc::ptr_eq(again, view)));
         assert_eq!(mapped(&[shared(&sparse(MIB), &other)]), [true]);
@@ -147,13 +154,13 @@ mod tests {
         let mut bytes = [0xee; 100];
         views[3].copy_out((64 << 40) - 100, &mut bytes);
         assert_eq!(bytes, [0; 100]);
-        // What is gone counts no more.
+        // Dropped views no longer count.
         drop((views, again));
         assert_eq!(mapped(&[shared(&sparse(10 * MIB), &own)]), [true]);
     }
 
     #[test]
-    fn descriptor_that_is_no_memory_is_refused_before_its_file_system_hears_of_it() {
+    fn descriptor_without_memory_file_is_refused() {
         let (pipe, _other) = std::io::pipe().expect("a pipe");
         let (file, dir) = (tempfile::tempfile().expect("a file"), tempfile::tempdir().expect("a directory"));
         let refused = |fd: OwnedFd| {

@@ -1,5 +1,6 @@
-//! std's locks for ThreadSanitizer. std itself is not built with it, so the slow paths of its locks order nothing in its
-//! eyes; an atomic of ours beside each lock does.
+//! std's locks for ThreadSanitizer. std itself is not instrumented, so the sanitizer sees no
+//! ordering in the slow paths of its locks. An instrumented atomic next to each lock adds that
+//! ordering.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ pub struct Mutex<T> {
 #[derive(Debug)]
 pub struct MutexGuard<'a, T> {
     order: &'a AtomicUsize,
-    /// Always there, except while it waits.
+    /// `None` only while the thread waits on a condition variable.
     inner: Option<std::sync::MutexGuard<'a, T>>,
 }
 
@@ -40,18 +41,18 @@ impl<T> Mutex<T> {
 impl<T> Deref for MutexGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        self.inner.as_ref().expect("a guard that does not wait")
+        self.inner.as_ref().expect("the guard is not in a wait")
     }
 }
 
 impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.inner.as_mut().expect("a guard that does not wait")
+        self.inner.as_mut().expect("the guard is not in a wait")
     }
 }
 
 impl<T> Drop for MutexGuard<'_, T> {
-    /// Before std's guard goes: who has the lock next sees it.
+    /// This runs before std's guard is dropped, so the next owner of the lock sees it.
     fn drop(&mut self) {
         self.order.fetch_add(1, Ordering::AcqRel);
     }
@@ -73,21 +74,6 @@ impl Condvar {
     }
 
     /// As std's.
-    pub fn wait<'a, T>(&self, mut guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
-        let inner = guard.inner.take().expect("a guard that does not wait");
-        guard.order.fetch_add(1, Ordering::AcqRel);
-        let back = |inner| {
-            guard.order.fetch_add(1, Ordering::AcqRel);
-            guard.inner = Some(inner);
-            guard
-        };
-        match self.0.wait(inner) {
-            Ok(inner) => Ok(back(inner)),
-            Err(poisoned) => Err(PoisonError::new(back(poisoned.into_inner()))),
-        }
-    }
-
-    /// As std's.
     pub fn wait_timeout_while<'a, T>(
         &self,
         mut guard: MutexGuard<'a, T>,
@@ -95,7 +81,7 @@ impl Condvar {
         mut waits: impl FnMut(&mut T) -> bool,
     ) -> LockResult<(MutexGuard<'a, T>, WaitTimeoutResult)> {
         let order = guard.order;
-        let inner = guard.inner.take().expect("a guard that does not wait");
+        let inner = guard.inner.take().expect("the guard is not in a wait");
         order.fetch_add(1, Ordering::AcqRel);
         let waited = self.0.wait_timeout_while(inner, timeout, |value| {
             order.fetch_add(1, Ordering::AcqRel);

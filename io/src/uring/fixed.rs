@@ -1,7 +1,8 @@
-//! The memory that one ring has registered, and which reads may go by it.
+//! The buffers that one ring has registered, and the choice of reads that use them.
 //!
-//! A ring's list is changed only while none of its reads by the list is under way, for an entry names its memory by its place in
-//! the list. Until then reads go as they do without.
+//! Invariant: a ring's list changes only while none of its reads that use the list is in flight
+//! (`live == 0`), because an entry names a buffer by its index in the list. Until then reads run
+//! without registered buffers.
 
 use std::sync::Arc;
 
@@ -15,30 +16,30 @@ use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::limits;
 use crate::registered::{Registered, Span};
 
-/// A part this long has a read of its own where an operation has others too, in bytes. What is spared is looking its pages
-/// up; what it costs is another entry (docs/decisions/0029).
-const APART_MIN: usize = 128 << 10;
+/// Bytes from which a registered part gets an entry of its own in an operation with several parts.
+/// This saves the page look-up and costs another entry (docs/decisions/0029).
+const SEPARATE_ENTRY_BYTES_MIN: usize = 128 << 10;
 
-/// One ring's.
-pub(super) struct Fixed {
+/// The registered buffers of one ring.
+pub(super) struct FixedBuffers {
     pub(super) registered: Arc<Registered>,
-    /// The version that `spans` is of.
-    seen: u64,
-    /// By address; the place in it is the kernel's index.
+    /// The version of the disk's list that `spans` was taken from.
+    version: u64,
+    /// Sorted by address; the index is the kernel's buffer index.
     spans: Vec<Span>,
-    /// Entries under way that name a place in `spans`.
+    /// Entries in flight that name an index of `spans`.
     pub(super) live: usize,
-    /// Entries ever made that did.
+    /// All entries so far that named one.
     #[cfg(test)]
     pub(super) made: usize,
 }
 
-impl Fixed {
-    /// Of a ring that has registered nothing yet.
-    pub(super) fn new(registered: Arc<Registered>) -> Fixed {
-        Fixed {
+impl FixedBuffers {
+    /// The state of a ring that has registered nothing yet.
+    pub(super) fn new(registered: Arc<Registered>) -> FixedBuffers {
+        FixedBuffers {
             registered,
-            seen: 0,
+            version: 0,
             spans: Vec::new(),
             live: 0,
             #[cfg(test)]
@@ -46,25 +47,26 @@ impl Fixed {
         }
     }
 
-    /// Register with `ring` what is to be, if that has changed and may be done now. Blocks for as long as the kernel takes to
-    /// look the pages up. Whether reads may go by the list.
-    pub(super) fn follow(&mut self, ring: &IoUring) -> bool {
-        if self.seen == self.registered.version() {
+    /// Register the disk's current list with `ring`, if it has changed and no entry in flight
+    /// prevents it. Blocks while the kernel looks the pages up. Returns whether reads may use the
+    /// list.
+    pub(super) fn refresh(&mut self, ring: &IoUring) -> bool {
+        if self.version == self.registered.version() {
             return !self.spans.is_empty();
         }
         if self.live > 0 {
             return false;
         }
-        let (seen, spans) = self.registered.stretches();
+        let (version, spans) = self.registered.buffers();
         let had = !self.spans.is_empty();
-        self.seen = seen;
+        self.version = version;
         self.spans = match ring::register(ring, had, &spans) {
             Ok(()) => spans,
             Err(e) => {
                 let fault = refused(e, String::new());
                 tracing::warn!(
                     %fault,
-                    stretches = spans.len(),
+                    buffers = spans.len(),
                     "memory could not be registered with a ring, its reads cost more"
                 );
                 Vec::new()
@@ -73,7 +75,7 @@ impl Fixed {
         !self.spans.is_empty()
     }
 
-    /// The place in the list of a part that lies in it as a whole.
+    /// The index of the buffer that contains the whole part.
     fn find(&self, part: &Part) -> Option<u16> {
         let at = self.spans.partition_point(|span| span.base <= part.addr()).checked_sub(1)?;
         let span = self.spans[at];
@@ -81,32 +83,35 @@ impl Fixed {
         if inside { u16::try_from(at).ok() } else { None }
     }
 
-    /// The entries that a read of `parts` is made in: each but the last a multiple of `align` bytes, at most `more` beyond the first.
-    pub(super) fn runs(&self, parts: &[Part], align: usize, more: usize) -> Runs {
-        let whole = Runs::whole(parts);
+    /// The entries of a read of `parts`: each but the last covers a multiple of `align` bytes, and
+    /// at most `extra_max` follow the first.
+    pub(super) fn read_ranges(&self, parts: &[Part], align: usize, extra_max: usize) -> EntryRanges {
+        let whole = EntryRanges::whole(parts);
         if let [part] = parts {
-            return Runs { first: Run { fixed: self.find(part), ..whole.first }, ..whole };
+            return EntryRanges { first: EntryRange { fixed: self.find(part), ..whole.first }, ..whole };
         }
-        let (mut runs, mut last, mut at) = (Vec::new(), Run { count: 0, ..whole.first }, 0);
+        let (mut ranges, mut last, mut at) = (Vec::new(), EntryRange { count: 0, ..whole.first }, 0);
         for (first, part) in parts.iter().enumerate() {
-            let apart = part.len() >= APART_MIN && (at | part.len()).is_multiple_of(align);
-            let fixed = if apart { self.find(part) } else { None };
+            let separate = part.len() >= SEPARATE_ENTRY_BYTES_MIN && (at | part.len()).is_multiple_of(align);
+            let fixed = if separate { self.find(part) } else { None };
             if last.count > 0 && (fixed.is_some() || last.fixed.is_some()) {
-                runs.push(std::mem::replace(&mut last, Run { first, count: 0, at: at as u64, fixed }));
+                ranges
+                    .push(std::mem::replace(&mut last, EntryRange { first, count: 0, at: at as u64, fixed }));
             }
-            last = Run { count: last.count + 1, fixed, ..last };
+            last = EntryRange { count: last.count + 1, fixed, ..last };
             at += part.len();
         }
-        runs.push(last);
-        // The one part of several that goes by itself is two entries at least, so one entry is all of it.
-        if runs.len() == 1 || runs.len() - 1 > more {
+        ranges.push(last);
+        // With several parts, a separate part makes at least two ranges, so a single range uses no
+        // registered buffer.
+        if ranges.len() == 1 || ranges.len() - 1 > extra_max {
             return whole;
         }
-        Runs { first: runs.remove(0), rest: runs }
+        EntryRanges { first: ranges.remove(0), rest: ranges }
     }
 
-    /// Entries were made that name places in the list.
-    pub(super) fn began(&mut self, entries: usize) {
+    /// Count entries that were made and name buffers of the list.
+    pub(super) fn begin_entries(&mut self, entries: usize) {
         self.live += entries;
         #[cfg(test)]
         {
@@ -114,8 +119,8 @@ impl Fixed {
         }
     }
 
-    /// Entries that did are under way no more.
-    pub(super) fn ended(&mut self, entries: usize) {
+    /// Count such entries that have completed.
+    pub(super) fn end_entries(&mut self, entries: usize) {
         self.live -= entries;
     }
 }
@@ -125,63 +130,66 @@ fn refused(e: Errno, detail: String) -> IoFault {
     limits::named(IoFault { detail, ..fault })
 }
 
-/// Whether the kernel takes this memory for a ring's, found by asking it to.
+/// Whether the kernel accepts this memory, tested by registering it with a temporary ring.
 pub(crate) fn may_register(span: Span) -> Result<(), IoFault> {
-    if !span.is_possible() {
-        let detail = format!("more than a ring can have: base={:#x} len={}", span.base, span.len);
+    if !span.can_register() {
+        let detail = format!("memory range is too long to register: base={:#x} len={}", span.base, span.len);
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Register, "", 0, detail));
     }
     let ring = ring::build(1)?;
-    let spans: Vec<Span> = span.stretches().collect();
+    let spans: Vec<Span> = span.buffers().collect();
     ring::register(&ring, false, &spans)
         .map_err(|e| refused(e, format!("base={:#x} len={}", span.base, span.len)))
 }
 
-/// Some of an operation's vectors, of which a read has one for each part, in one entry.
+/// One entry: a range of an operation's vectors. A read has one vector for each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct EntryRange {
     pub(super) first: usize,
     pub(super) count: usize,
-    /// Where it begins, in bytes from the operation's offset.
+    /// Its start in bytes from the operation's offset.
     pub(super) at: u64,
-    /// The place in the ring's list of its only part.
+    /// The registered buffer of its only part.
     pub(super) fixed: Option<u16>,
 }
 
-/// An operation's entries, in order.
+/// The entries of an operation, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Runs {
-    first: Run,
-    rest: Vec<Run>,
+pub(super) struct EntryRanges {
+    first: EntryRange,
+    rest: Vec<EntryRange>,
 }
 
-impl Runs {
-    /// All in one, by no registered memory.
-    pub(super) fn whole(parts: &[Part]) -> Runs {
-        Runs { first: Run { first: 0, count: parts.len(), at: 0, fixed: None }, rest: Vec::new() }
+impl EntryRanges {
+    /// One entry for all parts, without a registered buffer.
+    pub(super) fn whole(parts: &[Part]) -> EntryRanges {
+        EntryRanges {
+            first: EntryRange { first: 0, count: parts.len(), at: 0, fixed: None },
+            rest: Vec::new(),
+        }
     }
 
-    /// The entries of a write whose vectors are cut where they end.
-    pub(super) fn of_cut(vectors: &[IoVec]) -> Runs {
-        let most = slots::entries(vectors.iter().map(|vector| vector.len() as u64).sum());
-        let none = Run { first: 0, count: 0, at: 0, fixed: None };
-        let (mut runs, mut run, mut bytes) = (Vec::with_capacity(most), none, 0);
+    /// The entries of a write whose vectors are split at the ends of entries.
+    pub(super) fn of_split(vectors: &[IoVec]) -> EntryRanges {
+        let count = slots::entry_count(vectors.iter().map(|vector| vector.len() as u64).sum());
+        let none = EntryRange { first: 0, count: 0, at: 0, fixed: None };
+        let (mut ranges, mut range, mut bytes) = (Vec::with_capacity(count), none, 0);
         for (i, vector) in vectors.iter().enumerate() {
-            (run.count, bytes) = (run.count + 1, bytes + vector.len() as u64);
-            if bytes % ENTRY_BYTES == 0 && runs.len() + 1 < most {
-                runs.push(std::mem::replace(&mut run, Run { first: i + 1, at: bytes, ..none }));
+            (range.count, bytes) = (range.count + 1, bytes + vector.len() as u64);
+            if bytes % ENTRY_BYTES == 0 && ranges.len() + 1 < count {
+                ranges.push(std::mem::replace(&mut range, EntryRange { first: i + 1, at: bytes, ..none }));
             }
         }
-        runs.push(run);
-        Runs { first: runs.remove(0), rest: runs }
+        ranges.push(range);
+        EntryRanges { first: ranges.remove(0), rest: ranges }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Run> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &EntryRange> {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
-    /// How many go by registered memory.
-    pub(super) fn fixed(&self) -> usize {
-        self.iter().filter(|run| run.fixed.is_some()).count()
+    /// How many entries use registered buffers.
+    pub(super) fn fixed_count(&self) -> usize {
+        self.iter().filter(|range| range.fixed.is_some()).count()
     }
 }

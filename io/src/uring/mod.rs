@@ -1,19 +1,24 @@
-//! The io_uring side: one ring a queue.
+//! The io_uring side: one ring for each queue.
 //!
 //! Invariants:
-//! - What the kernel may touch (parts, vectors, file) is owned by `slots` from before its entry is pushed
-//!   until its completion is seen. A queue that cannot wait for that leaks it.
-//! - A completion is matched by slot and generation; one that matches nothing is counted and dropped, never
-//!   counted for another operation.
+//! - Everything that the kernel may access (parts, vectors, file) is owned by `slots` from before
+//!   its entry is pushed until its completion is seen. A queue that cannot wait for that leaks it.
+//! - A completion is matched by slot and generation; one without a match is counted in `strays` and
+//!   dropped, never attributed to another operation.
 //! - Entries in flight never outnumber the submission ring's, so a push always finds room and the
-//!   completion ring, twice as large, cannot overflow. An operation is made in several entries only while that leaves one
-//!   for each operation that may still be submitted.
-//! - Syncs never go through the ring, but to the disk's helper threads. For a sync the kernel always takes a worker thread of its own,
-//!   and where it cannot start one (`pids.max`, `RLIMIT_NPROC`) it completes it with ECANCELED. That could not be told from a file
-//!   system's own answer, and a failed sync must not be tried again. So each sync is one call of a thread that exists.
-//! - A read or write for which the kernel gets no worker or memory (ECANCELED, EAGAIN, ENOMEM, also of one whose submitting
-//!   thread has exited) is done by a helper thread. All its entries have completed by then, so the kernel is done with its memory; and doing it
-//!   once more is sound whatever was done already: a read fills the same parts, a write brings the same bytes to the same place.
+//!   completion ring, twice as large, cannot overflow. An operation is split into several entries
+//!   only while one entry remains for each operation that may still be submitted (`extra_entries <=
+//!   extra_entries_max`).
+//! - Syncs never go through the ring, but to the disk's helper threads. The kernel always uses a
+//!   worker thread of its own for a sync, and where it cannot start one (`pids.max`,
+//!   `RLIMIT_NPROC`) it completes the sync with ECANCELED. That is indistinguishable from a file
+//!   system's own error, and a failed sync must not be retried. So each sync is one system call of
+//!   an existing thread.
+//! - A read or write for which the kernel gets no worker or memory (ECANCELED, EAGAIN, ENOMEM, also
+//!   of one whose submitting thread has exited) is done by a helper thread. All its entries have
+//!   completed by then, so the kernel no longer uses its memory. Repeating it is sound whatever
+//!   part was done already: a read fills the same parts, a write writes the same bytes to the same
+//!   place.
 
 mod fixed;
 mod ring;
@@ -36,26 +41,26 @@ use io_uring::IoUring;
 use rustix::io::Errno;
 
 pub(crate) use self::fixed::may_register;
-use self::fixed::{Fixed, Runs};
-use self::slots::{Held, Slots};
-use crate::blocking::{Aside, Pool};
+use self::fixed::{EntryRanges, FixedBuffers};
+use self::slots::{InFlightOp, Slots};
+use crate::blocking::{HelperOps, Pool};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::IoFault;
-use crate::files::{Files, KnownFiles};
+use crate::files::{FileCache, Files};
 use crate::registered::Registered;
 
-/// How long a dropped queue waits for its operations before it leaks them. Longer than the 30 s that the
-/// kernel's SCSI layer gives a command by default would stall a shutdown for nothing.
+/// How long a dropped queue waits for its operations before it leaks them. Waiting longer than the
+/// 30 s that the kernel's SCSI layer gives a command by default would stall a shutdown for nothing.
 const DROP_WAIT: Duration = Duration::from_secs(30);
 
-/// Entries that the ring has for each operation: room for some to be made in several.
-const ENTRIES_EACH: u32 = 2;
+/// Ring entries for each operation, so that some operations may be split.
+const ENTRIES_PER_OP: u32 = 2;
 
-/// Longest wait for the ring while helper threads, too, have operations of the queue.
-const BOTH_STEP: Duration = Duration::from_millis(1);
+/// Longest wait for the ring while helper threads also have operations of the queue.
+const RING_WAIT_WITH_HELPERS: Duration = Duration::from_millis(1);
 
-/// Pause before trying again when the kernel lacks memory to take anything and nothing is in flight.
+/// Pause before a retry when the kernel has no memory for requests and nothing is in flight.
 const BACK_OFF: Duration = Duration::from_millis(1);
 
 /// A queue over one ring.
@@ -64,27 +69,27 @@ pub(crate) struct UringQueue {
     slots: ManuallyDrop<Slots>,
     /// Pushed entries that the kernel has not consumed, oldest first.
     pending: VecDeque<u64>,
-    /// Completions that need no kernel.
+    /// Completions that did not go through the kernel.
     ready: Vec<Completion>,
-    /// What helper threads do for it.
-    aside: Aside,
-    files: KnownFiles,
-    fixed: Fixed,
+    /// Operations that helper threads perform.
+    helpers: HelperOps,
+    files: FileCache,
+    fixed: FixedBuffers,
     align: Align,
     depth: usize,
-    /// Entries that an operation is made in beyond its first, of all in flight, and the most of them.
-    more: usize,
-    more_max: usize,
+    /// The number of entries beyond the first of each operation in flight, and its limit.
+    extra_entries: usize,
+    extra_entries_max: usize,
     /// The errno after which nothing is submitted any more.
     broken: Option<Errno>,
     /// Completions that matched no operation.
     strays: u64,
     drop_wait: Duration,
-    /// It is being dropped: nothing is begun again.
+    /// The queue is being dropped: no operation is retried.
     closing: bool,
 }
 
-/// What queues of one disk share.
+/// State that the queues of one disk share.
 pub(crate) struct Common {
     pub(crate) files: Arc<Files>,
     pub(crate) registered: Arc<Registered>,
@@ -93,11 +98,12 @@ pub(crate) struct Common {
 }
 
 impl UringQueue {
-    /// A queue for up to `depth` operations (at least 1, at most what the kernel's ring can hold).
+    /// A queue for up to `depth` operations (at least 1, at most the capacity of the kernel's
+    /// ring).
     pub(crate) fn new(common: Common, depth: usize) -> Result<UringQueue, IoFault> {
         let Common { files, registered, align, pool } = common;
         let wanted = wanted(depth);
-        let ring = ring::build(wanted.saturating_mul(ENTRIES_EACH))?;
+        let ring = ring::build(wanted.saturating_mul(ENTRIES_PER_OP))?;
         let entries = ring.params().sq_entries();
         let depth = wanted.min(entries);
         Ok(UringQueue {
@@ -105,13 +111,13 @@ impl UringQueue {
             slots: ManuallyDrop::new(Slots::new(depth)),
             pending: VecDeque::new(),
             ready: Vec::new(),
-            aside: Aside::new(pool),
-            files: KnownFiles::new(files),
-            fixed: Fixed::new(registered),
+            helpers: HelperOps::new(pool),
+            files: FileCache::new(files),
+            fixed: FixedBuffers::new(registered),
             align,
             depth: depth as usize,
-            more: 0,
-            more_max: (entries - depth) as usize,
+            extra_entries: 0,
+            extra_entries_max: (entries - depth) as usize,
             broken: None,
             strays: 0,
             drop_wait: DROP_WAIT,
@@ -119,13 +125,13 @@ impl UringQueue {
         })
     }
 
-    /// Start what is pending and wait up to `timeout` for `want` completions. False if the kernel was short of
-    /// something and should be tried again later.
+    /// Submit the pending entries and wait up to `timeout` for `want` completions. False if the
+    /// kernel lacked a resource and the caller should retry later.
     fn enter(&mut self, want: u32, timeout: Duration) -> bool {
         self.enter_with(usize::MAX, want, timeout)
     }
 
-    /// The same, starting no more than so many of what is pending.
+    /// As `enter`, submitting at most `most` of the pending entries.
     fn enter_with(&mut self, most: usize, want: u32, timeout: Duration) -> bool {
         let submit = if self.broken.is_some() { 0 } else { self.pending.len().min(most) as u32 };
         let entered = ring::enter(&self.ring, submit, want, timeout);
@@ -146,8 +152,8 @@ impl UringQueue {
         }
     }
 
-    /// The ring takes nothing any more: what the kernel has not consumed it never will, so that it can be
-    /// handed back.
+    /// Stop using the ring for submissions. The kernel never consumes the pending entries, so their
+    /// operations are handed back.
     fn give_up(&mut self, e: Errno) {
         tracing::error!(
             errno = e.raw_os_error(),
@@ -155,87 +161,95 @@ impl UringQueue {
         );
         self.broken = Some(e);
         for id in std::mem::take(&mut self.pending) {
-            if let Some(held) = ended((&mut self.slots, &mut self.fixed, &mut self.more), id, Err(e)) {
-                let fault = broken_fault(&held.file.path, e);
-                self.ready.push(refused(held.token, held.op, fault));
+            if let Some(inflight) =
+                complete_entry((&mut self.slots, &mut self.fixed, &mut self.extra_entries), id, Err(e))
+            {
+                let fault = broken_fault(&inflight.file.path, e);
+                self.ready.push(refused(inflight.token, inflight.op, fault));
             }
         }
     }
 
-    /// Move what finished to `done`, without entering the kernel.
+    /// Move finished operations to `done`, without entering the kernel.
     fn reap(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.ready);
-        self.aside.take(done);
+        self.helpers.take(done);
         for entry in self.ring.completion() {
             let id = entry.user_data();
             if self.slots.get(id).is_none() {
                 self.strays += 1;
-                tracing::warn!(id, strays = self.strays, "completion of no operation dropped");
+                tracing::warn!(id, strays = self.strays, "dropped a completion that matches no operation");
                 continue;
             }
             let moved = match entry.result() {
                 n if n < 0 => Err(Errno::from_raw_os_error(-n)),
                 n => Ok(n as u64),
             };
-            if let Some(held) = ended((&mut self.slots, &mut self.fixed, &mut self.more), id, moved) {
-                if !self.closing && held.moved.is_err_and(is_short_of_something) {
-                    self.aside.push(held.token, held.op, held.file.shared());
+            if let Some(inflight) =
+                complete_entry((&mut self.slots, &mut self.fixed, &mut self.extra_entries), id, moved)
+            {
+                if !self.closing && inflight.moved.is_err_and(lacks_resources) {
+                    self.helpers.push(inflight.token, inflight.op, inflight.file.shared());
                     continue;
                 }
-                let result = verdict(&held.op, &held.file.path, held.moved);
-                done.push(Completion { token: held.token, result, op: held.op });
+                let result = verdict(&inflight.op, &inflight.file.path, inflight.moved);
+                done.push(Completion { token: inflight.token, result, op: inflight.op });
             }
         }
     }
 
-    /// Queue the entries of a held operation. False if the ring has no room for one.
+    /// Push the entries of an operation. False if the ring has no room for one.
     fn push(&mut self, id: u64) -> bool {
-        let Some(held) = self.slots.get_mut(id) else { return false };
-        let runs = match &held.op {
-            Op::Read { parts, .. } if self.fixed.follow(&self.ring) => {
-                self.fixed.runs(parts, self.align.offset, self.more_max - self.more)
+        let Some(inflight) = self.slots.get_mut(id) else { return false };
+        let ranges = match &inflight.op {
+            Op::Read { parts, .. } if self.fixed.refresh(&self.ring) => {
+                self.fixed.read_ranges(parts, self.align.offset, self.extra_entries_max - self.extra_entries)
             }
             Op::Write { .. }
-                if (2..=self.more_max - self.more + 1).contains(&slots::entries(held.op.bytes())) =>
+                if (2..=self.extra_entries_max - self.extra_entries + 1)
+                    .contains(&slots::entry_count(inflight.op.bytes())) =>
             {
-                held.cut();
-                Runs::of_cut(&held.vectors)
+                inflight.split_vectors();
+                EntryRanges::of_split(&inflight.vectors)
             }
-            Op::Read { parts, .. } | Op::Write { parts, .. } => Runs::whole(parts),
-            Op::Sync { .. } => Runs::whole(&[]),
+            Op::Read { parts, .. } | Op::Write { parts, .. } => EntryRanges::whole(parts),
+            Op::Sync { .. } => EntryRanges::whole(&[]),
         };
-        let pushed = runs.iter().take_while(|run| ring::push(&mut self.ring, held, id, **run)).count();
+        let pushed =
+            ranges.iter().take_while(|range| ring::push(&mut self.ring, inflight, id, **range)).count();
         if pushed == 0 {
             return false;
         }
-        // Were one left out, the operation would be short: the queue has room for all of them.
-        debug_assert_eq!(pushed, runs.iter().count());
-        (held.left, held.fixed) = (pushed, runs.fixed());
-        self.more += pushed - 1;
-        self.fixed.began(held.fixed);
+        // All entries must be pushed, else the operation would be short; the ring has room for all
+        // of them.
+        debug_assert_eq!(pushed, ranges.iter().count());
+        (inflight.entries_left, inflight.fixed_entries) = (pushed, ranges.fixed_count());
+        self.extra_entries += pushed - 1;
+        self.fixed.begin_entries(inflight.fixed_entries);
         self.pending.extend(std::iter::repeat_n(id, pushed));
         true
     }
 }
 
-/// Whether an entry ended so because the kernel had no worker or no memory for it, or its thread is gone.
-fn is_short_of_something(e: Errno) -> bool {
+/// Whether an entry failed because the kernel had no worker or memory for it, or its submitting
+/// thread has exited.
+fn lacks_resources(e: Errno) -> bool {
     matches!(e, Errno::CANCELED | Errno::AGAIN | Errno::NOMEM)
 }
 
-/// An entry of an operation has ended: the operation, if it was its last.
-fn ended(
-    (slots, fixed, more): (&mut Slots, &mut Fixed, &mut usize),
+/// Complete an entry of an operation; returns the operation if this was its last entry.
+fn complete_entry(
+    (slots, fixed, extra_entries): (&mut Slots, &mut FixedBuffers, &mut usize),
     id: u64,
     moved: Result<u64, Errno>,
-) -> Option<Held> {
-    if !slots.get_mut(id)?.ended(moved) {
-        *more -= 1;
+) -> Option<InFlightOp> {
+    if !slots.get_mut(id)?.complete_entry(moved) {
+        *extra_entries -= 1;
         return None;
     }
-    let held = slots.take(id)?;
-    fixed.ended(held.fixed);
-    Some(held)
+    let inflight = slots.take(id)?;
+    fixed.end_entries(inflight.fixed_entries);
+    Some(inflight)
 }
 
 impl Queue for UringQueue {
@@ -244,7 +258,7 @@ impl Queue for UringQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.live() + self.ready.len() + self.aside.out()
+        self.slots.live() + self.ready.len() + self.helpers.outstanding()
     }
 
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
@@ -263,18 +277,19 @@ impl Queue for UringQueue {
             return Ok(());
         }
         if matches!(op, Op::Sync { .. }) {
-            self.aside.push(token, op, file.shared());
+            self.helpers.push(token, op, file.shared());
             return Ok(());
         }
-        let id = self.slots.insert(Held::new(token, op, file)).map_err(|held| held.op)?;
+        let id = self.slots.insert(InFlightOp::new(token, op, file)).map_err(|inflight| inflight.op)?;
         if self.push(id) {
-            if self.slots.get(id).is_some_and(|held| held.left > 1 && held.cut) {
-                self.begin_each();
+            if self.slots.get(id).is_some_and(|inflight| inflight.entries_left > 1 && inflight.vectors_split)
+            {
+                self.submit_each();
             }
             return Ok(());
         }
         match self.slots.take(id) {
-            Some(held) => Err(held.op),
+            Some(inflight) => Err(inflight.op),
             None => Ok(()),
         }
     }
@@ -297,12 +312,12 @@ impl Queue for UringQueue {
             }
             if self.slots.live() == 0 {
                 if self.ready.is_empty() {
-                    self.aside.wait(left);
+                    self.helpers.wait(left);
                 }
                 self.reap(done);
                 continue;
             }
-            let left = if self.aside.out() > 0 { left.min(BOTH_STEP) } else { left };
+            let left = if self.helpers.outstanding() > 0 { left.min(RING_WAIT_WITH_HELPERS) } else { left };
             let started = self.enter(1, left);
             self.reap(done);
             if !started && done.len() == before {
@@ -318,21 +333,21 @@ impl Queue for UringQueue {
 }
 
 impl UringQueue {
-    /// Begin what is pending entry by entry: those that are begun together and lie side by side are joined again on their way to
-    /// the disk.
-    fn begin_each(&mut self) {
+    /// Submit the pending entries one by one: adjacent entries that are submitted together would be
+    /// merged on their way to the disk.
+    fn submit_each(&mut self) {
         for _ in 0..self.pending.len() {
             let before = self.pending.len();
             self.enter_with(1, 0, Duration::ZERO);
             if self.pending.len() >= before {
-                // The kernel takes nothing now; it is begun with the next that is entered.
+                // The kernel accepts no entry now; the next enter submits the rest.
                 return;
             }
         }
     }
 
-    /// What `wait` does before it sleeps. The sleep itself starts what is pending, so that the common case
-    /// enters the kernel once.
+    /// The part of `wait` before the sleep. The sleep itself submits pending entries, so the common
+    /// case enters the kernel once.
     fn poll_if(&mut self, done: &mut Vec<Completion>, now: bool) {
         let before = done.len();
         self.reap(done);
@@ -341,9 +356,9 @@ impl UringQueue {
         }
     }
 
-    /// Sleep until something that is in the kernel's hands finishes, which frees what it was short of.
+    /// Sleep until an operation in the kernel finishes, which frees the resource that it lacked.
     fn wait_for_resources(&mut self, left: Duration) {
-        let in_kernel = self.slots.live() + self.more > self.pending.len();
+        let in_kernel = self.slots.live() + self.extra_entries > self.pending.len();
         if !in_kernel {
             std::thread::sleep(left.min(BACK_OFF));
         } else if let Err(e) = ring::enter(&self.ring, 0, 1, left) {
@@ -376,8 +391,8 @@ impl Drop for UringQueue {
                 }
             }
         }
-        // SAFETY: this is the destructor, so neither field is used again; no operation is in flight in
-        // the kernel, so the kernel has no address in either.
+        // SAFETY: this is the destructor, so neither field is used again. No operation is in flight
+        // in the kernel, so the kernel has no address in either.
         unsafe {
             ManuallyDrop::drop(&mut self.ring);
             ManuallyDrop::drop(&mut self.slots);
@@ -385,15 +400,15 @@ impl Drop for UringQueue {
     }
 }
 
-/// Make the rings of two queues of this depth at once, to see whether a store's log and a session can
-/// have theirs.
+/// Create the rings of two queues of this depth at once, to find out whether a store's log and a
+/// session can have theirs.
 pub(crate) fn try_two(depth: usize) -> Result<(), IoFault> {
-    let entries = wanted(depth).saturating_mul(ENTRIES_EACH);
+    let entries = wanted(depth).saturating_mul(ENTRIES_PER_OP);
     let _log = ring::build(entries)?;
     ring::build(entries).map(drop)
 }
 
-/// The operations that a queue of this depth is made for.
+/// The number of operations for which a queue of this depth is created.
 fn wanted(depth: usize) -> u32 {
     u32::try_from(depth.max(1)).unwrap_or(u32::MAX)
 }

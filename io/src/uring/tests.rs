@@ -14,12 +14,12 @@ use crate::files::DataFile;
 const ALIGN: Align = Align { memory: 512, offset: 512 };
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
-/// A queue over one file, or `None` (and a line) if io_uring is refused here.
+/// A queue over one file, or `None` (and a message) if io_uring is not available.
 pub(super) fn queue_over(fd: OwnedFd, depth: usize) -> Option<(UringQueue, FileId)> {
     queue_over_bytes(fd, 4096, depth)
 }
 
-/// The same over a file of so many bytes.
+/// As [`queue_over`], over a file of `len` bytes.
 pub(super) fn queue_over_bytes(fd: OwnedFd, len: u64, depth: usize) -> Option<(UringQueue, FileId)> {
     let files = Arc::new(Files::default());
     let file = DataFile { fd, path: "test".to_owned(), dir: 0, name: "test".to_owned(), len };
@@ -40,12 +40,13 @@ pub(super) fn data_file(dir: &TempDir) -> OwnedFd {
     crate::create::create(dir.path(), "a", 4096, false, &Default::default()).unwrap()
 }
 
-/// A part whose guard tells whether the part still exists.
+/// A part, and its guard, whose count shows whether the part still exists.
 pub(super) fn guarded() -> (Part, Arc<AlignedBuf>) {
     let mut buf = AlignedBuf::new(4096).unwrap();
     let ptr = std::ptr::NonNull::from(&mut buf[..]).cast();
     let buf = Arc::new(buf);
-    // SAFETY: the whole of `buf`, which the part keeps; the tests do not look at its bytes.
+    // SAFETY: the part covers all of `buf`, which it keeps; the tests do not read its bytes
+    // meanwhile.
     let part = unsafe { Part::exclusive(ptr, 4096, Some(buf.clone())) };
     (part, buf)
 }
@@ -54,18 +55,18 @@ pub(super) fn read(file: FileId) -> Op {
     Op::Read { file, offset: 0, parts: vec![AlignedBuf::new(4096).unwrap().into_part()] }
 }
 
-/// Make the kernel complete something that the queue did not ask for.
+/// Make the kernel post a completion that matches no operation of the queue.
 fn complete_stray(queue: &mut UringQueue, id: u64) {
     let entry = opcode::Nop::new().build().user_data(id);
     let ring = &mut *queue.ring;
-    let more = ring.completion().len() as u32 + 1;
+    let want = ring.completion().len() as u32 + 1;
     // SAFETY: a nop refers to no memory.
     unsafe { ring.submission().push(&entry).unwrap() };
-    ring::enter(ring, 1, more, LONG).unwrap();
+    ring::enter(ring, 1, want, LONG).unwrap();
 }
 
 #[test]
-fn a_completion_of_no_operation_is_counted_for_none() {
+fn stray_completion_matches_no_operation() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over(data_file(&dir), 4) else { return };
     queue.submit(1, read(file)).unwrap();
@@ -74,10 +75,10 @@ fn a_completion_of_no_operation_is_counted_for_none() {
     queue.wait(&mut done, LONG);
     assert_eq!(done.len(), 1);
 
-    // The slot is used again, and completions that are not its own come before its operation has started.
-    let held = queue.files.get(file).map(|f| Held::new(2, read(file), f)).unwrap();
-    let id = queue.slots.insert(held).unwrap();
-    assert_eq!((id as u32, id >> 32), (stale as u32, (stale >> 32) + 1), "the slot is not the same");
+    // The slot is reused, and foreign completions arrive before its operation is submitted.
+    let op = queue.files.get(file).map(|f| InFlightOp::new(2, read(file), f)).unwrap();
+    let id = queue.slots.insert(op).unwrap();
+    assert_eq!((id as u32, id >> 32), (stale as u32, (stale >> 32) + 1), "another slot was used");
     for stray in [stale, 0, u64::from(id as u32), u64::MAX, id + 1, id + (1 << 32)] {
         complete_stray(&mut queue, stray);
     }
@@ -92,7 +93,7 @@ fn a_completion_of_no_operation_is_counted_for_none() {
 }
 
 #[test]
-fn waiting_for_what_does_not_come_ends_in_time() {
+fn wait_for_stuck_read_ends_at_timeout() {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let Some((mut queue, file)) = queue_over(reader.into(), 4) else { return };
     queue.submit(1, read(file)).unwrap();
@@ -107,7 +108,7 @@ fn waiting_for_what_does_not_come_ends_in_time() {
 }
 
 #[test]
-fn memory_under_the_kernels_hands_is_leaked_not_freed() {
+fn memory_of_stuck_operation_is_leaked_not_freed() {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let Some((mut queue, file)) = queue_over(reader.into(), 4) else { return };
     let (part, guard) = guarded();
@@ -116,12 +117,12 @@ fn memory_under_the_kernels_hands_is_leaked_not_freed() {
     queue.limit_drop(Duration::from_millis(1));
     drop(queue);
     assert_eq!(Arc::strong_count(&guard), 2, "the part was dropped while the kernel may write to it");
-    // The kernel does write now; the sanitizers would say so if the memory were gone.
+    // The kernel writes now; a sanitizer would report it if the memory had been freed.
     writer.write_all(&[7; 4096]).unwrap();
 }
 
 #[test]
-fn a_broken_ring_hands_back_what_it_never_started() {
+fn broken_ring_hands_back_pending_operations() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over(data_file(&dir), 4) else { return };
     let (part, guard) = guarded();
@@ -139,14 +140,14 @@ fn a_broken_ring_hands_back_what_it_never_started() {
     queue.poll(&mut done);
     assert!(done.is_empty());
     assert_eq!(Arc::strong_count(&guard), 1);
-    // The entry is still in the ring, and the kernel must not find it when the queue goes.
+    // The entry is still in the ring, and the kernel must not find it when the queue is dropped.
     assert_eq!(ring::queued(&mut queue.ring), 1);
     drop(queue);
     assert_eq!(guard[0], 0);
 }
 
 #[test]
-fn a_depth_of_nothing_and_of_everything_are_bounded() {
+fn queue_depth_is_clamped() {
     let dir = TempDir::new().unwrap();
     let Some((queue, _)) = queue_over(data_file(&dir), 0) else { return };
     assert_eq!(queue.room(), 1);
@@ -157,32 +158,32 @@ fn a_depth_of_nothing_and_of_everything_are_bounded() {
 }
 
 /// A loop device that ends in the middle of a transfer; detached when dropped.
-pub(super) struct Ends(pub(super) String);
+pub(super) struct TruncatedDevice(pub(super) String);
 
-impl Ends {
-    pub(super) fn after(bytes: u64, image: &std::path::Path) -> Result<Ends, String> {
+impl TruncatedDevice {
+    pub(super) fn new(bytes: u64, image: &std::path::Path) -> Result<TruncatedDevice, String> {
         let args = ["--find", "--show", "--sizelimit", &bytes.to_string()];
         let done = Command::new("losetup").args(args).arg(image).output().map_err(|e| e.to_string())?;
         if !done.status.success() {
             return Err(String::from_utf8_lossy(&done.stderr).trim().to_owned());
         }
-        Ok(Ends(String::from_utf8_lossy(&done.stdout).trim().to_owned()))
+        Ok(TruncatedDevice(String::from_utf8_lossy(&done.stdout).trim().to_owned()))
     }
 }
 
-impl Drop for Ends {
+impl Drop for TruncatedDevice {
     fn drop(&mut self) {
         let _ = Command::new("losetup").args(["--detach", &self.0]).status();
     }
 }
 
 #[test]
-fn where_a_device_ends_a_transfer_is_short_and_never_ok() {
+fn transfer_past_end_of_device_is_short() {
     const LEN: usize = 64 << 10;
     let dir = TempDir::new().unwrap();
     let image = dir.path().join("image");
     std::fs::write(&image, vec![7; LEN]).unwrap();
-    let device = match Ends::after(8192, &image) {
+    let device = match TruncatedDevice::new(8192, &image) {
         Ok(device) => device,
         Err(why) => return eprintln!("skipped: no loop device: {why}"),
     };

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::fixed::Run;
-use super::tests::{Ends, LONG, queue_over_bytes};
+use super::fixed::EntryRange;
+use super::tests::{LONG, TruncatedDevice, queue_over_bytes};
 use super::*;
 use crate::buffer::{AlignedBuf, Part};
 use crate::disk::FileId;
@@ -12,12 +12,12 @@ use crate::fault::{FaultKind, FaultOp};
 use crate::registered::Registration;
 use crate::registered::Span;
 
-/// So long that it is read by itself, and not so long.
+/// Bytes of a part that gets its own entry, and of one that does not.
 const LONG_PART: usize = 128 << 10;
 const SHORT_PART: usize = 4096;
 pub(super) const FILE: usize = 1 << 20;
 
-/// What a file holds at a place.
+/// The pattern byte of a file at an offset.
 pub(super) fn byte(at: usize) -> u8 {
     (at % 251) as u8
 }
@@ -37,24 +37,24 @@ pub(super) fn buffer(len: usize) -> AlignedBuf {
     AlignedBuf::new(len).unwrap()
 }
 
-/// Read into `parts` from `offset`, and look at what they hold.
+/// Read into `parts` from `offset`, and compare with the pattern.
 pub(super) fn read(queue: &mut UringQueue, file: FileId, offset: usize, parts: Vec<Part>) -> Vec<Part> {
     queue.submit(1, Op::Read { file, offset: offset as u64, parts }).unwrap();
     let mut done = Vec::new();
     while queue.in_flight() > 0 {
         queue.wait(&mut done, LONG);
     }
-    assert_eq!((done.len(), queue.strays, queue.more), (1, 0, 0));
+    assert_eq!((done.len(), queue.strays, queue.extra_entries), (1, 0, 0));
     let done = done.remove(0);
     done.result.unwrap();
     let parts = done.op.into_parts();
     let bytes = parts.iter().flat_map(|part| part.bytes());
-    assert!(bytes.enumerate().all(|(i, b)| *b == byte(offset + i)), "other bytes from {offset}");
+    assert!(bytes.enumerate().all(|(i, b)| *b == byte(offset + i)), "wrong bytes from offset={offset}");
     parts
 }
 
 #[test]
-fn memory_that_is_registered_is_read_into_by_its_place_until_it_is_no_more() {
+fn registered_memory_is_read_by_index_until_dropped() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let (a, b) = (buffer(8 * SHORT_PART), buffer(8 * SHORT_PART));
@@ -63,27 +63,27 @@ fn memory_that_is_registered_is_read_into_by_its_place_until_it_is_no_more() {
     let parts = read(&mut queue, file, 4096, vec![a.into_part()]);
     assert_eq!(queue.fixed.made, 1);
     let a = parts.into_iter().next().unwrap();
-    // From its middle on, and of a part that begins before what is registered.
+    // The second half of a registered buffer, and a part that begins before the registered range.
     let (front, back) = a.split(3 * SHORT_PART);
     read(&mut queue, file, 512, vec![back]);
     assert_eq!(queue.fixed.made, 2);
     let b = read(&mut queue, file, 0, vec![b.into_part()]).remove(0);
-    assert_eq!(queue.fixed.made, 2, "a part that is registered but for its front");
+    assert_eq!(queue.fixed.made, 2, "the front of the part is not registered");
 
     drop(first);
     read(&mut queue, file, 1024, vec![front]);
-    assert_eq!(queue.fixed.made, 2, "what is registered no more is used");
+    assert_eq!(queue.fixed.made, 2, "a dropped registration was used");
     let (_, rest) = b.split(SHORT_PART);
     let rest = read(&mut queue, file, 2048, vec![rest]).remove(0);
-    assert_eq!(queue.fixed.made, 2, "a part that is registered but for its end");
+    assert_eq!(queue.fixed.made, 2, "the end of the part is not registered");
     read(&mut queue, file, 2048, vec![rest.split(6 * SHORT_PART).0]);
-    assert_eq!(queue.fixed.made, 3, "another registration went with the first");
+    assert_eq!(queue.fixed.made, 3, "the second registration ended with the first");
     drop(second);
-    assert!(!queue.fixed.follow(&queue.ring));
+    assert!(!queue.fixed.refresh(&queue.ring));
 }
 
 #[test]
-fn long_parts_that_are_registered_are_read_apart_from_the_rest() {
+fn long_registered_parts_get_own_entries() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 8) else { return };
     let pool = buffer(4 * LONG_PART);
@@ -98,15 +98,15 @@ fn long_parts_that_are_registered_are_read_apart_from_the_rest() {
     parts.push(buffer(SHORT_PART).into_part());
     let parts = read(&mut queue, file, 512, parts);
     assert_eq!((parts.len(), queue.fixed.made, queue.fixed.live), (7, 3, 0));
-    // No room for so many entries: one for all, which no place goes with.
-    queue.more_max = 5;
+    // No room for the extra entries: one entry for all parts, without a registered buffer.
+    queue.extra_entries_max = 5;
     read(&mut queue, file, 1024, parts);
     assert_eq!(queue.fixed.made, 3);
     assert!(!queue.push(0), "a number that was never given");
 }
 
 #[test]
-fn the_list_is_not_changed_under_a_read_that_goes_by_it() {
+fn buffer_list_is_unchanged_while_fixed_read_in_flight() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let (a, b) = (buffer(SHORT_PART), buffer(SHORT_PART));
@@ -114,7 +114,8 @@ fn the_list_is_not_changed_under_a_read_that_goes_by_it() {
     queue.submit(1, Op::Read { file, offset: 0, parts: vec![a.into_part()] }).unwrap();
     drop(gone);
     let _b = register(&queue, &b);
-    // The first has not been started even: the kernel would find another memory at its place.
+    // The first read is not even submitted: with a new list the kernel would use other memory for
+    // its index.
     queue.submit(2, Op::Read { file, offset: 0, parts: vec![b.into_part()] }).unwrap();
     assert_eq!((queue.fixed.made, queue.fixed.live), (1, 1));
     let mut done = Vec::new();
@@ -134,16 +135,16 @@ fn the_list_is_not_changed_under_a_read_that_goes_by_it() {
 }
 
 #[test]
-fn a_broken_ring_hands_back_once_what_is_in_several_entries() {
+fn broken_ring_hands_back_split_operation_once() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let pool = buffer(LONG_PART);
     let _pool = register(&queue, &pool);
     let parts = vec![buffer(SHORT_PART).into_part(), pool.into_part()];
     queue.submit(1, Op::Read { file, offset: 0, parts }).unwrap();
-    assert_eq!((queue.pending.len(), queue.more, queue.fixed.live), (2, 1, 1));
+    assert_eq!((queue.pending.len(), queue.extra_entries, queue.fixed.live), (2, 1, 1));
     queue.give_up(Errno::BADF);
-    assert_eq!((queue.in_flight(), queue.more, queue.fixed.live), (1, 0, 0));
+    assert_eq!((queue.in_flight(), queue.extra_entries, queue.fixed.live), (1, 0, 0));
     let mut done = Vec::new();
     queue.wait(&mut done, LONG);
     assert_eq!(done.len(), 1);
@@ -151,11 +152,11 @@ fn a_broken_ring_hands_back_once_what_is_in_several_entries() {
 }
 
 #[test]
-fn where_a_device_ends_several_entries_are_short_together() {
+fn split_read_past_end_of_device_is_short() {
     let dir = TempDir::new().unwrap();
     let image = dir.path().join("image");
     std::fs::write(&image, vec![7; FILE]).unwrap();
-    let device = match Ends::after((LONG_PART + SHORT_PART) as u64, &image) {
+    let device = match TruncatedDevice::new((LONG_PART + SHORT_PART) as u64, &image) {
         Ok(device) => device,
         Err(why) => return eprintln!("skipped: no loop device: {why}"),
     };
@@ -178,45 +179,45 @@ fn where_a_device_ends_several_entries_are_short_together() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_refused_and_costs_no_read() {
+fn unmapped_memory_registration_is_refused_and_reads_work() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
-    let nowhere = Span { base: 4096, len: 4096 };
-    let fault = may_register(nowhere).expect_err("page one is mapped");
+    let unmapped = Span { base: 4096, len: 4096 };
+    let fault = may_register(unmapped).expect_err("page one is mapped");
     assert_eq!((fault.op, fault.errno), (FaultOp::Register, Errno::FAULT.raw_os_error()));
     let good = buffer(SHORT_PART);
     may_register(Span { base: good.as_ptr() as usize, len: good.len() }).unwrap();
-    // One that a ring cannot have takes the others with it, and no read.
-    let _both = (queue.fixed.registered.add(nowhere), register(&queue, &good));
+    // A range that cannot be registered disables the other ranges too, and fails no read.
+    let _both = (queue.fixed.registered.add(unmapped), register(&queue, &good));
     read(&mut queue, file, 0, vec![good.into_part()]);
     assert_eq!(queue.fixed.made, 0);
 }
 
 proptest! {
-    /// Runs are all parts in order, and begin where the parts before them end.
+    /// The ranges cover all parts in order, and each begins where the previous ends.
     #[test]
-    fn runs_are_the_parts_in_order(
+    fn entry_ranges_cover_parts_in_order(
         parts in prop::collection::vec((any::<bool>(), prop::sample::select(vec![512, 4096, LONG_PART, LONG_PART + 512])), 1..9),
-        more in 0usize..12,
+        extra_max in 0usize..12,
     ) {
         let registered = Arc::new(Registered::default());
-        let mut fixed = Fixed::new(registered.clone());
+        let mut fixed = FixedBuffers::new(registered.clone());
         let buffers: Vec<_> = parts.iter().map(|(_, len)| buffer(*len)).collect();
         let all = buffers.iter().zip(&parts).filter(|(_, (is, _))| *is);
-        let _held: Vec<_> = all.map(|(buf, _)| registered.add(Span { base: buf.as_ptr() as usize, len: buf.len() })).collect();
+        let _registrations: Vec<_> = all.map(|(buf, _)| registered.add(Span { base: buf.as_ptr() as usize, len: buf.len() })).collect();
         let Ok(ring) = ring::build(1) else { return Ok(()) };
-        prop_assert_eq!(fixed.follow(&ring), parts.iter().any(|(is, _)| *is));
+        prop_assert_eq!(fixed.refresh(&ring), parts.iter().any(|(is, _)| *is));
         let lens: Vec<usize> = parts.iter().map(|(_, len)| *len).collect();
         let parts: Vec<Part> = buffers.into_iter().map(AlignedBuf::into_part).collect();
-        let runs: Vec<Run> = fixed.runs(&parts, 4096, more).iter().copied().collect();
-        prop_assert!(runs.len() <= more + 1);
+        let ranges: Vec<EntryRange> = fixed.read_ranges(&parts, 4096, extra_max).iter().copied().collect();
+        prop_assert!(ranges.len() <= extra_max + 1);
         let (mut next, mut at) = (0, 0usize);
-        for run in &runs {
-            prop_assert_eq!((run.first, run.at), (next, at as u64));
-            prop_assert!(run.count > 0 && (run.fixed.is_none() || run.count == 1));
-            prop_assert!(at.is_multiple_of(4096), "a run from {} on", at);
-            next += run.count;
-            at += lens[run.first..][..run.count].iter().sum::<usize>();
+        for range in &ranges {
+            prop_assert_eq!((range.first, range.at), (next, at as u64));
+            prop_assert!(range.count > 0 && (range.fixed.is_none() || range.count == 1));
+            prop_assert!(at.is_multiple_of(4096), "a range from offset {}", at);
+            next += range.count;
+            at += lens[range.first..][..range.count].iter().sum::<usize>();
         }
         prop_assert_eq!(next, parts.len());
     }

@@ -1,4 +1,4 @@
-//! Writes that are made in several entries.
+//! Long writes that are split into several entries.
 
 use std::os::unix::fs::FileExt;
 
@@ -14,7 +14,7 @@ use crate::check::PARTS_MAX;
 const FILE: usize = 8 << 20;
 const UNIT: usize = 4096;
 
-/// A part whose bytes say where they are to lie.
+/// A part whose bytes encode their offset in the file.
 fn part(at: usize, len: usize) -> Part {
     let mut buf = AlignedBuf::new(len).unwrap();
     buf.iter_mut().enumerate().for_each(|(i, byte)| *byte = byte_at(at + i));
@@ -25,7 +25,8 @@ fn byte_at(at: usize) -> u8 {
     (at / 4096 * 7 + at % 251) as u8
 }
 
-/// Write parts of these lengths from `offset` on; in how many entries. The file holds them then, and nothing else is changed.
+/// Write parts of these lengths from `offset` and return the number of entries. Checks that the
+/// file holds them, and that no other byte changed.
 fn write(depth: usize, offset: usize, lengths: &[usize]) -> Option<usize> {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a");
@@ -39,12 +40,12 @@ fn write(depth: usize, offset: usize, lengths: &[usize]) -> Option<usize> {
     };
     let parts = lengths.iter().map(&mut next).collect();
     queue.submit(1, Op::Write { file, offset: offset as u64, parts }).unwrap();
-    let entries = queue.more + 1;
+    let entries = queue.extra_entries + 1;
     let mut done = Vec::new();
     while queue.in_flight() > 0 {
         queue.wait(&mut done, LONG);
     }
-    assert_eq!((done.len(), queue.strays, queue.more), (1, 0, 0));
+    assert_eq!((done.len(), queue.strays, queue.extra_entries), (1, 0, 0));
     done.remove(0).result.unwrap();
     let mut bytes = vec![0; FILE];
     open().read_exact_at(&mut bytes, 0).unwrap();
@@ -57,12 +58,12 @@ fn write(depth: usize, offset: usize, lengths: &[usize]) -> Option<usize> {
 }
 
 #[test]
-fn a_long_write_is_several_entries_and_a_short_one_is_one() {
+fn long_write_is_split_and_short_one_is_not() {
     let mib = ENTRY_BYTES as usize;
     for (lengths, entries) in [
         (vec![mib], 1),
         (vec![UNIT, mib - UNIT], 1),
-        // What a log gathers: a header or an object more than it waited for.
+        // A write of the log: it may exceed its gather size by a header or an object.
         (vec![UNIT, mib], 1),
         (vec![2 * mib - UNIT], 1),
         (vec![2 * mib], 2),
@@ -77,14 +78,14 @@ fn a_long_write_is_several_entries_and_a_short_one_is_one() {
 }
 
 #[test]
-fn a_ring_without_room_for_them_makes_one_entry_of_all() {
+fn long_write_without_room_stays_one_entry() {
     let Some(made) = write(1, 0, &[UNIT, 4 << 20]) else { return };
     assert_eq!(made, 1);
 }
 
-/// As many parts as a write may have, which lie across where entries would end.
+/// The most parts that a write may have, not aligned to the ends of entries.
 #[test]
-fn the_most_parts_are_written_with_room_and_without() {
+fn most_parts_are_written_with_and_without_room() {
     let lengths: Vec<usize> = std::iter::once(UNIT).chain([2 * UNIT; PARTS_MAX - 1]).collect();
     for (depth, entries) in [(1, 1), (8, 7)] {
         let Some(made) = write(depth, 0, &lengths) else { return };
@@ -95,7 +96,7 @@ fn the_most_parts_are_written_with_room_and_without() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn whatever_the_parts_are_the_file_holds_them(
+    fn random_parts_are_written_exactly(
         offset in 0usize..64,
         lengths in prop::collection::vec(1usize..500, 1..5),
         depth in 1usize..9,
@@ -103,7 +104,7 @@ proptest! {
         let lengths: Vec<usize> = lengths.into_iter().map(|units| units * UNIT).collect();
         let entries = (lengths.iter().sum::<usize>() / ENTRY_BYTES as usize).max(1);
         let made = write(depth, offset * UNIT, &lengths);
-        // A ring has room for at least one more entry for each operation.
+        // A ring has at least one extra entry for each operation.
         prop_assert!(made.is_none_or(|made| made == entries || (made == 1 && entries > depth + 1)), "{made:?}");
     }
 }

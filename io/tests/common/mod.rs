@@ -1,4 +1,4 @@
-//! What the behaviour tests share: a disk of each real side over a directory of its own.
+//! Helpers of the behaviour tests: a disk of each real side, each over its own directory.
 #![allow(dead_code, reason = "each test crate uses its share")]
 
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use tempfile::TempDir;
 /// Longer than any healthy device needs; reaching it fails the test.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// The unit that every side accepts.
+/// A block size that every side accepts.
 pub(crate) const BLOCK: usize = 4096;
 
-/// Run `test` on a disk of each side that this machine has; says which it has not.
+/// Run `test` on a disk of each side that this machine supports; prints the sides that it skips.
 pub(crate) fn on_each_side(test: impl Fn(&Arc<dyn Disk>, &Path)) {
     for choice in [SideChoice::Uring, SideChoice::Blocking] {
         let dir = TempDir::new().unwrap();
@@ -28,7 +28,7 @@ pub(crate) fn on_each_side(test: impl Fn(&Arc<dyn Disk>, &Path)) {
     }
 }
 
-/// A disk over `dir`, or `None` (and a line) if io_uring or O_DIRECT is refused here.
+/// A disk over `dir`, or `None` (and a message) if io_uring or O_DIRECT is not available.
 pub(crate) fn disk(dir: &Path, choice: SideChoice) -> Option<Arc<dyn Disk>> {
     match open_disk(&[PathBuf::from(dir)], choice) {
         Ok(disk) => {
@@ -93,10 +93,10 @@ pub(crate) fn read(queue: &mut dyn Queue, file: FileId, offset: u64, blocks: usi
     done.op.into_parts()[0].bytes().to_vec()
 }
 
-/// The kind of a fault that has to be there.
+/// The kind of a result's fault; panics if there is none.
 pub(crate) fn kind<T>(result: Result<T, IoFault>) -> FaultKind {
     match result {
-        Ok(_) => panic!("no fault where one was due"),
+        Ok(_) => panic!("expected a fault"),
         Err(fault) => fault.kind,
     }
 }

@@ -1,15 +1,16 @@
-//! SGLang's page hash chain: which prefix hash a page of tokens has.
+//! SGLang's page hash chain: the prefix hash of a page of tokens.
 //!
-//! A page is named by SHA-256 of the hash before it and its own tokens, so that a hash stands for every token up to
-//! the page's end. It says nothing of dtype, page size, layout or layers: those belong into the namespace.
-//! Source of the rule: SGLang 0.5.23, `mem_cache/utils.py` and `mem_cache/cpp_utils/hash_binding.cpp`.
+//! The hash of a page is SHA-256 of the previous page's hash and the page's own tokens, so that it
+//! covers every token up to the end of the page. It does not cover dtype, page size, layout or
+//! layers: those belong in the namespace. Source of the rule: SGLang 0.5.23, `mem_cache/utils.py`
+//! and `mem_cache/cpp_utils/hash_binding.cpp`.
 
 use sha2::{Digest, Sha256};
 
 use crate::ids::PrefixHash;
 
-/// The hash before a chain's first page: `None` if neither an extra key (a LoRA's, say) nor a cache salt is given.
-/// An empty string differs from none.
+/// The hash before a chain's first page: `None` if neither an extra key (for example of a LoRA) nor
+/// a cache salt is given. An empty string differs from `None`.
 pub fn namespace_seed(extra_key: Option<&str>, cache_salt: Option<&str>) -> Option<PrefixHash> {
     if extra_key.is_none() && cache_salt.is_none() {
         return None;
@@ -28,15 +29,16 @@ pub fn namespace_seed(extra_key: Option<&str>, cache_salt: Option<&str>) -> Opti
     Some(PrefixHash(h.finalize().into()))
 }
 
-/// The hash of one page that follows `prior` (a page's hash or a [`namespace_seed`]; `None` at a chain's start).
-/// Tokens are hashed as 32-bit little-endian numbers; if one of the page needs more, all of it as 64-bit ones behind
-/// a byte 0xff. SGLang refuses tokens of 2^63 and more.
+/// The hash of one page that follows `prior` (a page's hash or a [`namespace_seed`]; `None` at the
+/// start of a chain). Tokens are hashed as 32-bit little-endian numbers. If a token of the page
+/// needs more bits, a byte 0xff is hashed first and all tokens of the page are hashed as 64-bit
+/// numbers. SGLang refuses tokens of 2^63 and more.
 pub fn page_hash<T: Copy + Into<u64>>(prior: Option<PrefixHash>, tokens: &[T]) -> PrefixHash {
     hash_words(prior, tokens.iter().map(|token| (*token).into()))
 }
 
-/// The hashes of all whole pages of `tokens`, `page_tokens` tokens each, in order. A tail shorter than a page has
-/// none; no page has none.
+/// The hashes of all whole pages of `tokens`, in order, with `page_tokens` tokens each. A tail
+/// shorter than a page is ignored; `page_tokens` of 0 gives no hashes.
 pub fn page_hashes<T: Copy + Into<u64>>(
     mut prior: Option<PrefixHash>,
     tokens: &[T],
@@ -49,8 +51,9 @@ pub fn page_hashes<T: Copy + Into<u64>>(
     tokens.chunks_exact(page_tokens).map(next).collect()
 }
 
-/// The hashes of all whole pages of token pairs (EAGLE): page `p` holds the pairs `(t_i, t_i+1)` for `page_tokens`
-/// values of `i` from `p * page_tokens`, so that neighbouring pages share a token and `n` tokens make `n - 1` pairs.
+/// The hashes of all whole pages of token pairs (EAGLE). Page `p` has the pairs `(t_i, t_i+1)` for
+/// `page_tokens` values of `i` from `p * page_tokens`. Neighbouring pages share a token, and `n`
+/// tokens form `n - 1` pairs.
 pub fn pair_page_hashes<T: Copy + Into<u64>>(
     mut prior: Option<PrefixHash>,
     tokens: &[T],

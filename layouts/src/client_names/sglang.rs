@@ -1,8 +1,8 @@
 //! Component names of SGLang's Mooncake backend (SGLang 0.5.23, `mem_cache/storage/mooncake_store/`):
 //! `[{config_prefix}_]{page_hash}_{ranks}_{part}`.
 //!
-//! A text alone does not carry everything: `_1_k` is tensor rank 1 of a sharded model or pipeline stage 1 of a
-//! rank-replicated one, and a rank does not say of how many. [`SglangConfig`] has what is missing.
+//! A text alone is ambiguous: `_1_k` is tensor rank 1 of a sharded model or pipeline stage 1 of a
+//! rank-replicated one, and a rank comes without its size. [`SglangConfig`] has the missing facts.
 
 mod heads;
 mod model;
@@ -18,23 +18,25 @@ use crate::shard::Shard;
 
 pub use heads::HeadLayers;
 
-/// The component of the direct linker's objects: every buffer of a pool's page, packed.
+/// The component of the direct linker's objects: all buffers of a pool's page, packed.
 pub const PACKED: &str = "packed";
 
-/// Which of SGLang's two plugs prints the names.
+/// The part of SGLang that prints the names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Road {
-    /// The hierarchical cache: host pools, one object a component.
+    /// The hierarchical cache: host pools, one object per component.
     #[default]
     HostPools,
-    /// The direct linker: one object a pool, whatever the pool is called.
+    /// The direct linker: one object per pool, with any pool name.
     DirectLinker,
 }
 
-/// What a server's names depend on and do not say; the fields of its `HiCacheStorageConfig`.
+/// The facts that a server's names depend on but do not contain: the fields of its
+/// `HiCacheStorageConfig`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SglangConfig {
-    /// `extra_backend_tag`, if given; an empty one still counts (it leaves its underscore).
+    /// `extra_backend_tag`, if given; an empty one differs from none, since its underscore stays in
+    /// the name.
     pub backend_tag: Option<String>,
     /// Served model with its storage format tag; empty for none.
     pub model_name: String,
@@ -44,24 +46,27 @@ pub struct SglangConfig {
     pub pp_size: u16,
     /// Attention context-parallel size.
     pub cp_size: u16,
-    /// This reader's attention context-parallel rank. Only names under decode context parallelism and the direct
-    /// linker's say whose they are; all others are taken for this rank's own.
+    /// This reader's attention context-parallel rank. Names contain this rank only with decode
+    /// context parallelism or the direct linker; all other names are taken to belong to this rank.
     pub cp_rank: u16,
     /// Decode context-parallel size; divides `tp_size`; above 1 only if rank-replicated.
     pub dcp_size: u16,
     /// Tokens of a logical page: set exactly if `dcp_size` is above 1, and a multiple of it.
     pub logical_page_tokens: Option<u32>,
-    /// `tp_lcm_size` of a server whose layout is `page_head`: how many head groups its names count, a multiple of
-    /// `tp_size`. A server of as many ranks splits nothing, prints the same names with and without it, and shares
-    /// objects only with it.
+    /// `tp_lcm_size` of a server with layout `page_head`: the number of head groups in its names, a
+    /// multiple of `tp_size`. A server with `tp_size == tp_lcm_size` splits no heads and prints the
+    /// same names with and without this setting, but shares objects with servers of other sizes
+    /// only with it.
     pub tp_lcm_size: Option<u16>,
-    /// With `tp_lcm_size` the layers of `kv` on every stage, and of each other pool that has heads.
+    /// With `tp_lcm_size`: the layers of `kv` on every stage, and those of each other pool that has
+    /// heads.
     pub head_layers: Vec<HeadLayers>,
     /// `is_mla_model`: every tensor rank holds the same KV (MLA, DeepSeek V4).
     pub rank_replicated: bool,
-    /// The same of the draft model's KV pool, whose own class decides.
+    /// Whether every tensor rank holds the same KV of the draft model; the draft's own attention
+    /// decides.
     pub draft_rank_replicated: bool,
-    /// Which plug.
+    /// The part of SGLang that prints the names.
     pub road: Road,
 }
 
@@ -109,7 +114,7 @@ impl SglangConfig {
         unless(page_ok, "logical_page_tokens", &page, "a multiple of dcp_size if that is above 1, else none")
     }
 
-    /// The text before every page hash without its underscore, if there is one.
+    /// The text before every page hash without its trailing underscore, `None` if it is empty.
     fn prefix(&self) -> Option<String> {
         let mut parts: Vec<String> = self.backend_tag.iter().cloned().collect();
         if !self.model_name.is_empty() {
@@ -123,7 +128,7 @@ impl SglangConfig {
     }
 }
 
-/// What a text says behind its page hash.
+/// The fields in a text after its page hash.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     role: Role,
@@ -136,12 +141,12 @@ struct Part<'a> {
 #[derive(Clone, Debug)]
 pub struct SglangNames {
     config: SglangConfig,
-    /// What stands before the page hash, its underscore included; may be empty.
+    /// The text before the page hash, its underscore included; may be empty.
     head: String,
 }
 
 impl SglangNames {
-    /// Names under a configuration.
+    /// The names under `config`.
     ///
     /// # Errors
     /// [`ContextError`] names the first field that contradicts the others.
@@ -151,7 +156,7 @@ impl SglangNames {
         Ok(SglangNames { config, head })
     }
 
-    /// Read a component name; `None` if this server would not print it.
+    /// Parse a component name; `None` if this server would not print it.
     pub fn parse(&self, namespace: NamespaceId, text: &str) -> Option<ObjectKey> {
         let key = self.read(namespace, text)?;
         (self.spell(&key)? == text).then_some(key)
@@ -166,7 +171,7 @@ impl SglangNames {
         text.ok_or_else(|| NoClientName::of(key, "this server has no such pool, component or shard"))
     }
 
-    /// The group id that the backend gives all components of a page (`enable_group_semantics`).
+    /// The group id that the backend uses for all components of a page (`enable_group_semantics`).
     pub fn group_id(&self, page: PrefixHash) -> String {
         format!("sglang-hicache:{}{page}", self.head)
     }
@@ -197,7 +202,8 @@ impl SglangNames {
         ObjectKey::new(namespace, hash, part.role, part.pool, part.component, part.shard).ok()
     }
 
-    /// The text of a key as far as one can be composed; whether it reads back is the caller's to check.
+    /// The text of a key, `None` if it has none. The caller must check that the text parses to the
+    /// same key.
     fn spell(&self, key: &ObjectKey) -> Option<String> {
         let mut text = String::with_capacity(self.head.len() + 96);
         // Writing to a String cannot fail.
@@ -250,7 +256,7 @@ impl SglangConfig {
             "draft" => (Role::Draft, "kv"),
             "draft_indexer" => (Role::Draft, "indexer"),
             "draft_swa" => (Role::Draft, "swa"),
-            // An open set of pools, but no text reaches the one of opaque keys.
+            // Any pool name is valid except that of opaque keys.
             OPAQUE_POOL => return None,
             pool => (Role::Target, pool),
         };

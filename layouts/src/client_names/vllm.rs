@@ -1,8 +1,9 @@
 //! Key strings of vLLM's Mooncake connector (vLLM 0.33.0, `kv_connector/v1/mooncake/store/data.py`, `PoolKey`):
 //! `[{cache_prefix}@]{model}{store_namespace}@tp_rank:{t}@pcp{p}@dcp{d}@pp_rank:{q}@group:{g}@{block hash}`.
 //!
-//! A KV-cache group is a pool here, `group_{g}`, and each of its blocks is one object. A block hash of 32 bytes is the
-//! key's prefix hash. One of another length (xxhash has 16 bytes) is mapped, one way, and its component says so.
+//! A KV-cache group maps to the pool `group_{g}`, and each of its blocks is one object. A block
+//! hash of 32 bytes is the key's prefix hash. A hash of another length (xxhash has 16 bytes) is
+//! hashed to 32 bytes and gets the component [`MAPPED`]; this mapping cannot be reversed.
 
 use sha2::{Digest, Sha256};
 
@@ -11,13 +12,14 @@ use crate::ids::{NamespaceId, PrefixHash};
 use crate::key::{ObjectKey, Role};
 use crate::shard::{Shard, Slice};
 
-/// The component of objects whose block hash is not of 32 bytes: their prefix hash is one of the block hash.
+/// The component of objects whose block hash is not 32 bytes long: their prefix hash is a hash of
+/// the block hash.
 pub const MAPPED: &str = "data-mapped";
 
 /// The form of the stored values: vLLM's `store_namespace`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum StoreFormat {
-    /// What each rank holds, no `store_tp_size` asked for.
+    /// The values of one rank; `store_tp_size` is not configured.
     #[default]
     RankLocal,
     /// Shared by servers of different tensor-parallel sizes: `tp_shared_lbhnc`, heads before tokens.
@@ -25,26 +27,26 @@ pub enum StoreFormat {
         /// Tensor-parallel size of the stored objects.
         store_tp_size: u16,
     },
-    /// The same with tokens before heads: `tp_shared_lbnhc`.
+    /// As `SharedLbhnc`, with tokens before heads: `tp_shared_lbnhc`.
     SharedLbnhc {
         /// Tensor-parallel size of the stored objects.
         store_tp_size: u16,
     },
     /// One KV head, the same on every tensor rank: `tp_shared_mqa`.
     SharedMqa,
-    /// Sharing was asked for and cannot be had: `rank_local_tp{T}_layout_{name}`.
+    /// Sharing is configured but not possible: `rank_local_tp{T}_layout_{name}`.
     Fallback {
         /// Name of the KV-cache layout (`LBHNC`).
         layout: String,
     },
 }
 
-/// What a server's keys depend on and do not say.
+/// The facts that a server's keys depend on but do not contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VllmConfig {
     /// `cache_prefix` of the connector's extra config; empty for none.
     pub cache_prefix: String,
-    /// Model as it is served; its last path component is in the keys.
+    /// Model name as served; its last path component is in the keys.
     pub model: String,
     /// Form of the stored values.
     pub store_format: StoreFormat,
@@ -56,8 +58,9 @@ pub struct VllmConfig {
     pub pcp_size: u16,
     /// Decode context-parallel size.
     pub dcp_size: u16,
-    /// For each KV-cache group, in order, how many tensor ranks hold the same bytes (`tp_size` for MLA, `tp_size /
-    /// kv_heads` for GQA with fewer heads than ranks, else 1); divides `tp_size`.
+    /// For each KV-cache group, in order, the number of tensor ranks that hold the same bytes;
+    /// divides `tp_size`. It is `tp_size` for MLA, `tp_size / kv_heads` for GQA with fewer heads
+    /// than ranks, else 1.
     pub group_replication: Vec<u16>,
 }
 
@@ -107,7 +110,7 @@ impl VllmConfig {
         )
     }
 
-    /// `store_namespace`.
+    /// vLLM's `store_namespace`.
     fn store_namespace(&self) -> String {
         let pp = self.pp_size;
         match &self.store_format {
@@ -125,7 +128,7 @@ impl VllmConfig {
         }
     }
 
-    /// What stands before the tensor rank's field.
+    /// The text before the field of the tensor rank.
     fn head(&self) -> String {
         let prefix = if self.cache_prefix.is_empty() { "" } else { "@" };
         format!("{}{prefix}{}{}", self.cache_prefix, self.model_basename(), self.store_namespace())
@@ -135,7 +138,7 @@ impl VllmConfig {
         self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
     }
 
-    /// How many different tensor slices a group has.
+    /// Number of different tensor slices of a group.
     fn tp_slices(&self, group: u16) -> Option<u16> {
         let factor = *self.group_replication.get(usize::from(group))?;
         match self.store_format {
@@ -157,7 +160,7 @@ pub struct VllmNames {
 }
 
 impl VllmNames {
-    /// Names under a configuration.
+    /// The names under `config`.
     ///
     /// # Errors
     /// [`ContextError`] names the first field that contradicts the others.
@@ -167,7 +170,7 @@ impl VllmNames {
         Ok(VllmNames { config, head })
     }
 
-    /// Read a key string; `None` if this server would not print it.
+    /// Parse a key string; `None` if this server would not print it.
     pub fn parse(&self, namespace: NamespaceId, text: &str) -> Option<ObjectKey> {
         let (tp, rest) = take_number(text.strip_prefix(&*self.head)?.strip_prefix("@tp_rank:")?)?;
         let (pcp, rest) = take_number(rest.strip_prefix("@pcp")?)?;
@@ -196,7 +199,7 @@ impl VllmNames {
         if key.component() == MAPPED {
             return Err(NoClientName::of(
                 key,
-                "a block hash of another length than 32 bytes was mapped one way",
+                "the block hash is not 32 bytes long and cannot be restored from its hash",
             ));
         }
         let text = self.spell(key).filter(|text| self.parse(key.namespace(), text) == Some(*key));
@@ -222,8 +225,8 @@ impl VllmNames {
     }
 }
 
-/// The prefix hash of a block hash that is not of 32 bytes: SHA-256 over a domain tag, its length and its bytes as
-/// lower-case hexadecimal. `None` if it is not whole bytes of that spelling.
+/// The prefix hash of a block hash that is not 32 bytes long: SHA-256 over a domain tag, the length
+/// of `hex` and `hex`. `None` if `hex` is not a whole number of bytes in lower-case hexadecimal.
 fn mapped_hash(hex: &str) -> Option<PrefixHash> {
     let spelled = hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     if hex.is_empty() || !hex.len().is_multiple_of(2) || !spelled {

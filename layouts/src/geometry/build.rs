@@ -1,44 +1,45 @@
-//! From a checked model and placement to its pools. Sizes that no machine has end in an error here.
+//! Builds the pools of a checked model and placement. Sizes that overflow 64 bits are an error.
 
 mod heads;
 mod replicated;
 mod state;
 
-use super::buffer::{Axis, AxisKind, Buffer, Part, Span, What};
+use super::buffer::{Axis, AxisKind, Buffer, Part, Span, StateKind};
 use super::error::GeometryError;
 use super::model::{Attention, Indexer, Model, Placement, Window};
 use super::pool::{Component, Geometry, HitPolicy, Pool};
 use crate::key::Role;
 use crate::shard::{Shard, Slice};
 
-/// One attention and what belongs to it.
-struct Attended<'a> {
+/// An attention and the facts needed to build its pools.
+struct AttentionSpec<'a> {
     role: Role,
     name: &'static str,
     attention: &'a Attention,
     indexer: Option<&'a Indexer>,
     hit: HitPolicy,
     layers: Layers,
-    /// Tokens of a page that this rank has, and whose share they are.
+    /// Tokens of a page on this rank.
     tokens: u64,
+    /// The decode-context rank that owns these tokens.
     dcp: Slice,
 }
 
-/// How a pool's layers lie on the stages.
+/// How a pool's layers are distributed over the pipeline stages.
 #[derive(Clone, Copy)]
 enum Layers {
-    /// Divided evenly, so many more on the last stage.
+    /// Divided evenly, with `packed` more on the last stage.
     Staged { packed: u64 },
     /// All on the last stage.
     Last,
 }
 
-/// Every pool that the placement's rank has.
+/// All pools of the placement's rank.
 pub(super) fn pools(model: &Model, placement: &Placement) -> Result<Vec<Pool>, GeometryError> {
     let builder = Builder { placement, tokens: model.page_tokens.into() };
     let mut pools = Vec::new();
     let staged = Layers::Staged { packed: model.packed_mtp_layers.into() };
-    builder.attended(Role::Target, &model.attention, model.indexer.as_ref(), staged, &mut pools)?;
+    builder.attention_pools(Role::Target, &model.attention, model.indexer.as_ref(), staged, &mut pools)?;
     if let Some(linear) = &model.linear {
         pools.push(builder.state(linear)?);
     }
@@ -49,7 +50,8 @@ pub(super) fn pools(model: &Model, placement: &Placement) -> Result<Vec<Pool>, G
         pools.push(builder.rows(rows)?);
     }
     if let Some(draft) = model.draft.as_ref().filter(|_| builder.is_last_stage()) {
-        builder.attended(Role::Draft, &draft.attention, draft.indexer.as_ref(), Layers::Last, &mut pools)?;
+        let indexer = draft.indexer.as_ref();
+        builder.attention_pools(Role::Draft, &draft.attention, indexer, Layers::Last, &mut pools)?;
         if let Some(window) = &draft.window {
             pools.push(builder.window(Role::Draft, window, Layers::Last)?);
         }
@@ -90,7 +92,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Shard of bytes that are the same on every tensor-parallel rank.
+    /// Shard of bytes that are equal on all tensor-parallel ranks.
     fn replicated(&self) -> Shard {
         let Placement { pp, cp, dcp, .. } = *self.placement;
         if [pp, cp, dcp].iter().all(|s| s.of == 1) {
@@ -99,19 +101,19 @@ impl Builder<'_> {
         Shard::Rank { tp: Slice::ALL, pp, cp, dcp }
     }
 
-    /// Shard of bytes that each tensor-parallel rank has of its own.
+    /// Shard of bytes that differ between tensor-parallel ranks.
     fn ranked(&self) -> Shard {
         let Placement { tp, pp, cp, dcp, .. } = *self.placement;
         Shard::Rank { tp, pp, cp, dcp }
     }
 
-    /// Of the ranks with equal bytes, the one that stores them (SGLang's `is_storage_writer`).
+    /// Whether this rank, of those with equal bytes, stores them (SGLang's `is_storage_writer`).
     fn writes_replicated(&self) -> bool {
         self.placement.tp.rank == self.placement.dcp.rank
     }
 
-    /// The pools `kv` and `indexer` of the target or the draft.
-    fn attended(
+    /// Add the pools `kv` and `indexer` of the target or the draft.
+    fn attention_pools(
         &self,
         role: Role,
         attention: &Attention,
@@ -119,12 +121,12 @@ impl Builder<'_> {
         layers: Layers,
         pools: &mut Vec<Pool>,
     ) -> Result<(), GeometryError> {
-        // Decode-context ranks divide the tokens of compressed rows and of the index keys beside them.
+        // Decode-context ranks divide the tokens of compressed rows, and of their index keys.
         let divided = matches!(attention, Attention::Latent(_));
         let dcp = if divided { self.placement.dcp } else { Slice::ALL };
         let tokens = self.tokens / u64::from(dcp.of);
         let hit = HitPolicy::AllPages;
-        let kv = Attended { role, name: "kv", attention, indexer, hit, layers, tokens, dcp };
+        let kv = AttentionSpec { role, name: "kv", attention, indexer, hit, layers, tokens, dcp };
         let own_layers = match attention {
             Attention::Heads(heads) => heads.layers,
             Attention::Latent(latent) => latent.layers,
@@ -135,7 +137,7 @@ impl Builder<'_> {
             _ => pools.push(self.attention(&kv)?),
         }
         match indexer {
-            Some(indexer) if !self.splits() => pools.push(self.indexer(&kv, indexer, own_layers)?),
+            Some(indexer) if !self.splits_latent() => pools.push(self.indexer(&kv, indexer, own_layers)?),
             _ => {}
         }
         Ok(())
@@ -145,19 +147,19 @@ impl Builder<'_> {
         let pages = u64::from(window.tokens).div_ceil(self.tokens.max(1));
         let hit = HitPolicy::TrailingPages(u32::try_from(pages).unwrap_or(u32::MAX));
         let attention = &window.attention;
-        let (tokens, dcp) = (self.tokens, Slice::ALL);
-        self.attention(&Attended { role, name: "swa", attention, indexer: None, hit, layers, tokens, dcp })
+        let (tokens, dcp, name) = (self.tokens, Slice::ALL, "swa");
+        self.attention(&AttentionSpec { role, name, attention, indexer: None, hit, layers, tokens, dcp })
     }
 
-    fn attention(&self, of: &Attended<'_>) -> Result<Pool, GeometryError> {
-        match of.attention {
-            Attention::Heads(heads) => self.heads(of, heads),
-            Attention::Latent(latent) => self.latent(of, latent),
-            Attention::Anchor => Ok(self.pool(of.role, of.name, of.hit)),
+    fn attention(&self, spec: &AttentionSpec<'_>) -> Result<Pool, GeometryError> {
+        match spec.attention {
+            Attention::Heads(heads) => self.heads(spec, heads),
+            Attention::Latent(latent) => self.latent(spec, latent),
+            Attention::Anchor => Ok(self.pool(spec.role, spec.name, spec.hit)),
         }
     }
 
-    /// A pool without anything in it yet.
+    /// A pool without components or buffers.
     fn pool(&self, role: Role, name: &str, hit: HitPolicy) -> Pool {
         Pool {
             role,
@@ -172,19 +174,19 @@ impl Builder<'_> {
 }
 
 impl Pool {
-    /// Add a buffer; answers its number.
+    /// Add a buffer; returns its number.
     fn add_buffer(&mut self, name: &str, axes: Vec<Axis>, element_bytes: u64) -> usize {
         self.buffers.push(Buffer { name: name.into(), axes, element_bytes });
         self.buffers.len() - 1
     }
 
-    /// The part that takes all of a buffer, its axes beginning at `origin(kind)` in the model.
-    fn all_of(&self, what: What, buffer: usize, origin: impl Fn(AxisKind) -> u64) -> Part {
+    /// The part that takes all of a buffer, whose axes begin at `origin(kind)` in the model.
+    fn all_of(&self, state: StateKind, buffer: usize, origin: impl Fn(AxisKind) -> u64) -> Part {
         let axes = self.buffers.get(buffer).map(|b| b.axes.as_slice()).unwrap_or_default();
-        Part { what, buffer, spans: axes.iter().map(|axis| Span::all(*axis, origin(axis.kind))).collect() }
+        Part { state, buffer, spans: axes.iter().map(|axis| Span::all(*axis, origin(axis.kind))).collect() }
     }
 
-    /// Add a component, if it has any bytes.
+    /// Add a component unless it is empty.
     fn add_component(&mut self, name: &str, shard: Shard, parts: Vec<Part>) -> Result<(), GeometryError> {
         let bytes = parts.iter().try_fold(0u64, |n, part| n.checked_add(part.bytes(&self.buffers)?));
         let bytes = bytes.ok_or_else(|| too_large(&self.client_name()))?;
@@ -195,7 +197,7 @@ impl Pool {
     }
 }
 
-/// Axes in this order, each with its count.
+/// Axes in the given order, each with its length.
 fn axes(order: &[AxisKind], count: impl Fn(AxisKind) -> u64) -> Vec<Axis> {
     order.iter().map(|kind| Axis { kind: *kind, count: count(*kind) }).collect()
 }

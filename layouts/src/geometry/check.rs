@@ -1,5 +1,5 @@
-//! Whether a model and a placement contradict themselves or each other. Every problem is noted, so that a caller
-//! mends a description once.
+//! Checks that a model and a placement are valid and match. All problems are collected, so that a
+//! caller can fix them at once.
 
 mod model;
 mod placement;
@@ -9,29 +9,29 @@ use super::layout::Class;
 use super::model::{Attention, Model, Placement};
 use crate::key::Role;
 
-/// Note every problem.
+/// Add every problem to `problems`.
 pub(super) fn check(model: &Model, placement: &Placement, problems: &mut Problems) {
     let slices_ok = placement::slices(placement, problems);
     model::check(model, problems);
-    // How a model divides means nothing among slices that do not exist.
+    // Divisibility can be checked only if every slice is valid.
     if slices_ok {
         placement::division(model, placement, problems);
     }
     placement::layout(model, placement, problems);
 }
 
-/// An attention and the field it is in.
-struct Named<'a> {
+/// An attention and the name of its field.
+struct NamedAttention<'a> {
     field: &'static str,
     pool: &'static str,
     attention: &'a Attention,
-    /// Whether its layers are divided among the stages.
+    /// Whether its layers are divided among the pipeline stages.
     staged: bool,
 }
 
-/// Every attention of the model.
-fn attentions(model: &Model) -> Vec<Named<'_>> {
-    let named = |field, pool, attention, staged| Named { field, pool, attention, staged };
+/// All attentions of the model.
+fn attentions(model: &Model) -> Vec<NamedAttention<'_>> {
+    let named = |field, pool, attention, staged| NamedAttention { field, pool, attention, staged };
     let mut all = vec![named("attention", "kv", &model.attention, true)];
     if let Some(window) = &model.window {
         all.push(named("window.attention", "swa", &window.attention, true));
@@ -45,7 +45,7 @@ fn attentions(model: &Model) -> Vec<Named<'_>> {
     all
 }
 
-/// Every pool that the model has: its client name and its class (none for a logical anchor).
+/// All pools of the model: client name and class (`None` for a logical anchor).
 fn pools(model: &Model) -> Vec<(String, Option<Class>)> {
     let mut all: Vec<(String, Option<Class>)> = attentions(model)
         .iter()

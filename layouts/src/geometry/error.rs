@@ -1,4 +1,4 @@
-//! Why a description of pages was refused.
+//! Errors of page geometry.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use thiserror::Error;
 use super::layout::Layout;
 use crate::key::NameError;
 
-/// One thing that is wrong with a model or a placement.
+/// One problem of a model or a placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// Path of the field, as `draft.attention.kv_heads`.
     pub field: String,
-    /// What it is.
+    /// Its value.
     pub value: String,
-    /// What it must be.
+    /// The rule that the value breaks.
     pub rule: String,
 }
 
@@ -24,19 +24,19 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Problems are collected, so that a caller hears of all of them at once.
+/// All problems of a model and a placement, reported together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
 
 impl Problems {
-    /// Note a problem unless `ok`.
+    /// Add a problem unless `ok`.
     pub(super) fn demand(&mut self, ok: bool, field: &str, value: impl fmt::Display, rule: &str) {
         if !ok {
             self.0.push(Problem { field: field.into(), value: value.to_string(), rule: rule.into() });
         }
     }
 
-    /// The error that they are, if there are any.
+    /// An error unless the list is empty.
     pub(super) fn into_result(self) -> Result<(), GeometryError> {
         if self.0.is_empty() { Ok(()) } else { Err(GeometryError::Description(self)) }
     }
@@ -51,85 +51,85 @@ impl fmt::Display for Problems {
     }
 }
 
-/// Why there is no geometry, no list of chunks, or no plan of reads.
+/// An error of geometry, extents or resharding.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GeometryError {
-    /// The model or the placement contradicts itself or the other: every problem found.
+    /// The model or the placement is invalid, or the two do not match: every problem found.
     #[error("{0}")]
     Description(Problems),
-    /// No layout has this name.
+    /// Unknown layout.
     #[error("{}", unknown_layout(name, *near))]
     UnknownLayout {
-        /// The name given.
+        /// The given name.
         name: String,
-        /// The layout whose name is spelled much the same.
+        /// The layout with the most similar name.
         near: Option<Layout>,
     },
-    /// No preset has this name.
-    #[error("there is no such model preset, known are {known} preset={name:?}")]
+    /// Unknown preset.
+    #[error("unknown model preset, known are {known} preset={name:?}")]
     UnknownPreset {
-        /// The name given.
+        /// The given name.
         name: String,
-        /// The names there are.
+        /// All preset names.
         known: String,
     },
     /// The geometry has no such pool.
     #[error("the model has no such pool pool={pool}")]
     UnknownPool {
-        /// The pool asked for.
+        /// The requested pool.
         pool: String,
     },
-    /// A page that the pool does not have.
+    /// Page number out of range.
     #[error("page must be below the pool's pages pool={pool} page={page} pages={pages}")]
     PageOutOfRange {
         /// The pool.
         pool: String,
-        /// The page asked for.
+        /// The requested page.
         page: u64,
-        /// How many there are.
+        /// Number of pages.
         pages: u64,
     },
-    /// A slot inside a page instead of at its start.
+    /// The slot is not the first of a page.
     #[error("slot must be a multiple of the slots of a page pool={pool} slot={slot} slots_per_page={slots}")]
     SlotInsidePage {
         /// The pool.
         pool: String,
-        /// The slot given.
+        /// The given slot.
         slot: u64,
-        /// Slots of a page.
+        /// Slots per page.
         slots: u64,
     },
-    /// A component that the pool does not have.
+    /// Component number out of range.
     #[error(
         "component must be below the pool's components pool={pool} component={component} components={components}"
     )]
     ComponentOutOfRange {
         /// The pool.
         pool: String,
-        /// The component asked for.
+        /// The requested component.
         component: usize,
-        /// How many there are.
+        /// Number of components.
         components: usize,
     },
-    /// Sizes that no machine has: their product does not fit 64 bits.
+    /// A size does not fit 64 bits.
     #[error("size does not fit 64 bits pool={pool} what={what}")]
     TooLarge {
         /// The pool.
         pool: String,
-        /// Which size.
+        /// Name of the size.
         what: &'static str,
     },
-    /// A plan of reads that would not fit memory.
-    #[error("too many {what} to list, at most {max} are pool={pool}")]
+    /// A plan of reads exceeds a limit.
+    #[error("too many {what}, at most {max} are allowed pool={pool}")]
     TooMany {
         /// The pool.
         pool: String,
-        /// Of what.
+        /// The counted thing.
         what: &'static str,
-        /// How many may be.
+        /// The limit.
         max: u64,
     },
-    /// A caller's list of pointers holds another number of bytes than the component has.
+    /// The lengths in a caller's pointer list do not add up to the component's bytes.
     #[error(
         "lengths of the list must add up to the component's bytes pool={pool} component={component} list_bytes={given} component_bytes={expected}"
     )]
@@ -140,10 +140,10 @@ pub enum GeometryError {
         component: String,
         /// The component's bytes.
         expected: u64,
-        /// The sum of the list, at most `u64::MAX`.
+        /// The sum of the list, saturated at `u64::MAX`.
         given: u64,
     },
-    /// What the reader needs is in no object of the writer's.
+    /// The writer's objects lack bytes that the reader needs.
     #[error(
         "the writer's objects do not hold the reader's component: {rule} pool={pool} component={component} need_bytes={need} found_bytes={found}"
     )]
@@ -152,14 +152,14 @@ pub enum GeometryError {
         pool: String,
         /// The reader's component.
         component: String,
-        /// Why.
+        /// The reason.
         rule: &'static str,
         /// The component's bytes.
         need: u64,
-        /// Bytes of it that the writer's objects hold.
+        /// Bytes of the component in the writer's objects.
         found: u64,
     },
-    /// A pool's name is not one that a key can have.
+    /// A pool has a name that is invalid in a key.
     #[error(transparent)]
     Name(#[from] NameError),
 }
@@ -167,7 +167,7 @@ pub enum GeometryError {
 fn unknown_layout(name: &str, near: Option<Layout>) -> String {
     let known = Layout::ALL.map(Layout::name).join(", ");
     match near {
-        Some(near) => format!("there is no such host layout, did you mean {near}? layout={name:?}"),
-        None => format!("there is no such host layout, known are {known} layout={name:?}"),
+        Some(near) => format!("unknown host layout, did you mean {near}? layout={name:?}"),
+        None => format!("unknown host layout, known are {known} layout={name:?}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Where a page's bytes lie in the caller's buffers.
+//! Extents: the location of a page's bytes in the caller's buffers.
 
 use std::ops::Range;
 
@@ -6,25 +6,27 @@ use super::buffer::{AxisKind, Buffer, Part};
 use super::error::GeometryError;
 use super::pool::Pool;
 
-/// A piece of one of the pool's buffers.
+/// A range of one of the pool's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Chunk {
-    /// Which of the pool's buffers.
+    /// Number of the buffer in the pool.
     pub buffer: usize,
-    /// First byte in it.
+    /// Offset of the first byte in the buffer.
     pub offset: u64,
-    /// Bytes; never 0.
+    /// Length in bytes, at least 1.
     pub len: u64,
 }
 
-/// A pool's buffers for a number of pages: every offset it gives lies inside them.
+/// The extents of a pool with a given number of pages.
+///
+/// Invariant: every chunk that it returns is inside its buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extents {
     pool: String,
     pages: u64,
     slots_per_page: u64,
     buffer_bytes: Vec<u64>,
-    /// The pieces of component `i` are `pieces[components[i]]`.
+    /// Component `i` consists of `pieces[components[i]]`.
     pieces: Vec<Piece>,
     components: Vec<Range<usize>>,
 }
@@ -35,14 +37,15 @@ struct Piece {
     buffer: usize,
     base: u64,
     page_stride: u64,
-    /// (count, stride), outermost first. Products and sums lie inside the buffer.
+    /// (count, stride), outermost first. All resulting offsets are inside the buffer.
     loops: Vec<(u64, u64)>,
     count: u64,
     run: u64,
 }
 
 impl Extents {
-    /// The buffers of a pool of `pages` pages (SGLang's host pools count one more than they use).
+    /// The extents of a pool of `pages` pages (SGLang's host pools have one more page than they
+    /// use).
     pub fn new(pool: &Pool, pages: u64) -> Result<Extents, GeometryError> {
         let too_large = || GeometryError::TooLarge { pool: pool.client_name(), what: "buffer" };
         let buffer_bytes: Option<Vec<u64>> = pool.buffers.iter().map(|b| b.bytes(pages)).collect();
@@ -60,12 +63,12 @@ impl Extents {
         Ok(Extents { pool, pages, slots_per_page, buffer_bytes, pieces, components })
     }
 
-    /// The client's name of the pool.
+    /// The pool's client name.
     pub(super) fn pool(&self) -> &str {
         &self.pool
     }
 
-    /// Pages of the pool.
+    /// Number of pages of the pool.
     pub fn pages(&self) -> u64 {
         self.pages
     }
@@ -84,7 +87,8 @@ impl Extents {
         self.in_range(slot / slots)
     }
 
-    /// The chunks of one component of a page, in the order of the object's bytes. Nothing is allocated.
+    /// The chunks of one component of a page, in the order of the object's bytes. Does not
+    /// allocate.
     pub fn chunks(&self, page: u64, component: usize) -> Result<Chunks<'_>, GeometryError> {
         self.in_range(page)?;
         let range = self.components.get(component).ok_or_else(|| GeometryError::ComponentOutOfRange {
@@ -95,7 +99,7 @@ impl Extents {
         Ok(Chunks { pieces: self.pieces.get(range.clone()).unwrap_or_default(), page, next: 0 })
     }
 
-    /// How many chunks a component of a page has.
+    /// Number of chunks of a component of a page.
     pub fn chunk_count(&self, component: usize) -> u64 {
         let range = self.components.get(component).cloned().unwrap_or(0..0);
         self.pieces.get(range).unwrap_or_default().iter().map(|p| p.count).sum()
@@ -110,7 +114,7 @@ impl Extents {
 }
 
 impl Piece {
-    /// Strides from the innermost axis out; axes that continue the run become part of it.
+    /// Compute strides from the innermost axis outwards; axes contiguous with the run extend it.
     fn new(part: &Part, buffer: &Buffer, pages: u64) -> Option<Piece> {
         let (mut stride, mut run) = (buffer.element_bytes, buffer.element_bytes);
         let (mut base, mut page_stride, mut loops) = (0u64, 0, Vec::new());
@@ -134,7 +138,8 @@ impl Piece {
         Some(Piece { buffer: part.buffer, base, page_stride, loops, count, run })
     }
 
-    /// Run `index` of a page. Cannot overflow: it lies inside a buffer whose length fits 64 bits.
+    /// Run `index` of a page. Cannot overflow: the run is inside a buffer whose length fits 64
+    /// bits.
     fn chunk(&self, page: u64, mut index: u64) -> Chunk {
         let mut offset = self.base + page * self.page_stride;
         for (count, stride) in self.loops.iter().rev() {
@@ -174,12 +179,12 @@ impl Iterator for Chunks<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::buffer::{Axis, Span, What};
+    use super::super::buffer::{Axis, Span, StateKind};
     use super::*;
 
-    /// No host layout needs more than one loop today; any box is right all the same.
+    /// Current host layouts need at most one loop; this box needs more.
     #[test]
-    fn a_box_inside_a_buffer_is_its_elements_in_row_major_order() {
+    fn chunks_of_box_are_in_row_major_order() {
         use AxisKind::*;
         const PAGES: u64 = 3;
         let counts = [(Kv, 2), (Page, 1), (Token, 3), (Layer, 2), (Head, 4), (Element, 5)];
@@ -187,7 +192,7 @@ mod tests {
         let buffer = Buffer { name: "kv".into(), axes, element_bytes: 2 };
         let spans = [(1, 1), (0, 1), (1, 2), (0, 2), (2, 2), (0, 5)];
         let spans = spans.map(|(start, len)| Span { start, len, origin: 0 }).to_vec();
-        let part = Part { what: What::Heads, buffer: 0, spans };
+        let part = Part { state: StateKind::Heads, buffer: 0, spans };
         let piece = Piece::new(&part, &buffer, PAGES).expect("small");
         let mut expected = Vec::new();
         for token in 1..3 {

@@ -1,41 +1,43 @@
-//! Host memory layouts: the order of a buffer's axes, and which pools each can hold.
+//! Host memory layouts: the order of a buffer's axes, and the pools that each layout can hold.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::error::GeometryError;
 
-/// How the caller's buffers are laid out, outermost axis first. The names are SGLang's `--hicache-mem-layout`.
+/// Layout of the caller's buffers, outermost axis first. The names are those of SGLang's
+/// `--hicache-mem-layout`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layout {
-    /// Layer, page, token: a page lies in one piece a layer.
+    /// Layer, page, token: a page has one contiguous range per layer.
     LayerFirst,
     /// Page, token, layer.
     PageFirst,
     /// Page, layer, token.
     PageFirstDirect,
-    /// Page, head, token, layer: a head group lies in one piece.
+    /// Page, head, token, layer: a head group is contiguous.
     PageHead,
-    /// Page, layer, token, with the latent row's two parts (and the indexer's) in buffers of their own.
+    /// Page, layer, token, with separate buffers for the two parts of the latent row (and for those
+    /// of the indexer).
     PageFirstKvSplit,
     /// Page, head group, layer, K or V, token: K and V are one object.
     PageUnified,
 }
 
-/// What a pool's rows are, for the rule of which layout can hold it.
+/// The class of a pool's rows, which decides the layouts that can hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
-    /// K and V by heads, of one width.
+    /// K and V by heads, of equal width.
     Heads,
-    /// K and V by heads, of two widths.
+    /// K and V by heads, of different widths.
     AsymmetricHeads,
-    /// One compressed row a token.
+    /// One compressed row per token.
     Latent,
     /// Index keys of a page, packed.
     Indexer,
-    /// Linear-attention state, one checkpoint a page.
+    /// Linear-attention state, one checkpoint per page.
     State,
-    /// Rows that nobody looks into.
+    /// Opaque rows.
     Rows,
 }
 
@@ -63,7 +65,7 @@ impl Layout {
         Layout::PageUnified,
     ];
 
-    /// The name on the client's command line.
+    /// The name in the client's command line.
     pub fn name(self) -> &'static str {
         match self {
             Layout::LayerFirst => "layer_first",
@@ -75,8 +77,9 @@ impl Layout {
         }
     }
 
-    /// Why this layout cannot hold a pool of that class; `None` if it can. The rules are those of SGLang's host
-    /// pools, save that `layer_first` is served wherever a scatter list can serve it.
+    /// The reason why this layout cannot hold a pool of `class`; `None` if it can. The rules are
+    /// those of SGLang's host pools, except that `layer_first` is accepted wherever a scatter list
+    /// suffices.
     pub(super) fn refuses(self, class: Class) -> Option<&'static str> {
         use Layout::*;
         match (self, class) {
@@ -102,14 +105,14 @@ impl fmt::Display for Layout {
 impl FromStr for Layout {
     type Err = GeometryError;
 
-    /// Exactly a layout's name; the error of any other says which it may have been meant to be.
+    /// Parse a layout's exact name; the error for any other text suggests a similar one.
     fn from_str(text: &str) -> Result<Layout, GeometryError> {
         let exact = Layout::ALL.into_iter().find(|layout| layout.name() == text);
         exact.ok_or_else(|| GeometryError::UnknownLayout { name: text.into(), near: near(text) })
     }
 }
 
-/// The layout whose name differs in at most three letters, case and `-` for `_` aside.
+/// The layout whose name differs in at most three letters, ignoring case and reading `-` as `_`.
 fn near(text: &str) -> Option<Layout> {
     const LONGEST: usize = 64;
     if text.len() > LONGEST {
@@ -121,7 +124,7 @@ fn near(text: &str) -> Option<Layout> {
     (distance <= 3).then_some(layout)
 }
 
-/// Letters to change, put in or take out (Levenshtein).
+/// Levenshtein distance: letters to change, insert or delete.
 fn distance(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {
@@ -144,14 +147,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layout_reads_back_from_its_name() {
+    fn layout_name_round_trips() {
         for layout in Layout::ALL {
             assert_eq!(layout.name().parse(), Ok(layout));
         }
     }
 
     #[test]
-    fn a_misspelt_layout_is_told_the_right_spelling() {
+    fn misspelt_layout_error_suggests_similar_name() {
         for (text, right) in [
             ("page_first_kv_spilt", "page_first_kv_split"),
             ("Page_First", "page_first"),
@@ -166,11 +169,11 @@ mod tests {
         let error = "row_major".parse::<Layout>().expect_err("no such layout").to_string();
         assert!(Layout::ALL.iter().all(|l| error.contains(l.name())), "{error}");
         let error = "x".repeat(1 << 20).parse::<Layout>().expect_err("no such layout").to_string();
-        assert!(!error.contains("did you mean"), "a long text is not compared");
+        assert!(!error.contains("did you mean"), "texts above the length limit are not compared");
     }
 
     #[test]
-    fn distances_are_counted_in_letters() {
+    fn levenshtein_distance_counts_edits() {
         assert_eq!(distance(b"kitten", b"sitting"), 3);
         assert_eq!((distance(b"", b"abc"), distance(b"abc", b""), distance(b"ab", b"ab")), (3, 3, 0));
     }

@@ -1,4 +1,4 @@
-//! A model as far as its state is concerned, and where a server keeps it: plain data, checked by
+//! Descriptions of a model's state and of its placement on a server: plain data, checked by
 //! [`super::Geometry::new`].
 
 use super::layout::Layout;
@@ -18,7 +18,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn bytes(self) -> u32 {
         match self {
             Dtype::Byte => 1,
@@ -28,16 +28,18 @@ impl Dtype {
     }
 }
 
-/// What state a model has, over all ranks. Sizes are the whole model's; a [`Placement`] divides them.
+/// The state of a model over all ranks. Sizes are those of the whole model; a [`Placement`] divides
+/// them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     /// Name, for messages.
     pub name: String,
-    /// Tokens a page.
+    /// Tokens per page.
     pub page_tokens: u32,
     /// The pool `kv`.
     pub attention: Attention,
-    /// Layers of a draft of the same shape, packed behind the target's own in the pools `kv` and `indexer`.
+    /// Layers of a draft of the same shape, appended to the target's own in the pools `kv` and
+    /// `indexer`.
     pub packed_mtp_layers: u32,
     /// The pool `indexer`.
     pub indexer: Option<Indexer>,
@@ -47,7 +49,8 @@ pub struct Model {
     pub window: Option<Window>,
     /// The draft model's pools.
     pub draft: Option<Draft>,
-    /// Pools of rows that nobody looks into, by name: DeepSeek-V4's, and any that this crate has not heard of.
+    /// Pools of opaque rows, by name: those of DeepSeek-V4, and any pool that this crate does not
+    /// know.
     pub rows: Vec<RowPool>,
 }
 
@@ -56,9 +59,9 @@ pub struct Model {
 pub enum Attention {
     /// K and V by heads (MHA, GQA, MQA).
     Heads(HeadAttention),
-    /// One compressed row a token and layer, the same on every tensor-parallel rank (MLA).
+    /// One compressed row per token and layer, equal on all tensor-parallel ranks (MLA).
     Latent(LatentAttention),
-    /// No bytes: existence is decided by the other pools (DeepSeek-V4).
+    /// No bytes: the other pools decide whether the page exists (DeepSeek-V4).
     Anchor,
 }
 
@@ -73,7 +76,7 @@ pub struct HeadAttention {
     pub k_dim: u32,
     /// Elements of a V row.
     pub v_dim: u32,
-    /// Their type.
+    /// Element type.
     pub dtype: Dtype,
 }
 
@@ -82,46 +85,47 @@ pub struct HeadAttention {
 pub struct LatentAttention {
     /// Layers that have this state.
     pub layers: u32,
-    /// One row.
+    /// Shape of a row.
     pub row: LatentRow,
 }
 
 /// A compressed row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LatentRow {
-    /// The low-rank part and the rotary part beside it.
+    /// A low-rank part and a rotary part.
     Parts {
         /// Elements of the low-rank part.
         lora_rank: u32,
         /// Elements of the rotary part.
         rope_dim: u32,
-        /// Their type.
+        /// Element type.
         dtype: Dtype,
     },
-    /// Values, scales and rotary part packed into so many bytes (656 in DeepSeek-V3.2's fp8 format).
+    /// Values, scales and rotary part packed into `bytes` bytes (656 in DeepSeek-V3.2's fp8
+    /// format).
     Packed {
-        /// Bytes a token and layer.
+        /// Bytes per token and layer.
         bytes: u32,
     },
 }
 
-/// A sparse-attention indexer's keys; the same on every tensor-parallel rank.
+/// The keys of a sparse-attention indexer; equal on all tensor-parallel ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Indexer {
-    /// Layers that have one; `None` is every layer of the attention it belongs to.
+    /// Layers with an indexer; `None` means every layer of its attention.
     pub layers: Option<u32>,
-    /// Bytes of a key, a token and layer (128 in DeepSeek-V3.2).
+    /// Bytes of a key, per token and layer (128 in DeepSeek-V3.2).
     pub key_bytes: u32,
-    /// Bytes of its scales, a token and layer (4 in DeepSeek-V3.2; 0 is none).
+    /// Bytes of the key's scales, per token and layer (4 in DeepSeek-V3.2; 0 means none).
     pub scale_bytes: u32,
 }
 
-/// A linear-attention model's recurrent state: one checkpoint a page.
+/// The recurrent state of a linear-attention model: one checkpoint per page.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearState {
     /// Linear-attention layers.
     pub layers: u32,
-    /// The recurrent state of a layer; with a dimension of 0 there is none.
+    /// The recurrent state of a layer; a dimension of 0 means none.
     pub temporal: StateShape,
     /// The convolution states of a layer.
     pub conv: Vec<StateShape>,
@@ -136,10 +140,10 @@ pub struct StateShape {
     pub dtype: Dtype,
 }
 
-/// Layers that attend to the last tokens only.
+/// Layers that attend only to the last tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {
-    /// Their shape.
+    /// Shape of the layers.
     pub attention: Attention,
     /// Tokens of the window.
     pub tokens: u32,
@@ -148,7 +152,7 @@ pub struct Window {
 /// A draft model with pools of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draft {
-    /// The pool `draft`, by its own class, whatever the target's is.
+    /// The pool `draft`; its class is independent of the target's.
     pub attention: Attention,
     /// The pool `draft_indexer`.
     pub indexer: Option<Indexer>,
@@ -156,28 +160,29 @@ pub struct Draft {
     pub window: Option<Window>,
 }
 
-/// A pool of rows that nobody looks into.
+/// A pool of opaque rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowPool {
-    /// Whose state.
+    /// Target or draft model.
     pub role: Role,
     /// Pool name.
     pub name: String,
-    /// Layers that have it.
+    /// Layers with this pool.
     pub layers: u32,
-    /// Rows a page and layer.
+    /// Rows per page and layer.
     pub rows: u32,
     /// Bytes of a row.
     pub row_bytes: u32,
-    /// A layer's page is padded to a multiple of so many bytes (1 is none; 576 in DeepSeek-V4).
+    /// A layer's page is padded to a multiple of this many bytes (1 means none; 576 in
+    /// DeepSeek-V4).
     pub page_multiple: u32,
-    /// Which pages of a prefix must be there.
+    /// Pages of a prefix that must be present.
     pub hit: HitPolicy,
-    /// Whether each tensor-parallel rank has rows of its own; otherwise all have the same.
+    /// Whether each tensor-parallel rank has its own rows; otherwise all ranks have equal rows.
     pub per_rank: bool,
 }
 
-/// Where in a parallel layout a server is, and how its host buffers are laid out.
+/// A server's rank in a parallel layout, and the layout of its host buffers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
     /// Host layout of every pool.
@@ -190,13 +195,13 @@ pub struct Placement {
     pub cp: Slice,
     /// Decode context parallel: each rank has an equal share of a page's tokens. MLA only.
     pub dcp: Slice,
-    /// Head groups over all ranks, a common multiple of the tensor-parallel sizes that share pages; `None` is no
-    /// head split. SGLang's `tp_lcm_size`.
+    /// Head groups over all ranks, a common multiple of the tensor-parallel sizes that share pages;
+    /// `None` means no head split. SGLang's `tp_lcm_size`.
     pub tp_lcm_size: Option<u16>,
 }
 
 impl Placement {
-    /// One rank of everything.
+    /// A server without parallelism.
     pub fn single(layout: Layout) -> Placement {
         Placement {
             layout,

@@ -8,12 +8,12 @@ use crate::ids::{NamespaceId, PrefixHash};
 use crate::key::{ObjectKey, Role};
 use crate::shard::Shard;
 
-/// Which pages of a prefix must be in a pool for the prefix to be usable.
+/// The pages of a prefix that a pool must have for the prefix to be usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HitPolicy {
     /// Every page.
     AllPages,
-    /// The last so many pages up to the stop; at least 1.
+    /// The last `n` pages up to the end of the prefix, with `n` at least 1.
     TrailingPages(u32),
 }
 
@@ -22,9 +22,9 @@ pub enum HitPolicy {
 pub struct Component {
     /// Its name in a key.
     pub name: String,
-    /// Whose slice it is.
+    /// Slice of the component on this rank.
     pub shard: Shard,
-    /// Bytes a page; never 0.
+    /// Bytes per page, at least 1.
     pub bytes: u64,
     pub(super) parts: Vec<Part>,
 }
@@ -32,24 +32,26 @@ pub struct Component {
 /// One kind of state of a page on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Whose state.
+    /// Target or draft model.
     pub role: Role,
-    /// Its name in a key: a draft's `kv`, `indexer` and `swa` differ from the target's in `role` only.
+    /// Its name in a key. A draft's `kv`, `indexer` and `swa` differ from the target's only in
+    /// `role`.
     pub name: String,
-    /// Which pages of a prefix must be there.
+    /// Pages of a prefix that must be present.
     pub hit: HitPolicy,
-    /// Whether this rank stores it. Of ranks with equal bytes one does.
+    /// Whether this rank stores the pool. Of ranks with equal bytes, one does.
     pub writes: bool,
-    /// Slots of a page in the client's indices: its tokens, or 1 for a pool of checkpoints.
+    /// Slots per page in the client's indices: its tokens, or 1 for a pool of checkpoints.
     pub slots_per_page: u64,
-    /// Components, in the order of the client's pointer lists. None in a logical anchor.
+    /// Components, in the order of the client's pointer lists; empty for a logical anchor.
     pub components: Vec<Component>,
     /// The caller's buffers.
     pub buffers: Vec<Buffer>,
 }
 
 impl Pool {
-    /// The name a client calls the pool by: `draft` for the draft's `kv`, else `draft_` before a draft's.
+    /// The client's name of the pool: `draft` for the draft's `kv`, prefix `draft_` for other pools
+    /// of the draft.
     pub fn client_name(&self) -> String {
         match (self.role, self.name.as_str()) {
             (Role::Target, name) => name.into(),
@@ -63,7 +65,7 @@ impl Pool {
         self.components.iter().map(|c| c.bytes).sum()
     }
 
-    /// The keys of a page's objects, in the order of `components`, behind what `out` has already.
+    /// Append the keys of a page's objects to `out`, in the order of `components`.
     pub fn keys(
         &self,
         namespace: NamespaceId,
@@ -83,21 +85,21 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether a caller's list of pieces, by their lengths, is as long as a component.
+    /// Check that the lengths of a caller's pointer list add up to the bytes of a component.
     pub fn check_lengths(
         &self,
         component: usize,
         lengths: impl IntoIterator<Item = u64>,
     ) -> Result<(), GeometryError> {
-        let of = self.component(component)?;
+        let component = self.component(component)?;
         let given = lengths.into_iter().fold(0, u64::saturating_add);
-        if given == of.bytes {
+        if given == component.bytes {
             return Ok(());
         }
         Err(GeometryError::WrongLength {
             pool: self.client_name(),
-            component: of.name.clone(),
-            expected: of.bytes,
+            component: component.name.clone(),
+            expected: component.bytes,
             given,
         })
     }
@@ -119,7 +121,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The geometry of a model at a placement, or everything that is wrong with the two.
+    /// The geometry of a model at a placement. An error lists every problem of the two.
     pub fn new(model: &Model, placement: &Placement) -> Result<Geometry, GeometryError> {
         let mut problems = Problems::default();
         check::check(model, placement, &mut problems);
@@ -135,7 +137,7 @@ impl Geometry {
         })
     }
 
-    /// Bytes of a page over all pools; a pool with trailing pages counts as if every page had it.
+    /// Bytes of a page over all pools. Pools with `HitPolicy::TrailingPages` count in full.
     pub fn page_bytes(&self) -> u64 {
         self.pools.iter().map(Pool::page_bytes).sum()
     }

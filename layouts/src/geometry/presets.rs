@@ -1,5 +1,6 @@
-//! Models by name. Values are those of the models' public configurations (`config.json` of the named repository
-//! on the Hugging Face hub) as SGLang 0.5.23 keeps their state; a page has 64 tokens unless the model fixes it.
+//! Model presets. Values come from the models' public configurations (`config.json` of the named
+//! repository on the Hugging Face hub), for state as SGLang 0.5.23 stores it. A page has 64 tokens
+//! unless the model fixes the size.
 
 use super::error::GeometryError;
 use super::model::{
@@ -9,7 +10,7 @@ use super::model::{
 use super::pool::HitPolicy;
 use crate::key::Role;
 
-/// Every model.
+/// Names of all models.
 pub const NAMES: [&str; 9] = [
     "llama-3-8b",
     "llama-3-70b",
@@ -22,15 +23,16 @@ pub const NAMES: [&str; 9] = [
     "gpt-oss-20b",
 ];
 
-/// Every draft that [`model`] takes behind a `+`: the draft layer of DeepSeek-V3 and V3.2 as a pool of its own, an
-/// EAGLE-3 layer of Llama-3-8B's shape, and one more layer packed behind the target's.
+/// Names of all drafts that [`model`] accepts after a `+`: the draft layer of DeepSeek-V3 and V3.2
+/// as a pool of its own, an EAGLE-3 layer of Llama-3-8B's shape, and one layer packed after the
+/// target's.
 pub const DRAFTS: [&str; 4] = ["deepseek-v3-mtp", "deepseek-v3.2-mtp", "llama-3-8b-eagle3", "packed-mtp"];
 
-/// Tokens of a page, unless the model fixes it.
+/// Tokens per page, unless the model fixes the size.
 pub const PAGE_TOKENS: u32 = 64;
 
-/// The model of a name, or with `TARGET+DRAFT` a target and its draft: `deepseek-v3.2+deepseek-v3.2-mtp`. Another
-/// page size is set in the model.
+/// The preset `name`, either `TARGET` or `TARGET+DRAFT`, for example
+/// `deepseek-v3.2+deepseek-v3.2-mtp`. For another page size, change the returned model.
 pub fn model(name: &str) -> Result<Model, GeometryError> {
     let (target, draft) = name.split_once('+').map_or((name, None), |(target, draft)| (target, Some(draft)));
     let mut model = self::target(target).ok_or_else(|| unknown(name))?;
@@ -44,7 +46,7 @@ pub fn model(name: &str) -> Result<Model, GeometryError> {
 }
 
 fn unknown(name: &str) -> GeometryError {
-    let known = format!("{}, each also with + and one of {}", NAMES.join(", "), DRAFTS.join(", "));
+    let known = format!("{}, optionally followed by + and one of {}", NAMES.join(", "), DRAFTS.join(", "));
     GeometryError::UnknownPreset { name: name.into(), known }
 }
 
@@ -61,9 +63,9 @@ fn target(name: &str) -> Option<Model> {
         "deepseek-v3" => of(latent(61, WIDE_ROW)),
         // deepseek-ai/DeepSeek-V3.2, fp8 rows.
         "deepseek-v3.2" => Model { indexer: Some(INDEXER), ..of(latent(61, FP8_ROW)) },
-        // Qwen/Qwen3-Next-80B-A3B: every fourth of 48 layers has full attention.
+        // Qwen/Qwen3-Next-80B-A3B: every fourth of its 48 layers has full attention.
         "qwen3-next" => Model { linear: Some(gated_delta()), ..of(heads(12, 2, 256)) },
-        // openai/gpt-oss-20b: every second of 24 layers has a window.
+        // openai/gpt-oss-20b: every second of its 24 layers has a window.
         "gpt-oss-20b" => Model {
             window: Some(Window { attention: heads(12, 8, 64), tokens: 128 }),
             ..of(heads(12, 8, 64))
@@ -122,21 +124,21 @@ fn gated_delta() -> LinearState {
     }
 }
 
-/// Layers of a DeepSeek-V4 model by what they keep; the configurations differ in them.
+/// Layer counts of a DeepSeek-V4 model by kind of state; configurations differ in these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeepSeekV4Layers {
     /// All layers: each has a window.
     pub window: u32,
-    /// Layers that keep one row in 4 tokens, with an indexer.
+    /// Layers with one row per 4 tokens and an indexer.
     pub c4: u32,
-    /// Layers that keep one row in 128 tokens.
+    /// Layers with one row per 128 tokens.
     pub c128: u32,
 }
 
-/// DeepSeek-V4's pools that have fixed sizes: under a logical `kv` the window, the compressed rows and the C4
-/// indexer (fp8: 132 bytes a compressed row). Pages of 256 tokens; rows of 584 bytes, a layer's page padded to a
-/// multiple of 576. Pools that depend on a server's flags (scales and ropes apart, C1 and C2, states) are added to
-/// `rows`.
+/// DeepSeek-V4's pools of fixed size: a logical `kv`, the window, the compressed rows and the C4
+/// indexer (fp8: 132 bytes per compressed row). Pages have 256 tokens, rows have 584 bytes, and a
+/// layer's page is padded to a multiple of 576. Callers add pools that depend on server flags
+/// (separate scales and ropes, C1 and C2, states) to `rows`.
 pub fn deepseek_v4(layers: DeepSeekV4Layers, window_tokens: u32) -> Model {
     const TOKENS: u32 = 256;
     let pool = |name: &str, layers, every: u32, row_bytes, page_multiple| RowPool {

@@ -1,13 +1,15 @@
-//! Ranged reads with which a rank takes its heads and layers from what servers of another parallel layout stored.
+//! Resharding: the ranged reads with which a rank reads its heads and layers from objects that
+//! servers of another parallel layout stored.
 //!
-//! Invariant: an object's byte is an element at model coordinates (K or V, layer, token, head, element), whatever
-//! the writer's parallel layout and host layout. A plan is the intersection of the reader's box with every
-//! writer's, so it is the same for every page of the model: it is made once.
+//! Invariant: each byte of an object is part of an element at model coordinates (K or V, layer,
+//! token, head, element), for any parallel layout and host layout of the writer. A plan is the
+//! intersection of the reader's box with the box of every writer. It is the same for every page of
+//! the model, so it is computed once.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::buffer::{AxisKind, Buffer, Part, What};
+use super::buffer::{AxisKind, Buffer, Part, StateKind};
 use super::error::GeometryError;
 use super::extents::{Chunk, Extents};
 use super::model::{Model, Placement};
@@ -15,24 +17,24 @@ use super::pool::{Component, Geometry, Pool};
 use crate::key::Role;
 use crate::shard::{Shard, Slice};
 
-/// Ranges of one object and component above which no plan is made; a real model has some 40,000.
+/// Most ranges of one object and component in a plan; a real model has about 40,000.
 const RANGES_MAX: u64 = 1 << 24;
 
-/// Ranks of a writer above which no plan is made.
+/// Most ranks of a writer in a plan.
 const RANKS_MAX: u64 = 1 << 14;
 
-/// So many bytes of a stored object and where they belong in the reader's component.
+/// A range of a stored object and its place in the reader's component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     /// First byte in the stored object.
     pub from: u64,
-    /// First byte in the reader's component, its bytes counted in the order of its own object.
+    /// First byte in the reader's component, in the byte order of the reader's own object.
     pub to: u64,
-    /// Bytes; never 0.
+    /// Length in bytes, at least 1.
     pub len: u64,
 }
 
-/// One stored object and what is taken from it.
+/// One stored object and the ranges to read from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The object's component name.
@@ -41,18 +43,19 @@ pub struct Source {
     pub shard: Shard,
     /// The object's length.
     pub bytes: u64,
-    /// Ranges, by their place in the reader's component; no two touch.
+    /// Ranges, ordered by their place in the reader's component; no two are adjacent in both object
+    /// and component.
     pub moves: Vec<Move>,
 }
 
 impl Source {
-    /// Bytes taken from the object. If they are all of its bytes, one read of the whole with a scatter list of the
-    /// ranges, ordered by `from`, is cheaper than a read a range.
+    /// Bytes read from the object. If these are all of its bytes, one read of the whole object with
+    /// a scatter list of the ranges, ordered by `from`, is cheaper than one read per range.
     pub fn taken(&self) -> u64 {
         self.moves.iter().map(|m| m.len).sum()
     }
 
-    /// First byte taken and one past the last: what one read must cover to have every range.
+    /// The smallest range that covers all ranges read from the object.
     pub fn span(&self) -> Range<u64> {
         let from = self.moves.iter().map(|m| m.from).min().unwrap_or(0);
         let to = self.moves.iter().map(|m| m.from + m.len).max().unwrap_or(0);
@@ -60,28 +63,29 @@ impl Source {
     }
 }
 
-/// A ranged get: which bytes of a stored object, and where they go in the reader's buffers, in order.
+/// A ranged get: a range of a stored object, and its destination in the reader's buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeRead {
     /// Bytes of the stored object.
     pub range: Range<u64>,
-    /// The reader's memory for them; the lengths add up to the range's.
+    /// Destination chunks, in order; their lengths add up to that of `range`.
     pub chunks: Vec<Chunk>,
 }
 
 impl Source {
-    /// The gets that take the object's part of a page into the reader's buffers; neighbours in the object are one.
-    /// `component` is the plan's, `extents` are of the reader's pool.
+    /// The gets that read the object's share of a page into the reader's buffers; ranges that are
+    /// adjacent in the object are merged. `component` is that of the [`Plan`], `extents` are those
+    /// of the reader's pool.
     ///
     /// # Errors
-    /// As [`Extents::chunks`], and `WrongLength` if the plan is of another pool.
+    /// As [`Extents::chunks`], and `WrongLength` if the plan belongs to another pool.
     pub fn reads(
         &self,
         extents: &Extents,
         page: u64,
         component: usize,
     ) -> Result<Vec<RangeRead>, GeometryError> {
-        // Where each chunk begins in the component.
+        // Each chunk with its offset in the component.
         let mut end = 0;
         let chunks: Vec<(u64, Chunk)> = extents
             .chunks(page, component)?
@@ -100,15 +104,15 @@ impl Source {
         let read = |run: &[Move]| {
             let bytes: u64 = run.iter().map(|m| m.len).sum();
             let first = run.first().map_or(0, |m| m.from);
-            let chunks = run.iter().flat_map(|m| cut(&chunks, m)).collect();
+            let chunks = run.iter().flat_map(|m| destination(&chunks, m)).collect();
             RangeRead { range: first..first + bytes, chunks }
         };
         Ok(moves.chunk_by(|a, b| a.from + a.len == b.from).map(read).collect())
     }
 }
 
-/// The parts of the chunks that a move's bytes go to.
-fn cut<'a>(chunks: &'a [(u64, Chunk)], m: &Move) -> impl Iterator<Item = Chunk> + use<'a> {
+/// The parts of the chunks that receive the bytes of a move.
+fn destination<'a>(chunks: &'a [(u64, Chunk)], m: &Move) -> impl Iterator<Item = Chunk> + use<'a> {
     let (from, to) = (m.to, m.to + m.len);
     let first = chunks.partition_point(|(at, chunk)| at + chunk.len <= from);
     chunks[first..].iter().take_while(move |(at, _)| *at < to).map(move |(at, chunk)| {
@@ -117,18 +121,19 @@ fn cut<'a>(chunks: &'a [(u64, Chunk)], m: &Move) -> impl Iterator<Item = Chunk> 
     })
 }
 
-/// How one of the reader's components is filled.
+/// The reads that fill one of the reader's components.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Which of the reader's pool's components.
+    /// Number of the component in the reader's pool.
     pub component: usize,
-    /// The objects to read from; their moves fill the component without gap or overlap.
+    /// The objects to read; their moves fill the component without gaps or overlaps.
     pub sources: Vec<Source>,
 }
 
-/// How a reader's pool is filled from what a writer with these sizes stored. Of `writer` the layout, sizes and head
-/// split count; its ranks do not. Context-parallel sizes must be equal, and decode-context ones where a page's tokens
-/// are divided among the ranks: there the reader reads what its own rank stored.
+/// The plans that fill a reader's pool from objects that writers stored. Of `writer`, only layout,
+/// sizes and `tp_lcm_size` are used, not its ranks. Context-parallel sizes must be equal.
+/// Decode-context sizes must be equal if they divide a page's tokens; each reader then reads the
+/// objects of its own decode-context rank.
 pub fn plan(
     model: &Model,
     writer: &Placement,
@@ -141,7 +146,8 @@ pub fn plan(
     (0..).zip(&mine.components).map(|(i, component)| fill(&mine, i, component, &stored)).collect()
 }
 
-/// The pools that the writer's ranks store: per-rank bytes of every rank, shared bytes of one.
+/// The pools that the writer's ranks store: every rank stores its own bytes, one rank stores shared
+/// bytes.
 fn stored(
     model: &Model,
     writer: &Placement,
@@ -173,7 +179,8 @@ fn stored(
     Ok(pools)
 }
 
-/// Take a component from the first writer that has each piece of it: replicated heads are read once.
+/// Plan the reads of a component. Each piece is read from the first writer that has it, so
+/// replicated heads are read once.
 fn fill(mine: &Pool, index: usize, component: &Component, stored: &[Pool]) -> Result<Plan, GeometryError> {
     let wanted = pieces(component, &mine.buffers);
     let (mut sources, mut taken, mut found) = (Vec::new(), BTreeSet::new(), 0u64);
@@ -182,7 +189,7 @@ fn fill(mine: &Pool, index: usize, component: &Component, stored: &[Pool]) -> Re
             let mut moves = Vec::new();
             for held in pieces(object, &pool.buffers).iter().filter(|held| taken.insert(held.model_box())) {
                 for want in &wanted {
-                    held.common(want, &mut moves).ok_or_else(|| GeometryError::TooMany {
+                    held.intersect(want, &mut moves).ok_or_else(|| GeometryError::TooMany {
                         pool: mine.client_name(),
                         what: "ranges",
                         max: RANGES_MAX,
@@ -204,13 +211,14 @@ fn fill(mine: &Pool, index: usize, component: &Component, stored: &[Pool]) -> Re
     Err(GeometryError::NotHeld {
         pool: mine.client_name(),
         component: component.name.clone(),
-        rule: "only heads and layers may be divided otherwise",
+        rule: "reader and writer may differ only in the division of heads and layers",
         need: component.bytes,
         found,
     })
 }
 
-/// In the order of the reader's bytes, neighbours that touch on both sides as one.
+/// Sort moves by their place in the reader's component and merge those that are adjacent in both
+/// object and component.
 fn merged(mut moves: Vec<Move>) -> Vec<Move> {
     moves.sort_unstable_by_key(|m| m.to);
     moves.dedup_by(|next, last| {
@@ -223,27 +231,29 @@ fn merged(mut moves: Vec<Move>) -> Vec<Move> {
     moves
 }
 
-/// One part of an object: which box of the model it is, and how its bytes lie in the object.
+/// One part of an object: its box in the model, and the order of its bytes in the object.
 struct Piece {
-    what: What,
+    state: StateKind,
     element_bytes: u64,
-    /// Its first byte in the object.
+    /// Offset of its first byte in the object.
     base: u64,
-    /// Outermost first; the page and the head group (whose heads have the model's numbers) are left out.
+    /// Outermost first. The page axis is omitted, and so is the head-group axis: its heads have the
+    /// model's numbers.
     axes: Vec<PieceAxis>,
 }
 
 #[derive(Clone, Copy)]
 struct PieceAxis {
     kind: AxisKind,
-    /// First in the model, and how many.
+    /// First index in the model.
     first: u64,
+    /// Length.
     len: u64,
-    /// Bytes in the object from one to the next.
+    /// Distance in the object from one index to the next, in bytes.
     stride: u64,
 }
 
-/// An object's parts. Sizes fit 64 bits: the object's length does.
+/// An object's parts. Sizes cannot overflow 64 bits, since the object's length does not.
 fn pieces(component: &Component, buffers: &[Buffer]) -> Vec<Piece> {
     let mut base = 0;
     let piece = |part: &Part| {
@@ -258,7 +268,7 @@ fn pieces(component: &Component, buffers: &[Buffer]) -> Vec<Piece> {
             stride *= len;
         }
         axes.reverse();
-        let piece = Piece { what: part.what, element_bytes: buffer.element_bytes, base, axes };
+        let piece = Piece { state: part.state, element_bytes: buffer.element_bytes, base, axes };
         base += stride;
         Some(piece)
     };
@@ -266,20 +276,21 @@ fn pieces(component: &Component, buffers: &[Buffer]) -> Vec<Piece> {
 }
 
 impl Piece {
-    /// What two pieces have in common exactly if they are the same state, in whatever order.
-    fn model_box(&self) -> (What, Vec<(AxisKind, u64, u64)>) {
+    /// The box in the model. Two pieces hold the same state, in any byte order, exactly if these
+    /// are equal.
+    fn model_box(&self) -> (StateKind, Vec<(AxisKind, u64, u64)>) {
         let mut axes: Vec<_> = self.axes.iter().map(|a| (a.kind, a.first, a.len)).collect();
         axes.sort_unstable();
-        (self.what, axes)
+        (self.state, axes)
     }
 
-    /// Ranges of the elements that both have; `None` if they are too many to list.
-    fn common(&self, want: &Piece, moves: &mut Vec<Move>) -> Option<()> {
-        if self.what != want.what || self.element_bytes != want.element_bytes {
+    /// Add the ranges of elements that both pieces have; `None` if they exceed [`RANGES_MAX`].
+    fn intersect(&self, want: &Piece, moves: &mut Vec<Move>) -> Option<()> {
+        if self.state != want.state || self.element_bytes != want.element_bytes {
             return Some(());
         }
         let (mut from, mut to) = (self.base, want.base);
-        // (count, stride in the stored object, stride in the reader's), innermost first.
+        // (count, stride in the stored object, stride in the reader's object), innermost first.
         let mut loops: Vec<(u64, u64, u64)> = Vec::new();
         let mut run = self.element_bytes;
         for w in want.axes.iter().rev() {

@@ -1,4 +1,7 @@
-//! Reading a manifest: which of two copies to believe, block by block, and what to refuse.
+//! Decoding of a manifest: chooses the valid version of each block from two copies and checks all
+//! facts.
+
+use pagelith_mutants::{self as mutant, Mutant};
 
 use super::{
     BlockHead, FACTS, KIND_NAMESPACES, KIND_SEGMENTS, KIND_SUPER, MAGIC, Manifest, NamespaceFact,
@@ -9,21 +12,20 @@ use crate::checksum::{block_bytes_ok, checksum_around};
 use crate::error::FormatError;
 use crate::format::{VERSION, counter_ok, read};
 use crate::ids::{NamespaceId, StoreId};
-use crate::mutant::{self, Mutant};
 use crate::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
-/// A block that could not be read in one copy or both.
+/// A block that is damaged or outdated in one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockDamage {
-    /// Which copy.
+    /// Number of the copy, 0 or 1.
     pub copy: usize,
-    /// Which block.
+    /// Number of the block.
     pub index: u32,
-    /// What is wrong with it.
+    /// Why it was refused.
     pub error: FormatError,
 }
 
-/// A block that was chosen from the two copies.
+/// The version of a block that was chosen from the two copies.
 struct Chosen<'a> {
     head: BlockHead,
     bytes: &'a [u8],
@@ -31,7 +33,7 @@ struct Chosen<'a> {
 }
 
 impl Chosen<'_> {
-    /// The block is whole, but wrong.
+    /// The error for a block that is intact but has invalid content.
     fn wrong(&self, error: FormatError) -> BlockDamage {
         BlockDamage { copy: self.copy, index: self.head.index, error }
     }
@@ -42,10 +44,13 @@ impl Chosen<'_> {
     }
 }
 
-/// Read a manifest from its two copies (either may be missing, short or damaged). Returns it with the
-/// blocks to be mended; an error if some block is valid in neither, if one is of a newer format, or if the
-/// copies contradict each other: they are of two stores, or differ at equal sequence, so that one write was
-/// lost and nothing says which.
+/// Read a manifest from its two copies, either of which may be missing, short or damaged. Returns
+/// the manifest and the blocks to repair.
+///
+/// # Errors
+/// If a block is valid in neither copy, if a block has a newer format, or if the copies contradict
+/// each other: they belong to two stores, or differ at equal sequence, so that a lost write cannot
+/// be identified.
 pub fn decode(copies: [&[u8]; 2]) -> Result<(Manifest, Vec<BlockDamage>), BlockDamage> {
     let mut damage = Vec::new();
     let first = newest(copies, 0, None, &mut damage)?;
@@ -70,7 +75,7 @@ pub fn decode(copies: [&[u8]; 2]) -> Result<(Manifest, Vec<BlockDamage>), BlockD
             return Err(block.wrong(FormatError::field(WHAT, "kind", block.head.kind)));
         }
         accept(&mut m, &block)?;
-        // What a block leaves out would be a segment that nobody knows of.
+        // A block with too few facts would leave segments without an incarnation.
         let segments = (index as usize * FACTS).min(body.segment_count as usize);
         if index <= segment_blocks && m.segments.len() < segments {
             return Err(block.wrong(FormatError::field(WHAT, "count", block.head.count)));
@@ -80,8 +85,8 @@ pub fn decode(copies: [&[u8]; 2]) -> Result<(Manifest, Vec<BlockDamage>), BlockD
     Ok((m, damage))
 }
 
-/// Take a block's sequence, and demand that the manifest read so far writes exactly this block: counts are
-/// right and what is reserved is zero (it was read as zero).
+/// Take a block's sequence and check that encoding the manifest gives exactly this block. Reserved
+/// bytes were read as zero, so equality implies that counts are right and reserved bytes are zero.
 fn accept(m: &mut Manifest, block: &Chosen<'_>) -> Result<(), BlockDamage> {
     let index = block.head.index;
     m.sequences[index as usize] = block.head.sequence;
@@ -91,12 +96,13 @@ fn accept(m: &mut Manifest, block: &Chosen<'_>) -> Result<(), BlockDamage> {
     Ok(())
 }
 
-/// Bytes of the longer copy.
+/// Length in bytes of the longer copy.
 pub(super) fn longest(copies: [&[u8]; 2]) -> u64 {
     copies.iter().map(|c| c.len() as u64).max().unwrap_or(0)
 }
 
-/// What the store is, by the bytes of block 0, if there are bytes for as many blocks as it claims.
+/// Read and check the superblock in the bytes of block 0. The number of blocks that it implies must
+/// fit `longest` bytes.
 pub(super) fn superblock(kind: u8, bytes: &[u8], longest: u64) -> Result<Superblock, FormatError> {
     const WHAT: &str = "superblock";
     let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));
@@ -120,15 +126,16 @@ pub(super) fn superblock(kind: u8, bytes: &[u8], longest: u64) -> Result<Superbl
     if !block_bytes_ok(s.block_bytes) {
         return wrong("block_bytes", s.block_bytes.into());
     }
-    // A count is believed only as far as there are bytes for it.
+    // A count is accepted only if the copy is long enough for it, so that it cannot size an
+    // allocation.
     if Manifest::copy_bytes(s.segment_count, s.namespaces_max) > longest {
         return wrong("segment_count", s.segment_count.into());
     }
     Ok(Superblock { reserved: [0; 80], ..s })
 }
 
-/// What no single block can show: a namespace that stood twice would hide its raised generation behind the first
-/// one. And no counter may overflow when it is counted on.
+/// Check facts across blocks. A duplicate namespace would hide a raised generation, since lookups
+/// return the first fact. Counters must not overflow when they are incremented.
 fn check_facts(m: &Manifest) -> Result<(), FormatError> {
     let mut order: Vec<NamespaceId> = m.generations().map(|(namespace, _)| namespace).collect();
     order.sort_unstable();
@@ -169,8 +176,8 @@ pub(super) fn block_head(bytes: &[u8], index: u32) -> Result<BlockHead, FormatEr
     Ok(head)
 }
 
-/// The newest valid version of a block. The other copy is noted as damaged if it is not valid or is older, so
-/// that the caller mends it.
+/// The newest valid version of a block. An invalid or older version in the other copy is added to
+/// `damage`, so that the caller repairs it.
 fn newest<'a>(
     copies: [&'a [u8]; 2],
     index: u32,
@@ -187,7 +194,7 @@ fn newest<'a>(
             Ok(Chosen { head, bytes, copy })
         });
         match checked {
-            // A newer format must be named even if the other copy could be read.
+            // A newer format is an error even if the other copy is readable.
             Err(error @ FormatError::Version { .. }) => return Err(BlockDamage { copy, index, error }),
             Err(error) => {
                 let d = BlockDamage { copy, index, error };
@@ -208,7 +215,7 @@ fn newest<'a>(
     best.ok_or_else(|| invalid.unwrap_or(none))
 }
 
-/// Of two valid versions of a block, the newer one, and the older as damage.
+/// The newer of two valid versions of a block, and the older one as damage.
 fn rank<'a>(a: Chosen<'a>, b: Chosen<'a>) -> Result<(Chosen<'a>, Option<BlockDamage>), BlockDamage> {
     FormatError::same(WHAT, "store", b.head.store, a.head.store).map_err(|error| b.wrong(error))?;
     let (newer, older) = match a.head.sequence.cmp(&b.head.sequence) {
@@ -216,7 +223,11 @@ fn rank<'a>(a: Chosen<'a>, b: Chosen<'a>) -> Result<(Chosen<'a>, Option<BlockDam
         std::cmp::Ordering::Greater => (a, b),
         std::cmp::Ordering::Equal if a.bytes == b.bytes => return Ok((a, None)),
         std::cmp::Ordering::Equal => {
-            return Err(b.wrong(FormatError::field(WHAT, "sequence", "equal in copies that differ")));
+            return Err(b.wrong(FormatError::field(
+                WHAT,
+                "sequence",
+                "equal in copies with different content",
+            )));
         }
     };
     let stale = older.wrong(FormatError::field(WHAT, "sequence", "older than the other copy's"));

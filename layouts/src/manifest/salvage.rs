@@ -1,5 +1,6 @@
-//! What can still be believed of a manifest that [`decode`](super::decode()) refuses: block by block, and never
-//! enough to open a store. For repair tools, which say loudly what they could not know.
+//! Salvage of a manifest that [`decode`](super::decode()) refuses. It takes intact blocks one by
+//! one. The result may be incomplete and never opens a store; repair tools use it and report the
+//! missing facts.
 
 use super::decode::{block_head, longest, superblock};
 use super::{
@@ -10,27 +11,30 @@ use crate::error::FormatError;
 use crate::format::counter_ok;
 use crate::ids::{Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder, StoreId};
 
-/// What was saved of a manifest.
+/// The facts salvaged from a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Salvage {
     /// The store.
     pub store: StoreId,
-    /// What it is.
+    /// Its parameters.
     pub superblock: Superblock,
-    /// Of each segment its incarnation and order, `None` if its block is lost.
+    /// Incarnation and order of each segment, `None` if its block is lost.
     pub segments: Vec<Option<(Incarnation, SegmentOrder)>>,
-    /// Generations that were raised, as far as their blocks are there.
+    /// Raised generations in the blocks that are intact.
     pub generations: Vec<(NamespaceId, Generation)>,
-    /// Blocks of namespace facts that are lost: of whatever stood there, the generation is unknown.
+    /// Number of lost namespace blocks: the generations of their namespaces are unknown.
     pub namespace_blocks_lost: u32,
 }
 
-/// Read what is whole in either copy. Where both have a block, the newer one counts; of two that contradict each
-/// other the higher incarnations and generations. An error if the superblock is in neither copy, if one is of a newer
-/// format, or if the copies are of two stores: then nothing can be said.
+/// Read the intact blocks of both copies. If both copies have a block, the newer version is used.
+/// If versions of equal sequence differ, the higher incarnation or generation of each fact is used.
+///
+/// # Errors
+/// If neither copy has the superblock, if a block has a newer format, or if the copies belong to
+/// two stores.
 pub fn salvage(copies: [&[u8]; 2]) -> Result<Salvage, FormatError> {
     let mut newest = None;
-    for (head, bytes) in whole(copies, 0)? {
+    for (head, bytes) in intact(copies, 0)? {
         let body = superblock(head.kind, bytes, longest(copies))?;
         if newest.is_some_and(|known| known != (head.store, body)) {
             return Err(FormatError::field(WHAT, "store", "the copies are of two stores"));
@@ -48,22 +52,22 @@ pub fn salvage(copies: [&[u8]; 2]) -> Result<Salvage, FormatError> {
     let segment_blocks = superblock.segment_count.div_ceil(FACTS as u32);
     for index in 1..Manifest::blocks_for(superblock.segment_count, superblock.namespaces_max) {
         let kind = if index <= segment_blocks { KIND_SEGMENTS } else { KIND_NAMESPACES };
-        let mut blocks: Vec<_> = whole(copies, index)?;
+        let mut blocks: Vec<_> = intact(copies, index)?;
         blocks.retain(|(head, _)| head.store == store && head.kind == kind);
-        let youngest = blocks.iter().map(|(head, _)| head.sequence).max();
-        blocks.retain(|(head, _)| Some(head.sequence) == youngest);
+        let newest_sequence = blocks.iter().map(|(head, _)| head.sequence).max();
+        blocks.retain(|(head, _)| Some(head.sequence) == newest_sequence);
         if kind == KIND_NAMESPACES {
             found.namespace_blocks_lost += u32::from(blocks.is_empty());
-            blocks.iter().for_each(|(head, bytes)| found.namespaces(head, bytes));
+            blocks.iter().for_each(|(head, bytes)| found.add_namespaces(head, bytes));
         } else {
-            blocks.iter().for_each(|(head, bytes)| found.segments(head, bytes));
+            blocks.iter().for_each(|(head, bytes)| found.add_segments(head, bytes));
         }
     }
     Ok(found)
 }
 
 impl Salvage {
-    fn segments(&mut self, head: &BlockHead, bytes: &[u8]) {
+    fn add_segments(&mut self, head: &BlockHead, bytes: &[u8]) {
         let first = (head.index as usize - 1) * FACTS;
         for (place, f) in self.segments.iter_mut().skip(first).zip(facts::<SegmentFact>(head, bytes)) {
             if f.incarnation < u64::MAX && f.order < u64::MAX {
@@ -72,7 +76,7 @@ impl Salvage {
         }
     }
 
-    fn namespaces(&mut self, head: &BlockHead, bytes: &[u8]) {
+    fn add_namespaces(&mut self, head: &BlockHead, bytes: &[u8]) {
         for f in facts::<NamespaceFact>(head, bytes).filter(|f| counter_ok(f.generation)) {
             match self.generations.iter_mut().find(|(namespace, _)| *namespace == f.namespace) {
                 Some((_, known)) => *known = (*known).max(Generation(f.generation)),
@@ -83,19 +87,20 @@ impl Salvage {
 }
 
 impl Manifest {
-    /// A manifest to be written over `copies`, of which no whole one is left: each of its blocks is newer than any that
-    /// is whole there, so that a reader takes these and not those, however far the writing got.
+    /// A manifest to overwrite `copies`, neither of which is complete. Each of its blocks has a
+    /// higher sequence than the intact versions in `copies`, so that a reader prefers the new
+    /// blocks even if only some were written.
     pub fn superseding(store: StoreId, superblock: Superblock, copies: [&[u8]; 2]) -> Manifest {
         let mut m = Manifest::new(store, superblock);
         for (index, sequence) in m.sequences.iter_mut().enumerate() {
-            let here = copies.iter().filter_map(|c| block_head(block(c, index as u32), index as u32).ok());
-            let youngest = here.map(|head| head.sequence).max().unwrap_or(0);
-            *sequence = youngest.min(u64::MAX / 2) + 1;
+            let heads = copies.iter().filter_map(|c| block_head(block(c, index as u32), index as u32).ok());
+            let newest = heads.map(|head| head.sequence).max().unwrap_or(0);
+            *sequence = newest.min(u64::MAX / 2) + 1;
         }
         m
     }
 
-    /// Facts of segments that are set together, as of [`Manifest::set_segment`].
+    /// Set the facts of several segments, as [`Manifest::set_segment`] does for one.
     pub fn with_segments(mut self, facts: &[Option<(Incarnation, SegmentOrder)>]) -> Manifest {
         for (i, (incarnation, order)) in facts.iter().enumerate().filter_map(|(i, f)| Some((i, (*f)?))) {
             self.set_segment(SegmentId(i as u32), incarnation, order);
@@ -109,8 +114,8 @@ fn block(copy: &[u8], index: u32) -> &[u8] {
     copy.get(at..at + ALIGN as usize).unwrap_or_default()
 }
 
-/// The versions of a block that are whole by themselves.
-fn whole(copies: [&[u8]; 2], index: u32) -> Result<Vec<(BlockHead, &[u8])>, FormatError> {
+/// The intact versions of a block.
+fn intact(copies: [&[u8]; 2], index: u32) -> Result<Vec<(BlockHead, &[u8])>, FormatError> {
     let mut found = Vec::new();
     for copy in copies {
         let bytes = block(copy, index);

@@ -1,5 +1,5 @@
-//! The rules that a whole header must keep beyond its checksum. A header that breaks one was written by a
-//! defect or by an enemy; nothing behind it is believed.
+//! The rules for a record header whose checksum matches. A header that breaks one was written by a
+//! defect or an attacker, and neither it nor its payload is used.
 
 use super::{
     FLAG_MOVED, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX, Record, RecordHead, RecordKind, WHAT, header_bytes,
@@ -48,8 +48,8 @@ fn check_head(h: &RecordHead) -> Result<(), FormatError> {
     if !is_aligned(h.offset) || h.offset < ALIGN {
         return wrong("offset", h.offset);
     }
-    // All three count from 1: zero is what a structure holds that nobody filled in. And what counts on from
-    // here must not overflow.
+    // All three start at 1, so that zero marks a field that was never set; incrementing them must
+    // not overflow.
     for (field, value) in
         [("generation", h.generation), ("incarnation", h.incarnation), ("sequence", h.sequence)]
     {
@@ -91,7 +91,8 @@ fn check_members(record: &Record<'_>) -> Result<(), FormatError> {
             return wrong("first_block", m.first_block.into());
         }
         payload += align_up(m.length);
-        // Cannot overflow: 1024 members of at most 128 MiB in blocks of at least 4096.
+        // Cannot overflow: at most 1024 members of at most 128 MiB in blocks of at least 4096
+        // bytes.
         block += m.block_count;
     }
     if h.block_count != block {

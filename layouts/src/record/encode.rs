@@ -1,4 +1,4 @@
-//! Writing a record's header, and the arithmetic of how long it gets.
+//! Encoding of a record's header, and the computation of its length.
 
 use super::{
     CHECKSUM_AT, FLAG_MOVED, HEADER_BYTES_MAX, MAGIC, MEMBERS_MAX, Member, Record, RecordFacts, RecordHead,
@@ -9,7 +9,7 @@ use crate::checksum::{Checksum, block_count, checksum_around};
 use crate::format::{VERSION, clear};
 use crate::key::ObjectKey;
 
-/// An object to be laid out: key, length in bytes, and the checksum of each block.
+/// A member to encode: key, length in bytes, and the checksum of each block.
 #[derive(Clone, Copy, Debug)]
 pub struct MemberSpec<'a> {
     /// Whole key.
@@ -20,7 +20,7 @@ pub struct MemberSpec<'a> {
     pub checksums: &'a [Checksum],
 }
 
-/// Length in bytes of a header for `members` members with `blocks` checksums together.
+/// Length in bytes of a header with `members` members and `blocks` checksums.
 pub const fn header_bytes(members: u64, blocks: u64) -> u64 {
     align_up(RecordHead::BYTES as u64 + members * Member::BYTES as u64 + blocks * 16)
 }
@@ -36,15 +36,16 @@ pub fn record_bytes(lengths: impl IntoIterator<Item = u64>, block_bytes: u32) ->
     header_bytes(members, blocks) + payload
 }
 
-/// Write a record's header. `None` if the members break the format's rules (counts, lengths, a foreign
-/// namespace), which the caller has checked where it took them in.
+/// Encode a record's header. `None` if the members break a rule of the format (counts, lengths,
+/// another namespace); callers check these rules when they accept the members.
 pub fn encode(facts: &RecordFacts, members: &[MemberSpec<'_>]) -> Option<Vec<u8>> {
     let mut bytes = vec![0; spec_bytes(members)?];
     encode_into(facts, members, &mut bytes)?;
     Some(bytes)
 }
 
-/// Length in bytes of the header of a record with these members; `None` if that is more than the format allows.
+/// Length in bytes of the header for `members`; `None` if the format does not allow a header of
+/// that length.
 pub fn spec_bytes(members: &[MemberSpec<'_>]) -> Option<usize> {
     let blocks: u64 = members.iter().map(|m| m.checksums.len() as u64).sum();
     let header = header_bytes(members.len() as u64, blocks);
@@ -52,8 +53,8 @@ pub fn spec_bytes(members: &[MemberSpec<'_>]) -> Option<usize> {
     usize::try_from(header).ok().filter(|_| allowed)
 }
 
-/// As [`encode`], into memory of [`spec_bytes`] bytes, whatever is in it; the record, as its reader decodes it. `None` also if
-/// the memory is of another length.
+/// As [`encode`], into `bytes`, whose previous content does not matter. Returns the record as
+/// decoded from `bytes`; `None` also if `bytes` is not [`spec_bytes`] long.
 pub fn encode_into<'a>(
     facts: &RecordFacts,
     members: &[MemberSpec<'_>],
@@ -89,7 +90,7 @@ pub fn encode_into<'a>(
     bytes[..RecordHead::BYTES].copy_from_slice(bytemuck::bytes_of(&head));
     let sum = checksum_around(bytes, CHECKSUM_AT)?;
     bytes[CHECKSUM_AT..CHECKSUM_AT + 16].copy_from_slice(&sum);
-    // A header that its own reader refuses must never reach a disk.
+    // A header that the decoder refuses must never be written to disk.
     Record::decode(bytes).ok()
 }
 

@@ -1,5 +1,5 @@
-//! Challenge and proof: how each side shows that it has the key, without sending it. What the proofs are computed
-//! from is in `docs/protocol.md`; who computes them is `transport/src/auth.rs`.
+//! Challenge and proof: each side proves that it has the key without sending it. `docs/protocol.md`
+//! defines the input of the proofs; `transport/src/auth.rs` computes them.
 
 use crate::error::FormatError;
 use crate::format::{read, structure};
@@ -7,7 +7,7 @@ use crate::format::{read, structure};
 structure! {
     /// Body of a challenge.
     pub struct ChallengeBody = 32 {
-        /// Random, and new for every connection.
+        /// Random bytes, new for every connection.
         pub nonce: [u8; 32],
     }
 }
@@ -15,11 +15,12 @@ structure! {
 structure! {
     /// Body of a proof.
     pub struct ProofBody = 96 {
-        /// Name of the key, not a secret; zero behind its length. In the server's proof the same again.
+        /// Name of the key (not secret), padded with zeros. The server's proof repeats it.
         pub key_name: [u8; 31],
         /// Length of the key's name in bytes, 1 to 31.
         pub key_name_bytes: u8,
-        /// In the client's proof random, and new for every connection; zero in the server's.
+        /// In the client's proof random bytes, new for every connection; zero in the server's
+        /// proof.
         pub nonce: [u8; 32],
         /// HMAC-SHA-256 with the key.
         pub proof: [u8; 32],
@@ -39,7 +40,7 @@ impl ChallengeBody {
 }
 
 impl ProofBody {
-    /// A proof under the key of this name; `None` if that is no name: 1 to 31 of A-Z a-z 0-9 _ - .
+    /// A proof for the key named `key_name`; `None` unless the name is 1 to 31 of A-Z a-z 0-9 _ - .
     pub fn new(key_name: &str, nonce: [u8; 32], proof: [u8; 32]) -> Option<ProofBody> {
         let mut name = [0; KEY_NAME_MAX];
         let place = name.get_mut(..key_name.len()).filter(|_| is_name(key_name.as_bytes()))?;
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_names_its_key() {
+    fn proof_round_trips_and_invalid_key_name_is_refused() {
         let proof = ProofBody::new("rank-0", [1; 32], [2; 32]).expect("a name");
         assert_eq!(ProofBody::decode(bytemuck::bytes_of(&proof)), Ok(proof));
         assert_eq!(proof.key_name(), "rank-0");

@@ -1,38 +1,42 @@
-//! Greetings: the first frame of each side, which says what it speaks and can do; and the refusal of a peer that
-//! is not served. Both sides compute what is agreed from the two greetings; nothing is asked twice or guessed.
+//! Greetings: the first frame of each side, with its protocol versions, limits and features; and
+//! the refusal of a peer that is not served. Both sides compute the negotiated values from the two
+//! greetings, without further frames.
 
 use crate::error::FormatError;
 use crate::format::{is_zero, read, structure};
 use crate::wire::{CONTROL_BODY_LEAST, DATA_BODY_LEAST, GREETING_BODY_MAX};
 
 structure! {
-    /// Body of a hello and of a welcome. One of a later version may be longer: a reader takes what it knows and
-    /// leaves the rest, so that versions can meet; the rest is covered by the proof all the same.
+    /// Body of a hello and of a welcome. Later versions may append fields: a reader ignores the
+    /// bytes that it does not know, so that different versions can negotiate. The proof covers
+    /// these bytes too.
     pub struct Greeting = 64 {
         /// Oldest protocol version that the sender speaks, at least 1.
         pub version_min: u16,
         /// Newest protocol version that the sender speaks.
         pub version_max: u16,
-        /// How peers are known. Bit 0: by the connection itself (Unix credentials, or whoever is on this host), bit 1:
-        /// by a pre-shared key. In a hello what the client can, in a welcome the one that the server demands.
+        /// Authentication methods. Bit 0: by the connection itself (Unix credentials, or any
+        /// process of this host), bit 1: by a pre-shared key. In a hello, the methods that the
+        /// client supports; in a welcome, the one that the server requires.
         pub auth: u8,
-        /// Payload checksums that the sender makes and reads. Bit 0: XXH3-128.
+        /// Payload checksums that the sender computes and verifies. Bit 0: XXH3-128.
         pub checksums: u8,
         /// Zero.
         pub reserved: u16,
-        /// Alignment in bytes of memory that the sender moves bytes to without another copy, a power of two.
+        /// Alignment in bytes of memory into which the sender can receive without a copy, a power
+        /// of two.
         pub alignment: u32,
         /// Longest control body in bytes that the sender reads, at least 16384.
         pub control_bytes_max: u32,
         /// Longest body of a data frame in bytes that the sender reads, at least 65536.
         pub data_bytes_max: u32,
-        /// Most operations that may be in flight on the connection, as far as the sender goes, at least 1.
+        /// Most operations in flight on the connection that the sender supports, at least 1.
         pub operations_max: u32,
         /// Longest object in bytes that the sender can hold, at least 1.
         pub object_bytes_max: u64,
-        /// Features that the sender has, a bit each; a reader ignores those it does not know.
+        /// Features of the sender, one bit each; a reader ignores bits that it does not know.
         pub features: u64,
-        /// Names the sender's process, at random: a store process that restarted is another one.
+        /// Random identifier of the sender's process; it changes when a store process restarts.
         pub instance: [u8; 16],
         /// Zero.
         pub reserved_too: [u8; 8],
@@ -40,10 +44,11 @@ structure! {
 }
 
 structure! {
-    /// Start of a refusal's body; a text of at most 512 bytes follows, for people.
+    /// Start of a refusal's body; a human-readable text of at most 512 bytes follows.
     pub struct RefusalHead = 16 {
-        /// Why: 1 no common version, 2 a feature is missing, 3 not known or not allowed, 4 too many connections, 5 what
-        /// came was no greeting, 6 too late; 0 is never valid.
+        /// Reason: 1 no common version, 2 a feature is missing, 3 authentication or authorization
+        /// failed, 4 too many connections, 5 the first frame was not a greeting, 6 the greeting
+        /// took too long; 0 is never valid.
         reason: u8,
         /// Zero.
         reserved: u8,
@@ -53,21 +58,22 @@ structure! {
         version_max: u16,
         /// Length of the text in bytes.
         text_bytes: u16,
-        /// Features that are missing, a bit each.
+        /// Missing features, one bit each.
         missing: u64,
     }
 }
 
-/// The peer is known by the connection itself.
+/// The connection itself authenticates the peer.
 pub const AUTH_CONNECTION: u8 = 1;
-/// The peer is known by a pre-shared key.
+/// A pre-shared key authenticates the peer.
 pub const AUTH_KEY: u8 = 2;
 /// Payload checksums are XXH3-128.
 pub const CHECKSUM_XXH3_128: u8 = 1;
 /// Longest text of a refusal in bytes.
 pub const REFUSAL_TEXT_MAX: usize = 512;
 
-/// What a peer may or may not have.
+/// What a peer may or may not have. Bits 20 and 21 are reserved: by them earlier builds mean a client's
+/// word for its memory in place of checksums, and a catalog of memory that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum Feature {
@@ -77,50 +83,52 @@ pub enum Feature {
     Groups = 1 << 1,
     /// Objects attached to a group.
     Attached = 1 << 2,
-    /// Puts are kept across a restart once they are flushed.
+    /// Puts survive a restart after a flush.
     Durable = 1 << 3,
-    /// Pools of any name, not a fixed set.
+    /// Pools of any name instead of a fixed set.
     AnyPool = 1 << 4,
-    /// Puts without checksums: the store makes them of what arrived.
+    /// Puts without checksums: the store computes them from the received bytes.
     ServerChecksums = 1 << 5,
-    /// Memory that both sides have carries the link, over a socket of one host.
+    /// The link runs over shared memory, set up over a socket of the same host.
     SharedMemory = 1 << 6,
-    /// Groups that are put in several calls.
+    /// Groups that are put in several requests.
     Parts = 1 << 7,
-    /// Bytes are shown where they lie, in memory that was handed over on the socket of one host.
+    /// Bytes passed by reference, in memory that was passed over a socket of the same host.
     Shown = 1 << 8,
     /// Pins and leases, which the store holds for a connection.
     Pins = 1 << 9,
-    /// Groups that are begun in one call and put and committed in others.
+    /// Open groups: begun in one request, put into and committed by others.
     Begun = 1 << 10,
-    /// What comes and goes is told to whoever asks.
+    /// Events about objects that are stored and removed.
     Events = 1 << 11,
-    /// What will be asked for soon is read into memory.
+    /// Prefetch of objects into memory.
     Prefetch = 1 << 12,
-    /// Objects are looked at where they lie in memory that was handed over, for as long as the client wants.
+    /// Views: clients read objects in shared memory, which stay there until the client releases
+    /// them.
     Views = 1 << 13,
-    /// A hit says how many objects were put with it.
+    /// A hit states the number of objects that were put together with it.
     Members = 1 << 14,
-    /// Who gets bytes that are not what was vouched for asks for them once more, so that the store looks at its own.
+    /// A client that receives bytes with a wrong checksum repeats the get, so that the store
+    /// verifies its own copy.
     AsksAgain = 1 << 15,
-    /// Hits from SSD are read by the client itself, out of files that were handed over on the socket of one host.
+    /// Reserved: hits from SSD that a client reads itself, out of files that were handed over on the socket of one host.
     Files = 1 << 16,
-    /// A request may say that it is a store's, which has this one for a peer.
+    /// A request may state that its sender is a store that has this one as a peer.
     Peers = 1 << 17,
-    /// Stores bring each other what is attached: a hit of one says what it is attached to, and what is offered to a base that is not here is
-    /// refused and does not wait.
+    /// Stores exchange attached objects: a hit names the base group, and a put of attached objects
+    /// whose base is absent is refused and does not wait.
     Bases = 1 << 18,
-    /// While a store tells its peers of a removal, they keep nothing that stores bring each other.
+    /// While a store announces a removal to its peers, the peers store no objects received from
+    /// other stores.
     Holds = 1 << 19,
-    /// A client's word that what it shows is as it was counts, in place of checksums.
-    Steady = 1 << 20,
-    /// What lies where in memory that is shown stands in a catalog beside it: a client copies hits from there without asking, and says later what it used.
-    Catalog = 1 << 21,
 }
 
 impl Feature {
+    /// Features of earlier builds: no build offers them any more, and their bits are not used for anything else.
+    const RESERVED: [Feature; 1] = [Feature::Files];
+
     /// All features, by bit.
-    pub const ALL: [Feature; 22] = [
+    pub const ALL: [Feature; 20] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -141,9 +149,13 @@ impl Feature {
         Feature::Peers,
         Feature::Bases,
         Feature::Holds,
-        Feature::Steady,
-        Feature::Catalog,
     ];
+
+    /// The bits of the features that this build has.
+    pub fn of_this_build() -> u64 {
+        let has = |feature: &Feature| !Feature::RESERVED.contains(feature);
+        Feature::ALL.into_iter().filter(has).fold(0, |bits, feature| bits | feature.bit())
+    }
 
     /// Its bit.
     pub const fn bit(self) -> u64 {
@@ -173,51 +185,50 @@ impl Feature {
             Feature::Peers => "peers",
             Feature::Bases => "bases",
             Feature::Holds => "holds",
-            Feature::Steady => "steady",
-            Feature::Catalog => "catalog",
         }
     }
 
-    /// The names of the bits in `features`, by bit; bits that this build does not know have none.
+    /// The names of the bits in `features`, in bit order; bits that this build does not know are
+    /// omitted.
     pub fn names(features: u64) -> Vec<&'static str> {
         Feature::ALL.into_iter().filter(|f| features & f.bit() != 0).map(Feature::name).collect()
     }
 }
 
-/// Why a peer is not served.
+/// Reason why a peer is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Reason {
-    /// No version that both speak.
+    /// There is no common protocol version.
     Version = 1,
-    /// A feature that one side cannot do without.
+    /// One side lacks a feature that the other requires.
     Feature = 2,
-    /// The peer is not known, or not allowed here.
+    /// Authentication or authorization failed.
     Denied = 3,
-    /// As many connections as are allowed.
+    /// The server has reached its maximum number of connections.
     Busy = 4,
-    /// What came was no greeting.
+    /// The first frame was not a greeting.
     Malformed = 5,
     /// The greeting took too long.
     Late = 6,
 }
 
 impl Reason {
-    /// All reasons, for tables.
+    /// All reasons.
     pub const ALL: [Reason; 6] =
         [Reason::Version, Reason::Feature, Reason::Denied, Reason::Busy, Reason::Malformed, Reason::Late];
 }
 
-/// A refusal as it is read and written.
+/// A decoded refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Why.
+    /// Reason.
     pub reason: Reason,
-    /// Versions that the server speaks, oldest and newest.
+    /// Oldest and newest protocol version that the server speaks.
     pub versions: (u16, u16),
-    /// Features that are missing, a bit each.
+    /// Missing features, one bit each.
     pub missing: u64,
-    /// For people: lower-case, `key=value` at the end.
+    /// Human-readable text: lower-case, `key=value` at the end.
     pub text: String,
 }
 
@@ -230,7 +241,7 @@ impl Greeting {
         bytemuck::bytes_of(self).to_vec()
     }
 
-    /// Read a body. What follows the part that this build knows is left alone.
+    /// Read a body. Bytes after the fields that this build knows are ignored.
     pub fn decode(body: &[u8]) -> Result<Greeting, FormatError> {
         let have = body.len() as u64;
         let need = Greeting::BYTES as u64;
@@ -256,7 +267,7 @@ impl Greeting {
 }
 
 impl Refusal {
-    /// The body of a refusal; a text that is too long is cut.
+    /// The body of a refusal; a text longer than [`REFUSAL_TEXT_MAX`] is truncated.
     pub fn encode(&self) -> Vec<u8> {
         let mut end = self.text.len().min(REFUSAL_TEXT_MAX);
         while !self.text.is_char_boundary(end) {
@@ -288,7 +299,7 @@ impl Refusal {
         if text.len() != usize::from(head.text_bytes) || text.len() > REFUSAL_TEXT_MAX {
             return Err(FormatError::field(REFUSAL, "text_bytes", head.text_bytes));
         }
-        let text = str::from_utf8(text).map_err(|_| FormatError::field(REFUSAL, "text", "no utf-8"))?;
+        let text = str::from_utf8(text).map_err(|_| FormatError::field(REFUSAL, "text", "not UTF-8"))?;
         let versions = (head.version_min, head.version_max);
         Ok(Refusal { reason, versions, missing: head.missing, text: text.into() })
     }

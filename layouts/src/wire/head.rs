@@ -1,5 +1,5 @@
-//! The head of every frame. It covers itself with a checksum, so that a reader believes a length only after the
-//! head was seen to be whole, and then only up to a cap.
+//! The header of every frame. It has its own checksum: a reader uses a length only after the header
+//! is verified, and only up to a cap.
 
 use super::{CONTROL_BODY_MAX, DATA_BODY_MAX, GREETING_BODY_MAX, Kind};
 use crate::checksum::checksum64;
@@ -12,24 +12,29 @@ structure! {
     pub struct FrameHead = 64 {
         /// `PLWF`.
         magic: [u8; 4],
-        /// Agreed protocol version; 1 in greetings, challenge and proof, which come before it is agreed.
+        /// Negotiated protocol version; 1 in greetings, challenge and proof, which precede
+        /// negotiation.
         version: u16,
-        /// What the frame is: 1 hello, 2 welcome, 3 refusal, 4 challenge, 5 proof, 6 request, 7 pull, 8 data, 9
-        /// outcome, 10 cancel, 11 ping, 12 pong, 13 bye, 14 shown, 15 taken; 0 is never valid.
+        /// Kind of frame: 1 hello, 2 welcome, 3 refusal, 4 challenge, 5 proof, 6 request, 7 pull, 8
+        /// data, 9 outcome, 10 cancel, 11 ping, 12 pong, 13 bye, 14 shown, 15 taken; 0 is never
+        /// valid.
         kind: u8,
         /// Zero.
         flags: u8,
-        /// Operation, named by the client and at least 1; in ping and pong whatever the ping says; else zero.
+        /// Operation, numbered by the client from 1; in a ping any value, in a pong that of the
+        /// ping; else zero.
         op: u64,
-        /// In data: the item's number in its request, from 0; else zero.
+        /// In data: number of the item in its request, from 0; else zero.
         item: u32,
         /// Length of the body in bytes.
         body_bytes: u32,
-        /// In data: where the body's first byte belongs, in bytes from the start of what was asked for; else zero.
+        /// In data: position of the body's first byte, in bytes from the start of the requested
+        /// range; else zero.
         offset: u64,
         /// XXH3-64 of the body; zero in data, whose bytes have the block checksums of their outcome or request.
         body_checksum: u64,
-        /// First 16 bytes of an HMAC-SHA-256 by the sender's session key, see the text; zero before there is one.
+        /// First 16 bytes of an HMAC-SHA-256 with the sender's session key, see the text; zero
+        /// without a session key.
         mac: [u8; 16],
         /// XXH3-64 of the 56 bytes before.
         checksum: u64,
@@ -38,24 +43,24 @@ structure! {
 
 const WHAT: &str = "frame";
 const MAGIC: [u8; 4] = *b"PLWF";
-/// Bytes that the head's own checksum covers.
+/// Bytes that the header's checksum covers.
 const COVERED: usize = FrameHead::BYTES - 8;
 
 /// A truncated HMAC-SHA-256.
 pub type Mac = [u8; 16];
 
-/// What a head says.
+/// The fields of a header, except MAC and checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadFacts {
     /// Protocol version.
     pub version: u16,
-    /// What the frame is.
+    /// Kind of frame.
     pub kind: Kind,
     /// Operation.
     pub op: OpId,
-    /// The item's number; 0 except in data.
+    /// Number of the item; 0 except in data.
     pub item: u32,
-    /// Where data belongs, in bytes; 0 except in data.
+    /// Position of the data in bytes; 0 except in data.
     pub offset: u64,
     /// Length of the body in bytes.
     pub body_bytes: u32,
@@ -64,25 +69,26 @@ pub struct HeadFacts {
 }
 
 impl HeadFacts {
-    /// Of a control frame with this body.
+    /// The header of a control frame with this body.
     pub fn control(version: u16, kind: Kind, op: OpId, body: &[u8]) -> HeadFacts {
         let body_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
         HeadFacts { version, kind, op, item: 0, offset: 0, body_bytes, body_checksum: checksum64(body) }
     }
 
-    /// Of a data frame.
+    /// The header of a data frame.
     pub fn data(version: u16, op: OpId, item: u32, offset: u64, body_bytes: u32) -> HeadFacts {
         HeadFacts { version, kind: Kind::Data, op, item, offset, body_bytes, body_checksum: 0 }
     }
 
     /// Check a control frame's body against its head.
     pub fn check_body(&self, body: &[u8]) -> Result<(), FormatError> {
-        let whole = u64::from(self.body_bytes) == body.len() as u64 && checksum64(body) == self.body_checksum;
-        if whole { Ok(()) } else { Err(FormatError::Checksum { structure: "frame body" }) }
+        let intact =
+            u64::from(self.body_bytes) == body.len() as u64 && checksum64(body) == self.body_checksum;
+        if intact { Ok(()) } else { Err(FormatError::Checksum { structure: "frame body" }) }
     }
 }
 
-/// A head's 64 bytes; `mac` is zero where there is no session key.
+/// Encode a header; `mac` is zero without a session key.
 pub fn encode(facts: &HeadFacts, mac: Mac) -> [u8; FrameHead::BYTES] {
     let mut head = FrameHead {
         magic: MAGIC,
@@ -101,8 +107,8 @@ pub fn encode(facts: &HeadFacts, mac: Mac) -> [u8; FrameHead::BYTES] {
     bytemuck::cast(head)
 }
 
-/// Read a head. `version` is the agreed one, `None` before there is one. Refuses what no sender writes; what a kind
-/// may hold at most is bounded here, what was agreed is compared by the caller.
+/// Read a header. `version` is the negotiated one, `None` before negotiation. Lengths are checked
+/// against the fixed limits of the frame kind; the caller checks them against negotiated limits.
 pub fn decode(bytes: &[u8; FrameHead::BYTES], version: Option<u16>) -> Result<(HeadFacts, Mac), FormatError> {
     let head: FrameHead = bytemuck::pod_read_unaligned(bytes);
     if head.magic != MAGIC {
@@ -140,7 +146,7 @@ fn check(h: &HeadFacts) -> Result<(), FormatError> {
     if !(least..=most).contains(&h.body_bytes) {
         return Err(FormatError::field(WHAT, "body_bytes", h.body_bytes));
     }
-    let named = match h.kind {
+    let op_ok = match h.kind {
         Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Cancel | Kind::Shown => h.op.0 != 0,
         Kind::Ping | Kind::Pong => true,
         Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof | Kind::Bye => {
@@ -148,7 +154,7 @@ fn check(h: &HeadFacts) -> Result<(), FormatError> {
         }
         Kind::Taken => h.op.0 == 0,
     };
-    if !named {
+    if !op_ok {
         return Err(FormatError::field(WHAT, "op", h.op.0));
     }
     if h.kind == Kind::Data {
@@ -167,8 +173,8 @@ fn check(h: &HeadFacts) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// The whole of a frame in `bytes`, as it lies on the wire: its head, and its body. For whoever has all of it at
-/// once; a link reads the head first.
+/// Split a complete frame in `bytes` into header, MAC and body. For callers that have the whole
+/// frame in memory; a link reads the header first.
 pub fn split(bytes: &[u8], version: Option<u16>) -> Result<(HeadFacts, Mac, &[u8]), FormatError> {
     let short = |need: u64| FormatError::Short { structure: WHAT, need, have: bytes.len() as u64 };
     let head: [u8; FrameHead::BYTES] = read(bytes).ok_or_else(|| short(FrameHead::BYTES as u64))?;
@@ -189,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_reads_back() {
+    fn frame_header_round_trips() {
         let data = HeadFacts::data(1, OpId(7), 3, 4096, 5);
         assert_eq!(decode(&encode(&data, [9; 16]), Some(1)), Ok((data, [9; 16])));
         let control = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
@@ -199,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_contradicts_itself_is_refused_by_field() {
+    fn inconsistent_frame_header_is_refused_by_field() {
         let good = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
         let data = HeadFacts::data(1, OpId(7), 3, 4096, 5);
         let cases = [
@@ -223,12 +229,12 @@ mod tests {
             let refused = decode(&encode(&facts, [0; 16]), Some(1)).expect_err(field).to_string();
             assert!(refused.contains(&format!("field={field}")), "{field}: {refused}");
         }
-        let before = decode(&encode(&good, [0; 16]), None).expect_err("no version was agreed");
+        let before = decode(&encode(&good, [0; 16]), None).expect_err("no version was negotiated");
         assert!(before.to_string().contains("field=version"), "{before}");
     }
 
     #[test]
-    fn a_whole_frame_is_split_or_cut_short() {
+    fn split_returns_body_or_refuses_short_frame() {
         let facts = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
         let mut frame = encode(&facts, [0; 16]).to_vec();
         frame.extend_from_slice(b"body and more");

@@ -1,4 +1,4 @@
-//! Equal structures one behind the other, as they lie in a frame.
+//! Arrays of equal structures in a frame.
 
 use std::marker::PhantomData;
 
@@ -6,7 +6,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 
 use crate::format::read;
 
-/// A view of the structures in a body; it owns nothing.
+/// A borrowed array of structures in a body.
 #[derive(Debug, PartialEq, Eq)]
 pub struct List<'a, T> {
     bytes: &'a [u8],
@@ -22,14 +22,14 @@ impl<T> Clone for List<'_, T> {
 impl<T> Copy for List<'_, T> {}
 
 impl<'a, T: NoUninit> List<'a, T> {
-    /// A view of a slice.
+    /// Borrow a slice.
     pub fn of(items: &'a [T]) -> List<'a, T> {
         List { bytes: bytemuck::cast_slice(items), of: PhantomData }
     }
 }
 
 impl<'a, T> List<'a, T> {
-    /// The bytes, as they lie in the frame.
+    /// The bytes as in the frame.
     pub(crate) fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -38,7 +38,7 @@ impl<'a, T> List<'a, T> {
 impl<'a, T: AnyBitPattern> List<'a, T> {
     const SIZE: usize = std::mem::size_of::<T>();
 
-    /// Take `count` structures from the front of `bytes`; `None` if they are too few.
+    /// Split `count` structures off the front of `bytes`; `None` if `bytes` is too short.
     pub(crate) fn take(bytes: &mut &'a [u8], count: u32) -> Option<List<'a, T>> {
         let len = usize::try_from(count).ok()?.checked_mul(Self::SIZE)?;
         let (head, rest) = bytes.split_at_checked(len)?;
@@ -46,28 +46,28 @@ impl<'a, T: AnyBitPattern> List<'a, T> {
         Some(List { bytes: head, of: PhantomData })
     }
 
-    /// How many there are.
+    /// Number of structures.
     pub fn len(&self) -> usize {
         self.bytes.len() / Self::SIZE
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Number `i`, from 0.
+    /// Structure `i`, from 0.
     pub fn get(&self, i: usize) -> Option<T> {
         read(self.bytes.get(i.checked_mul(Self::SIZE)?..)?)
     }
 
-    /// Those from `first` up to before `last`; empty if they are not all there.
+    /// The structures `first..last`; empty if the range is not within the list.
     pub fn slice(&self, first: usize, last: usize) -> List<'a, T> {
         let range = first.saturating_mul(Self::SIZE)..last.saturating_mul(Self::SIZE);
         List { bytes: self.bytes.get(range).unwrap_or_default(), of: PhantomData }
     }
 
-    /// All, in order.
+    /// All structures, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = T> + Clone + use<'a, T> {
         self.bytes.chunks_exact(Self::SIZE).map(bytemuck::pod_read_unaligned)
     }
@@ -78,10 +78,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_taken_from_the_front_or_not_at_all() {
+    fn list_take_splits_front_or_fails() {
         let bytes = [1u8, 0, 2, 0, 3, 0, 9];
         let mut rest = &bytes[..];
-        let list: List<'_, u16> = List::take(&mut rest, 3).expect("three are there");
+        let list: List<'_, u16> = List::take(&mut rest, 3).expect("the bytes hold three");
         assert_eq!((list.len(), rest), (3, &[9u8][..]));
         assert_eq!(list.iter().collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!((list.get(2), list.get(3), list.get(usize::MAX)), (Some(3), None, None));

@@ -1,6 +1,6 @@
-//! Outcomes: the last frame of an operation. One verdict an item, never one for the batch; each names the key that
-//! it is about, so that an answer for another item is refused, and a hit brings the checksums that the bytes must
-//! have where they landed.
+//! Outcomes: the last frame of an operation. Each item has a verdict of its own. A verdict names
+//! its key, so that the client refuses an outcome for another item. A hit has the checksums with
+//! which the client verifies the received bytes.
 
 mod events;
 mod failure;
@@ -21,16 +21,17 @@ pub use views::{Lies, ViewItem, digest};
 pub use write::{Written, encode};
 
 structure! {
-    /// Start of an outcome's body. What follows depends on the form: items, then checksums of 16 bytes, then keys of bases, then texts; or
-    /// bits, a bit an item from the lowest of each byte; or four numbers; or a text; or events; or views.
+    /// Start of an outcome's body. The rest depends on the form: items, then checksums of 16 bytes,
+    /// then keys of bases, then texts; or bits, one per item from the lowest of each byte; or four
+    /// numbers; or a text; or events; or views.
     pub struct OutcomeHead = 40 {
-        /// 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove, clear, ping, pin, unpin, lease, begin, prefetch,
-        /// commit, abort, hold, release, used), 4 flushed, 5 a text
-        /// (stats), 6 failed as a whole, 7 events, 8 views; 0 is never valid.
+        /// Form: 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove,
+        /// clear, ping, pin, unpin, lease, begin, prefetch, commit, abort, hold, release, used), 4
+        /// flushed, 5 a text (stats), 6 failed as a whole, 7 events, 8 views; 0 is never valid.
         form: u8,
-        /// The verb of the request.
+        /// Verb of the request.
         verb: u8,
-        /// What to do about a failure, in form 6: see the text; else zero.
+        /// In form 6, the error tag of the failure, see the text; else zero.
         error: u8,
         /// Zero.
         reserved: u8,
@@ -38,52 +39,57 @@ structure! {
         item_count: u32,
         /// Number of checksums; else zero.
         checksum_count: u32,
-        /// Block size of the checksums in bytes; zero where there is none.
+        /// Block size of the checksums in bytes; zero without checksums.
         block_bytes: u32,
         /// Length of all texts in bytes.
         text_bytes: u32,
-        /// The kernel's errno of a failure; zero where there is none.
+        /// The kernel's errno of a failure; zero if none.
         errno: i32,
-        /// How many keys are here (exists prefix, pin, lease, used), are read (prefetch) or were (remove, unpin), the generation after a clear, the state of a group
-        /// after a commit (3, 4 or 5, as of an item), 1 if the hold had lasted (release), from where on to ask next (events), never zero there; the number of keys of bases (items); else zero.
+        /// Number of keys that are present (exists prefix, pin, lease, used), are being read
+        /// (prefetch) or were present (remove, unpin); generation after a clear; state of a group
+        /// after a commit (3, 4 or 5, as of an item); 1 if the hold was in force (release);
+        /// position of the next event, never zero (events); number of keys of bases (items); else
+        /// zero.
         number: u64,
-        /// Events before these that were dropped; else zero.
+        /// Number of events that were dropped before these; else zero.
         lost: u64,
     }
 }
 
 structure! {
-    /// What became of one item.
+    /// Result of one item.
     pub struct OutcomeItem = 48 {
         /// 1 hit, 2 miss, 3 stored, 4 present already, 5 waiting, 6 refused, 7 failed; 0 is never valid.
         state: u8,
-        /// Where a hit's bytes came from: 1 memory, 2 SSD, 3 a peer; else zero.
+        /// In a hit, the source of the bytes: 1 memory, 2 SSD, 3 a peer; else zero.
         tier: u8,
-        /// Why it is a miss: 1 absent, 2 damaged, 3 unreadable, 4 gone, 5 late; else zero.
+        /// In a miss, the cause: 1 absent, 2 damaged, 3 unreadable, 4 gone, 5 late; else zero.
         cause: u8,
-        /// What to do about a failure: see the text; else zero.
+        /// In a failure, the error tag, see the text; else zero.
         error: u8,
-        /// Number of its checksums: of a hit, one a block of the object that the bytes sent lie in; else zero.
+        /// In a hit, the number of its checksums, one per block that the sent bytes touch; else
+        /// zero.
         checksum_count: u32,
         /// XXH3-128 of the whole key, never zero.
         key_hash: Checksum,
-        /// Bytes that a hit sent; else zero.
+        /// In a hit, the number of bytes sent; else zero.
         length: u64,
         /// Length of its text in bytes; zero unless it failed.
         text_bytes: u32,
-        /// The kernel's errno of a failure; zero where there is none.
+        /// The kernel's errno of a failure; zero if none.
         errno: i32,
-        /// Of a hit, how many objects were put with it, itself among them, if they are visible by themselves or `base` is said; 0 if that
-        /// is not said.
+        /// In a hit, the number of objects that were put together, this one included, if they form
+        /// a base group or `base` is set; else 0, which means unknown.
         members: u32,
-        /// Of a hit that is attached, 1 more than the number of the key behind the checksums that it is attached to: the same of all items
-        /// that were put together, and of no others, in the order of their first ones; 0 if that is not said.
+        /// In a hit on an attached object, 1 plus the index of its base among the keys of bases; 0
+        /// if unknown. Items that were put together, and only those, share an index; indices are in
+        /// the order of first use.
         base: u32,
     }
 }
 
 structure! {
-    /// What a flush did, counted since the last one that said.
+    /// Result of a flush, counted since the last flush that reported.
     pub struct Flushed = 32 {
         /// Objects made durable.
         pub durable_objects: u64,
@@ -91,14 +97,14 @@ structure! {
         pub durable_bytes: u64,
         /// Objects whose put was refused.
         pub refused_objects: u64,
-        /// Objects that were acked and could not be made durable.
+        /// Objects that were acknowledged and could not be made durable.
         pub lost_objects: u64,
     }
 }
 
 const WHAT: &str = "outcome";
 
-/// Where a hit's bytes came from.
+/// Source of a hit's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum TierTag {
@@ -110,103 +116,105 @@ pub enum TierTag {
     Remote = 3,
 }
 
-/// Why an object was not got.
+/// Cause of a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CauseTag {
-    /// No entry.
+    /// The index has no entry.
     Absent = 1,
-    /// What was stored failed verification.
+    /// The stored bytes failed verification.
     Damaged = 2,
     /// The device failed the read.
     Unreadable = 3,
     /// Removed, cleared or reclaimed while it was read.
     Gone = 4,
-    /// The time was up.
+    /// The deadline passed.
     Late = 5,
 }
 
 impl TierTag {
-    /// All tiers, for tables.
+    /// All tiers.
     pub const ALL: [TierTag; 3] = [TierTag::Memory, TierTag::Ssd, TierTag::Remote];
 }
 
 impl CauseTag {
-    /// All causes, for tables.
+    /// All causes.
     pub const ALL: [CauseTag; 5] =
         [CauseTag::Absent, CauseTag::Damaged, CauseTag::Unreadable, CauseTag::Gone, CauseTag::Late];
 }
 
-/// What a commit says of its group: the states of an item.
+/// State of a group after a commit; the values are those of [`OutcomeItem`]'s `state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum GroupState {
-    /// It is visible now.
+    /// The commit made it visible.
     Stored = STATE_STORED as u64,
-    /// It was visible.
+    /// It was visible before.
     AlreadyPresent = STATE_PRESENT as u64,
     /// Objects are missing.
     Waiting = STATE_WAITING as u64,
-    /// Policy said no to it.
+    /// The admission policy refused it.
     Refused = STATE_REFUSED as u64,
 }
 
 impl GroupState {
-    /// All states, for tables.
+    /// All states.
     pub const ALL: [GroupState; 4] =
         [GroupState::Stored, GroupState::AlreadyPresent, GroupState::Waiting, GroupState::Refused];
 }
 
-/// What a hit is attached to.
+/// The base group of an attached object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// The same of all hits of an outcome that were put together, and of no others: from 0, in the order of their first ones.
+    /// Index of the base in the outcome, from 0. Hits that were put together, and only those, share
+    /// an index; indices are in the order of first use.
     pub number: u32,
-    /// An object of the base group.
+    /// A key of the base group.
     pub key: ObjectKey,
 }
 
-/// What became of one item.
+/// Result of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict<'a> {
-    /// Every byte was sent before this frame; these are the checksums they must have.
+    /// Every byte was sent before this frame; the receiver must verify the checksums.
     Hit {
-        /// Where they came from.
+        /// Source of the bytes.
         tier: TierTag,
-        /// How many they are.
+        /// Number of bytes.
         length: u64,
-        /// One for each block of the object that the bytes lie in, of those of its bytes that were sent.
+        /// One per block of the object that the sent bytes touch, over those bytes of the block
+        /// that were sent.
         checksums: List<'a, Checksum>,
-        /// How many objects were put together with it, itself among them; 0 if that is not known, or they are attached and not said to
-        /// what.
+        /// Number of objects that were put together, this one included; 0 if unknown, or if they
+        /// are attached and `base` is `None`.
         members: u32,
-        /// What they are attached to.
+        /// The base group that they are attached to.
         base: Option<Base>,
     },
-    /// Not here.
+    /// The object was not read.
     Miss(CauseTag),
-    /// A put that is stored.
+    /// The put is stored.
     Stored,
-    /// A put whose key was here already; its bytes were not asked for, or not kept.
+    /// The key of the put was present already; its bytes were not pulled, or not stored.
     AlreadyPresent,
-    /// A put that is kept and not visible yet.
+    /// The put is stored and not visible yet.
     Waiting,
-    /// A put that policy said no to.
+    /// The admission policy refused the put.
     Refused,
-    /// Neither: what went wrong.
+    /// The item failed.
     Failed(Failure<'a>),
 }
 
-/// The verdict on one item, and the key that it is about.
+/// The verdict on one item, with the hash of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item<'a> {
     /// [`crate::checksum::key_hash`] of the item's key.
     pub key_hash: Checksum,
-    /// What became of it.
+    /// Result.
     pub verdict: Verdict<'a>,
 }
 
-/// The items of an outcome, in the order of the request; a view that owns nothing.
+/// The items of an outcome, in the order of the request, borrowed from a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Items<'a> {
     items: List<'a, OutcomeItem>,
@@ -216,28 +224,29 @@ pub struct Items<'a> {
     block_bytes: u32,
 }
 
-/// What became of an operation.
+/// A decoded outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// To a get or put: one verdict an item.
+    /// Of get and put: one verdict per item.
     Items(Items<'a>),
-    /// To exists and missing: one bit an item.
+    /// Of exists and missing: one bit per item.
     Bits(Bits<'a>),
-    /// To exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch, hold, release and used.
+    /// Of exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch,
+    /// hold, release and used.
     Number(u64),
-    /// To flush.
+    /// Of flush.
     Flushed(Flushed),
-    /// To stats: a JSON object.
+    /// Of stats: a JSON object.
     Text(&'a str),
-    /// To events.
+    /// Of events.
     Events(EventsSaid<'a>),
-    /// To view: one an object.
+    /// Of view: one per object.
     Views(List<'a, ViewItem>),
-    /// It failed as a whole, and no item was touched.
+    /// The operation failed as a whole, without effect on any item.
     Failed(Failure<'a>),
 }
 
-/// One bit an item.
+/// One bit per item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bits<'a> {
     bytes: &'a [u8],
@@ -245,37 +254,37 @@ pub struct Bits<'a> {
 }
 
 impl<'a> Bits<'a> {
-    /// The first `count` bits of `bytes`, from the lowest of each byte; `None` if they are too few or too many, or if
-    /// one behind them is set.
+    /// The first `count` bits of `bytes`, from the lowest of each byte; `None` if `bytes` has
+    /// another length than `count` bits need, or if an unused bit is set.
     pub fn new(bytes: &'a [u8], count: u32) -> Option<Bits<'a>> {
-        let spare = (count as usize).next_multiple_of(8) - count as usize;
-        let ends_well = bytes.last().is_none_or(|last| last.leading_zeros() as usize >= spare);
-        (bytes.len() == count.div_ceil(8) as usize && ends_well).then_some(Bits { bytes, count })
+        let unused = (count as usize).next_multiple_of(8) - count as usize;
+        let unused_zero = bytes.last().is_none_or(|last| last.leading_zeros() as usize >= unused);
+        (bytes.len() == count.div_ceil(8) as usize && unused_zero).then_some(Bits { bytes, count })
     }
 
-    /// The bytes that hold these bits.
+    /// Encode `bits` into bytes.
     pub fn pack(bits: &[bool]) -> Vec<u8> {
         bits.chunks(8).map(|c| c.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit))).collect()
     }
 
-    /// How many there are.
+    /// Number of bits.
     pub fn len(&self) -> usize {
         self.count as usize
     }
 
-    /// Whether there is none.
+    /// Whether there are no bits.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// All, in order.
+    /// All bits, in order.
     pub fn iter(&self) -> impl Iterator<Item = bool> + use<'a> {
         let bytes = self.bytes;
         (0..self.count as usize).map(move |i| bytes[i / 8] >> (i % 8) & 1 == 1)
     }
 }
 
-/// The form of an answer to a verb; a failure may answer any.
+/// The form of an outcome of `verb`. Any verb may also have the form [`FORM_FAILED`].
 fn form_of(verb: Verb) -> u8 {
     match verb {
         Verb::Get | Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::PutInto => FORM_ITEMS,
@@ -312,13 +321,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_are_packed_from_the_lowest() {
+    fn bits_are_packed_from_lowest_bit() {
         let bits = [true, false, true, false, false, false, false, false, true];
         let bytes = Bits::pack(&bits);
         assert_eq!(bytes, [0b101, 1]);
-        assert_eq!(Bits::new(&bytes, 9).expect("as many").iter().collect::<Vec<_>>(), bits);
+        assert_eq!(Bits::new(&bytes, 9).expect("two bytes for nine bits").iter().collect::<Vec<_>>(), bits);
         assert_eq!((Bits::new(&bytes, 8), Bits::new(&bytes, 17)), (None, None));
-        assert_eq!(Bits::new(&[0b101, 2], 9), None, "a bit behind the last");
+        assert_eq!(Bits::new(&[0b101, 2], 9), None, "an unused bit is set");
         assert_eq!(Bits::new(&[], 0).map(|b| b.is_empty()), Some(true));
     }
 }

@@ -1,8 +1,9 @@
-//! Text of a peer, as it is shown.
+//! Escapes text from a peer before it is printed.
 
 use std::fmt::{self, Display, Write};
 
-/// Shows a peer's text on one line: control characters, and others that are not seen or change how others are shown, are escaped.
+/// Prints a peer's text on one line. Control characters, and characters that are invisible or
+/// change how others are displayed, are escaped.
 #[derive(Clone, Copy, Debug)]
 pub struct Printable<'a>(pub &'a str);
 
@@ -10,7 +11,7 @@ impl Display for Printable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
             match c {
-                // Seen as they are, which `escape_debug` does not leave them.
+                // Printed unchanged; `escape_debug` would escape them.
                 '\'' | '"' | '\\' => f.write_char(c)?,
                 _ => write!(f, "{}", c.escape_debug())?,
             }
@@ -24,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_a_peer_cannot_move_colour_or_break_the_line() {
+    fn control_characters_of_peer_text_are_escaped() {
         let hostile = "busy\n\r\t\0\u{1b}[2J\u{7f}\u{9b}31m\u{202e}\u{2066}\u{200b}\u{2028}\u{feff}\u{e0041}";
         let shown = Printable(hostile).to_string();
         let expected = "busy\\n\\r\\t\\0\\u{1b}[2J\\u{7f}\\u{9b}31m\\u{202e}\\u{2066}\\u{200b}\\u{2028}\\u{feff}\\u{e0041}";

@@ -1,5 +1,5 @@
-//! Pulls: which bytes of a put the server wants now. What is present already is never pulled, and what is pulled
-//! fits into the memory that the server has for it.
+//! Pulls: the server requests bytes of a put. It never requests objects that are present already,
+//! and it requests only bytes for which it has reserved memory.
 
 use super::List;
 use crate::error::FormatError;
@@ -7,15 +7,15 @@ use crate::format::structure;
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// One stretch of one item; a pull's body is one or several.
+    /// One byte range of one item; the body of a pull is one or several.
     pub struct PullItem = 24 {
-        /// The item's number in the put, from 0.
+        /// Number of the item in the put, from 0.
         pub item: u32,
         /// Zero.
         reserved: u32,
-        /// Byte of the object at which the stretch begins.
+        /// First byte of the range in the object.
         pub offset: u64,
-        /// Length of the stretch in bytes, at least 1.
+        /// Length of the range in bytes, at least 1.
         pub length: u64,
     }
 }
@@ -23,7 +23,7 @@ structure! {
 const WHAT: &str = "pull";
 
 impl PullItem {
-    /// A stretch of an item.
+    /// A byte range of an item.
     pub fn new(item: u32, offset: u64, length: u64) -> PullItem {
         PullItem { item, reserved: 0, offset, length }
     }
@@ -34,7 +34,7 @@ pub fn encode(items: &[PullItem]) -> Vec<u8> {
     bytemuck::cast_slice(items).to_vec()
 }
 
-/// Read the body of a pull. That the stretches are of the put, and inside its objects, is for the client to check.
+/// Read the body of a pull. The client must check that each range is inside an object of the put.
 pub fn decode(body: &[u8]) -> Result<List<'_, PullItem>, FormatError> {
     let count = (body.len() / PullItem::BYTES) as u32;
     let mut rest = body;

@@ -1,4 +1,5 @@
-//! What a put asks to store: groups of objects with their lengths and the checksums that their bytes must have.
+//! The items of a put: groups of objects with their lengths and the expected checksums of their
+//! bytes.
 
 use super::List;
 use crate::checksum::{Checksum, block_count};
@@ -8,42 +9,44 @@ use crate::key::{KeyCheck, ObjectKey};
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// One object to be put.
+    /// One object to put.
     pub struct PutItem = 160 {
         /// Whole key.
         pub key: ObjectKey,
         /// Length in bytes, at least 1.
         pub length: u64,
-        /// Number of the group that it is of, from 0, in order.
+        /// Number of its group in the request, from 0, in order.
         pub group: u32,
-        /// Number of its payload checksums: one a block; 0 for the server to make them of what arrives.
+        /// Number of its payload checksums: one per block; 0 if the server computes them from the
+        /// received bytes.
         pub checksum_count: u32,
-        /// 1 more than the number of the sender's region that all of its bytes lie in, where it is not to be pulled; else 0.
+        /// 1 plus the number of the sender's region that holds all of its bytes, if they are passed
+        /// by reference; else 0.
         shown: u32,
         /// Zero.
         reserved: u32,
-        /// Where in that region they begin, in bytes; else zero.
+        /// Offset of the bytes in that region, in bytes; else zero.
         at: u64,
     }
 }
 
 const WHAT: &str = "put";
 
-/// What the groups of a put go with.
+/// The kind of groups in a put, with the keys or the name that the kind requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum With<'a> {
-    /// Nothing: they are base groups.
+    /// Complete base groups.
     Nothing,
-    /// For each group an object of the base group that it is attached to.
+    /// Attached groups; for each group, a key of the base group that it is attached to.
     Bases(List<'a, ObjectKey>),
-    /// They are parts of base groups, which consist of these objects, keys of any page, on their own page.
+    /// Parts of base groups. The keys list the objects of a complete group; their page is ignored.
     Required(List<'a, ObjectKey>),
-    /// They are objects, each by itself, of the group that was begun under this name.
+    /// Single objects for the open group with this name.
     Open(u64),
 }
 
 impl<'a> With<'a> {
-    /// The keys as they lie in the frame.
+    /// The keys as in the frame.
     pub(super) fn keys(self) -> List<'a, ObjectKey> {
         match self {
             With::Nothing | With::Open(_) => List::of(&[]),
@@ -52,7 +55,7 @@ impl<'a> With<'a> {
     }
 }
 
-/// The groups of a put; a view that owns nothing.
+/// The groups of a put, borrowed from a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Puts<'a> {
     items: List<'a, PutItem>,
@@ -66,22 +69,23 @@ pub struct Puts<'a> {
 /// One object of a put, with its checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutObject<'a> {
-    /// Its number in the request: what it is pulled and answered by.
+    /// Its number in the request; pulls and the outcome refer to it by this number.
     pub number: u32,
     /// Whole key.
     pub key: ObjectKey,
     /// Length in bytes.
     pub length: u64,
-    /// The group that it is of, from 0.
+    /// Its group, from 0.
     pub group: u32,
-    /// One a block; none if the server is to make them.
+    /// One checksum per block; empty if the server computes them.
     pub checksums: List<'a, Checksum>,
-    /// The sender's region that its bytes lie in, and where in it they begin; `None` if they are to be pulled.
+    /// The sender's region that holds its bytes, and their offset in it; `None` if they must be
+    /// pulled.
     pub shown: Option<(u32, u64)>,
 }
 
 impl<'a> Puts<'a> {
-    /// The view, if all of it goes together.
+    /// Check that the items, checksums and counts are consistent.
     pub(super) fn checked(
         items: List<'a, PutItem>,
         with: With<'a>,
@@ -91,7 +95,8 @@ impl<'a> Puts<'a> {
         steady: u64,
     ) -> Result<Puts<'a>, FormatError> {
         let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));
-        // The first item's group is 0; each other's is that of the one before, or the next.
+        // The first item has group 0; each other item has the group of the item before it, or the
+        // next one.
         let mut last = None;
         let (mut sums, mut keys) = (0u64, KeyCheck::default());
         for item in items.iter() {
@@ -125,7 +130,7 @@ impl<'a> Puts<'a> {
         Ok(Puts { items, with, checksums, block_bytes, group_count, steady })
     }
 
-    /// What the groups go with.
+    /// The kind of the groups.
     pub fn with(&self) -> With<'a> {
         self.with
     }
@@ -140,7 +145,7 @@ impl<'a> Puts<'a> {
         self.group_count
     }
 
-    /// An object of the base group that a group is attached to.
+    /// A key of the base group that `group` is attached to; `None` if it is not attached.
     pub fn base(&self, group: u32) -> Option<ObjectKey> {
         match self.with {
             With::Bases(bases) => bases.get(group as usize),
@@ -148,7 +153,7 @@ impl<'a> Puts<'a> {
         }
     }
 
-    /// What the groups consist of that these are parts of, as keys of any page; `None` if they are whole.
+    /// The objects of a complete group, as keys of any page, if the groups are parts; else `None`.
     pub fn required(&self) -> Option<List<'a, ObjectKey>> {
         match self.with {
             With::Required(required) => Some(required),
@@ -156,7 +161,7 @@ impl<'a> Puts<'a> {
         }
     }
 
-    /// The name of the open group that the objects are put into, if they are.
+    /// The name of the open group that the objects are put into, if any.
     pub fn open(&self) -> Option<u64> {
         match self.with {
             With::Open(name) => Some(name),
@@ -164,12 +169,13 @@ impl<'a> Puts<'a> {
         }
     }
 
-    /// The number under which the sender says that what it shows without checksums is as it was, if it does.
+    /// Reserved: by this number clients of earlier builds said that what they show without checksums is
+    /// as it was. A server pulls it.
     pub fn steady(&self) -> Option<u64> {
         (self.steady != 0).then_some(self.steady)
     }
 
-    /// The items as they lie in the frame.
+    /// The items as in the frame.
     pub fn items(&self) -> List<'a, PutItem> {
         self.items
     }
@@ -192,7 +198,7 @@ impl<'a> Puts<'a> {
     }
 }
 
-/// A put that is being put together.
+/// Builder of a put.
 #[derive(Clone, Debug, Default)]
 pub struct PutDraft {
     items: Vec<PutItem>,
@@ -211,28 +217,30 @@ impl PutDraft {
         PutDraft { block_bytes, ..PutDraft::default() }
     }
 
-    /// An empty put of parts of groups, which consist of the objects `required`, keys of any page.
+    /// An empty put of parts of groups. A complete group has the objects `required`, which are keys
+    /// of any page.
     pub fn of_parts(block_bytes: u32, required: &[ObjectKey]) -> PutDraft {
         PutDraft { required: required.to_vec(), ..PutDraft::new(block_bytes) }
     }
 
-    /// An empty put into the group that was begun under this name: each object is a group of its own here.
+    /// An empty put into the open group `name`; each object is a group of its own in the request.
     pub fn into_open(block_bytes: u32, name: u64) -> PutDraft {
         PutDraft { open: Some(name), ..PutDraft::new(block_bytes) }
     }
 
-    /// Room for so many objects more.
+    /// Reserve memory for `objects` more objects.
     pub fn reserve(&mut self, objects: usize) {
         self.items.reserve(objects);
     }
 
-    /// Begin a group; `base` is an object of the group that it is attached to. A put has groups of one kind.
+    /// Begin a group; `base` is a key of the base group that it is attached to. All groups of a put
+    /// have one kind.
     pub fn group(&mut self, base: Option<ObjectKey>) {
         self.groups += 1;
         self.bases.extend(base);
     }
 
-    /// Add an object to the last group begun; no checksums for the server to make them.
+    /// Add an object to the last group begun. With empty `checksums`, the server computes them.
     pub fn object(&mut self, key: ObjectKey, length: u64, checksums: &[Checksum]) {
         let group = self.groups.saturating_sub(1);
         let checksum_count = checksums.len() as u32;
@@ -240,24 +248,26 @@ impl PutDraft {
         self.checksums.extend_from_slice(checksums);
     }
 
-    /// The last object's bytes lie in a region of this side from `at` on, and need not be pulled.
+    /// Pass the last object by reference: its bytes begin at offset `at` of `region` of this side.
     pub fn shown(&mut self, region: u32, at: u64) {
         if let Some(item) = self.items.last_mut() {
             (item.shown, item.at) = (region.saturating_add(1), at);
         }
     }
 
-    /// What is shown without checksums is as it was as long as the sender says so under this number. Not into an open group.
+    /// Reserved: the number that [`Puts::steady`] reads. Not into an open group.
     pub fn steady(&mut self, number: u64) {
         self.steady = number;
     }
 
-    /// Whether it says where bytes lie: only on one connection that means something.
+    /// Whether any object is passed by reference. Such a put is valid only on the connection that
+    /// shares the regions.
     pub fn shows(&self) -> bool {
         self.items.iter().any(|item| item.shown != 0)
     }
 
-    /// The put so far. An error names what does not go together: a group without objects, a checksum too many.
+    /// The put so far. An error names the inconsistent field, for example if a group has no objects
+    /// or an object has too many checksums.
     pub fn puts(&self) -> Result<Puts<'_>, FormatError> {
         if !self.bases.is_empty() && self.bases.len() != self.groups as usize {
             return Err(FormatError::field(WHAT, "bases", self.bases.len()));

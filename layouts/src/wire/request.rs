@@ -1,4 +1,5 @@
-//! Requests: what a client asks for. Control only: keys, lengths, ranges, checksums; the bytes of a put are pulled.
+//! Requests of a client. They have keys, lengths, ranges and checksums; the bytes of a put are
+//! pulled separately.
 
 use std::ops::Range;
 
@@ -12,56 +13,59 @@ use crate::key::{KeyCheck, ObjectKey};
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove, pin, lease, begin, prefetch, view, used), get items or
-    /// put items; then `group_count` keys of bases (attached puts alone) or `required_count` keys (parts alone); then
-    /// `checksum_count` checksums of 16 bytes.
+    /// Start of a request's body. It is followed by `item_count` keys (exists, prefix, remove, pin,
+    /// lease, begin, prefetch, view, used), get items or put items; then `group_count` keys of
+    /// bases (attached puts only) or `required_count` keys (parts only); then `checksum_count`
+    /// checksums of 16 bytes.
     pub struct RequestHead = 64 {
-        /// What is asked: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9 stats, 10
-        /// ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put into, 17 commit, 18 abort, 19
-        /// missing, 20 events, 21 prefetch, 22 view, 23 hold, 24 release, 25 used; 0 is never valid.
+        /// Verb: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8
+        /// flush, 9 stats, 10 ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put
+        /// into, 17 commit, 18 abort, 19 missing, 20 events, 21 prefetch, 22 view, 23 hold, 24
+        /// release, 25 used; 0 is never valid.
         verb: u8,
-        /// Bit 0: it is a store's that has this one for a peer: it is answered from what is here, and nothing of it goes on from here to
-        /// other stores. Other bits are zero.
+        /// Bit 0: the sender is a store that has this one as a peer. The request is then answered
+        /// from local objects and not forwarded to other stores. Other bits are zero.
         flags: u8,
         /// Zero.
         reserved: u16,
-        /// Longest that it may take, in milliseconds from when the server has read it; 0 for the server's default.
+        /// Deadline in milliseconds from when the server has read the request; 0 for the server's
+        /// default.
         deadline_ms: u32,
-        /// Number of items, at least 1 where the verb has items.
+        /// Number of items, at least 1 if the verb has items.
         item_count: u32,
         /// Number of groups of a put, at least 1 in a put; else zero.
         group_count: u32,
         /// Number of payload checksums of a put; else zero.
         checksum_count: u32,
-        /// Block size of the payload checksums in bytes; zero where there is none.
+        /// Block size of the payload checksums in bytes; zero without checksums.
         block_bytes: u32,
         /// Chain depth in pages of the first key; deeper keys follow in order.
         depth: u32,
-        /// Number of objects that the groups of a put of parts consist of, at least 1 there; else zero.
+        /// In a put of parts, the number of objects of a complete group, at least 1; else zero.
         required_count: u32,
-        /// Names the client's own request that it belongs to, for recency; 0 for one by itself.
+        /// Identifier of the client's own request, for recency; 0 if the request stands alone.
         request: u64,
-        /// Which namespace to clear; else zero.
+        /// Namespace to clear; else zero.
         namespace: NamespaceId,
         /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into, commit, abort, missing) or a hold (hold, release), of this connection; how many milliseconds (lease), how many bytes (used). At least 1 there. From where
-        /// on (events), 0 for what happens from now on. Under which the client says that what it shows without checksums is as it was (put, put attached, put parts), 0 if it does not. Else zero.
+        /// on (events), 0 for what happens from now on. Reserved, of any value (put, put attached, put parts). Else zero.
         number: u64,
     }
 }
 
 structure! {
-    /// One object to be got.
+    /// One object to get.
     pub struct GetItem = 160 {
         /// Whole key.
         pub key: ObjectKey,
-        /// First byte wanted; 0 for all.
+        /// First byte of the range; 0 for the whole object.
         from: u64,
-        /// One past the last byte wanted; 0 for all.
+        /// One past the last byte of the range; 0 for the whole object.
         to: u64,
-        /// Bytes that the destination has room for: the length of the object, or of the range.
+        /// Length of the destination in bytes, equal to the length of the object or of the range.
         length: u64,
-        /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Bit 2: the client can read them out of a file of the
-        /// store's. Other bits are zero, and bit 2 where bit 1 is set.
+        /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Bit 2: reserved, and without
+        /// effect. Other bits are zero, and bit 2 where bit 1 is set.
         flags: u32,
         /// Zero.
         reserved: u32,
@@ -74,10 +78,10 @@ const FLAG_RANGE: u32 = 1;
 const FLAG_SENT: u32 = 2;
 const FLAG_READS: u32 = 4;
 
-/// The verbs and their tags, as a type that has a list of them all.
+/// Declares the verbs with their tags, and the list of all verbs.
 macro_rules! verbs {
     ($($(#[$doc:meta])* $name:ident = $tag:literal,)*) => {
-        /// What is asked.
+        /// Verb of a request.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum Verb {
@@ -85,18 +89,18 @@ macro_rules! verbs {
         }
 
         impl Verb {
-            /// All verbs, for tables.
+            /// All verbs.
             pub const ALL: &[Verb] = &[$(Verb::$name,)*];
         }
     };
 }
 
 verbs! {
-    /// Which keys are here.
+    /// Which keys are present.
     Exists = 1,
-    /// How many keys are here before the first that is not.
+    /// Number of keys present before the first that is absent.
     ExistsPrefix = 2,
-    /// Bytes.
+    /// Read objects.
     Get = 3,
     /// Store groups.
     Put = 4,
@@ -106,77 +110,73 @@ verbs! {
     Remove = 6,
     /// Make a namespace's objects invisible.
     Clear = 7,
-    /// Make durable what was put.
+    /// Make all puts durable.
     Flush = 8,
     /// Counters.
     Stats = 9,
-    /// Nothing: whether the store answers.
+    /// Check that the store answers.
     Ping = 10,
     /// Store parts of groups.
     PutParts = 11,
-    /// Keep objects, until they are let go or the connection ends.
+    /// Pin objects until they are unpinned or the connection ends.
     Pin = 12,
-    /// Let go what was pinned.
+    /// Release a pin or a view.
     Unpin = 13,
-    /// Keep objects for some time.
+    /// Keep objects for a given time.
     Lease = 14,
-    /// Begin a group, or join it.
+    /// Open a group, or join one that is open.
     Begin = 15,
-    /// Put objects into a group that was begun.
+    /// Put objects into an open group.
     PutInto = 16,
-    /// Make such a group visible.
+    /// Make an open group visible.
     Commit = 17,
-    /// Give such a group up.
+    /// Discard an open group.
     Abort = 18,
-    /// Which objects of such a group are neither put nor here.
+    /// Which objects of an open group are neither put nor present.
     Missing = 19,
-    /// What came and went.
+    /// Events about objects that are stored and removed.
     Events = 20,
-    /// Read objects into memory that will be asked for soon.
+    /// Read objects into memory ahead of gets.
     Prefetch = 21,
-    /// Where objects lie in memory, which they keep until they are let go as a pin is.
+    /// Location of objects in memory, where they are pinned until they are unpinned.
     View = 22,
-    /// Keep nothing of what stores bring each other, until it is released.
+    /// Store no objects received from other stores until the hold is released.
     Hold = 23,
-    /// End that; whether it had lasted.
+    /// Release a hold; the reply states whether it was still in force.
     Release = 24,
-    /// What was got without asking.
+    /// Reserved: by it clients of earlier builds reported what they copied without asking.
     Used = 25,
 }
 
 impl Verb {
-    /// The verb of a tag; 0 is none.
+    /// The verb with this tag; no verb has tag 0.
     pub fn of(tag: u8) -> Option<Verb> {
         Verb::ALL.iter().copied().find(|verb| *verb as u8 == tag)
     }
 }
 
 impl GetItem {
-    /// A get of all of an object of `length` bytes, or of a range of it. A range decides the length.
+    /// A get of an object of `length` bytes, or of a range of it; with a range, `length` is
+    /// ignored.
     pub fn new(key: ObjectKey, range: Option<Range<u64>>, length: u64) -> GetItem {
         let (from, to, flags) = range.map_or((0, 0, 0), |r| (r.start, r.end, FLAG_RANGE));
         let length = if flags == 0 { length } else { to.saturating_sub(from) };
         GetItem { key, from, to, length, flags, reserved: 0 }
     }
 
-    /// The same, to be sent and not shown.
+    /// The same get, with its bytes sent instead of passed by reference.
     pub fn sent(self) -> GetItem {
         GetItem { flags: self.flags | FLAG_SENT, ..self }
     }
 
-    /// Whether its bytes are to be sent, and not shown.
+    /// Whether its bytes must be sent instead of passed by reference.
     pub fn is_sent(&self) -> bool {
         self.flags & FLAG_SENT != 0
     }
 
-    /// The same, of which the client can read the bytes out of a file of the store's.
+    /// As earlier builds asked where both had [`Feature::Files`](super::greeting::Feature::Files): it is a get like any other.
     pub fn read_by_client(self) -> GetItem {
         GetItem { flags: self.flags | FLAG_READS, ..self }
-    }
-
-    /// Whether the client can read the bytes out of a file of the store's.
-    pub fn is_read_by_client(&self) -> bool {
-        self.flags & FLAG_READS != 0
     }
 
     /// Which bytes; `None` for all.
@@ -184,23 +184,23 @@ impl GetItem {
         (self.flags & FLAG_RANGE != 0).then_some(self.from..self.to)
     }
 
-    /// Bytes that the destination has room for.
+    /// Length of the destination in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// The stretch of the object that is wanted, in bytes.
+    /// The requested bytes of the object, as a range.
     pub fn stretch(&self) -> Range<u64> {
         self.range().unwrap_or(0..self.length)
     }
 
-    /// Whether a store may be asked for it.
+    /// Check that the item is valid in a request.
     pub fn check(&self) -> Result<(), FormatError> {
         self.key.check()?;
         self.check_rest()
     }
 
-    /// The same but for its key.
+    /// As [`GetItem::check`], without the key.
     fn check_rest(&self) -> Result<(), FormatError> {
         const WHAT: &str = "get item";
         let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));
@@ -219,65 +219,69 @@ impl GetItem {
     }
 }
 
-/// How a request is to be treated.
+/// Options of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Longest that it may take, in milliseconds from when the server has read it; 0 for the server's default.
+    /// Deadline in milliseconds from when the server has read the request; 0 for the server's
+    /// default.
     pub deadline_ms: u32,
     /// Chain depth in pages of the first key.
     pub depth: u32,
-    /// Names the client's own request that it belongs to; 0 for one by itself.
+    /// Identifier of the client's own request; 0 if the request stands alone.
     pub request: u64,
-    /// It is a store's that has this one for a peer. Not without the feature `peers`.
+    /// Whether the sender is a store that has this one as a peer. Requires the feature `peers`.
     pub of_store: bool,
 }
 
-/// What a request asks for; a view that owns nothing.
+/// A decoded request, borrowed from its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask<'a> {
-    /// Which of these are here.
+    /// Which of these keys are present.
     Exists(List<'a, ObjectKey>),
-    /// How many of these are here before the first that is not.
+    /// Number of these keys present before the first that is absent.
     ExistsPrefix(List<'a, ObjectKey>),
-    /// Bytes of these.
+    /// Read these objects.
     Get(List<'a, GetItem>),
-    /// Store these; [`Puts::with`] says which of the three verbs it is.
+    /// Store these objects; [`Puts::with`] determines the verb.
     Put(Puts<'a>),
-    /// Remove these.
+    /// Remove these objects.
     Remove(List<'a, ObjectKey>),
     /// Clear this namespace.
     Clear(NamespaceId),
-    /// Make durable what was put.
+    /// Make all puts durable.
     Flush,
     /// Counters.
     Stats,
-    /// Whether the store answers.
+    /// Check that the store answers.
     Ping,
-    /// Keep these under a name that the connection has no other pin by.
+    /// Pin these objects under a name that no other pin or view of the connection has.
     Pin(u64, List<'a, ObjectKey>),
-    /// Where these lie in memory; they stay there under a name that the connection has no pin or other view by.
+    /// Locate these objects in memory and pin them there under a name that no other pin or view of
+    /// the connection has.
     View(u64, List<'a, ObjectKey>),
-    /// Let go what is pinned or looked at under this name.
+    /// Release the pin or view with this name.
     Unpin(u64),
-    /// Keep these for so many milliseconds.
+    /// Keep these objects for this many milliseconds.
     Lease(u64, List<'a, ObjectKey>),
-    /// Begin the group of these, under a name that the connection has no other group by.
+    /// Open the group of these objects, under a name that no other open group of the connection
+    /// has.
     Begin(u64, List<'a, ObjectKey>),
-    /// Make the group of this name visible.
+    /// Make the open group with this name visible.
     Commit(u64),
-    /// Give the group of this name up.
+    /// Discard the open group with this name.
     Abort(u64),
-    /// Which objects of the group of this name are neither put nor here.
+    /// Which objects of the open group with this name are neither put nor present.
     Missing(u64),
-    /// What came and went, from here on: what the last answer said, or 0 for what does from now on.
+    /// Events from this position, which is the `next` of the last reply, or 0 for new events only.
     Events(u64),
-    /// Read these into memory: they will be asked for soon.
+    /// Read these objects into memory ahead of gets.
     Prefetch(List<'a, ObjectKey>),
-    /// Keep nothing of what stores bring each other, under a name above all that the connection had for a hold.
+    /// Store no objects received from other stores, under a name above those of all earlier holds
+    /// of the connection.
     Hold(u64),
-    /// End the hold of this name; whether it had lasted until now.
+    /// Release the hold with this name; the reply states whether it was still in force.
     Release(u64),
-    /// These were got from memory that is shown, so many bytes in all.
+    /// Reserved: these were copied from memory that is shown, so many bytes in all.
     Used(u64, List<'a, ObjectKey>),
 }
 
@@ -316,7 +320,7 @@ impl Ask<'_> {
     }
 }
 
-/// The body of a request. Whoever reads it checks it; here nothing is.
+/// Encode the body of a request. Nothing is checked; [`decode`] checks.
 pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
     let mut head: RequestHead = bytemuck::Zeroable::zeroed();
     head.verb = ask.verb() as u8;
@@ -353,8 +357,8 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
     [bytemuck::bytes_of(&head), parts[0], parts[1], parts[2]].concat()
 }
 
-/// Read a request. Every key and every number in it has been checked when this is `Ok`; whether the peer may ask it
-/// is not.
+/// Read a request. `Ok` means that every key and number is valid; the caller must check that the
+/// peer is authorized.
 pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
     let have = body.len() as u64;
     let head: RequestHead =
@@ -374,7 +378,7 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
     Ok((terms, ask))
 }
 
-/// Numbers that the verb has no use for must be zero.
+/// Check that counts and numbers that the verb does not use are zero.
 fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     let (items, puts, number) = match verb {
         Verb::Put | Verb::PutAttached | Verb::PutParts => (true, true, false),
@@ -386,14 +390,15 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
             (false, false, true)
         }
     };
-    let may_be_steady = puts && verb != Verb::PutInto;
+    // Reserved there.
+    let may_be_any = puts && verb != Verb::PutInto;
     let block_ok =
         if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
     let checks = [
         ("item_count", (head.item_count > 0) == items),
         ("group_count", (head.group_count > 0) == puts && head.group_count <= head.item_count),
         ("required_count", (head.required_count > 0) == (verb == Verb::PutParts)),
-        ("number", verb == Verb::Events || (head.number > 0) == number || may_be_steady),
+        ("number", verb == Verb::Events || (head.number > 0) == number || may_be_any),
         ("checksum_count", puts || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("namespace", verb == Verb::Clear || is_zero(&head.namespace.0)),
@@ -405,7 +410,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
 }
 
 fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<Ask<'a>, FormatError> {
-    let missing = |field| move || FormatError::field(WHAT, field, "not all there");
+    let missing = |field| move || FormatError::field(WHAT, field, "beyond the end of the body");
     let keys = |rest: &mut &'a [u8], count| -> Result<List<'a, ObjectKey>, FormatError> {
         let keys = List::<ObjectKey>::take(rest, count).ok_or_else(missing("item_count"))?;
         KeyCheck::check_all(keys.iter())?;

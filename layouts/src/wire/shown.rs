@@ -1,4 +1,4 @@
-//! Bytes that are not sent but shown: where they lie in memory, or in files, that the sender handed over on the connection's socket.
+//! Bytes that are not sent but shown: where they lie in memory that the sender handed over on the connection's socket.
 //! Whoever is shown them copies them, says that it is done, and compares checksums: until then, and only until then, the
 //! sender keeps them as they are, for as long as it thinks right.
 
@@ -9,41 +9,42 @@ use crate::ids::OpId;
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// Start of the body of a frame that shows bytes: what data it stands for. Behind it come `pieces` pieces.
+    /// Start of the body of a frame that passes bytes by reference. It is followed by `pieces`
+    /// pieces.
     pub struct ShownHead = 16 {
-        /// The item's number in its request, from 0.
+        /// Number of the item in its request, from 0.
         item: u32,
         /// Number of pieces, at least 1.
         pieces: u32,
-        /// Where the first byte belongs, in bytes from the start of what was asked for.
+        /// Position of the first byte, in bytes from the start of the requested range.
         offset: u64,
     }
 }
 
 structure! {
-    /// Bytes side by side in one region, or in one file.
+    /// Bytes side by side in one region.
     pub struct ShownPiece = 24 {
-        /// Number of the region, in the order in which the sender handed them over, from 0; of a file, behind all regions.
+        /// Number of the region, in the order in which the sender handed them over, from 0.
         pub region: u32,
         /// Zero.
         reserved: u32,
-        /// Where they begin in it, in bytes.
+        /// Offset in the region or file, in bytes.
         pub at: u64,
-        /// How many there are, at least 1.
+        /// Length in bytes, at least 1.
         pub length: u64,
     }
 }
 
 structure! {
-    /// One stretch that is no longer looked at; the body is one or several.
+    /// One range that the receiver no longer reads; the body is one or several.
     pub struct TakenItem = 24 {
         /// Operation.
         op: u64,
-        /// The item's number, as it was shown.
+        /// Number of the item, as in the shown frame.
         item: u32,
         /// Zero.
         reserved: u32,
-        /// Where in the item the stretch begins, as it was shown.
+        /// Position of the range in the item, as in the shown frame.
         offset: u64,
     }
 }
@@ -51,37 +52,38 @@ structure! {
 const SHOWN: &str = "shown";
 const TAKEN: &str = "taken";
 
-/// A stretch of an item, as a link names it: operation, item, and where in the item it begins.
+/// Identifies a range of an item on a link: operation, item, and position in the item.
 pub type Stretch = (OpId, u32, u64);
 
 impl ShownPiece {
-    /// Bytes of a region.
+    /// A range of a region.
     pub fn new(region: u32, at: u64, length: u64) -> ShownPiece {
         ShownPiece { region, reserved: 0, at, length }
     }
 }
 
-/// What a frame shows.
+/// A decoded frame that passes bytes by reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown<'a> {
-    /// The item's number in its request.
+    /// Number of the item in its request.
     pub item: u32,
-    /// Where the first byte belongs, in bytes from the start of what was asked for.
+    /// Position of the first byte, in bytes from the start of the requested range.
     pub offset: u64,
-    /// Bytes of all pieces.
+    /// Total length of the pieces in bytes.
     pub length: u64,
-    /// Where they lie, in order.
+    /// Location of the bytes, in order.
     pub pieces: List<'a, ShownPiece>,
 }
 
-/// The body of a frame that shows bytes.
+/// Encode the body of a frame that passes bytes by reference.
 pub fn encode(item: u32, offset: u64, pieces: &[ShownPiece]) -> Vec<u8> {
     let count = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
     let head = ShownHead { item, pieces: count, offset };
     [bytemuck::bytes_of(&head), bytemuck::cast_slice(pieces)].concat()
 }
 
-/// Read the body of a frame that shows bytes. That the pieces lie in regions is for the reader to check.
+/// Read the body of a frame that passes bytes by reference. The receiver must check that each piece
+/// is inside a region.
 pub fn decode(body: &[u8]) -> Result<Shown<'_>, FormatError> {
     let wrong = |field, value: u64| Err(FormatError::field(SHOWN, field, value));
     let Some(head) = read::<ShownHead>(body) else { return wrong("length", body.len() as u64) };
@@ -107,14 +109,15 @@ pub fn decode(body: &[u8]) -> Result<Shown<'_>, FormatError> {
     Ok(Shown { item: head.item, offset: head.offset, length, pieces })
 }
 
-/// The body of a frame that says what is no longer looked at.
+/// Encode the body of a frame that lists ranges no longer read.
 pub fn encode_taken(stretches: &[Stretch]) -> Vec<u8> {
     let item =
         |(op, item, offset): &Stretch| TakenItem { op: op.0, item: *item, reserved: 0, offset: *offset };
     bytemuck::cast_slice(&stretches.iter().map(item).collect::<Vec<_>>()).to_vec()
 }
 
-/// Read the body of a frame that says what is no longer looked at. What was never shown is for the reader to ignore.
+/// Read the body of a frame that lists ranges no longer read. The receiver must ignore ranges that
+/// it never passed.
 pub fn decode_taken(body: &[u8]) -> Result<impl Iterator<Item = Stretch>, FormatError> {
     let count = (body.len() / TakenItem::BYTES) as u32;
     let mut rest = body;

@@ -1,4 +1,5 @@
-//! The page hash chain. Values were computed apart from this code, from the rule in `docs/names.md`.
+//! The page hash chain. Expected values were computed independently of this code, from the rule in
+//! `docs/names.md`.
 
 use pagelith_layouts::client_names::chain::{namespace_seed, page_hash, page_hashes, pair_page_hashes};
 use pagelith_layouts::ids::PrefixHash;
@@ -8,12 +9,12 @@ fn hash(hex: &str) -> PrefixHash {
 }
 
 #[test]
-fn pages_are_chained() {
+fn page_hash_depends_on_previous_pages() {
     let pages = [
         hash("cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72"),
         hash("4ebfa8a1f3c341517621838c6e1b9aa350307e3f00b3cbd1a07ef740f54396d6"),
     ];
-    // The tenth token begins a page that is not whole.
+    // The tenth token begins an incomplete page.
     assert_eq!(page_hashes(None, &[1u32, 2, 3, 4, 5, 6, 7, 8, 9], 4), pages);
     assert_eq!(
         page_hashes(None, &[1u64, 2, 3, 4, 5, 6, 7, 8], 4),
@@ -26,7 +27,7 @@ fn pages_are_chained() {
 }
 
 #[test]
-fn a_seed_separates_requests() {
+fn namespace_seed_separates_hash_chains() {
     let lora = hash("407c773a7c02b33bd4a62af6bf5fc77997c2c8067811ecf2b39e3839c3f4284b");
     assert_eq!(namespace_seed(None, None), None);
     assert_eq!(namespace_seed(Some("lora-a"), None), Some(lora));
@@ -39,20 +40,24 @@ fn a_seed_separates_requests() {
 }
 
 #[test]
-fn a_page_with_a_wide_token_is_hashed_wide() {
+fn page_with_64_bit_token_is_hashed_as_64_bit() {
     let wide = hash("66af2f218931e670270f1b4ea79f49befb670188f60c94856ed7a1743298f181");
     assert_eq!(page_hash(None, &[1u64, 1 << 32]), wide);
     assert_eq!(page_hash(None, &[1u64, u64::from(u32::MAX)]), page_hash(None, &[1u32, u32::MAX]));
 }
 
 #[test]
-fn pages_of_pairs_share_a_token() {
+fn pages_of_token_pairs_overlap_by_one_token() {
     let pages = [
         hash("ede8ef26a097f0fd889f9f39f6f5af921370630b164c4a4fa28eb716b2df9269"),
         hash("678c5307f2a02a2aaf8edbeb80ebac13663f70e14a4fc8d5d62b77e702841e4b"),
     ];
     assert_eq!(pair_page_hashes(None, &[1u32, 2, 3, 4, 5], 2), pages);
-    assert_eq!(pair_page_hashes(None, &[1u32, 2, 3, 4, 5, 6], 2), pages, "the fifth pair fills no page");
+    assert_eq!(
+        pair_page_hashes(None, &[1u32, 2, 3, 4, 5, 6], 2),
+        pages,
+        "the fifth pair does not complete a page"
+    );
     assert_eq!(pair_page_hashes(None, &[1u32, 2, 3, 4], 2), pages[..1]);
     for few in [&[][..], &[1], &[1, 2]] {
         assert_eq!(pair_page_hashes::<u32>(None, few, 2), []);

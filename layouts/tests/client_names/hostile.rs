@@ -1,4 +1,4 @@
-//! Texts that no client printed: they read as nothing, cost nothing, and have a key that is nobody else's.
+//! Texts that no client prints: they are not parsed, and map to opaque keys that no other text has.
 
 use pagelith_layouts::client_names::sglang::{HeadLayers, SglangConfig};
 use pagelith_layouts::client_names::vllm::VllmConfig;
@@ -13,7 +13,7 @@ fn kv((pp_rank, from, to): (u16, u16, u16)) -> HeadLayers {
     HeadLayers { role: Role::Target, pool: "kv".into(), pp_rank, from, to }
 }
 
-/// All three kinds of context.
+/// Configurations of all three kinds.
 fn contexts() -> [ClientNames; 3] {
     let model = || "m".to_owned();
     [
@@ -31,7 +31,7 @@ fn contexts() -> [ClientNames; 3] {
 }
 
 #[test]
-fn near_misses_read_as_nothing() {
+fn near_miss_texts_are_not_parsed() {
     let upper = H.to_uppercase();
     let sglang_texts = [
         format!("m_{H}"),
@@ -63,22 +63,22 @@ fn near_misses_read_as_nothing() {
         format!("m_{H}_0_0_K"),
         format!("m_{H}_0_0_auxiliary_swa"),
         format!("m_{H}_0_0_some_new_pool"),
-        // What a list of ranks prints as in the client, where heads are split and a pool is not.
+        // The client's text for a list of ranks, printed if heads are split but the pool is not.
         format!("m_{H}_['0_0', '1_0']_draft_k"),
-        // Other prefixes than this server's.
+        // Prefixes of other servers.
         format!("{H}_0_0_k"),
         format!("_{H}_0_0_k"),
         format!("M_{H}_0_0_k"),
         format!("m_m_{H}_0_0_k"),
         format!("m{H}_0_0_k"),
-        // Hashes that are none.
+        // Invalid hashes.
         format!("m_{upper}_0_0_k"),
         format!("m_{}_0_0_k", &H[..63]),
         format!("m_{H}0_0_0_k"),
         format!("m_{}g_0_0_k", &H[..63]),
         format!("m_{}\u{e9}_0_0_k", &H[..63]),
         format!("m_{}\u{e9}_0_0_k", &H[..62]),
-        // A draft is what the grammar calls one.
+        // Draft names outside the grammar.
         format!("m_{H}_0_0_d:k"),
         format!("d:m_{H}_0_0_k"),
         format!("m_{H}_d:0_0_k"),
@@ -101,7 +101,7 @@ fn near_misses_read_as_nothing() {
         format!("m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:d:0@{H}"),
         format!("m@cfg:0123456789ab@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{H}"),
     ];
-    // Both are read if they are spelled right, so each refusal above is that of its own edit.
+    // The unedited texts are parsed, so each refusal above is caused by its edit.
     let [_, sglang, vllm] = contexts();
     assert!(sglang.parse(NS, &format!("m_{H}_3_1_k")).is_some());
     assert!(vllm.parse(NS, &format!("m@tp_rank:1@pcp0@dcp0@pp_rank:1@group:0@{H}")).is_some());
@@ -115,9 +115,9 @@ fn near_misses_read_as_nothing() {
     }
 }
 
-/// The store's own text form is a key where keys are read, and a text where client strings are.
+/// The store's own text form is a key for the key parser, and an opaque text for the client parser.
 #[test]
-fn our_own_text_form_has_no_power() {
+fn own_text_form_is_opaque_to_clients() {
     for text in [format!("{K}kv/k/whole"), format!("{K}d:kv/k/whole"), format!("{K}opaque/data/whole")] {
         let ours: ObjectKey = text.parse().expect("a key's text");
         for names in contexts() {
@@ -129,7 +129,7 @@ fn our_own_text_form_has_no_power() {
 }
 
 #[test]
-fn any_bytes_have_a_key() {
+fn any_bytes_map_to_opaque_key() {
     let long = vec![b'_'; 10_000_000];
     let nines = format!("m_{H}_{}", "9".repeat(1_000_000));
     let hex = format!("m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{}", "0".repeat(999_999));
@@ -142,15 +142,16 @@ fn any_bytes_have_a_key() {
         keys.dedup();
         assert_eq!(keys.len(), texts.len());
     }
-    // A name that would be right but for one byte that is no UTF-8.
+    // A valid name except for one byte that is not UTF-8.
     let mut text = format!("m_{H}_3_1_k").into_bytes();
     text[0] = 0xff;
     assert_eq!(key_of(NS, &text, &contexts()[1]).pool(), "opaque");
 }
 
-/// Computed apart from this code: SHA-256 of "pagelith-opaque-key-v1", 10 as 64 bits, "client key".
+/// Computed independently of this code: SHA-256 of "pagelith-opaque-key-v1", 10 as 64 bits, "client
+/// key".
 #[test]
-fn an_opaque_key_is_stable_and_belongs_to_its_namespace() {
+fn opaque_key_is_stable_and_in_its_namespace() {
     let hash = "9c566e73f9e8a4e7047c29de7389b9ff93c115e84990217f3b3d49aa34e34614";
     let key = opaque_key(NS, b"client key");
     assert_eq!(key.to_string(), format!("{NS}/{hash}/opaque/data/whole"));

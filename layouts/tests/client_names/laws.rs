@@ -1,5 +1,5 @@
-//! Laws for every configuration: print(parse(text)) = text, parse(print(key)) = key, and what does not parse has a
-//! key all the same.
+//! Properties for every configuration: `print(parse(text)) == text`, `parse(print(key)) == key`,
+//! and every text that does not parse has an opaque key.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ fn prefix() -> impl Strategy<Value = String> {
     select(vec!["", "m", "org/m", "a_b", "@", "tp_rank:0", "0", H, "d:"]).prop_map(Into::into)
 }
 
-/// Layers of `kv` and `swa` on each of so many stages, and of the draft's on the last.
+/// Layers of `kv` and `swa` on each of `pp_size` stages, and those of the draft on the last.
 fn head_layers(pp_size: u16) -> Vec<HeadLayers> {
     let of = |role, pool: &str, pp_rank, from, to| HeadLayers { role, pool: pool.into(), pp_rank, from, to };
     let target =
@@ -81,7 +81,8 @@ prop_compose! {
     }
 }
 
-/// Pools and components that some configuration of a client has, and a few that none has.
+/// Pools and components that some configuration of a client has, and a few that no configuration
+/// has.
 const SGLANG: [(&str, &str); 15] = [
     ("kv", "k"),
     ("kv", "v"),
@@ -107,8 +108,8 @@ const VLLM: [(&str, &str); 5] = [
     ("group_", "data"),
 ];
 
-/// A shard of sizes that a configuration has (tensor, pipeline, context, decode context; head groups), and the kind
-/// of slice chosen by `kind`. Head groups have layers of [`head_layers`].
+/// A shard with the sizes of a configuration (tensor, pipeline, context, decode context; head
+/// groups); `kind` selects the kind of slice. Head groups have layers of [`head_layers`].
 fn slices(sizes: [u16; 5], ranks: &[Index; 4], role: Role, kind: u8) -> Shard {
     let slice = |i: usize, on: bool| {
         let of = if on { sizes[i] } else { 1 };
@@ -131,7 +132,7 @@ fn slices(sizes: [u16; 5], ranks: &[Index; 4], role: Role, kind: u8) -> Shard {
     }
 }
 
-/// A key but for the sizes that its configuration has.
+/// A key without the sizes, which the configuration determines.
 #[derive(Clone, Debug)]
 struct Part {
     hash: PrefixHash,
@@ -161,8 +162,8 @@ prop_compose! {
     }
 }
 
-/// A configuration and a key that it has a name for. Too many draws that have none end the test, so it cannot pass
-/// for want of names.
+/// A configuration and a key that has a name under it. Too many draws without a name fail the test,
+/// so that it cannot pass without testing names.
 fn printable() -> impl Strategy<Value = (ClientNames, ObjectKey, String)> {
     let drawn =
         |(names, key): (ClientNames, ObjectKey)| names.print(&key).ok().map(|text| (names, key, text));
@@ -191,7 +192,8 @@ fn names() -> impl Strategy<Value = ClientNames> {
     prop_oneof![any_sglang().prop_map(super::sglang), any_vllm().prop_map(vllm)]
 }
 
-/// Everything behind a hash that any configuration here could print, and neighbours that none does.
+/// Texts after the hash that some configuration of this file prints, and similar texts that none
+/// prints.
 fn tail() -> impl Strategy<Value = String> {
     let rank = || select(vec!["", "0", "1", "3", "10", "00", "01", "x", "65536"]);
     let part = select(vec![
@@ -227,7 +229,7 @@ fn tail() -> impl Strategy<Value = String> {
     (ranks, part).prop_map(|(ranks, part)| format!("_{ranks}_{part}"))
 }
 
-/// One text, one key; the other way round too.
+/// Distinct texts have distinct keys, and distinct keys have distinct texts.
 fn both_ways(names: &ClientNames, text: &str) -> Result<Option<ObjectKey>, TestCaseError> {
     let Some(key) = names.parse(NS, text) else { return Ok(None) };
     prop_assert_ne!(key.pool(), OPAQUE_POOL);
@@ -241,13 +243,13 @@ proptest! {
     #![proptest_config(config(512))]
 
     #[test]
-    fn a_key_that_is_printed_reads_as_itself((names, key, text) in printable()) {
+    fn printed_key_parses_to_itself((names, key, text) in printable()) {
         prop_assert_eq!(names.parse(NS, &text), Some(key));
         prop_assert_eq!(key_of(NS, text.as_bytes(), &names), key);
     }
 
     #[test]
-    fn an_edited_text_is_another_key(
+    fn edited_text_is_other_key(
         (names, key, text) in printable(),
         at in any::<Index>(),
         to in prop_oneof![select(vec!['0', '1', '2', '_', 'k', 'v', 'a', '@', 'A']), any::<char>()],
@@ -262,7 +264,7 @@ proptest! {
     }
 
     #[test]
-    fn a_text_that_is_read_prints_as_itself(sglang in any_sglang(), tail in tail()) {
+    fn parsed_text_prints_as_itself(sglang in any_sglang(), tail in tail()) {
         let names = SglangNames::new(sglang).expect("a good configuration");
         let group = names.group_id(PrefixHash::from_hex(H).expect("a hash"));
         let text = format!("{}{tail}", group.trim_start_matches("sglang-hicache:"));
@@ -270,7 +272,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_not_read_is_opaque(names in names(), bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn unparsed_text_is_opaque_key(names in names(), bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let key = key_of(NS, &bytes, &names);
         prop_assert_eq!(key, opaque_key(NS, &bytes));
         prop_assert_eq!((key.pool(), key.role(), key.shard()), (OPAQUE_POOL, Role::Target, Shard::Whole));
@@ -278,7 +280,7 @@ proptest! {
     }
 }
 
-/// All texts of a grid under one configuration: as many keys as texts, read or opaque.
+/// All texts of a grid under one configuration: each has a key of its own, parsed or opaque.
 fn no_two_alike(names: &ClientNames, texts: impl Iterator<Item = String>) -> usize {
     let mut keys = HashMap::new();
     let mut read = 0;
@@ -292,7 +294,7 @@ fn no_two_alike(names: &ClientNames, texts: impl Iterator<Item = String>) -> usi
 }
 
 #[test]
-fn no_two_texts_have_one_key() {
+fn distinct_texts_have_distinct_keys() {
     let ranks: Vec<String> =
         ["", "0", "1", "2", "0_0", "0_1", "1_0", "2_1", "00", "0_00", "+0"].map(Into::into).into();
     let more = ["cp0_pp0", "cp0_pp1", "tp0_cp0_pp0", "tp1_cp0_pp1", "dcp0_cp0", "dcp1_cp0", "dcp1_cp0_1"];

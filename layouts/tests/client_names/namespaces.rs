@@ -1,4 +1,4 @@
-//! A namespace's fingerprint: one for each description.
+//! Namespace fingerprints: distinct namespaces have distinct ids.
 
 use pagelith_layouts::client_names::sglang::SglangConfig;
 use pagelith_layouts::ids::NamespaceId;
@@ -21,15 +21,15 @@ fn full() -> Namespace {
     }
 }
 
-/// Computed apart from this code, from the rule in `docs/format.md`.
+/// Computed independently of this code, from the rule in `docs/format.md`.
 #[test]
-fn a_description_with_a_layer_split_is_stable() {
+fn id_of_namespace_with_layer_split_is_stable() {
     assert_eq!(full().id().to_string(), "edcdfaf0eda2838caa2cb8b37db57a50");
 }
 
 type Change = fn(&mut Namespace, &str, u32);
 
-/// Every field, changed alone.
+/// Changes of a single field, for every field.
 const CHANGES: [Change; 13] = [
     |n, text, _| n.tenant += text,
     |n, text, _| n.model += text,
@@ -47,7 +47,7 @@ const CHANGES: [Change; 13] = [
 ];
 
 #[test]
-fn two_descriptions_that_differ_in_one_field_have_different_ids() {
+fn namespaces_differing_in_one_field_have_different_ids() {
     let base = full();
     let mut seen = vec![base.id(), Namespace { layer_split: vec![], ..base.clone() }.id()];
     for change in CHANGES {
@@ -61,7 +61,7 @@ fn two_descriptions_that_differ_in_one_field_have_different_ids() {
 
 /// Two clients' configurations under which the same text would name different bytes.
 #[test]
-fn facts_tell_apart_what_keys_do_not() {
+fn namespace_facts_separate_equal_keys() {
     let id = |config| -> NamespaceId {
         Namespace { extra: sglang(config).namespace_facts(), ..Default::default() }.id()
     };
@@ -77,11 +77,13 @@ fn facts_tell_apart_what_keys_do_not() {
     for (i, a) in all.iter().enumerate() {
         assert!(!all[i + 1..].contains(a), "{i}");
     }
-    // Sizes that are in every key need no namespace: servers of 4 and 8 ranks may live in one.
+    // Sizes are in every key and need no separate namespace: servers of 4 and 8 ranks may share
+    // one.
     assert_eq!(id(SglangConfig { tp_size: 4, ..Default::default() }), id(SglangConfig::default()));
 }
 
-/// Short strings of separators, prefixes of lengths and pieces of one another: what runs together if anything does.
+/// Short strings of separators, length prefixes and parts of each other: the most likely collisions
+/// of concatenation.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just(""),
@@ -118,21 +120,21 @@ proptest! {
     #![proptest_config(config(1024))]
 
     #[test]
-    fn ids_are_equal_exactly_if_descriptions_are(a in namespace(), b in namespace()) {
+    fn namespace_ids_are_equal_only_for_equal_namespaces(a in namespace(), b in namespace()) {
         prop_assert_eq!(a.id() == b.id(), a == b);
         prop_assert_eq!(a.id(), a.clone().id());
     }
 
     #[test]
-    fn every_change_of_one_field_shows(n in namespace(), which in 0..CHANGES.len(), by in 1..u32::MAX) {
+    fn change_of_any_field_changes_namespace_id(n in namespace(), which in 0..CHANGES.len(), by in 1..u32::MAX) {
         let mut changed = n.clone();
         CHANGES[which](&mut changed, "\0", by);
         prop_assert_eq!(n.id() == changed.id(), n == changed);
     }
 
-    /// A boundary between two strings moves; what they spell together stays.
+    /// The boundary between two strings moves; their concatenation stays the same.
     #[test]
-    fn moved_boundaries_show(n in namespace(), at in any::<prop::sample::Index>()) {
+    fn moved_field_boundary_changes_namespace_id(n in namespace(), at in any::<prop::sample::Index>()) {
         let joined = format!("{}{}", n.model, n.revision);
         let mut cut = at.index(joined.len() + 1);
         while !joined.is_char_boundary(cut) {

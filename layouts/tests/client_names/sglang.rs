@@ -26,7 +26,7 @@ fn replicated(tp_size: u16, pp_size: u16) -> SglangConfig {
 }
 
 #[test]
-fn the_pools_of_a_sharded_model() {
+fn sharded_model_pools_have_client_names() {
     rows(
         sharded(8, 1),
         &[
@@ -46,12 +46,12 @@ fn the_pools_of_a_sharded_model() {
             ("_5_draft_swa_v", "d:swa/v/rank.tp5of8"),
         ],
     );
-    // One rank of one: the number stays in the text, and "rank" is not "whole".
+    // One rank of one: the text keeps the number, and `rank` differs from `whole`.
     rows(sharded(1, 1), &[("_0_k", "kv/k/rank"), ("_0_v", "kv/v/rank")]);
 }
 
 #[test]
-fn the_pools_of_a_sharded_model_in_stages() {
+fn sharded_model_pools_in_stages_have_client_names() {
     rows(
         sharded(4, 2),
         &[
@@ -68,7 +68,7 @@ fn the_pools_of_a_sharded_model_in_stages() {
 }
 
 #[test]
-fn the_pools_of_a_rank_replicated_model() {
+fn rank_replicated_model_pools_have_client_names() {
     rows(
         replicated(8, 1),
         &[
@@ -96,9 +96,9 @@ fn the_pools_of_a_rank_replicated_model() {
     );
 }
 
-/// The draft pool's own class decides, not the target's.
+/// The draft pool's own class decides its names, not the target's.
 #[test]
-fn a_draft_of_the_other_kind() {
+fn draft_class_decides_draft_names() {
     let eagle = SglangConfig { draft_rank_replicated: false, ..replicated(4, 1) };
     rows(
         eagle,
@@ -114,7 +114,7 @@ fn a_draft_of_the_other_kind() {
 }
 
 #[test]
-fn the_pools_of_deepseek_v4() {
+fn deepseek_v4_pools_have_client_names() {
     let pools = [
         "deepseek_v4_c1",
         "deepseek_v4_c1_indexer",
@@ -142,7 +142,7 @@ fn layers(role: Role, pool: &str, pp_rank: u16, from: u16, to: u16) -> HeadLayer
     HeadLayers { role, pool: pool.into(), pp_rank, from, to }
 }
 
-/// A server that shares by head groups, one of its layers' ranges for each stage.
+/// A server that shares head groups, with one range of layers per stage.
 fn split(tp_size: u16, lcm: u16, head_layers: Vec<HeadLayers>) -> SglangConfig {
     let pp_size = head_layers.iter().map(|l| l.pp_rank + 1).max().expect("a stage");
     SglangConfig { tp_lcm_size: Some(lcm), head_layers, ..sharded(tp_size, pp_size) }
@@ -157,10 +157,10 @@ fn one_stage() -> Vec<HeadLayers> {
     ]
 }
 
-/// A rank of 2 with `tp_lcm_size` 8 writes four head groups under the names that 8 ranks write, and they are the
-/// same objects: also of the server of 8, which splits nothing.
+/// A rank of 2 with `tp_lcm_size` 8 writes four head groups under the names that 8 ranks use. They
+/// are the same objects on the server of 8 ranks, which splits no heads.
 #[test]
-fn head_groups_have_one_name_and_one_key_whatever_the_server() {
+fn head_group_has_same_name_and_key_on_every_server() {
     let heads = [
         ("_0_k", "kv/k/heads0of8.layers0to32"),
         ("_7_v", "kv/v/heads7of8.layers0to32"),
@@ -171,7 +171,7 @@ fn head_groups_have_one_name_and_one_key_whatever_the_server() {
     for tp_size in [1, 2, 4, 8] {
         rows(split(tp_size, 8, one_stage()), &heads);
     }
-    // A checkpoint is a rank's, not a head group's.
+    // A state checkpoint belongs to a rank, not to a head group.
     let server = split(2, 8, one_stage());
     rows(
         server.clone(),
@@ -182,23 +182,23 @@ fn head_groups_have_one_name_and_one_key_whatever_the_server() {
     for tail in ["_8_k", "_2_temporal", "_08_k", "_0_0_k"] {
         assert_eq!(names.parse(NS, &format!("{H}{tail}")), None, "{tail}");
     }
-    // Neither a rank's object nor one of other layers or groups.
+    // Objects of ranks, other layers or other groups have no name.
     for key in ["kv/k/rank.tp0of8", "kv/k/heads0of8.layers0to31", "kv/k/heads0of4.layers0to32", "kv/k/whole"]
     {
         let key = format!("{K}{key}").parse().expect("a key's text");
         assert!(names.print(&key).is_err(), "{key}");
     }
-    // Without the number that is shared, a rank's object is a rank's.
+    // Without `tp_lcm_size`, the object belongs to a rank.
     rows(sharded(8, 1), &[("_4_k", "kv/k/rank.tp4of8")]);
-    // A pool of which nothing was said.
+    // A pool without `head_layers`.
     let names = sglang(split(2, 8, vec![layers(Role::Target, "kv", 0, 0, 32)]));
     assert_eq!(names.parse(NS, &format!("{H}_4_draft_k")), None);
 }
 
-/// The stage is in the name, its layers are in the key; a draft is on the last stage, and the same object whatever
-/// the number of stages.
+/// The name has the stage, the key has its layers. A draft is on the last stage, and is the same
+/// object for any number of stages.
 #[test]
-fn head_groups_in_stages() {
+fn head_group_key_has_layers_of_its_stage() {
     let stages = vec![
         layers(Role::Target, "kv", 0, 0, 16),
         layers(Role::Target, "kv", 1, 16, 33),
@@ -222,7 +222,7 @@ fn head_groups_in_stages() {
 }
 
 #[test]
-fn decode_context_parallel() {
+fn decode_context_ranks_have_client_names() {
     let config = SglangConfig {
         model_name: "deepseek-ai/DeepSeek-V3".into(),
         dcp_size: 4,
@@ -246,9 +246,9 @@ fn decode_context_parallel() {
     pairs(&sglang(staged), &head, &[("_dcp3_cp0_1_k", "kv/k/rank.pp1of2.dcp3of4")]);
 }
 
-/// A name that does not say its context-parallel rank is that of the rank which reads it.
+/// A name without a context-parallel rank belongs to the rank that parses it.
 #[test]
-fn context_parallel_names_are_the_readers_own() {
+fn name_without_context_rank_is_readers_own() {
     let second = |config| SglangConfig { cp_size: 2, cp_rank: 1, ..config };
     rows(
         second(sharded(4, 1)),
@@ -259,7 +259,7 @@ fn context_parallel_names_are_the_readers_own() {
 }
 
 #[test]
-fn what_stands_before_the_hash() {
+fn prefix_before_hash_is_parsed_and_printed() {
     let named = |tag: Option<&str>, model: &str| SglangConfig {
         backend_tag: tag.map(Into::into),
         model_name: model.into(),
@@ -271,7 +271,7 @@ fn what_stands_before_the_hash() {
         (None, "/data/org/m", "-data-org-m_"),
         (Some("tag"), "", "tag_"),
         (Some("tag"), "a/b_c", "tag_a-b_c_"),
-        // An empty tag is a tag: the client joins it.
+        // An empty tag differs from none: the client still joins it with an underscore.
         (Some(""), "m", "_m_"),
         (Some(""), "", "_"),
     ] {
@@ -284,7 +284,7 @@ fn what_stands_before_the_hash() {
 }
 
 #[test]
-fn the_direct_linker_packs_any_pool() {
+fn direct_linker_names_any_pool() {
     let linker = |config| SglangConfig { road: Road::DirectLinker, ..config };
     rows(
         linker(sharded(4, 2)),
@@ -303,7 +303,7 @@ fn the_direct_linker_packs_any_pool() {
         linker(SglangConfig { cp_size: 2, ..replicated(8, 1) }),
         &[("_cp1_pp0_k", "kv/packed/rank.cp1of2"), ("_cp0_pp0_indexer", "indexer/packed/rank.cp0of2")],
     );
-    // A second spelling of `k`, the pool of opaque keys, and what is no pool's name.
+    // A second spelling of `k`, the pool of opaque keys, and an invalid pool name.
     let names = sglang(linker(sharded(1, 1)));
     let long = "p".repeat(31);
     for name in ["kv", "opaque", "", "d:kv", "a b", "a/b", "\u{e9}", &long] {
@@ -313,7 +313,7 @@ fn the_direct_linker_packs_any_pool() {
 }
 
 #[test]
-fn a_configuration_that_contradicts_itself_is_refused_by_field() {
+fn inconsistent_sglang_config_is_refused_by_field() {
     let linker = Road::DirectLinker;
     let kv = |pp_rank, from, to| layers(Role::Target, "kv", pp_rank, from, to);
     let page = Some(64);

@@ -1,4 +1,4 @@
-//! vLLM's Mooncake connector, form by form.
+//! Key strings of vLLM's Mooncake connector, for every form.
 
 use pagelith_layouts::client_names::vllm::{MAPPED, StoreFormat, VllmConfig, VllmNames};
 use pagelith_layouts::namespace::Namespace;
@@ -15,7 +15,7 @@ fn llama(tp_size: u16) -> VllmConfig {
 }
 
 #[test]
-fn the_plain_form() {
+fn plain_key_strings_are_parsed_and_printed() {
     rows(
         llama(8),
         &[
@@ -34,7 +34,7 @@ fn the_plain_form() {
 }
 
 #[test]
-fn a_cache_prefix_and_the_last_component_of_the_model() {
+fn cache_prefix_and_model_basename_are_in_key_string() {
     for (prefix, model, head) in [
         ("", "m", "m"),
         ("", "/models/a/m//", "m"),
@@ -48,9 +48,9 @@ fn a_cache_prefix_and_the_last_component_of_the_model() {
     }
 }
 
-/// Ranks that hold the same bytes write one object, so a group has as many slices as it has different ones.
+/// Ranks with equal bytes write one object, so a group has as many slices as it has distinct ones.
 #[test]
-fn replicated_groups_have_fewer_slices() {
+fn replicated_group_has_fewer_tensor_slices() {
     let config = VllmConfig { group_replication: vec![8, 2, 1], ..llama(8) };
     let text = |t, g| format!("Llama-3-8B@tp_rank:{t}@pcp0@dcp0@pp_rank:0@group:{g}@{H}");
     rows(
@@ -67,7 +67,7 @@ fn replicated_groups_have_fewer_slices() {
 }
 
 #[test]
-fn the_forms_of_stored_values() {
+fn store_format_is_in_key_string() {
     let with = |store_format, group_replication| VllmConfig {
         store_format,
         group_replication,
@@ -101,20 +101,22 @@ fn the_forms_of_stored_values() {
         let config = with(format, vec![replication]);
         rows(config.clone(), &[(format!("Llama-3-8B{namespace}{}", tail(rank)), key)]);
         let plain = format!("Llama-3-8B{}", tail(0));
-        assert_eq!(vllm(config).parse(NS, &plain), None, "another form of value: {plain}");
+        assert_eq!(vllm(config).parse(NS, &plain), None, "another store format: {plain}");
     }
 }
 
-/// What is not 32 bytes is mapped, one way: the object is a group's and a rank's, and cannot be printed.
+/// A block hash that is not 32 bytes long is mapped one way: the key has the group and rank, but
+/// cannot be printed.
 #[test]
-fn block_hashes_of_other_lengths() {
+fn block_hash_of_other_length_is_mapped_one_way() {
     let names = vllm(llama(2));
     let head = "Llama-3-8B@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@";
     let key = names.parse(NS, &format!("{head}{}", "0f".repeat(16))).expect("16 bytes are a block hash");
-    // SHA-256 of "pagelith-vllm-block-hash-v1", 32 as 64 bits, and the hexadecimal text; computed apart.
+    // SHA-256 of "pagelith-vllm-block-hash-v1", 32 as 64 bits, and the hexadecimal text; computed
+    // independently.
     let mapped = "ba87132ac561c659e77857a09a9fc4bb732c5729e98fcfb37719b924fe5958f1";
     assert_eq!(key.to_string(), format!("{NS}/{mapped}/group_0/{MAPPED}/rank.tp1of2"));
-    assert!(names.print(&key).expect_err("mapped").rule.contains("one way"));
+    assert!(names.print(&key).expect_err("mapped").rule.contains("cannot be restored"));
     let mut seen = vec![key];
     for hex in ["00", "0000", &"0f".repeat(8), &"0f".repeat(17), &"0f".repeat(33), &"0f".repeat(500), mapped]
     {
@@ -122,7 +124,7 @@ fn block_hashes_of_other_lengths() {
         assert!(!seen.contains(&key), "{hex}");
         seen.push(key);
     }
-    // Read directly, 32 bytes that equal a mapped hash are another object.
+    // A block hash of 32 bytes that equals a mapped hash is another object.
     assert_eq!(seen[7].hash(), seen[0].hash());
     for hex in ["", "0", "0f0", "0F", "0g", "0f 0", "\u{e9}"] {
         assert_eq!(names.parse(NS, &format!("{head}{hex}")), None, "{hex:?}");
@@ -130,7 +132,7 @@ fn block_hashes_of_other_lengths() {
 }
 
 #[test]
-fn a_configuration_that_contradicts_itself_is_refused_by_field() {
+fn inconsistent_vllm_config_is_refused_by_field() {
     let shared = |store_tp_size| StoreFormat::SharedLbhnc { store_tp_size };
     let cases = [
         (VllmConfig { tp_size: 0, ..llama(1) }, "tp_size"),
@@ -155,9 +157,10 @@ fn a_configuration_that_contradicts_itself_is_refused_by_field() {
     }
 }
 
-/// The same key strings but for their prefix or form of value: the keys are alike, so the namespaces must differ.
+/// Key strings that differ only in prefix or store format have equal keys, so their namespaces must
+/// differ.
 #[test]
-fn facts_tell_apart_what_keys_do_not() {
+fn vllm_namespace_facts_separate_equal_keys() {
     let id = |config| Namespace { extra: vllm(config).namespace_facts(), ..Default::default() }.id();
     let replicated = |store_format| VllmConfig { store_format, group_replication: vec![4], ..llama(4) };
     let all = [

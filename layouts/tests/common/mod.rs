@@ -1,6 +1,7 @@
-//! What the format's tests build stores from. Everything is a function of its arguments: no randomness.
+//! Helpers with which the format tests build structures. Results depend only on the arguments;
+//! nothing is random.
 
-// Each test file is a program of its own and uses its part of this.
+// Each test file is a separate program and uses a part of these helpers.
 #![allow(dead_code)]
 
 use pagelith_layouts::align::align_up;
@@ -12,17 +13,17 @@ use pagelith_layouts::record::{self, GroupKind, MemberSpec, RecordFacts, RecordK
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_layouts::shard::Shard;
 
-/// The store that everything belongs to.
+/// The store of all structures.
 pub(crate) const STORE: StoreId = StoreId(*b"store for tests.");
 /// The namespace of [`key`].
 pub(crate) const NAMESPACE: NamespaceId = NamespaceId([0x11; 16]);
 
-/// A segment of [`STORE`] in one of its lives.
+/// The identity of a segment of [`STORE`] in one incarnation.
 pub(crate) fn identity(segment: u32, incarnation: u64) -> SegmentIdentity {
     SegmentIdentity { store: STORE, segment: SegmentId(segment), incarnation: Incarnation(incarnation) }
 }
 
-/// The key of a page's component, whole.
+/// The key of a component of a page, with shard `Whole`.
 pub(crate) fn key(page: u8, role: Role, pool: &str, component: &str) -> ObjectKey {
     ObjectKey::new(NAMESPACE, PrefixHash([page; 32]), role, pool, component, Shard::Whole)
         .expect("valid names")
@@ -54,7 +55,8 @@ pub(crate) fn checksums(bytes: &[u8], block_bytes: u32) -> Vec<Checksum> {
     bytes.chunks(block_bytes as usize).map(checksum).collect()
 }
 
-/// A single data record at `offset` of `identity`, with plain values elsewhere.
+/// Facts of a single data record at `offset` of `identity`, with default values for the other
+/// fields.
 pub(crate) fn facts(identity: SegmentIdentity, offset: u64) -> RecordFacts {
     RecordFacts {
         identity,
@@ -72,7 +74,7 @@ pub(crate) fn facts(identity: SegmentIdentity, offset: u64) -> RecordFacts {
     }
 }
 
-/// A record's header; `None` if the format refuses it.
+/// The encoded header of a record; `None` if it breaks a rule of the format.
 pub(crate) fn try_header(facts: &RecordFacts, objects: &[Object]) -> Option<Vec<u8>> {
     let sums: Vec<_> = objects.iter().map(|o| checksums(&o.bytes, facts.block_bytes)).collect();
     let spec =
@@ -108,7 +110,7 @@ pub(crate) fn at(structure: &Structure, field: &str) -> usize {
     found.unwrap_or_else(|| panic!("{} has no field {field}", structure.name)).offset
 }
 
-/// Overwrite `value` at `offset` and make the checksum at `checksum_at` right again: what only an enemy or a
+/// Write `value` at `offset` and recompute the checksum at `checksum_at`, as only an attacker or a
 /// defect of the writer can do.
 pub(crate) fn forge(bytes: &mut [u8], checksum_at: usize, offset: usize, value: &[u8]) {
     bytes[offset..offset + value.len()].copy_from_slice(value);

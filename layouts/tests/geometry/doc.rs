@@ -1,5 +1,6 @@
-//! `docs/geometry.md` shows what the code says. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test geometry
-//! doc::tables` writes the tables anew between the page's markers; the prose around them is written by hand.
+//! `docs/geometry.md` has tables from the code. `TEST_PAGELITH_BLESS=1 cargo test -p
+//! pagelith-layouts --test geometry doc::tables` rewrites the tables between the page's markers;
+//! the prose around them is written by hand.
 
 #![expect(clippy::disallowed_methods, reason = "a test reads the page it checks itself; nothing here ships")]
 
@@ -15,7 +16,7 @@ fn path() -> PathBuf {
 }
 
 fn page() -> String {
-    std::fs::read_to_string(path()).expect("docs/geometry.md is there")
+    std::fs::read_to_string(path()).expect("docs/geometry.md is readable")
 }
 
 #[test]
@@ -39,9 +40,9 @@ fn tables() {
     }
 }
 
-/// Every field of the description is in the page.
+/// The page names every field of a model and a placement.
 #[test]
-fn the_prose_names_every_field() {
+fn geometry_page_names_every_field() {
     let page = page();
     let mut model = presets::model("qwen3-next").expect("a preset");
     model.indexer = presets::model("deepseek-v3.2").expect("a preset").indexer;
@@ -137,7 +138,7 @@ fn sizes() -> String {
     ] {
         let model = presets::model(name).expect("a preset");
         let place = Placement::tensor_parallel(Layout::PageFirst, 0, tp);
-        for pool in Geometry::new(&model, &place).expect("goes").pools {
+        for pool in Geometry::new(&model, &place).expect("valid geometry").pools {
             let hit = match pool.hit {
                 HitPolicy::AllPages => "all".to_owned(),
                 HitPolicy::TrailingPages(n) => format!("last {n}"),
@@ -175,8 +176,11 @@ fn ranges() -> String {
             let at = |of| Placement::tensor_parallel(layout, 0, of);
             let writer = Placement { tp_lcm_size: split.then_some(8), ..at(write) };
             let cells: Vec<_> = TPS.into_iter().map(|read| cell(&model, &writer, &at(read), role)).collect();
-            let pool =
-                Geometry::new(&model, &at(1)).expect("goes").pool(role, "kv").expect("there").client_name();
+            let pool = Geometry::new(&model, &at(1))
+                .expect("valid geometry")
+                .pool(role, "kv")
+                .expect("there")
+                .client_name();
             let what = format!("{} {pool}", name.split('+').next().unwrap_or(name));
             let written = if split { format!("tp {write}, lcm 8") } else { format!("tp {write}") };
             writeln!(out, "| {what} | `{layout}` | {written} | {} |", cells.join(" | ")).expect("a string");

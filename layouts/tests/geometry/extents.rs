@@ -1,4 +1,4 @@
-//! Offsets, sizes and order against the tensor model.
+//! Offsets, sizes and order compared with the tensor model.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -6,45 +6,45 @@ use pagelith_layouts::geometry::*;
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use proptest::prelude::*;
 
-use super::random::{goes, layout, model, sizes};
-use super::{config, slow};
+use super::random::{fits, layout, model, sizes};
+use super::{config, tensor_model};
 
 proptest! {
     #![proptest_config(config(256))]
 
-    /// Pools, components, shards and sizes; then every byte of every page, one at a time.
+    /// Compares pools, components, shards and sizes, and then every byte of every page.
     #[test]
-    fn geometry_is_the_tensor_model(
+    fn geometry_equals_tensor_model(
         model in model(), sizes in sizes(), layout in layout(), pages in 1..4u64,
     ) {
         let place = sizes.place(&model, layout);
         let made = Geometry::new(&model, &place);
-        prop_assert_eq!(made.is_ok(), goes(&model, layout), "{:?}", made);
+        prop_assert_eq!(made.is_ok(), fits(&model, layout), "{:?}", made);
         let Ok(geometry) = made else { return Ok(()) };
-        let slow = slow::pools(&model, &place);
-        prop_assert_eq!(geometry.pools.len(), slow.len());
-        for (pool, expected) in geometry.pools.iter().zip(&slow) {
+        let expected = tensor_model::pools(&model, &place);
+        prop_assert_eq!(geometry.pools.len(), expected.len());
+        for (pool, expected) in geometry.pools.iter().zip(&expected) {
             same_facts(pool, expected)?;
             same_bytes(pool, expected, pages)?;
         }
     }
 }
 
-fn same_facts(pool: &Pool, slow: &slow::SlowPool) -> Result<(), TestCaseError> {
+fn same_facts(pool: &Pool, expected: &tensor_model::ModelPool) -> Result<(), TestCaseError> {
     prop_assert_eq!(
         (pool.role, &pool.name, pool.hit, pool.writes),
-        (slow.role, &slow.name, slow.hit, slow.writes)
+        (expected.role, &expected.name, expected.hit, expected.writes)
     );
     let components: Vec<_> = pool.components.iter().map(|c| (c.name.clone(), c.shard)).collect();
-    prop_assert_eq!(&components, &slow.components);
-    prop_assert_eq!(pool.buffers.len(), slow.buffers.len());
+    prop_assert_eq!(&components, &expected.components);
+    prop_assert_eq!(pool.buffers.len(), expected.buffers.len());
     let (namespace, hash) = (NamespaceId([3; 16]), PrefixHash([4; 32]));
     let mut keys = Vec::new();
     pool.keys(namespace, hash, &mut keys).expect("names fit");
     prop_assert_eq!(keys.iter().collect::<HashSet<_>>().len(), pool.components.len());
-    for (key, (name, shard)) in keys.iter().zip(&slow.components) {
-        prop_assert_eq!((key.namespace(), key.hash(), key.role()), (namespace, hash, slow.role));
-        prop_assert_eq!((key.pool(), key.component(), key.shard()), (&*slow.name, &**name, *shard));
+    for (key, (name, shard)) in keys.iter().zip(&expected.components) {
+        prop_assert_eq!((key.namespace(), key.hash(), key.role()), (namespace, hash, expected.role));
+        prop_assert_eq!((key.pool(), key.component(), key.shard()), (&*expected.name, &**name, *shard));
     }
     Ok(())
 }
@@ -52,10 +52,10 @@ fn same_facts(pool: &Pool, slow: &slow::SlowPool) -> Result<(), TestCaseError> {
 /// (buffer, offset) of each byte of each (page, component), in order.
 type Bytes = BTreeMap<(u64, usize), Vec<(usize, u64)>>;
 
-fn same_bytes(pool: &Pool, slow: &slow::SlowPool, pages: u64) -> Result<(), TestCaseError> {
+fn same_bytes(pool: &Pool, model_pool: &tensor_model::ModelPool, pages: u64) -> Result<(), TestCaseError> {
     let extents = Extents::new(pool, pages).expect("small");
     let mut expected = Bytes::new();
-    for (i, buffer) in slow.buffers.iter().enumerate() {
+    for (i, buffer) in model_pool.buffers.iter().enumerate() {
         let elements = buffer.elements(pages);
         prop_assert_eq!(extents.buffer_bytes()[i], elements.len() as u64 * buffer.bytes_each);
         for element in elements {
@@ -89,7 +89,7 @@ fn same_bytes(pool: &Pool, slow: &slow::SlowPool, pages: u64) -> Result<(), Test
         prop_assert!(outside || pool.components.is_empty());
     }
     let total: u64 = extents.buffer_bytes().iter().sum();
-    prop_assert_eq!(seen.len() as u64, total, "every byte of every buffer is some page's");
+    prop_assert_eq!(seen.len() as u64, total, "every byte of every buffer belongs to a page");
     prop_assert_eq!(found, expected);
     Ok(())
 }

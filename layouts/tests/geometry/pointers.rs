@@ -1,4 +1,4 @@
-//! The pointer arithmetic of CONTRACTS 3.3 at real sizes, with the formulas as they stand there.
+//! The pointer arithmetic of CONTRACTS 3.3 at real sizes, with the formulas of that section.
 
 use pagelith_layouts::geometry::*;
 use pagelith_layouts::key::Role;
@@ -9,7 +9,7 @@ const PAGE: u64 = 777;
 const P: u64 = 64;
 
 fn extents(model: &Model, place: &Placement, name: &str) -> (Pool, Extents) {
-    let geometry = Geometry::new(model, place).expect("goes");
+    let geometry = Geometry::new(model, place).expect("valid geometry");
     let pool = geometry.pool(Role::Target, name).expect("the pool").clone();
     let extents = Extents::new(&pool, PAGES).expect("fits");
     (pool, extents)
@@ -20,7 +20,7 @@ fn chunks(extents: &Extents, component: usize) -> Vec<(usize, u64, u64)> {
 }
 
 #[test]
-fn whole_pages_of_heads() {
+fn pages_of_heads_match_pointer_formulas() {
     let model = presets::model("llama-3-70b").expect("a preset");
     let (l, h, d, it, s, slot) = (80, 1, 128, 2, PAGES * P, PAGE * P);
     for layout in [Layout::PageFirst, Layout::PageFirstDirect, Layout::PageHead] {
@@ -33,9 +33,9 @@ fn whole_pages_of_heads() {
     }
 }
 
-/// 16 KiB chunks, as CONTRACTS 3.4 has them.
+/// Chunks of 16 KiB, as in CONTRACTS 3.4.
 #[test]
-fn layer_first_has_a_chunk_a_layer() {
+fn layer_first_page_has_one_chunk_per_layer() {
     let model = presets::model("llama-3-70b").expect("a preset");
     let (l, h, d, it, s, slot) = (80, 1, 128, 2, PAGES * P, PAGE * P);
     let (_, of_heads) = extents(&model, &Placement::tensor_parallel(Layout::LayerFirst, 5, 8), "kv");
@@ -52,7 +52,7 @@ fn layer_first_has_a_chunk_a_layer() {
 }
 
 #[test]
-fn head_groups_of_a_page() {
+fn page_head_groups_match_pointer_formulas() {
     let model = presets::model("llama-3-8b").expect("a preset");
     let (l, h, d, it, s, slot, f) = (32, 4, 128, 2, PAGES * P, PAGE * P, 4);
     let split = Placement { tp_lcm_size: Some(8), ..Placement::tensor_parallel(Layout::PageHead, 1, 2) };
@@ -72,7 +72,7 @@ fn head_groups_of_a_page() {
 }
 
 #[test]
-fn head_groups_name_the_layers_of_their_stage() {
+fn head_group_shard_has_layers_of_its_stage() {
     let model = presets::model("llama-3-8b+packed-mtp").expect("a preset");
     for layout in [Layout::PageHead, Layout::PageUnified] {
         let stage = Placement { pp: Slice { rank: 1, of: 2 }, ..Placement::tensor_parallel(layout, 1, 2) };
@@ -84,7 +84,7 @@ fn head_groups_name_the_layers_of_their_stage() {
 }
 
 #[test]
-fn decode_context_ranks_have_a_share_of_a_page() {
+fn decode_context_rank_has_share_of_page() {
     let model = presets::model("deepseek-v3").expect("a preset");
     let place =
         Placement { dcp: Slice { rank: 1, of: 2 }, ..Placement::tensor_parallel(Layout::PageFirst, 3, 4) };
@@ -94,11 +94,11 @@ fn decode_context_ranks_have_a_share_of_a_page() {
     assert_eq!(chunks(&extents, 0), [(0, logical_slot / 2 * l * c * it, l * P / 2 * c * it)]);
     assert_eq!((pool.components[0].shard.to_string(), pool.writes), ("rank.dcp1of2".to_owned(), false));
     let writer = Placement { tp: Slice { rank: 1, of: 4 }, ..place };
-    assert!(Geometry::new(&model, &writer).expect("goes").pools[0].writes);
+    assert!(Geometry::new(&model, &writer).expect("valid geometry").pools[0].writes);
 }
 
 #[test]
-fn checkpoints_have_one_slot_a_page() {
+fn state_checkpoint_has_one_slot_per_page() {
     let model = presets::model("qwen3-next").expect("a preset");
     let (pool, extents) = extents(&model, &Placement::tensor_parallel(Layout::PageFirst, 0, 4), "mamba");
     assert_eq!(extents.page_of_slot(PAGE), Ok(PAGE));
@@ -108,9 +108,9 @@ fn checkpoints_have_one_slot_a_page() {
     assert_eq!(chunks(&extents, 1), [(1, PAGE * 36 * (2048 * 3) * 2, 442_368)]);
 }
 
-/// Up to four buffers under one key; in the packed fp8 format no V.
+/// Up to four buffers under one key; the packed fp8 format has no V.
 #[test]
-fn split_rows_lie_in_buffers_of_their_own() {
+fn split_latent_rows_have_separate_buffers() {
     let model = Model {
         indexer: Some(Indexer { layers: Some(21), key_bytes: 128, scale_bytes: 4 }),
         ..presets::model("deepseek-v3").expect("a preset")
@@ -122,7 +122,7 @@ fn split_rows_lie_in_buffers_of_their_own() {
     assert_eq!(chunks(&of_parts, 0), expected);
     let names: Vec<_> = pool.buffers.iter().map(|b| b.name.as_str()).collect();
     assert_eq!(names, ["k", "v", "index_k", "index_scale"]);
-    assert!(Geometry::new(&model, &place).expect("goes").pool(Role::Target, "indexer").is_err());
+    assert!(Geometry::new(&model, &place).expect("valid geometry").pool(Role::Target, "indexer").is_err());
 
     let fp8 = presets::model("deepseek-v3.2").expect("a preset");
     let (pool, packed) = extents(&fp8, &place, "kv");
@@ -133,7 +133,7 @@ fn split_rows_lie_in_buffers_of_their_own() {
 }
 
 #[test]
-fn a_model_without_recurrent_state_has_only_convolutions() {
+fn model_without_recurrent_state_has_only_convolutions() {
     let mut model = presets::model("qwen3-next").expect("a preset");
     let linear = model.linear.as_mut().expect("linear layers");
     linear.temporal.dims = vec![0, 128, 128];
@@ -143,22 +143,23 @@ fn a_model_without_recurrent_state_has_only_convolutions() {
 }
 
 #[test]
-fn a_rank_stores_its_stage_and_the_last_one_the_draft() {
+fn last_stage_stores_draft() {
     let mut model = presets::model("llama-3-8b+llama-3-8b-eagle3").expect("a preset");
     let stage = |rank| Placement { pp: Slice { rank, of: 2 }, ..Placement::single(Layout::PageFirst) };
-    let count = |model: &Model, rank| Geometry::new(model, &stage(rank)).expect("goes").pools.len();
+    let count = |model: &Model, rank| Geometry::new(model, &stage(rank)).expect("valid geometry").pools.len();
     assert_eq!((count(&model, 0), count(&model, 1)), (1, 2));
     (model.draft, model.packed_mtp_layers) = (None, 1);
-    let bytes = |rank| Geometry::new(&model, &stage(rank)).expect("goes").pools[0].components[0].bytes;
+    let bytes =
+        |rank| Geometry::new(&model, &stage(rank)).expect("valid geometry").pools[0].components[0].bytes;
     assert_eq!((bytes(0), bytes(1)), (16 * 131_072, 17 * 131_072));
 }
 
 #[test]
-fn clients_know_a_pool_by_their_own_name() {
+fn pool_has_client_name() {
     let mut model = presets::model("deepseek-v3.2+deepseek-v3.2-mtp").expect("a preset");
     let draft = model.draft.as_mut().expect("a draft");
     draft.window = Some(Window { attention: draft.attention.clone(), tokens: 65 });
-    let geometry = Geometry::new(&model, &Placement::single(Layout::PageFirst)).expect("goes");
+    let geometry = Geometry::new(&model, &Placement::single(Layout::PageFirst)).expect("valid geometry");
     let names: Vec<_> = geometry.pools.iter().map(Pool::client_name).collect();
     assert_eq!(names, ["kv", "indexer", "draft", "draft_indexer", "draft_swa"]);
     let swa = geometry.pool(Role::Draft, "swa").expect("the pool");

@@ -1,5 +1,5 @@
-//! Random models and placements. Sizes are powers of two where something divides them, so that every model goes with
-//! every placement but for the host layout.
+//! Random models and placements. Sizes that are divided are powers of two, so that every model fits
+//! every placement, except for the host layout.
 
 use pagelith_layouts::geometry::*;
 use pagelith_layouts::key::Role;
@@ -94,7 +94,7 @@ pub fn model() -> impl Strategy<Value = Model> {
         |(tokens, attention, (indexer, linear, window, draft), mut rows, packed)| {
             let anchor = attention == Attention::Anchor;
             if anchor {
-                // Something must decide that the page exists.
+                // Some pool must decide whether the page exists.
                 for pool in &mut rows {
                     pool.hit = HitPolicy::AllPages;
                 }
@@ -137,8 +137,9 @@ pub fn sizes() -> impl Strategy<Value = Sizes> {
 }
 
 impl Sizes {
-    /// A placement of these sizes as far as the model goes with them: decode-context parallel only under MLA, a head
-    /// split only into whole heads and where some layout can hold it.
+    /// A placement with these sizes, reduced to the ones that the model allows: decode-context
+    /// parallelism only with MLA, a head split only into whole heads and in a layout that can hold
+    /// it.
     pub fn place(&self, model: &Model, layout: Layout) -> Placement {
         let latent = matches!(model.attention, Attention::Latent(_));
         let dcp = if latent && self.dcp <= self.tp { self.dcp } else { 1 };
@@ -175,8 +176,8 @@ fn fewest_heads(model: &Model) -> u32 {
     heads.min().unwrap_or(u32::MAX)
 }
 
-/// Whether CONTRACTS 3.2 and 3.5 have a buffer for every pool of the model in this layout.
-pub fn goes(model: &Model, layout: Layout) -> bool {
+/// Whether CONTRACTS 3.2 and 3.5 define a buffer for every pool of the model in this layout.
+pub fn fits(model: &Model, layout: Layout) -> bool {
     let attention = |a: &Attention| match a {
         Attention::Heads(h) if h.k_dim != h.v_dim => {
             matches!(layout, Layout::PageFirst | Layout::PageFirstDirect)
@@ -196,8 +197,8 @@ pub fn goes(model: &Model, layout: Layout) -> bool {
         && (model.linear.is_none() || matches!(layout, Layout::PageFirst | Layout::PageFirstDirect))
 }
 
-/// A layout that the model goes with; `page_first` always does.
-pub fn one_that_goes(model: &Model, choice: prop::sample::Index) -> Layout {
-    let all: Vec<Layout> = Layout::ALL.into_iter().filter(|layout| goes(model, *layout)).collect();
+/// A layout that can hold the model; `page_first` always can.
+pub fn fitting_layout(model: &Model, choice: prop::sample::Index) -> Layout {
+    let all: Vec<Layout> = Layout::ALL.into_iter().filter(|layout| fits(model, *layout)).collect();
     *choice.get(&all)
 }

@@ -1,4 +1,4 @@
-//! What is refused, and that the error names the field, the value and the rule.
+//! Refused descriptions: the error names the field, the value and the rule.
 
 use pagelith_layouts::geometry::*;
 use pagelith_layouts::key::Role;
@@ -29,7 +29,7 @@ fn with_heads(change: impl FnOnce(&mut HeadAttention)) -> Model {
 }
 
 #[test]
-fn a_model_that_contradicts_itself() {
+fn inconsistent_model_is_refused_by_field() {
     let draft = |model: &Model| Draft { attention: model.attention.clone(), indexer: None, window: None };
     let window = |attention| Some(Window { attention, tokens: 128 });
     let rows = |name: &str| RowPool {
@@ -56,11 +56,11 @@ fn a_model_that_contradicts_itself() {
         ),
         (
             Model { packed_mtp_layers: 1, draft: Some(draft(&heads())), ..heads() },
-            "packed_mtp_layers must be 0 where draft is set: draft layers are packed or in pools of their own, not both value=1",
+            "packed_mtp_layers must be 0 if draft is set: draft layers are either packed or in pools of their own value=1",
         ),
         (
             Model { attention: Attention::Anchor, ..heads() },
-            "attention of no bytes needs another pool of which every page must be there",
+            "attention has no bytes and needs another pool with hit policy AllPages",
         ),
         (
             Model { indexer: Some(Indexer { layers: Some(62), key_bytes: 128, scale_bytes: 4 }), ..latent() },
@@ -79,7 +79,7 @@ fn a_model_that_contradicts_itself() {
                 }),
                 ..heads()
             },
-            "linear.conv must not be empty where temporal has no elements",
+            "linear.conv must not be empty if temporal has no elements",
         ),
         (
             Model { draft: Some(Draft { attention: Attention::Anchor, ..draft(&heads()) }), ..heads() },
@@ -110,7 +110,7 @@ fn a_model_that_contradicts_itself() {
 }
 
 #[test]
-fn a_placement_that_the_model_does_not_go_with() {
+fn placement_that_does_not_fit_model_is_refused() {
     let tp = |rank, of| Placement::tensor_parallel(Layout::PageFirst, rank, of);
     let pp = |of| Placement { pp: Slice { rank: 0, of }, ..page_first() };
     let dcp = |tp: Placement, rank, of| Placement { dcp: Slice { rank, of }, ..tp };
@@ -142,7 +142,7 @@ fn a_placement_that_the_model_does_not_go_with() {
 }
 
 #[test]
-fn a_head_split_that_does_not_divide() {
+fn head_split_that_does_not_divide_is_refused() {
     let split = |rank, of, lcm| Placement {
         tp_lcm_size: Some(lcm),
         ..Placement::tensor_parallel(Layout::PageHead, rank, of)
@@ -159,7 +159,7 @@ fn a_head_split_that_does_not_divide() {
         (
             heads(),
             Placement { cp: Slice { rank: 0, of: 2 }, ..split(0, 4, 8) },
-            "placement.cp above 1 does not go with tp_lcm_size value=2",
+            "placement.cp must be 1 with tp_lcm_size value=2",
         ),
         (
             Model { draft: Some(few), ..with_draft },
@@ -184,7 +184,7 @@ fn a_head_split_that_does_not_divide() {
 }
 
 #[test]
-fn a_layout_and_a_pool_that_do_not_go_together() {
+fn layout_that_cannot_hold_pool_is_refused() {
     let asymmetric = with_heads(|h| h.v_dim = 64);
     let linear = presets::model("qwen3-next").expect("a preset");
     let indexed = presets::model("deepseek-v3.2").expect("a preset");
@@ -207,7 +207,7 @@ fn a_layout_and_a_pool_that_do_not_go_together() {
     ];
     for (model, layout, rule) in cases {
         let error = refusal(&model, &Placement::single(layout));
-        assert!(error.contains("placement.layout does not go with "), "{error}");
+        assert!(error.contains("placement.layout cannot hold "), "{error}");
         assert!(error.contains(rule) && error.contains(&format!("value={layout}")), "{error}");
     }
     for layout in [Layout::LayerFirst, Layout::PageFirst, Layout::PageUnified] {
@@ -217,7 +217,7 @@ fn a_layout_and_a_pool_that_do_not_go_together() {
 }
 
 #[test]
-fn all_problems_at_once() {
+fn all_problems_are_reported_together() {
     let mut model = with_heads(|h| (h.layers, h.kv_heads) = (0, 5));
     model.window = Some(Window { attention: Attention::Anchor, tokens: 0 });
     let place = Placement {
@@ -230,18 +230,18 @@ fn all_problems_at_once() {
         "window.tokens must be at least 1 value=0",
         "window.attention of a window must have bytes value=Anchor",
         "placement.pp rank must be below size value=2of2",
-        "placement.layout does not go with pool=kv",
+        "placement.layout cannot hold pool=kv",
     ] {
         assert!(error.contains(part), "{part}: {error}");
     }
-    // What divides is looked at once the slices exist.
+    // Divisibility is checked only if the slices are valid.
     let error = refusal(&model, &Placement { pp: Slice::ALL, ..place });
     assert!(error.contains("attention.kv_heads must be a multiple of the tp size 4"), "{error}");
 }
 
 #[test]
-fn a_page_that_is_not_there() {
-    let geometry = Geometry::new(&heads(), &page_first()).expect("goes");
+fn page_or_component_out_of_range_is_refused() {
+    let geometry = Geometry::new(&heads(), &page_first()).expect("valid geometry");
     let pool = &geometry.pools[0];
     let extents = Extents::new(pool, 10).expect("fits");
     for page in [10, 11, u64::MAX / 2, u64::MAX] {
@@ -261,8 +261,8 @@ fn a_page_that_is_not_there() {
 }
 
 #[test]
-fn a_list_of_another_length_than_the_component() {
-    let geometry = Geometry::new(&heads(), &page_first()).expect("goes");
+fn pointer_list_of_wrong_length_is_refused() {
+    let geometry = Geometry::new(&heads(), &page_first()).expect("valid geometry");
     let pool = &geometry.pools[0];
     assert_eq!(pool.check_lengths(1, [4_194_000, 304]), Ok(()));
     let cases = [(vec![4_194_304, 1], 4_194_305), (vec![], 0), (vec![u64::MAX, 4_194_305], u64::MAX)];
@@ -274,9 +274,10 @@ fn a_list_of_another_length_than_the_component() {
     assert!(pool.check_lengths(2, [1]).is_err());
 }
 
-/// No product wraps: what does not fit 64 bits is an error, and so is a plan of more ranges than memory holds.
+/// No product wraps: a size that does not fit 64 bits is an error, and so is a plan with more
+/// ranges than the limit.
 #[test]
-fn absurd_sizes() {
+fn sizes_beyond_64_bits_are_refused() {
     let max = u32::MAX;
     let attention = Attention::Heads(HeadAttention {
         layers: max,
@@ -305,7 +306,7 @@ fn absurd_sizes() {
     };
     assert!(refusal(&Model { rows: vec![rows], ..heads() }, &page_first()).contains("pool=x"));
 
-    let geometry = Geometry::new(&heads(), &page_first()).expect("goes");
+    let geometry = Geometry::new(&heads(), &page_first()).expect("valid geometry");
     let error = Extents::new(&geometry.pools[0], u64::MAX / 1000).expect_err("no such pool").to_string();
     assert_eq!(error, "size does not fit 64 bits pool=kv what=buffer");
 
@@ -313,11 +314,11 @@ fn absurd_sizes() {
     let at = |rank, of| Placement::tensor_parallel(Layout::PageFirst, rank, of);
     let error =
         reshard::plan(&wide, &at(0, 2), &at(0, 1), Role::Target, "kv").expect_err("too many").to_string();
-    assert_eq!(error, "too many ranges to list, at most 16777216 are pool=kv");
+    assert_eq!(error, "too many ranges, at most 16777216 are allowed pool=kv");
 }
 
 #[test]
-fn a_preset_that_is_not_there() {
+fn unknown_preset_is_refused() {
     for name in [
         "llama",
         "",

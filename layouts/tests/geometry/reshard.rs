@@ -1,4 +1,4 @@
-//! Reads across parallel layouts and host layouts against the tensor model, through real bytes.
+//! Reads across parallel layouts and host layouts, compared with the tensor model byte by byte.
 
 use std::collections::HashMap;
 
@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::config;
-use super::random::{model, one_that_goes, sizes};
-use super::slow::{SlowPool, pools};
+use super::random::{fitting_layout, model, sizes};
+use super::tensor_model::{ModelPool, pools};
 use pagelith_layouts::geometry::presets;
 
 const PAGES: u64 = 2;
@@ -19,10 +19,10 @@ const PAGES: u64 = 2;
 /// A stored page: its objects by component and shard.
 type Stored = HashMap<(String, Shard), Vec<u8>>;
 
-/// A rank's buffers, every byte the one that the model has at that place.
-fn filled(pool: &SlowPool) -> Vec<Vec<u8>> {
-    let fill = |buffer: &super::slow::SlowBuffer| {
-        let bytes = |e: super::slow::Element| (0..buffer.bytes_each).map(move |i| e.place.byte(i));
+/// A rank's buffers, filled with the bytes that the tensor model has at each place.
+fn filled(pool: &ModelPool) -> Vec<Vec<u8>> {
+    let fill = |buffer: &super::tensor_model::ModelBuffer| {
+        let bytes = |e: super::tensor_model::Element| (0..buffer.bytes_each).map(move |i| e.place.byte(i));
         buffer.elements(PAGES).into_iter().flat_map(bytes).collect()
     };
     pool.buffers.iter().map(fill).collect()
@@ -34,7 +34,8 @@ fn gather(extents: &Extents, page: u64, component: usize, buffers: &[Vec<u8>]) -
     chunks.flat_map(|c| buffers[c.buffer][c.offset as usize..(c.offset + c.len) as usize].to_vec()).collect()
 }
 
-/// What all ranks of a writer store of one page of a pool. First writer wins.
+/// The objects of one page of a pool that all ranks of a writer store. The first writer of an
+/// object wins.
 fn store(model: &Model, writer: &Placement, role: Role, name: &str, page: u64) -> Stored {
     let mut stored = Stored::new();
     for pp in 0..writer.pp.of {
@@ -50,9 +51,9 @@ fn store(model: &Model, writer: &Placement, role: Role, name: &str, page: u64) -
             if !pool.writes {
                 continue;
             }
-            let slow =
+            let expected =
                 pools(model, &rank).into_iter().find(|p| p.role == role && p.name == name).expect("the pool");
-            let (extents, buffers) = (Extents::new(pool, PAGES).expect("small"), filled(&slow));
+            let (extents, buffers) = (Extents::new(pool, PAGES).expect("small"), filled(&expected));
             for (i, component) in pool.components.iter().enumerate() {
                 let object = gather(&extents, page, i, &buffers);
                 stored.entry((component.name.clone(), component.shard)).or_insert(object);
@@ -62,7 +63,7 @@ fn store(model: &Model, writer: &Placement, role: Role, name: &str, page: u64) -
     stored
 }
 
-/// The reader's component by the plan; every byte is written once.
+/// The reader's component, assembled by the plan; checks that every byte is written once.
 fn assemble(plan: &Plan, bytes: u64, stored: &Stored) -> Vec<u8> {
     let mut out: Vec<Option<u8>> = vec![None; bytes as usize];
     for source in &plan.sources {
@@ -83,7 +84,8 @@ fn assemble(plan: &Plan, bytes: u64, stored: &Stored) -> Vec<u8> {
     out.into_iter().map(|byte| byte.expect("no gap")).collect()
 }
 
-/// Write a page at one placement, read it at another: the reader's buffers are its part of the model.
+/// Write a page at one placement, read it at another, and check the reader's buffers against the
+/// tensor model.
 fn resharded(model: &Model, writer: &Placement, reader: &Placement, page: u64, role: Role, name: &str) {
     let geometry = Geometry::new(model, reader).expect("checked");
     let pool = geometry.pool(role, name).expect("the pool");
@@ -101,8 +103,9 @@ fn resharded(model: &Model, writer: &Placement, reader: &Placement, page: u64, r
             from += c.len as usize;
         }
     }
-    let slow = pools(model, reader).into_iter().find(|p| p.role == role && p.name == name).expect("the pool");
-    for (buffer, bytes) in slow.buffers.iter().zip(&buffers) {
+    let expected =
+        pools(model, reader).into_iter().find(|p| p.role == role && p.name == name).expect("the pool");
+    for (buffer, bytes) in expected.buffers.iter().zip(&buffers) {
         for element in buffer.elements(PAGES).iter().filter(|e| e.place.page == page) {
             for i in 0..buffer.bytes_each {
                 let found = bytes[(element.offset + i) as usize];
@@ -115,18 +118,18 @@ fn resharded(model: &Model, writer: &Placement, reader: &Placement, page: u64, r
 proptest! {
     #![proptest_config(config(256))]
 
-    /// Any writer, any reader, any two host layouts: the same tensor.
+    /// For any writer, any reader and any two host layouts, the reader gets the same tensor.
     #[test]
-    fn a_page_is_the_same_tensor_wherever_it_was_written(
+    fn page_resharded_between_any_layouts_is_same_tensor(
         model in model(), write in sizes(), read in sizes(), layouts in any::<(Index, Index)>(), page in 0..PAGES,
     ) {
-        let layouts = (one_that_goes(&model, layouts.0), one_that_goes(&model, layouts.1));
+        let layouts = (fitting_layout(&model, layouts.0), fitting_layout(&model, layouts.1));
         let writer = write.place(&model, layouts.0);
         let reader = read.place(&model, layouts.1);
-        for (pool, slow) in Geometry::new(&model, &reader).expect("goes").pools.iter().zip(pools(&model, &reader)) {
-            if let Some(why) = not_shared(&model, (&writer, &reader), &slow) {
+        for (pool, expected) in Geometry::new(&model, &reader).expect("valid geometry").pools.iter().zip(pools(&model, &reader)) {
+            if let Some(reason) = not_shared(&model, (&writer, &reader), &expected) {
                 let refused = plan(&model, &writer, &reader, pool.role, &pool.name);
-                prop_assert!(matches!(refused, Err(GeometryError::NotHeld { .. })), "{}: {:?}", why, refused);
+                prop_assert!(matches!(refused, Err(GeometryError::NotHeld { .. })), "{}: {:?}", reason, refused);
             } else {
                 resharded(&model, &writer, &reader, page, pool.role, &pool.name);
             }
@@ -134,26 +137,26 @@ proptest! {
     }
 }
 
-/// Why a pool cannot be read from what the writer stored.
+/// The reason why a pool cannot be read from the writer's objects, if there is one.
 fn not_shared(
     model: &Model,
     (writer, reader): (&Placement, &Placement),
-    slow: &SlowPool,
+    expected: &ModelPool,
 ) -> Option<&'static str> {
-    let divided = slow.buffers.iter().any(|b| b.what.contains("of dcp"));
+    let divided = expected.buffers.iter().any(|b| b.what.contains("of dcp"));
     if divided && writer.dcp.of != reader.dcp.of {
         return Some("other tokens");
     }
-    if slow.buffers.iter().any(|b| b.what.contains("of rank")) && writer.tp.of != reader.tp.of {
+    if expected.buffers.iter().any(|b| b.what.contains("of rank")) && writer.tp.of != reader.tp.of {
         return Some("another rank's state");
     }
     let split = |p: &Placement| p.layout == Layout::PageFirstKvSplit;
-    let indexer = match slow.role {
+    let indexer = match expected.role {
         Role::Target => model.indexer.as_ref(),
         Role::Draft => model.draft.as_ref().and_then(|d| d.indexer.as_ref()),
     };
     let mixed = split(writer) != split(reader) && indexer.is_some();
-    let reads_indexer = slow.name == "indexer" || slow.name == "kv" && split(reader);
+    let reads_indexer = expected.name == "indexer" || expected.name == "kv" && split(reader);
     (mixed && reads_indexer).then_some("an indexer packed otherwise")
 }
 
@@ -168,9 +171,10 @@ fn small_heads() -> Model {
     }
 }
 
-/// Every writer and reader size, replicated heads included, with and without head split, target and draft.
+/// All writer and reader sizes, replicated heads included, with and without head split, target and
+/// draft.
 #[test]
-fn every_tp_size_reads_what_every_tp_size_wrote() {
+fn every_tp_size_reads_pages_of_every_tp_size() {
     let heads = small_heads();
     let latent = presets::model("deepseek-v3").expect("a preset");
     let latent = Model { page_tokens: 2, ..latent };
@@ -200,7 +204,7 @@ fn every_tp_size_reads_what_every_tp_size_wrote() {
 }
 
 #[test]
-fn a_whole_model_reads_what_stages_wrote_and_the_other_way_round() {
+fn single_stage_and_pipeline_stages_read_each_others_pages() {
     let model = small_heads();
     let of = |pp, tp| Placement { pp, ..Placement::tensor_parallel(Layout::PageFirst, tp - 1, tp) };
     for (write, read) in [(1, 4), (4, 1), (2, 2)] {
@@ -213,9 +217,9 @@ fn a_whole_model_reads_what_stages_wrote_and_the_other_way_round() {
     }
 }
 
-/// Groups of several heads, K and V in one object and apart.
+/// Groups of several heads, with K and V in one object and in separate ones.
 #[test]
-fn unified_objects_and_objects_by_head_hold_the_same_heads() {
+fn page_unified_and_page_head_read_each_others_pages() {
     let model = small_heads();
     for (lcm, read) in [(2u16, 1u16), (2, 2), (4, 1), (4, 4), (2, 16)] {
         for write in [1u16, 2] {
@@ -229,9 +233,10 @@ fn unified_objects_and_objects_by_head_hold_the_same_heads() {
     }
 }
 
-/// What docs/geometry.md says about cost: ranges to fill K at TP 1 from TP 8, and at TP 8 from TP 1.
+/// The costs that docs/geometry.md states: ranges to fill K at TP 1 from TP 8, and at TP 8 from TP
+/// 1.
 #[test]
-fn by_heads_a_reshard_is_one_range_an_object_and_otherwise_one_a_row() {
+fn reshard_has_one_range_per_object_by_heads_else_one_per_row() {
     let model = presets::model("llama-3-70b").expect("a preset");
     let (layers, tokens) = (80, 64);
     for (layout, gathered, cut) in [
@@ -255,7 +260,7 @@ fn by_heads_a_reshard_is_one_range_an_object_and_otherwise_one_a_row() {
 }
 
 #[test]
-fn a_state_of_another_tp_size_is_not_held() {
+fn state_of_other_tp_size_is_refused() {
     let model = presets::model("qwen3-next").expect("a preset");
     let at = |of| Placement::tensor_parallel(Layout::PageFirst, 0, of);
     assert!(plan(&model, &at(2), &at(2), Role::Target, "mamba").is_ok());
@@ -266,7 +271,7 @@ fn a_state_of_another_tp_size_is_not_held() {
 }
 
 #[test]
-fn decode_context_ranks_of_other_sizes_share_nothing() {
+fn other_decode_context_size_is_refused() {
     let model = presets::model("deepseek-v3").expect("a preset");
     let at = |dcp| Placement {
         dcp: Slice { rank: 0, of: dcp },
@@ -275,7 +280,7 @@ fn decode_context_ranks_of_other_sizes_share_nothing() {
     assert!(plan(&model, &at(2), &at(2), Role::Target, "kv").is_ok());
     let error = plan(&model, &at(2), &at(4), Role::Target, "kv").expect_err("other tokens").to_string();
     assert!(error.contains("found_bytes=0"), "{error}");
-    // A draft by heads has whole pages on every rank.
+    // A draft with heads has complete pages on every rank.
     let model = presets::model("deepseek-v3+llama-3-8b-eagle3").expect("a preset");
     let model = Model { page_tokens: 4, ..model };
     for rank in 0..4 {
@@ -284,9 +289,9 @@ fn decode_context_ranks_of_other_sizes_share_nothing() {
     }
 }
 
-/// Half of a component is none.
+/// A component of which the writer has only a part is refused.
 #[test]
-fn rows_without_the_index_keys_beside_them_are_not_held() {
+fn split_rows_without_index_keys_are_refused() {
     let model = presets::model("deepseek-v3.2").expect("a preset");
     let (writer, reader) = (Layout::PageFirst, Layout::PageFirstKvSplit);
     let error = plan(&model, &Placement::single(writer), &Placement::single(reader), Role::Target, "kv")

@@ -1,4 +1,4 @@
-//! Every row of CONTRACTS 3.4, to the byte.
+//! Sizes of every row of CONTRACTS 3.4, exact to the byte.
 
 use pagelith_layouts::geometry::presets::DeepSeekV4Layers;
 use pagelith_layouts::geometry::*;
@@ -6,7 +6,7 @@ use pagelith_layouts::key::Role;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// One row: components of one pool, the page on a rank, and on all ranks that store.
+/// One row: components of one pool, bytes of a page on a rank, and on all ranks that store it.
 struct Row {
     preset: &'static str,
     tp: u16,
@@ -40,17 +40,18 @@ const ROWS: [Row; 14] = [
     row(("qwen3-next", 1, "kv"), &[("k", 786_432), ("v", 786_432)], (1.5, 1.5), true),
     row(("qwen3-next", 1, "mamba"), &[("temporal", 75_497_472), ("conv_0", 1_769_472)], (73.7, 73.7), true),
     row(("qwen3-next", 4, "mamba"), &[("temporal", 18_874_368), ("conv_0", 442_368)], (18.4, 73.7), true),
-    // Not in the table; 12 layers of 8 heads of 64 in bf16.
+    // Not in the table: 12 layers of 8 heads of 64 elements in bf16.
     row(("gpt-oss-20b", 1, "swa"), &[("k", 786_432), ("v", 786_432)], (1.5, 1.5), true),
 ];
 
 fn pool(model: &Model, layout: Layout, rank: u16, of: u16, name: &str) -> Pool {
-    let geometry = Geometry::new(model, &Placement::tensor_parallel(layout, rank, of)).expect("goes");
+    let geometry =
+        Geometry::new(model, &Placement::tensor_parallel(layout, rank, of)).expect("valid geometry");
     geometry.pool(Role::Target, name).expect("the pool").clone()
 }
 
 #[test]
-fn presets_agree_with_the_clients_table() {
+fn preset_sizes_equal_client_table() {
     for row in &ROWS {
         let model = presets::model(row.preset).expect("a preset");
         let ranks: Vec<Pool> =
@@ -70,15 +71,15 @@ fn presets_agree_with_the_clients_table() {
 }
 
 #[test]
-fn remainders_of_what_is_not_aligned() {
+fn unaligned_component_sizes_have_expected_remainders() {
     let of = |name| pool(&presets::model("deepseek-v3.2").expect("a preset"), Layout::PageFirst, 0, 1, name);
     assert_eq!((of("kv").page_bytes() % 4096, of("indexer").page_bytes() % 4096), (1024, 3328));
     assert_eq!((4_497_408 / 4096, 18_874_368 / 4096, 442_368 / 4096), (1098, 4608, 108));
 }
 
-/// Half of what eight ranks store of four heads is the same as the other half.
+/// Of four heads on eight ranks, half of the stored objects equal the other half.
 #[test]
-fn replicated_heads_are_the_same_heads() {
+fn replicated_heads_are_equal_on_ranks() {
     let model = presets::model("qwen3-235b").expect("a preset");
     let at = |rank, of| Placement::tensor_parallel(Layout::PageFirst, rank, of);
     let plans = reshard::plan(&model, &at(0, 8), &at(0, 1), Role::Target, "kv").expect("a plan");
@@ -87,19 +88,20 @@ fn replicated_heads_are_the_same_heads() {
 }
 
 #[test]
-fn fp8_halves_heads() {
+fn fp8_heads_have_half_of_bf16_bytes() {
     let mut model = presets::model("llama-3-8b").expect("a preset");
     let Attention::Heads(heads) = &mut model.attention else { panic!("heads") };
     heads.dtype = Dtype::Byte;
     assert_eq!(pool(&model, Layout::PageFirst, 0, 1, "kv").components[0].bytes, 2_097_152);
 }
 
-/// The bytes a layer of DeepSeek-V4, under a logical `kv` without any.
+/// Bytes per layer of DeepSeek-V4, whose logical `kv` has none.
 #[test]
-fn compressed_pools_are_padded_a_layer() {
+fn compressed_pools_are_padded_per_layer() {
     let model = presets::deepseek_v4(DeepSeekV4Layers { window: 43, c4: 21, c128: 20 }, 128);
     for layout in [Layout::LayerFirst, Layout::PageFirst] {
-        let geometry = Geometry::new(&model, &Placement::tensor_parallel(layout, 3, 8)).expect("goes");
+        let geometry =
+            Geometry::new(&model, &Placement::tensor_parallel(layout, 3, 8)).expect("valid geometry");
         let facts: Vec<_> =
             geometry.pools.iter().map(|p| (p.name.as_str(), p.page_bytes(), p.hit, p.writes)).collect();
         let (all, last) = (HitPolicy::AllPages, HitPolicy::TrailingPages(1));
@@ -122,13 +124,14 @@ fn compressed_pools_are_padded_a_layer() {
 }
 
 #[test]
-fn every_preset_and_draft_has_a_geometry() {
+fn every_preset_with_every_draft_has_geometry() {
     for name in presets::NAMES {
         let model = presets::model(name).expect("a preset");
         assert!(Geometry::new(&model, &Placement::single(Layout::PageFirst)).is_ok(), "{name}");
         for draft in presets::DRAFTS {
             let both = presets::model(&format!("{name}+{draft}")).expect("a preset with a draft");
-            let geometry = Geometry::new(&both, &Placement::single(Layout::PageFirst)).expect("goes");
+            let geometry =
+                Geometry::new(&both, &Placement::single(Layout::PageFirst)).expect("valid geometry");
             let drafts = geometry.pools.iter().filter(|p| p.role == Role::Draft).count();
             assert_eq!(
                 drafts,

@@ -1,5 +1,5 @@
-//! The store that the golden files are of, written with today's encoder. A function of nothing: the same bytes
-//! every time.
+//! Builds the store of the golden files with the current encoder. It has no inputs: the bytes are
+//! always the same.
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint::{
@@ -16,25 +16,25 @@ use pagelith_layouts::shard::{Shard, Slice};
 
 use super::common::*;
 
-/// Length of the golden segment: everything of interest, and no room to spare.
+/// Length of the golden segment: just enough for its records.
 pub(crate) const SEGMENT_BYTES: u64 = 36 * ALIGN;
-/// The segment that the image is of, in its second life.
+/// The segment of the image, in its second incarnation.
 pub(crate) const SEGMENT: u32 = 1;
 /// The namespace's generation, once raised.
 pub(crate) const GENERATION: Generation = Generation(2);
 
-/// Where the records of incarnation 2 begin, and where the last ends.
+/// Offsets of the records of incarnation 2, and the end of the last one.
 pub(crate) const GROUP_AT: u64 = ALIGN;
 pub(crate) const OBJECT_AT: u64 = 5 * ALIGN;
 pub(crate) const TOMBSTONES_AT: u64 = 31 * ALIGN;
 pub(crate) const DATA_END: u64 = 32 * ALIGN;
-/// Where records of incarnation 1 were left behind.
+/// Offsets of leftover records of incarnation 1.
 pub(crate) const LEFT_AT: [u64; 2] = [32 * ALIGN, 34 * ALIGN];
 
 /// A golden file: its name and its bytes.
 pub(crate) type File = (&'static str, Vec<u8>);
 
-/// Every golden file as today's encoder writes it.
+/// All golden files, as written by the current encoder.
 pub(crate) fn files() -> Vec<File> {
     let manifest = manifest();
     vec![
@@ -55,7 +55,7 @@ pub(crate) fn group() -> (RecordFacts, Vec<Object>) {
     (RecordFacts { generation: GENERATION, sequence: Sequence(41), group: GroupId(41), ..facts }, objects)
 }
 
-/// An object of four blocks, moved here by reclaim.
+/// An object of four blocks that reclaim re-appended.
 pub(crate) fn object() -> (RecordFacts, Vec<Object>) {
     let facts = RecordFacts {
         generation: GENERATION,
@@ -88,7 +88,7 @@ pub(crate) fn attached() -> (RecordFacts, Vec<Object>) {
     (facts, vec![object("temporal", 5000), object("conv_0", 70)])
 }
 
-/// What a checkpoint has of the first of those: where it is, and what it is attached to.
+/// The checkpoint entries of the first of those: its location, and its link to the base group.
 pub(crate) fn attached_entries() -> [CheckpointEntry; 2] {
     let secret = superblock().fingerprint_key;
     let fingerprint = fingerprint(&secret, &attached().1[0].key, GENERATION);
@@ -116,7 +116,8 @@ pub(crate) fn tombstones() -> (RecordFacts, Vec<Object>) {
     (facts, vec![gone(Role::Target), gone(Role::Draft)])
 }
 
-/// What incarnation 1 left behind: an object and a tombstone, valid but for their incarnation.
+/// Leftover records of incarnation 1: an object and a tombstone, valid except for their
+/// incarnation.
 fn left_behind() -> [(RecordFacts, Vec<Object>); 2] {
     let earlier = |i: usize| RecordFacts {
         sequence: Sequence(11 + i as u64),
@@ -128,7 +129,7 @@ fn left_behind() -> [(RecordFacts, Vec<Object>); 2] {
     [(earlier(0), vec![object]), (RecordFacts { kind: RecordKind::Tombstones, ..earlier(1) }, vec![gone])]
 }
 
-/// What the footer says of the records.
+/// The facts of the footer.
 pub(crate) fn footer_facts() -> FooterFacts {
     FooterFacts {
         identity: identity(SEGMENT, 2),
@@ -139,7 +140,8 @@ pub(crate) fn footer_facts() -> FooterFacts {
     }
 }
 
-/// The segment sealed in its second life: head, three records, what the first life left, footer.
+/// The segment sealed in its second incarnation: header, three records, leftover records of the
+/// first one, footer.
 fn segment() -> Vec<u8> {
     let mut image = vec![0; SEGMENT_BYTES as usize];
     let mut put = |at: u64, bytes: &[u8]| image[at as usize..][..bytes.len()].copy_from_slice(bytes);
@@ -158,7 +160,7 @@ fn segment() -> Vec<u8> {
     image
 }
 
-/// What the store is.
+/// The parameters of the store.
 pub(crate) fn superblock() -> Superblock {
     Superblock {
         segment_bytes: SEGMENT_BYTES,
@@ -183,14 +185,14 @@ fn manifest() -> Manifest {
     m
 }
 
-/// The first block of a store of the next version, whole by its checksum.
+/// The first block of a store of the next format version, with a valid checksum.
 fn superblock_newer(manifest: &Manifest) -> Vec<u8> {
     let mut block = manifest.block(0).to_vec();
     forge(&mut block, 8, at(&BlockHead::STRUCTURE, "version"), &[2, 0]);
     block
 }
 
-/// What the checkpoint's head says.
+/// The facts of the checkpoint.
 pub(crate) fn checkpoint_facts() -> CheckpointFacts {
     CheckpointFacts {
         store: STORE,
@@ -231,10 +233,10 @@ pub(crate) fn checkpoint_entries() -> [CheckpointEntry; 3] {
     ]
 }
 
-/// Bytes kept of each chunk; behind them it is zero.
+/// Bytes of each chunk in the golden file; the rest of the chunk is zero.
 pub(crate) const CHUNK_KEPT: usize = 512;
 
-/// Head block and two chunks, cut to their first [`CHUNK_KEPT`] bytes.
+/// Header block and two chunks, truncated to their first [`CHUNK_KEPT`] bytes.
 fn checkpoint() -> Vec<u8> {
     let facts = checkpoint_facts();
     let mut out = checkpoint::encode_head(&facts).to_vec();
@@ -251,7 +253,7 @@ fn checkpoint() -> Vec<u8> {
     out
 }
 
-/// Keys of every form that a text can take.
+/// Keys with every form of text.
 pub(crate) fn keys() -> Vec<ObjectKey> {
     let slice = |rank, of| Slice::new(rank, of).expect("rank below of");
     let shards = [

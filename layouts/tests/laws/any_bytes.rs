@@ -1,5 +1,5 @@
-//! Whatever the bytes: no panic, no length believed that is not there. Random bytes never get past a checksum, so
-//! most cases here are sealed: random edits with the checksum made right again.
+//! Decoding of any bytes: no panic, and no length beyond the bytes is used. Random bytes never pass
+//! a checksum, so most cases are sealed: random edits with a recomputed checksum.
 
 use std::convert::Infallible;
 
@@ -19,13 +19,13 @@ use super::common::{STORE, bytes, group_of_three, identity, record};
 use super::config;
 use super::manifest::small;
 
-/// Edits of a structure: where (mostly near the front, where the fields are), and what.
+/// Edits of a structure: offset (mostly near the front, where the fields are) and value.
 fn edits() -> impl Strategy<Value = Vec<(Index, bool, u8)>> {
     let value = prop_oneof![Just(0u8), Just(1), Just(2), Just(0x7f), Just(0xff), any::<u8>()];
     prop::collection::vec((any::<Index>(), prop::bool::weighted(0.8), value), 0..6)
 }
 
-/// Apply `edits` to `fields` (or anywhere) and seal the bytes again.
+/// Apply `edits` to `fields` (or anywhere) and recompute the checksum.
 fn sealed(
     mut bytes: Vec<u8>,
     sum_at: usize,
@@ -41,7 +41,7 @@ fn sealed(
     bytes
 }
 
-/// What decodes is read out whole: no accessor may panic either.
+/// Call every accessor of a decoded value: none may panic.
 fn read_record(bytes: &[u8]) -> bool {
     let Ok(r) = Record::decode(bytes) else { return false };
     let sums: usize = r.members().map(|m| r.checksums(&m).len()).sum();
@@ -66,14 +66,14 @@ proptest! {
     }
 
     #[test]
-    fn a_sealed_record_header_never_panics(edits in edits(), cut in any::<Index>()) {
+    fn sealed_random_record_header_never_panics(edits in edits(), cut in any::<Index>()) {
         let (facts, objects) = group_of_three(4096);
         let mut b = record(&facts, &objects);
         b.truncate(4096);
         let b = sealed(b, 8, 24..192 + 3 * 160 + 48, &edits);
         read_record(&b);
         read_record(&b[..cut.index(b.len())]);
-        // Also as part of a segment that says the rest is there.
+        // Also as part of a segment long enough for the claimed lengths.
         let mut image = vec![0; ALIGN as usize];
         image.extend_from_slice(&b);
         image.resize(6 * ALIGN as usize, 7);
@@ -86,7 +86,7 @@ proptest! {
     }
 
     #[test]
-    fn a_sealed_footer_never_panics(edits in edits(), segment_blocks in 0..20u64) {
+    fn sealed_random_footer_never_panics(edits in edits(), segment_blocks in 0..20u64) {
         let (facts, objects) = group_of_three(4096);
         let image = record(&facts, &objects);
         let entries: Vec<_> = footer::entries_of(&Record::decode(&image).expect("what was written")).collect();
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn a_sealed_manifest_never_panics(block in 0..3usize, edits in edits(), both in any::<bool>()) {
+    fn sealed_random_manifest_never_panics(block in 0..3usize, edits in edits(), both in any::<bool>()) {
         let good = small().copy();
         let mut bad = good.clone();
         let range = block * 4096..(block + 1) * 4096;
@@ -117,7 +117,7 @@ proptest! {
         let copies = if both { [&bad[..], &bad[..]] } else { [&good[..], &bad[..]] };
         if let Ok((m, damage)) = manifest::decode(copies) {
             let copy = m.copy();
-            // Fewer blocks than there are bytes, if the superblock says so.
+            // The superblock may imply fewer blocks than the bytes hold.
             let holds = |c: &[u8]| c.starts_with(&copy);
             prop_assert!(holds(&good) || holds(&bad), "a manifest that neither copy holds");
             prop_assert!(copies.iter().filter(|c| !holds(c)).count() <= damage.len());
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn a_sealed_checkpoint_never_panics(edits in edits(), chunk_edits in edits()) {
+    fn sealed_random_checkpoint_never_panics(edits in edits(), chunk_edits in edits()) {
         let facts = CheckpointFacts {
             store: STORE,
             serial: 1,

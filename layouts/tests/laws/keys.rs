@@ -1,4 +1,4 @@
-//! Keys: one text, one reading.
+//! Keys: each text has one key, and each key one text.
 
 use pagelith_layouts::ids::*;
 use pagelith_layouts::key::{ObjectKey, Role};
@@ -8,7 +8,7 @@ use proptest::sample::{Index, select};
 
 use super::{config, key, shard};
 
-/// A text either is refused or prints back to itself.
+/// Check that a text is refused or prints as itself.
 fn has_one_spelling(text: &str) -> Result<(), TestCaseError> {
     if let Ok(key) = text.parse::<ObjectKey>() {
         prop_assert_eq!(key.to_string(), text);
@@ -16,7 +16,7 @@ fn has_one_spelling(text: &str) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// A key that differs in one thing only, chosen by `which`.
+/// A key that differs in one field only, selected by `which`.
 fn neighbour(key: &ObjectKey, which: u8, other: &ObjectKey) -> ObjectKey {
     let role = if key.role() == Role::Target { Role::Draft } else { Role::Target };
     let of = |n, h, r, pool: &str, component: &str, s| {
@@ -37,13 +37,13 @@ proptest! {
     #![proptest_config(config(512))]
 
     #[test]
-    fn a_key_reads_back_from_bytes_and_text(key in key()) {
+    fn random_key_round_trips_as_bytes_and_text(key in key()) {
         prop_assert_eq!(ObjectKey::decode(key.as_bytes()), Ok(key));
         prop_assert_eq!(key.to_string().parse::<ObjectKey>(), Ok(key));
     }
 
     #[test]
-    fn two_keys_never_print_alike(a in key(), b in key(), which in 0..6u8) {
+    fn distinct_keys_have_distinct_texts(a in key(), b in key(), which in 0..6u8) {
         for b in [b, neighbour(&a, which, &b)] {
             prop_assert_eq!(a == b, a.to_string() == b.to_string());
             prop_assert_eq!(a.cmp(&b), a.as_bytes().cmp(b.as_bytes()));
@@ -52,12 +52,12 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_refused_or_prints_back(text in ".{0,200}") {
+    fn any_text_is_refused_or_round_trips(text in ".{0,200}") {
         has_one_spelling(&text)?;
     }
 
     #[test]
-    fn a_key_text_with_an_edit_is_refused_or_prints_back(
+    fn edited_key_text_is_refused_or_round_trips(
         key in key(),
         at in any::<Index>(),
         what in select(vec!["", "0", "+", "a", "A", "/", ".", ":", "d:", " ", "of", "\u{e9}", "rank", ".tp0of1"]),
@@ -69,12 +69,12 @@ proptest! {
     }
 
     #[test]
-    fn a_shard_reads_back(shard in shard()) {
+    fn shard_round_trips(shard in shard()) {
         prop_assert_eq!(Shard::parse(&shard.to_string()), Some(shard));
     }
 
     #[test]
-    fn a_text_made_of_a_shards_parts_is_refused_or_prints_back(
+    fn text_of_shard_parts_is_refused_or_round_trips(
         parts in prop::collection::vec(select(vec![
             "whole", "rank", "heads", ".", "tp", "pp", "cp", "dcp", "of", "to", ".layers", "layers",
             "0", "1", "2", "00", "65535", "65536", "+1", "-", "",
@@ -87,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn any_128_bytes_are_refused_or_are_a_key_with_a_text(
+    fn any_128_bytes_are_refused_or_key_with_text(
         base in key(),
         edits in prop::collection::vec((any::<Index>(), prop_oneof![Just(0u8), Just(1), any::<u8>()]), 0..4),
     ) {
@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn hexadecimal_has_one_spelling(text in "[0-9a-fA-F]{30,34}") {
+    fn hex_text_is_refused_or_round_trips(text in "[0-9a-fA-F]{30,34}") {
         if let Some(id) = NamespaceId::from_hex(&text) {
             prop_assert_eq!(id.to_string(), text);
         }

@@ -28,7 +28,7 @@ fn empty(segment_count: u32, namespaces_max: u32) -> Manifest {
     Manifest::new(STORE, superblock)
 }
 
-/// Three blocks, with a fact in each.
+/// A manifest of three blocks, with a fact in each.
 pub(super) fn small() -> Manifest {
     let mut m = empty(3, 8);
     m.set_segment(SegmentId(2), Incarnation(3), SegmentOrder(9)).expect("a segment");
@@ -51,7 +51,7 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     prop::collection::vec(change, 1..200)
 }
 
-/// Make the change in memory; the block that it is in, none if there was no room.
+/// Apply the change in memory; returns its block, `None` if the table is full.
 fn apply(m: &mut Manifest, change: &Change) -> Option<u32> {
     match change {
         Change::Segment(at, incarnation, order) => {
@@ -71,10 +71,11 @@ fn put(copy: &mut [u8], m: &Manifest, block: u32) {
 proptest! {
     #![proptest_config(config(128))]
 
-    /// Power is cut in the middle of any change: before the first write, in it (torn), between the two, in the
-    /// second, after. What opens is what was there before or after that change, and nothing else.
+    /// Power fails during any change: before the first write, in it (torn), between the two writes,
+    /// in the second, or after it. The decoded manifest is that before or after the change, and
+    /// nothing else.
     #[test]
-    fn a_crash_in_a_change_leaves_it_made_or_not(
+    fn crash_during_manifest_change_leaves_old_or_new_state(
         sizes in (1..400u32, 1..300u32),
         changes in changes(),
         crash in 0..5u8,
@@ -95,27 +96,28 @@ proptest! {
         for (copy, _) in copies.iter_mut().zip(written).filter(|(_, written)| *written) {
             put(copy, &m, block);
         }
-        // A torn write leaves the front new and the rest old.
+        // A torn write leaves new bytes at the front and old bytes after them.
         let torn = match crash { 1 => Some(0), 3 => Some(1), _ => None };
         if let Some(torn) = torn {
             let old = before.block(block);
             copies[torn][at + tear..at + BLOCK].copy_from_slice(&old[tear..]);
         }
         let (read, damage) = decode([&copies[0], &copies[1]]).expect("one copy is whole");
-        prop_assert!(read == before || read == m, "neither before nor after");
+        prop_assert!(read == before || read == m, "neither the old nor the new manifest");
         if crash >= 3 {
-            prop_assert!(read == m, "the change was whole in one copy");
+            prop_assert!(read == m, "the change was complete in one copy");
         }
         prop_assert!(damage.iter().all(|d| d.index == block));
-        // Mended as told, the copies agree.
+        // After the reported repairs, the copies are equal.
         damage.iter().for_each(|d| put(&mut copies[d.copy], &read, d.index));
         prop_assert!(copies[0] == copies[1]);
         prop_assert_eq!(decode([&copies[0], &copies[1]]), Ok((read, vec![])));
     }
 
-    /// Each block is damaged in one copy or in none, and blocks of the other may be of an earlier age.
+    /// Each block is damaged in at most one copy, and blocks of the other copy may be older
+    /// versions.
     #[test]
-    fn one_valid_version_of_each_block_is_enough(
+    fn manifest_with_one_valid_version_of_each_block_decodes(
         sizes in (1..400u32, 1..300u32),
         changes in changes(),
         harm in prop::collection::vec((0..5u8, any::<Index>()), 8),
@@ -144,9 +146,9 @@ proptest! {
         prop_assert_eq!(damage.iter().map(|d| (d.copy, d.index)).collect::<Vec<_>>(), expected);
     }
 
-    /// Any superblock within the rules reads back; one without is refused, not believed.
+    /// Any valid superblock decodes; an invalid one is refused.
     #[test]
-    fn a_superblock_reads_back_or_is_refused(
+    fn superblock_round_trips_or_is_refused(
         store in any::<[u8; 16]>(),
         sizes in (any::<u32>(), any::<u64>(), any::<u32>(), any::<u64>()),
         counts in (0..300u32, 0..5u32, 0..300u32),
@@ -181,9 +183,10 @@ proptest! {
         prop_assert_eq!(saved.ok(), fits.then_some((StoreId(store), superblock)));
     }
 
-    /// Whatever becomes of the blocks: what is saved is what is whole, and what is written over it is read.
+    /// For any damage: salvage returns exactly the intact facts, and a manifest written over the
+    /// copies decodes.
     #[test]
-    fn what_is_saved_is_what_is_whole(
+    fn salvage_returns_exactly_intact_blocks(
         sizes in (1..400u32, 1..300u32),
         changes in changes(),
         lost in prop::collection::vec((0..4u8, any::<Index>()), 8),

@@ -1,11 +1,11 @@
-//! Namespaces and opaque keys: two descriptions share pages only if they are the same.
+//! Namespaces and opaque keys: two namespaces share pages only if they are equal.
 
 use pagelith_layouts::namespace::{LayerRange, Namespace, opaque_hash};
 use proptest::prelude::*;
 
 use super::config;
 
-/// Short texts of few letters, so that they often run together alike.
+/// Short texts of few letters, so that concatenations are often equal.
 fn text() -> impl Strategy<Value = String> {
     "[ab\u{0}]{0,3}"
 }
@@ -24,16 +24,16 @@ proptest! {
     #![proptest_config(config(1024))]
 
     #[test]
-    fn two_descriptions_are_one_namespace_only_if_they_are_equal(a in namespace(), b in namespace()) {
+    fn only_equal_namespaces_have_equal_ids(a in namespace(), b in namespace()) {
         prop_assert_eq!(a == b, a.id() == b.id());
         prop_assert_eq!(a.id(), a.clone().id());
-        // What one field loses to the next is another description.
+        // Moving a suffix from one field to the next gives another namespace.
         let moved = Namespace { model: format!("{}{}", a.model, a.revision), revision: String::new(), ..a.clone() };
         prop_assert_eq!(moved == a, moved.id() == a.id());
     }
 
     #[test]
-    fn opaque_keys_differ(a in prop::collection::vec(0..3u8, 0..4), b in prop::collection::vec(0..3u8, 0..4)) {
+    fn distinct_opaque_texts_have_distinct_hashes(a in prop::collection::vec(0..3u8, 0..4), b in prop::collection::vec(0..3u8, 0..4)) {
         prop_assert_eq!(a == b, opaque_hash(&a) == opaque_hash(&b));
     }
 }

@@ -1,4 +1,4 @@
-//! A scan finds exactly the intact records, whatever lies between them.
+//! A scan finds exactly the intact records, with any bytes between them.
 
 use std::convert::Infallible;
 
@@ -12,22 +12,22 @@ use proptest::sample::Index;
 use super::common::{Object, bytes, checksums, facts, identity, key, record};
 use super::config;
 
-/// What lies next in a segment.
+/// The next part of a segment.
 #[derive(Clone, Debug)]
 enum Item {
-    /// A whole record of objects of these lengths.
+    /// An intact record with objects of these lengths.
     Intact(Vec<usize>),
-    /// One with a bit flipped in a payload.
+    /// A record with a flipped payload bit.
     TornPayload(Vec<usize>, Index),
-    /// One with a bit flipped in its header.
+    /// A record with a flipped header bit.
     TornHeader(Vec<usize>, Index),
-    /// One of an earlier life of the segment.
+    /// A record of an earlier incarnation of the segment.
     Earlier(Vec<usize>),
-    /// One that was meant for another offset.
+    /// A record with another offset in its header.
     Misdirected(Vec<usize>),
     /// Tombstones.
     Tombstones(u8),
-    /// Blocks of noise, or that begin like a header.
+    /// Blocks of random bytes, some of which begin like a header.
     Noise(u64, usize, bool),
     /// Blocks never written.
     Nothing(usize),
@@ -65,7 +65,7 @@ fn group(offset: u64, incarnation: u64, lengths: &[usize]) -> (RecordFacts, Vec<
     (facts, record(&facts, &objects(offset, lengths)))
 }
 
-/// What a scan must find: (offset, whether its payload is whole).
+/// A record that a scan must find: (offset, whether its payload is intact).
 type Expected = Vec<(u64, bool)>;
 
 fn append(image: &mut Vec<u8>, expected: &mut Expected, item: &Item) {
@@ -111,7 +111,7 @@ proptest! {
     #![proptest_config(config(96))]
 
     #[test]
-    fn exactly_the_intact_records_are_found(items in prop::collection::vec(item(), 0..12)) {
+    fn scan_of_random_segment_finds_exactly_intact_records(items in prop::collection::vec(item(), 0..12)) {
         let mut image = vec![0; ALIGN as usize];
         let mut expected = Expected::new();
         items.iter().for_each(|item| append(&mut image, &mut expected, item));

@@ -1,4 +1,4 @@
-//! Records, heads, footers and checkpoints: decode(encode(x)) = x.
+//! Records, headers, footers and checkpoints: `decode(encode(x)) == x`.
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint::*;
@@ -22,7 +22,7 @@ fn identity() -> impl Strategy<Value = SegmentIdentity> {
     })
 }
 
-/// Facts and objects that go together, at any place of any segment.
+/// Consistent facts and objects, at any place of any segment.
 fn record_at(identity: SegmentIdentity, offset: u64) -> impl Strategy<Value = (RecordFacts, Vec<Object>)> {
     let length = prop_oneof![1..5000usize, Just(4096), Just(8192), 30_000..70_000usize];
     let objects = prop::collection::vec((key_in(Just(NAMESPACE)), length), 1..=64);
@@ -82,7 +82,7 @@ proptest! {
     #![proptest_config(config(96))]
 
     #[test]
-    fn a_record_reads_back((facts, objects) in any_record()) {
+    fn random_record_round_trips((facts, objects) in any_record()) {
         let image = record(&facts, &objects);
         let r = Record::decode(&image).expect("what was written");
         prop_assert_eq!(r.facts(), facts);
@@ -101,7 +101,7 @@ proptest! {
             let sums: Vec<_> = r.checksums(&member).collect();
             prop_assert_eq!(sums, checksums(&object.bytes, facts.block_bytes));
         }
-        // Read and written again, it is the same header.
+        // Decoding and encoding again gives the same header.
         let sums: Vec<Vec<_>> = r.members().map(|m| r.checksums(&m).collect()).collect();
         let spec = |(m, checksums): (Member, _)| MemberSpec { key: m.key, length: m.length, checksums };
         let specs: Vec<_> = r.members().zip(sums.iter().map(Vec::as_slice)).map(spec).collect();
@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn a_footer_of_any_records_reads_back(
+    fn footer_of_random_records_round_trips(
         records in identity().prop_flat_map(|id| prop::collection::vec(record_at(id, ALIGN), 0..8)),
         order in 0..u64::MAX,
         gap in 0..3u64,
@@ -139,19 +139,19 @@ proptest! {
         prop_assert_eq!(written.len() as u64, footer::footer_bytes(entries.len() as u64));
         prop_assert_eq!(footer::claimed_bytes(&written, segment_bytes), Some(written.len() as u64));
         prop_assert_eq!(footer::decode(&written, identity, segment_bytes), Ok((facts, entries)));
-        // A segment one block shorter has no room for its records.
+        // A segment one block shorter is too short for its records.
         prop_assert!(footer::decode(&written, identity, segment_bytes - ALIGN).is_err());
     }
 
     #[test]
-    fn a_segment_head_reads_back(identity in identity(), order in any::<u64>(), segment_bytes in any::<u64>()) {
+    fn random_segment_header_round_trips(identity in identity(), order in any::<u64>(), segment_bytes in any::<u64>()) {
         let block = encode_segment_head(identity, SegmentOrder(order), segment_bytes);
         let read = decode_segment_head(&block, identity.store, identity.segment);
         prop_assert_eq!(read, Ok((identity.incarnation, SegmentOrder(order), segment_bytes)));
     }
 
     #[test]
-    fn a_checkpoint_head_reads_back(
+    fn random_checkpoint_header_round_trips(
         store in any::<[u8; 16]>(),
         numbers in prop::array::uniform4(0..u64::MAX),
         segment_count in any::<u32>(),
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn a_chunk_reads_back(
+    fn random_chunk_round_trips(
         store in any::<[u8; 16]>(),
         serial in any::<u64>(),
         index in any::<u64>(),
@@ -207,12 +207,12 @@ proptest! {
         prop_assert!(elsewhere.is_err_and(|e| e.to_string().contains("field=index")));
         let another = decode_chunk(&chunk, &CheckpointFacts { serial: serial.wrapping_add(1), ..facts }, index);
         let refused = another.map(|_| ()).expect_err("another checkpoint's");
-        let is_identity = |e: &FormatError| e.to_string().contains("belongs elsewhere field=serial");
+        let is_identity = |e: &FormatError| e.to_string().contains("does not match field=serial");
         prop_assert!(is_identity(&refused), "{}", refused);
     }
 
     #[test]
-    fn an_entry_is_an_object_a_link_or_a_withdrawal(
+    fn checkpoint_entry_is_object_link_or_withdrawal(
         fingerprint in any::<u128>(),
         base in any::<u64>(),
         place in (0..u32::MAX, any::<u16>(), any::<u16>()),

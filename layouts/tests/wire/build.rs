@@ -1,4 +1,5 @@
-//! One frame of every kind and form, as today's encoder writes it: a function of nothing.
+//! One frame of every kind and form, as written by the current encoder. There are no inputs: the
+//! bytes are always the same.
 
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum, key_hash};
 use pagelith_layouts::ids::OpId;
@@ -18,14 +19,14 @@ use pagelith_layouts::wire::{Frame, Kind, List, VERSION_GREETING, outcome};
 
 use super::common::{NAMESPACE, bytes, checksums, key};
 
-/// A frame by name, with its head.
+/// A named frame, with its header.
 pub(crate) type Named = (&'static str, Vec<u8>);
 
-/// The version that the frames are of.
+/// Protocol version of the frames.
 pub(crate) const VERSION: u16 = 1;
-/// The operation that they are of.
+/// Operation of the frames.
 pub(crate) const OP: OpId = OpId(0x0102_0304_0506_0708);
-/// What stands for a MAC in them.
+/// Placeholder of the MAC in the frames.
 pub(crate) const MAC: [u8; 16] = *b"sixteen mac byte";
 
 /// Keys of one page: the target's `k` and `v`, and the draft's `k`.
@@ -54,7 +55,7 @@ pub(crate) fn greeting() -> Greeting {
         data_bytes_max: 1 << 20,
         operations_max: 256,
         object_bytes_max: 128 << 20,
-        // Those that there were when the frames were recorded.
+        // The features that existed when the frames were recorded.
         features: Feature::ALL[..6].iter().fold(0, |all, f| all | f.bit()),
         instance: *b"one process here",
         reserved_too: [0; 8],
@@ -66,7 +67,7 @@ pub(crate) fn refusal() -> Refusal {
     Refusal { reason: Reason::Version, versions: (1, 1), missing: 0, text }
 }
 
-/// The put of one group of two objects, and of one whose checksums the server makes.
+/// A put of one group of two objects, and of one group whose checksums the server computes.
 pub(crate) fn put() -> PutDraft {
     let [k, v, draft] = keys();
     let mut put = PutDraft::new(BLOCK_BYTES);
@@ -95,7 +96,7 @@ pub(crate) fn parts() -> PutDraft {
     put
 }
 
-/// Everything that an item can be.
+/// Every kind of item.
 pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
     let verdicts = [
         Verdict::Hit {
@@ -124,7 +125,7 @@ pub(crate) fn steady() -> PutDraft {
     put
 }
 
-/// An object of a group that was begun.
+/// An object of an open group.
 pub(crate) fn into_open() -> PutDraft {
     let mut put = PutDraft::into_open(BLOCK_BYTES, 6);
     put.group(None);
@@ -233,12 +234,12 @@ fn outcomes() -> Vec<Named> {
     answers.iter().map(|(name, verb, answer)| (*name, frame(*verb, answer))).collect()
 }
 
-/// Where bytes lie that are shown.
+/// Location of bytes passed by reference.
 pub(crate) fn pieces() -> [ShownPiece; 2] {
     [ShownPiece::new(0, 1 << 30, 32_768), ShownPiece::new(1, 4096, 100)]
 }
 
-/// A frame of every kind, in the order in which a connection may see them.
+/// A frame of every kind, in an order that a connection may see.
 pub(crate) fn frames() -> Vec<Named> {
     let greet = |kind, body: Vec<u8>| control(&Frame::new(kind, OpId(0), body));
     let bare = |kind, op| control(&Frame::bare(kind, op));
@@ -273,7 +274,7 @@ pub(crate) fn frames() -> Vec<Named> {
     frames
 }
 
-/// A hello of a later version: other versions, and more than this build knows.
+/// A hello of a later version: other protocol versions, and more bytes than this build knows.
 pub(crate) fn hello_newer() -> Vec<u8> {
     let newer = Greeting { version_min: 2, version_max: 3, features: u64::MAX, ..greeting() };
     let body = [&newer.encode()[..], b"what a later version says"].concat();

@@ -1,5 +1,5 @@
-//! Every single bit of every frame's head and control body, flipped: it is noticed. And forged bodies, with every
-//! checksum made right: what is read then is within the rules, and nothing panics.
+//! Flips every single bit of every frame's header and control body: each flip is detected. Forged
+//! bodies with recomputed checksums: decoded values are valid, and nothing panics.
 
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
@@ -18,7 +18,7 @@ use super::config;
 const HEAD: usize = 64;
 
 #[test]
-fn every_flipped_bit_of_a_head_or_control_body_is_seen() {
+fn every_flipped_bit_of_header_or_control_body_is_detected() {
     for (name, mut frame) in frames() {
         assert!(head::split(&frame, Some(VERSION)).is_ok(), "{name}");
         let covered = if name == "data" { HEAD } else { frame.len() };
@@ -30,9 +30,10 @@ fn every_flipped_bit_of_a_head_or_control_body_is_seen() {
     }
 }
 
-/// Bits in data's bytes are the block checksums' affair; here none is taken for a head.
+/// The block checksums cover the bytes of data frames; this checks that none of them is taken for a
+/// header.
 #[test]
-fn a_frame_cut_short_anywhere_is_refused() {
+fn truncated_frame_is_refused_at_every_length() {
     for (name, frame) in frames() {
         for len in 0..frame.len() {
             assert!(head::split(&frame[..len], Some(VERSION)).is_err(), "{name} len={len}");
@@ -40,7 +41,7 @@ fn a_frame_cut_short_anywhere_is_refused() {
     }
 }
 
-/// Read a body as its kind is read, and all of what it holds. Says whether it was taken.
+/// Decode a body by its kind and read all of its content; returns whether it was accepted.
 fn read_all(kind: Kind, body: &[u8]) -> bool {
     match kind {
         Kind::Hello | Kind::Welcome => Greeting::decode(body).is_ok(),
@@ -56,9 +57,9 @@ fn read_all(kind: Kind, body: &[u8]) -> bool {
     }
 }
 
-/// Counts that no body has, and numbers where they mean nothing: nothing is set aside for them.
+/// Counts beyond the body, and numbers in unused fields: no memory is allocated for them.
 #[test]
-fn what_a_pin_says_of_itself_is_not_believed() {
+fn forged_pin_counts_are_refused() {
     let keys = keys();
     let pin = request::encode(Terms::default(), &Ask::Pin(5, List::of(&keys)));
     assert!(request::decode(&pin).is_ok());
@@ -85,9 +86,9 @@ fn what_a_pin_says_of_itself_is_not_believed() {
     refused("number", &request::encode(Terms::default(), &Ask::Ping), 56, &1u64.to_le_bytes());
 }
 
-/// A role that there is not, and a name that ends elsewhere, in each key of each frame by itself.
+/// An invalid role, and a wrong name length, in each key of each frame separately.
 #[test]
-fn what_is_no_key_is_refused_wherever_a_key_stands() {
+fn invalid_key_is_refused_at_every_place_in_frames() {
     const ROLE: usize = 48;
     let mut forged = 0;
     for (name, frame) in frames() {
@@ -133,7 +134,7 @@ fn read_request(body: &[u8]) -> bool {
         Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => assert!(name > 0),
         Ask::Hold(name) | Ask::Release(name) => assert!(name > 0),
     }
-    assert_eq!(request::encode(terms, &ask), body, "what was read is written the same again");
+    assert_eq!(request::encode(terms, &ask), body, "encoding the decoded request gives the same bytes");
     true
 }
 
@@ -146,7 +147,7 @@ fn read_outcome(body: &[u8]) -> bool {
             let items: Vec<EventItem> = said.iter().map(|happened| EventItem::of(&happened)).collect();
             let written =
                 outcome::encode(request::Verb::Events, &Written::Events(&items, said.next, said.lost));
-            assert_eq!(written, body, "what was read is written the same again");
+            assert_eq!(written, body, "encoding the decoded outcome gives the same bytes");
         }
         Answer::Views(views) => {
             let items: Vec<ViewItem> =
@@ -159,16 +160,16 @@ fn read_outcome(body: &[u8]) -> bool {
 }
 
 #[test]
-fn every_body_is_read_by_the_decoder_of_its_kind() {
+fn every_golden_body_is_read_by_its_decoder() {
     for (name, frame) in frames() {
         let (facts, _, body) = head::split(&frame, Some(VERSION)).expect(name);
         assert!(read_all(facts.kind, body), "{name}");
-        // Neither longer nor shorter; a greeting alone may grow.
+        // Neither longer nor shorter bodies are accepted; only a greeting may be longer.
         let longer = [body, &[0]].concat();
         let grows = [Kind::Hello, Kind::Welcome, Kind::Data].contains(&facts.kind) || facts.kind.is_bare();
         assert_eq!(read_all(facts.kind, &longer), grows, "{name}");
         for len in 0..body.len() {
-            // These have no count of their own: fewer stretches are such a body too.
+            // These bodies have no count: fewer ranges are a valid body too.
             let counts = [Kind::Pull, Kind::Taken].contains(&facts.kind);
             let whole = facts.kind == Kind::Data || (counts && len > 0 && len % 24 == 0);
             assert_eq!(read_all(facts.kind, &body[..len]), whole, "{name} len={len}");
@@ -180,7 +181,7 @@ proptest! {
     #![proptest_config(config(2048))]
 
     #[test]
-    fn forged_bodies_are_refused_or_within_the_rules(
+    fn forged_bodies_are_refused_or_valid(
         which in any::<Index>(),
         edits in prop::collection::vec(
             (any::<Index>(), prop::bool::weighted(0.7), prop_oneof![Just(0u8), Just(1), Just(2), Just(0xff), any::<u8>()]),
@@ -202,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_as_any_body(kind in 0..Kind::ALL.len(), body in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn random_bytes_as_any_body_never_panic(kind in 0..Kind::ALL.len(), body in prop::collection::vec(any::<u8>(), 0..600)) {
         read_all(Kind::ALL[kind], &body);
         let _ = head::split(&body, Some(VERSION));
     }

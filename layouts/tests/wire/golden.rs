@@ -1,9 +1,10 @@
-//! Golden files: a frame of every kind and form in the bytes of protocol version 1, kept in `golden/wire1/`. A reader
-//! must read them for as long as it speaks that version, and today's encoder must write exactly them.
+//! Golden files: the bytes of a frame of every kind and form in protocol version 1, in
+//! `golden/wire1/`. A reader must read them as long as it supports that version, and the current
+//! encoder must write exactly these bytes.
 //!
-//! `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test wire todays_encoder` writes them anew (one test alone, since
-//! the others read them meanwhile). That is right only while no version was released with the old ones: after that a
-//! change of bytes is a new version of the protocol.
+//! `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test wire todays_encoder` rewrites them.
+//! It must run alone, since the other tests read them. Do this only while no released version wrote
+//! the old bytes: after a release, a change of bytes is a new protocol version.
 
 use std::path::PathBuf;
 
@@ -28,7 +29,7 @@ fn files() -> Vec<(String, Vec<u8>)> {
     named.map(|(name, bytes)| (format!("{name}.bin"), bytes)).collect()
 }
 
-/// The body of a golden frame, read as a reader of version 1 does.
+/// The body of a golden frame, read by a reader of version 1.
 fn body(name: &str) -> (Kind, Vec<u8>) {
     let kept = std::fs::read(path(name)).unwrap_or_else(|e| panic!("golden file {name} must be there: {e}"));
     let (facts, _, body) = head::split(&kept, Some(1)).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -55,7 +56,7 @@ fn todays_encoder_writes_exactly_these_frames() {
 }
 
 #[test]
-fn there_is_no_golden_frame_that_nobody_checks() {
+fn every_golden_frame_is_checked() {
     let kept = std::fs::read_dir(path("")).expect("the golden folder");
     let mut kept: Vec<_> =
         kept.map(|e| e.expect("an entry").file_name().into_string().expect("a plain name")).collect();
@@ -68,16 +69,16 @@ fn there_is_no_golden_frame_that_nobody_checks() {
 }
 
 #[test]
-fn greetings_and_refusals_are_read() {
+fn golden_greetings_and_refusals_are_read() {
     assert_eq!(Greeting::decode(&body("hello.bin").1), Ok(greeting()));
     assert_eq!(Greeting::decode(&body("welcome.bin").1), Ok(greeting()));
     assert_eq!(Refusal::decode(&body("refusal.bin").1), Ok(refusal()));
-    let newer = Greeting::decode(&body("hello_newer.bin").1).expect("what is known of it");
+    let newer = Greeting::decode(&body("hello_newer.bin").1).expect("the known fields decode");
     assert_eq!((newer.version_min, newer.version_max, newer.features), (2, 3, u64::MAX));
 }
 
 #[test]
-fn requests_are_read_in_every_field() {
+fn golden_requests_are_read_in_every_field() {
     let read = |name: &str, check: &dyn Fn(Ask<'_>)| {
         let (kind, body) = body(&format!("request_{name}.bin"));
         let (terms, ask) = request::decode(&body).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -158,7 +159,7 @@ fn requests_are_read_in_every_field() {
 }
 
 #[test]
-fn what_is_shown_and_taken_is_read() {
+fn golden_shown_and_taken_frames_are_read() {
     let said = body("shown.bin").1;
     let said = shown::decode(&said).expect("shown");
     assert_eq!((said.item, said.offset, said.length), (1, 4096, 32_868));
@@ -169,7 +170,7 @@ fn what_is_shown_and_taken_is_read() {
 }
 
 #[test]
-fn pulls_and_outcomes_are_read() {
+fn golden_pulls_and_outcomes_are_read() {
     let pulled = body("pull.bin").1;
     let pulled: Vec<_> = pull::decode(&pulled).expect("a pull").iter().collect();
     assert_eq!(pulled, [PullItem::new(0, 0, 65_536), PullItem::new(1, 0, 4096)]);

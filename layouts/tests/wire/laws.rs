@@ -1,4 +1,4 @@
-//! Laws that hold for all values: decode(encode(x)) = x.
+//! Properties of random values: `decode(encode(x)) == x`.
 
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
 use pagelith_layouts::ids::{OpId, PrefixHash};
@@ -47,10 +47,10 @@ fn get_item() -> impl Strategy<Value = GetItem> {
         .prop_map(|(key, range, length)| GetItem::new(key, range, length))
 }
 
-/// An object of a put: whether it begins a group, its length, whether its checksums are sent.
+/// An object of a put: whether it begins a group, its length, and whether its checksums are sent.
 type Planned = (ObjectKey, bool, u64, bool);
 
-/// Which of the three puts it is: of groups, of what is attached, of parts.
+/// Kind of the put: of base groups, of attached groups, or of parts.
 fn put() -> impl Strategy<Value = (Vec<Planned>, usize)> {
     (prop::collection::vec((key(), any::<bool>(), 1..200_000u64, any::<bool>()), 1..12), 0..3usize)
 }
@@ -75,7 +75,7 @@ fn some_checksums(seed: u64) -> Vec<Checksum> {
     bytes(seed, 16 * 16).chunks_exact(16).map(|c| c.try_into().expect("16 bytes")).collect()
 }
 
-/// A verdict as owned values: which, how long, what text.
+/// A verdict as owned values: kind, length and text.
 fn verdict() -> impl Strategy<Value = (usize, u64, String, i32)> {
     (0..7usize, 1..400_000u64, ".{0,40}", any::<i32>())
 }
@@ -106,7 +106,7 @@ proptest! {
     #![proptest_config(config(256))]
 
     #[test]
-    fn a_head_reads_back(
+    fn random_frame_header_round_trips(
         op in 1..u64::MAX,
         item in any::<u32>(),
         offset in 0..u64::from(u32::MAX),
@@ -124,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn requests_of_keys_read_back(terms in terms(), keys in keys(), number in 1..u64::MAX, verb in 0..5u8) {
+    fn requests_with_keys_round_trip(terms in terms(), keys in keys(), number in 1..u64::MAX, verb in 0..5u8) {
         let list = List::of(&keys);
         let named = [Ask::Pin(number, list), Ask::Lease(number, list)];
         let ask = [&[Ask::Exists(list), Ask::ExistsPrefix(list), Ask::Remove(list)][..], &named].concat()[usize::from(verb)];
@@ -133,14 +133,14 @@ proptest! {
     }
 
     #[test]
-    fn a_get_reads_back(terms in terms(), items in prop::collection::vec(get_item(), 1..20)) {
+    fn get_round_trips(terms in terms(), items in prop::collection::vec(get_item(), 1..20)) {
         let ask = Ask::Get(List::of(&items));
         let body = request::encode(terms, &ask);
         prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
     }
 
     #[test]
-    fn a_put_reads_back(terms in terms(), (objects, kind) in put(), seed in any::<u64>()) {
+    fn put_round_trips(terms in terms(), (objects, kind) in put(), seed in any::<u64>()) {
         let sums = some_checksums(seed);
         let put = draft(&objects, kind, &sums);
         let ask = Ask::Put(put.puts().expect("a put"));
@@ -156,13 +156,13 @@ proptest! {
     }
 
     #[test]
-    fn outcomes_of_items_read_back(verdicts in prop::collection::vec((key(), verdict(), key()), 1..20), seed in any::<u64>()) {
+    fn outcomes_with_items_round_trip(verdicts in prop::collection::vec((key(), verdict(), key()), 1..20), seed in any::<u64>()) {
         let sums = some_checksums(seed);
         let mut bases: Vec<ObjectKey> = Vec::new();
         let items: Vec<_> = verdicts.iter().map(|(key, v, of)| {
             let mut verdict = build(v, &sums);
             if let Verdict::Hit { members: 1.., base, length, .. } = &mut verdict {
-                // Of every third it is not said, and some go with one before.
+                // Every third item has no base, and some share the base of an earlier item.
                 let number = (*length as usize / 3) % (bases.len() + 1);
                 if number == bases.len() {
                     bases.push(*of);
@@ -177,7 +177,7 @@ proptest! {
     }
 
     #[test]
-    fn outcomes_of_bits_and_texts_read_back(bits in prop::collection::vec(any::<bool>(), 1..70), text in ".{0,99}", number in any::<u64>()) {
+    fn outcomes_with_bits_and_texts_round_trip(bits in prop::collection::vec(any::<bool>(), 1..70), text in ".{0,99}", number in any::<u64>()) {
         let body = outcome::encode(Verb::Exists, &Written::Bits(&bits));
         let Ok((Verb::Exists, Answer::Bits(read))) = outcome::decode(&body) else { panic!("bits") };
         prop_assert_eq!(read.iter().collect::<Vec<_>>(), bits);

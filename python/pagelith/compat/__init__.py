@@ -1,1 +1,1 @@
-"""Other stores' client interfaces, over Pagelith."""
+"""Client interfaces of other stores, implemented over Pagelith."""

@@ -1,9 +1,11 @@
-"""Mooncake Store's client interface over Pagelith, for engines that bring a path for Mooncake and none for others.
+"""Mooncake Store's client interface over Pagelith, for engines that support Mooncake and no other
+store.
 
     PYTHONPATH=$(python -m pagelith.compat.mooncake) python -m sglang.launch_server ... --hicache-storage-backend mooncake
 
-or, in a program, `pagelith.compat.mooncake.install()` before the engine is imported. docs/mooncake-api.md says what of it there is.
-Read against Mooncake at 3b5a5941 (August 2026), SGLang 0.5.23 and vLLM 0.32 and 0.33.
+or, in a program, call `pagelith.compat.mooncake.install()` before the engine is imported.
+docs/mooncake-api.md lists what is supported. Read against Mooncake at 3b5a5941 (August 2026),
+SGLang 0.5.23 and vLLM 0.32 and 0.33.
 """
 
 import inspect
@@ -30,10 +32,10 @@ from .mooncake_setup import flag_of, path_of, size_of, store_settings, text_of
 logger = logging.getLogger(__name__)
 
 _Code = TypeVar("_Code")
-# Of each object, where its bytes lie.
+# For each object, the memory ranges of its bytes.
 _Pieces = list[list[tuple[int, int]]]
 
-# Mooncake's codes, as far as they say something here.
+# Those of Mooncake's error codes that apply here.
 OK = 0
 INTERNAL = -1
 BUFFER_OVERFLOW = -10
@@ -53,36 +55,36 @@ _PUT_ERRORS = {
     "UnavailableError": RPC_FAIL,
     "DeniedError": ILLEGAL_CLIENT,
 }
-# A get that finds no staging memory in time is not a put that finds no room.
+# A get that found no staging memory in time, unlike a put that found no space.
 _GET_ERRORS = {**_PUT_ERRORS, "BusyError": BUFFER_OVERFLOW}
 _MISSES = {"absent": OBJECT_NOT_FOUND, "gone": OBJECT_NOT_FOUND, "damaged": CHECKSUM_MISMATCH}
-# Lengths that `get` finds without asking; the oldest is forgotten.
+# Most object lengths that are cached for `get`; beyond that the oldest is dropped.
 _LENGTHS_MAX = 65536
-# Where an engine calls `setup`, which has no argument for it.
+# Variables for engines whose call of `setup` has no argument for these.
 _REVISION = "MOONCAKE_PAGELITH_REVISION"
-_WITHOUT = "MOONCAKE_PAGELITH_START_WITHOUT_STORE"
+_START_WITHOUT_STORE = "MOONCAKE_PAGELITH_START_WITHOUT_STORE"
 
 
 class _Names(NamedTuple):
-    """Of an object's bytes and of its length, on no page."""
+    """Key templates, without a page, for an object's bytes and its length."""
 
-    # Of the model, as `Identity` has it.
+    # Fingerprint of the model.
     model: str
     data: pagelith.Key
     length: pagelith.Key
 
 
 class _StaleWeights(ModelError):
-    """What is to be put was computed before the model's weights were replaced."""
+    """The bytes to be put may have been computed with weights that were replaced since."""
 
 
 class _Refused(pagelith.PagelithError):
-    """A call that the client does not take, whatever the store."""
+    """A call that the client refuses, independent of the store."""
 
 
 @dataclass
 class ReplicateConfig:
-    """Taken, and without effect: one store has one copy, in the tier that its policies say."""
+    """Accepted without effect: one store has one copy, in the tier that its policies choose."""
 
     replica_num: int = 1
     with_soft_pin: bool = False
@@ -90,12 +92,13 @@ class ReplicateConfig:
     preferred_segment: str = ""
     preferred_segments: list[str] = field(default_factory=list)
     prefer_alloc_in_same_node: bool = False
-    # There is no `group_ids` and no `session_ids`: an engine that looks for them turns the feature off.
+    # There are no fields `group_ids` and `session_ids`: an engine that looks for them disables the
+    # feature.
 
 
 @dataclass(frozen=True)
 class ReplicaDescriptor:
-    """Where an object was when it was asked about."""
+    """The location of an object at the time of the call."""
 
     tier: str
 
@@ -110,7 +113,8 @@ class ReplicaDescriptor:
 
 
 class MooncakeDistributedStore:
-    """A client: of a store in this process, or of a store process if the master's address is one's (`unix:PATH`, `tcp:HOST:PORT`)."""
+    """A client of an embedded store, or of a store process if the master's address names one
+    (`unix:PATH`, `tcp:HOST:PORT`)."""
 
     def __init__(self) -> None:
         self._store: pagelith.Store | None = None
@@ -123,7 +127,7 @@ class MooncakeDistributedStore:
         self._lengths: dict[str, int] = {}
         self._starts: list[int] = []
         self._regions: dict[int, int] = {}
-        self._held: dict[int, list[pagelith.Registration]] = {}
+        self._registrations: dict[int, list[pagelith.Registration]] = {}
         self._memory = PoolSettings()
         clients[id(self)] = self
 
@@ -146,11 +150,14 @@ class MooncakeDistributedStore:
         revision: str = "",
         start_without_store: bool = False,
     ) -> int:
-        """Open the store. What has no meaning here (metadata, protocol, devices, an engine) is taken.
+        """Open the store. Parameters without meaning here (metadata, protocol, devices, an engine)
+        are accepted and ignored.
 
-        `revision` is not Mooncake's: a text that keeps objects apart which keys do not, in addition to what an engine in this process
-        says of its model. Where there is none, it has to be given, here or as `MOONCAKE_PAGELITH_REVISION`. Nor is `start_without_store`
-        (`MOONCAKE_PAGELITH_START_WITHOUT_STORE`): a store process may be down, and nothing is found or stored until it is up.
+        `revision` is not Mooncake's. It is a text that separates objects which keys do not
+        separate, in addition to the model's identity that an engine in this process provides.
+        Without an engine it is required, here or as `MOONCAKE_PAGELITH_REVISION`.
+        `start_without_store` (`MOONCAKE_PAGELITH_START_WITHOUT_STORE`) is not Mooncake's either:
+        the store process may be down, and nothing is found or stored until it is up.
         """
         if isinstance(local_hostname, dict):
             return self._setup_with(local_hostname)
@@ -161,9 +168,9 @@ class MooncakeDistributedStore:
             dram = size_of("global_segment_size", global_segment_size)
             self._tenant, self._revision = tenant_id, text_of("revision", revision) or os.environ.get(_REVISION, "")
             self._model, self._names = model_of_this_process(), None
-            self._known()
+            self._current_names()
             warn_of_failed_loads(logger, vllms_transfer())
-            may_be_down = flag_of("start_without_store", start_without_store) or flag_of(_WITHOUT, os.environ.get(_WITHOUT, "false"))
+            may_be_down = flag_of("start_without_store", start_without_store) or flag_of(_START_WITHOUT_STORE, os.environ.get(_START_WITHOUT_STORE, "false"))
             attached = master_server_addr.startswith(("unix:", "tcp:"))
             if attached:
                 store = pagelith.Store.attach(master_server_addr, may_be_down=may_be_down)
@@ -184,18 +191,18 @@ class MooncakeDistributedStore:
         return OK
 
     def _setup_with(self, config: dict[str, Any]) -> int:
-        """The same of a dictionary, whose values may all be text."""
+        """`setup` with a dictionary, whose values may all be strings."""
         known = inspect.signature(self.setup).parameters
         unknown = [name for name in config if name not in known]
         if unknown or isinstance(config.get("local_hostname"), dict):
-            logger.error("pagelith: %r is no parameter of setup, which has %s", (unknown or ["local_hostname"])[0], ", ".join(known))
+            logger.error("pagelith: %r is not a parameter of setup; its parameters are %s", (unknown or ["local_hostname"])[0], ", ".join(known))
             return INVALID_PARAMS
         return self.setup(**config)
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
-        """Attach to a store process; nothing else stands behind an address here."""
+        """Attach to a store process, the only server that this client supports."""
         if not isinstance(server_address, str) or not server_address.startswith(("unix:", "tcp:")):
-            logger.error("pagelith: no store process has this address, which begins with unix: or tcp: %r", server_address)
+            logger.error("pagelith: the address of a store process must begin with unix: or tcp: address=%r", server_address)
             return INVALID_PARAMS
         return self.setup(master_server_addr=server_address)
 
@@ -204,36 +211,36 @@ class MooncakeDistributedStore:
         if store is not None:
             store.close()
         with self._lock:
-            for registration in [one for held in self._held.values() for one in held]:
+            for registration in [one for held in self._registrations.values() for one in held]:
                 registration.release()
-            self._held.clear()
+            self._registrations.clear()
         return OK
 
     def get_hostname(self) -> str:
         return self._hostname
 
-    # Memory. What is not registered is not touched: it may be a GPU's.
+    # Memory. An address that is not registered is not accessed: it may be GPU memory.
 
     def register_buffer(self, address: int, size: int) -> int:
         with self._lock:
             if not isinstance(address, int) or not isinstance(size, int):
-                logger.error("pagelith: memory has an address and a length in bytes, not %r and %r", address, size)
+                logger.error("pagelith: memory must be an address and a length in bytes, not %r and %r", address, size)
                 return INVALID_PARAMS
             if self._regions.get(address) == size:
                 return OK
             try:
                 is_host = size > 0 and is_host_memory(address, size)
             except OSError as error:
-                logger.error("pagelith: memory at %#x of %d bytes cannot be looked at: %s", address, size, error)
+                logger.error("pagelith: memory at %#x of %d bytes cannot be checked: %s", address, size, error)
                 return INTERNAL
             if not is_host:
-                logger.error("pagelith: no host memory at %#x of %d bytes; memory of a GPU is not taken", address, size)
+                logger.error("pagelith: no host memory at %#x of %d bytes; GPU memory is not supported", address, size)
                 return INVALID_PARAMS
             at = bisect_right(self._starts, address)
             before = self._starts[at - 1] if at else None
             after = self._starts[at] if at < len(self._starts) else None
             if before is not None and before + self._regions[before] > address or after is not None and address + size > after:
-                logger.error("pagelith: memory at %#x of %d bytes overlaps what is registered with another length", address, size)
+                logger.error("pagelith: memory at %#x of %d bytes overlaps a registration with another length", address, size)
                 return INVALID_PARAMS
             self._starts.insert(at, address)
             self._regions[address] = size
@@ -243,13 +250,14 @@ class MooncakeDistributedStore:
     def unregister_buffer(self, address: int) -> int:
         with self._lock:
             if address not in self._regions:
-                logger.error("pagelith: no memory is registered at %r", address)
+                logger.error("pagelith: no memory is registered at address=%r", address)
                 return INVALID_PARAMS
             self._unregister(address)
             return OK
 
     def forget_memory(self, address: int, length: int) -> None:
-        """The allocator's, which is freed: what is registered of it is registered no more. Not Mooncake's."""
+        """Called when the allocator frees memory: ends the registrations in it. Not part of
+        Mooncake's interface."""
         with self._lock:
             for start in [start for start in self._starts if start < address + length and start + self._regions[start] > address]:
                 self._unregister(start)
@@ -257,13 +265,13 @@ class MooncakeDistributedStore:
     def _unregister(self, address: int) -> None:
         del self._regions[address]
         self._starts.remove(address)
-        for registration in self._held.pop(address, []):
+        for registration in self._registrations.pop(address, []):
             registration.release()
 
     def _register(self, address: int) -> None:
-        """With the store too, once it is open."""
+        """Register the memory with the store too, once it is open."""
         if self._store is not None:
-            self._held[address] = self._memory.register(self._store, [(address, self._regions[address])])
+            self._registrations[address] = self._memory.register(self._store, [(address, self._regions[address])])
 
     def _is_registered(self, pieces: Sequence[tuple[int, int]]) -> bool:
         for address, size in pieces:
@@ -272,7 +280,7 @@ class MooncakeDistributedStore:
                 return False
         return True
 
-    # Looks.
+    # Look-ups.
 
     def is_exist(self, key: str) -> int:
         return self.batch_is_exist([key])[0]
@@ -280,10 +288,10 @@ class MooncakeDistributedStore:
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         keys = list(keys)
 
-        def look(store: pagelith.Store) -> list[int]:
-            return [int(here) for here in store.exists(self._keys(keys))]
+        def look_up(store: pagelith.Store) -> list[int]:
+            return [int(present) for present in store.exists(self._keys(keys))]
 
-        return self._guarded(look, lambda code: [code] * len(keys))
+        return self._guarded(look_up, lambda code: [code] * len(keys))
 
     def get_size(self, key: str) -> int:
         return self._guarded(lambda store: self._length_of(store, key), lambda code: code)
@@ -292,32 +300,32 @@ class MooncakeDistributedStore:
         return self.batch_get_replica_desc([key])[key]
 
     def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
-        """Where each is; a byte of it is read to know."""
+        """The location of each object; one byte of it is read to find out."""
         keys = list(keys)
 
-        def look(store: pagelith.Store) -> dict[str, list[ReplicaDescriptor]]:
+        def look_up(store: pagelith.Store) -> dict[str, list[ReplicaDescriptor]]:
             into = [bytearray(1) for _ in keys]
             got = store.get(self._keys(keys), into, ranges=[(0, 1)] * len(keys))
             return {key: [ReplicaDescriptor(g.tier)] if g.tier else [] for key, g in zip(keys, got, strict=True)}
 
-        return self._guarded(look, lambda code: {key: [] for key in keys})
+        return self._guarded(look_up, lambda code: {key: [] for key in keys})
 
-    # Puts: write once, and what is there already is success.
+    # Puts. Write once: an object that is already stored counts as success.
 
     def put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
         return self.put_parts(key, value)
 
     def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
         def put(store: pagelith.Store) -> int:
-            # Exported once: what is counted is what is put.
+            # Exported once, so that the length counted is the length put.
             views: list[Any] = [memoryview(part) for part in parts]
             length = sum(view.nbytes for view in views)
-            # With its length, so that who gets it needs not know that.
-            names = self._known(writes=True)
+            # The length is stored as an object too, so that a get need not know it.
+            names = self._current_names(writes=True)
             data, named = names.data.on_page(key), names.length.on_page(key)
             outcome = store.put_group([data, named], [views, length.to_bytes(8, "little")], wait=0.0)
             code = _put_code(outcome)
-            self._note_put([outcome])
+            self._log_put_errors([outcome])
             if code == OK:
                 self._remember(key, length)
             return code
@@ -327,7 +335,7 @@ class MooncakeDistributedStore:
     def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None) -> int:
         keys, values = list(keys), list(values)
         if len(keys) != len(values):
-            logger.error("pagelith: %d keys and %d values are put", len(keys), len(values))
+            logger.error("pagelith: there must be one value per key keys=%d values=%d", len(keys), len(values))
             return INVALID_PARAMS
         codes = [self.put(key, value) for key, value in zip(keys, values, strict=True)]
         return next((code for code in codes if code != OK), OK)
@@ -350,19 +358,19 @@ class MooncakeDistributedStore:
         return self._put_pieces(keys, lambda: _pieces(addresses, sizes))
 
     def _put_pieces(self, keys: Sequence[str], given: Callable[[], _Pieces]) -> list[int]:
-        # Another thread may change what it gave meanwhile.
+        # Copied: another thread may change the caller's list meanwhile.
         keys = list(keys)
 
         def put(store: pagelith.Store) -> list[int]:
-            names = self._known(writes=True)
+            names = self._current_names(writes=True)
             pieces = given()
-            codes, some = self._only_registered("put", keys, pieces)
+            codes, some = self._check_registered("put", keys, pieces)
             outcomes = store.put(names.data.on_pages([keys[at] for at in some]), [pieces[at] for at in some], wait=0.0)
             for at, outcome in zip(some, outcomes, strict=True):
                 codes[at] = _put_code(outcome)
                 if codes[at] == OK:
                     self._remember(keys[at], sum(size for _, size in pieces[at]))
-            self._note_put(outcomes)
+            self._log_put_errors(outcomes)
             return codes
 
         return self._guarded(put, lambda code: [code] * len(keys))
@@ -370,7 +378,7 @@ class MooncakeDistributedStore:
     # Gets.
 
     def get(self, key: str) -> bytes:
-        """The bytes, or none: of what `put` stored, or this client."""
+        """The bytes of an object that `put` or this client stored; empty if it is not found."""
 
         def get(store: pagelith.Store) -> bytes:
             length = self._length_of(store, key)
@@ -398,14 +406,14 @@ class MooncakeDistributedStore:
 
         def get(store: pagelith.Store) -> list[int]:
             pieces = given()
-            codes, some = self._only_registered("get", keys, pieces)
+            codes, some = self._check_registered("get", keys, pieces)
             names = self._keys([keys[at] for at in some])
             outcomes = store.get(names, [pieces[at] for at in some])
             for at, outcome in zip(some, outcomes, strict=True):
                 codes[at] = _get_code(outcome)
-            # That there was no staging memory in time is no news.
-            told = [at for at, outcome in enumerate(outcomes) if not isinstance(outcome.error, pagelith.BusyError)]
-            self._failures.read([names[at] for at in told], [outcomes[at] for at in told], "get")
+            # Missing staging memory is expected under load, so it is not logged.
+            logged = [at for at, outcome in enumerate(outcomes) if not isinstance(outcome.error, pagelith.BusyError)]
+            self._failures.read([names[at] for at in logged], [outcomes[at] for at in logged], "get")
             return codes
 
         return self._guarded(get, lambda code: [code] * len(keys))
@@ -421,12 +429,13 @@ class MooncakeDistributedStore:
         return self._guarded(remove, lambda code: code)
 
     def remove_all(self, force: bool = False) -> int:
-        """Everything of this tenant and model is gone for ever. How much that was is not counted: 0, or an error."""
+        """Make all objects of this tenant and model invisible for ever. Returns 0 or an error; the
+        objects are not counted."""
 
         def clear(store: pagelith.Store) -> int:
             with self._lock:
                 self._lengths.clear()
-            store.clear(self._known().data.namespace)
+            store.clear(self._current_names().data.namespace)
             return OK
 
         return self._guarded(clear, lambda code: code)
@@ -434,39 +443,40 @@ class MooncakeDistributedStore:
     def remove_by_regex(self, pattern: str, force: bool = False) -> int:
         return NOT_SUPPORTED
 
-    # Inside.
+    # Internals.
 
-    def _known(self, writes: bool = False) -> _Names:
-        """The names that objects have now: an engine may have replaced its model's weights since the last call."""
+    def _current_names(self, writes: bool = False) -> _Names:
+        """The current key templates: an engine may have replaced its model's weights since the last
+        call."""
         now = self._model()
         if writes and now.stale:
-            raise _StaleWeights("the model's weights were replaced, and these bytes may be from before: start the server again to store")
+            raise _StaleWeights("the model's weights were replaced at run time, and these bytes may be of the old ones: restart the server to store objects")
         names = self._names
         if names is None or names.model != now.identity.fingerprint:
             admit(now.identity, self._revision, f"Mooncake's setup ('revision' is its argument, or the variable {_REVISION})")
-            names = self._named(now.identity)
+            names = self._make_names(now.identity)
             with self._lock:
                 self._names = names
                 self._lengths.clear()
         return names
 
-    def _named(self, model: Identity) -> _Names:
+    def _make_names(self, model: Identity) -> _Names:
         space = pagelith.Namespace("mooncake-client", tenant=self._tenant, revision=self._revision, extra=[model.extra])
         data, length = (pagelith.Key(space, bytes(32), pool="opaque", component=name) for name in ("data", "length"))
         return _Names(model.fingerprint, data, length)
 
     def _keys(self, keys: Sequence[str]) -> list[pagelith.Key]:
-        return self._known().data.on_pages(list(keys))
+        return self._current_names().data.on_pages(list(keys))
 
-    def _only_registered(self, what: str, keys: Sequence[str], pieces: _Pieces) -> tuple[list[int], list[int]]:
-        """A code for each key, and which of them may be moved."""
+    def _check_registered(self, what: str, keys: Sequence[str], pieces: _Pieces) -> tuple[list[int], list[int]]:
+        """An error code per key, and the indices of the keys whose memory is registered."""
         if len(pieces) != len(keys):
-            raise ValueError(f"memory for each key keys={len(keys)} memories={len(pieces)}")
+            raise ValueError(f"there must be one memory per key keys={len(keys)} memories={len(pieces)}")
         with self._lock:
             some = [at for at, parts in enumerate(pieces) if self._is_registered(parts)]
         if len(some) < len(keys):
             unknown = len(keys) - len(some)
-            self._failures.call(what, _Refused(f"memory of objects is not registered objects={unknown} of={len(keys)}"))
+            self._failures.call(what, _Refused(f"the memory of some objects is not registered objects={unknown} of={len(keys)}"))
         return [INVALID_PARAMS] * len(keys), some
 
     def _remember(self, key: str, length: int) -> None:
@@ -481,15 +491,15 @@ class MooncakeDistributedStore:
         if known is not None and store.exists(self._keys([key]))[0]:
             return known
         value = bytearray(8)
-        outcome = store.get([self._known().length.on_page(key)], [value])[0]
+        outcome = store.get([self._current_names().length.on_page(key)], [value])[0]
         return int.from_bytes(value, "little") if outcome else OBJECT_NOT_FOUND
 
-    def _note_put(self, outcomes: Sequence[pagelith.PutOutcome]) -> None:
-        """Say why objects were not taken; no room is no news."""
+    def _log_put_errors(self, outcomes: Sequence[pagelith.PutOutcome]) -> None:
+        """Log why objects were not stored, unless the store is busy or full, which is expected."""
         self._failures.written([one for one in outcomes if not isinstance(one.error, pagelith.BusyError | pagelith.NoSpaceError)], "put")
 
     def _guarded(self, body: Callable[[pagelith.Store], _Code], failed: Callable[[int], _Code]) -> _Code:
-        """Mooncake's clients read codes and expect no exception."""
+        """Convert exceptions to error codes, as Mooncake's callers expect."""
         store = self._store
         if store is None:
             self._failures.call("call", _Refused("the store is not set up"))
@@ -506,7 +516,7 @@ class MooncakeDistributedStore:
             logger.error("pagelith: invalid argument: %s", error)
             return failed(INVALID_PARAMS)
         except Exception:
-            logger.exception("pagelith: a call failed")
+            logger.exception("pagelith: a call failed unexpectedly")
             return failed(INTERNAL)
 
 
@@ -525,7 +535,7 @@ def _put_code(outcome: pagelith.PutOutcome) -> int:
 
 
 def _get_code(outcome: pagelith.GetOutcome) -> int:
-    """Bytes, or what went wrong."""
+    """The number of bytes read, or an error code."""
     if outcome:
         return outcome.bytes
     if outcome.error is not None:
@@ -534,12 +544,13 @@ def _get_code(outcome: pagelith.GetOutcome) -> int:
 
 
 def path() -> str:
-    """A folder that, on the module path, is a module `mooncake.store`."""
+    """A directory that provides the module `mooncake.store` if it is on the module path."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")
 
 
 def install() -> None:
-    """Make this the module `mooncake.store` of this process. Before whoever imports it."""
+    """Make this the module `mooncake.store` of this process. Call it before anything imports that
+    module."""
     sys.path.insert(0, path())
     for name in [name for name in sys.modules if name == "mooncake" or name.startswith("mooncake.")]:
         del sys.modules[name]

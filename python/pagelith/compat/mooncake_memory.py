@@ -1,7 +1,8 @@
-"""Host memory of Mooncake's client: where it comes from, and whether an address is of it.
+"""Host memory of Mooncake's client: allocation, and the check whether an address is host memory.
 
-An address is handed out once: a store process takes what lies at an address that it was shown for the memory that was there, as long as a client is
-attached. So a mapping stays where it is until the process ends, and `free` gives its pages back alone.
+An address is allocated once. A store process that has mapped the memory at an address assumes that
+it does not change while the client is attached. So a mapping stays in place until the process ends,
+and `free` only returns its pages.
 """
 
 import ctypes
@@ -12,13 +13,13 @@ import os
 import weakref
 from typing import Protocol
 
-# The client's: this is a part of it.
+# The client's logger: this module is part of the client.
 logger = logging.getLogger("pagelith.compat.mooncake")
 
 OK = 0
 INVALID_PARAMS = -600
 
-# linux/falloc.h and madvise(2); Python has not all of them.
+# From linux/falloc.h and madvise(2); Python does not define all of them.
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 _MADV_DONTFORK = 10
@@ -35,34 +36,37 @@ class _Client(Protocol):
     def forget_memory(self, address: int, length: int) -> None: ...
 
 
-# Those to which memory may be registered.
+# Clients that may have memory registered.
 clients: "weakref.WeakValueDictionary[int, _Client]" = weakref.WeakValueDictionary()
-# Of all allocators in this process: each address's allocator, descriptor and length. One operation of a dictionary at a time needs no lock.
+# Memory of all allocators of this process: by address, its allocator, descriptor and length. Single
+# dictionary operations need no lock.
 _allocated: dict[int, tuple[object, int, int]] = {}
 
 
 class MooncakeHostMemAllocator:
-    """Host memory at page boundaries, which a store process copies from without its bytes being sent (`register_buffer` shows it).
+    """Page-aligned host memory, which a store process maps and copies from without a transfer
+    (`register_buffer` shares it).
 
-    It stays until `free`, also where the allocator goes. A forked child does not have it.
+    The memory stays until `free`, even if the allocator is dropped. A forked child does not have
+    it.
     """
 
     def __init__(self) -> None:
-        # What names it as an owner, without keeping it.
+        # Identifies the allocator as owner without keeping it alive.
         self._owner = object()
 
     def alloc(self, size: int) -> int:
-        """Its address; 0 if there is no such memory, and the log says why."""
+        """Allocate memory and return its address; 0 if that fails, with the reason in the log."""
         try:
             wanted = -1 if isinstance(size, bool) else operator.index(size)
         except TypeError:
             wanted = -1
         if wanted < 0:
-            logger.error("pagelith: the size of host memory must be a whole number of bytes, from 0 on size=%r", size)
+            logger.error("pagelith: the size of host memory must be a whole number of bytes, at least 0 size=%r", size)
             return 0
         length = -(-max(wanted, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            address, fd = _mapped(length)
+            address, fd = _map_memfd(length)
         except (OSError, OverflowError, ctypes.ArgumentError) as error:
             logger.error("pagelith: host memory cannot be allocated: %s size=%d", error, wanted)
             return 0
@@ -70,14 +74,14 @@ class MooncakeHostMemAllocator:
         return address
 
     def free(self, address: int) -> int:
-        """Give the pages back; what is registered there is registered no more."""
+        """Return the pages, and end all registrations in the memory."""
         owner, fd, length = _allocated.get(address, (None, -1, 0))
         if owner is not self._owner or _allocated.pop(address, None) is None:
-            logger.error("pagelith: no memory of this allocator lies at %r", address)
+            logger.error("pagelith: no memory of this allocator is at address=%r", address)
             return INVALID_PARAMS
-        # A store of this process reads into the pages that were there when they were registered.
-        for there in clients.valuerefs():
-            client = there()
+        # An embedded store would continue to read into the pages that were registered.
+        for reference in clients.valuerefs():
+            client = reference()
             if client is not None:
                 client.forget_memory(address, length)
         if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, 0, length) != 0:
@@ -86,13 +90,14 @@ class MooncakeHostMemAllocator:
         return OK
 
 
-def _mapped(length: int) -> tuple[int, int]:
-    """Zeros in a memfd, which a store process seals against becoming shorter and maps; their address and its descriptor."""
+def _map_memfd(length: int) -> tuple[int, int]:
+    """Zeroed memory in a memfd, which a store process can seal against shrinking and map; its
+    address and descriptor."""
     fd = os.memfd_create("pagelith-host-memory", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, length)
         address = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-        # A child would write its parent's memory.
+        # Not inherited: a child would write to its parent's memory.
         if address in (None, _MAP_FAILED) or _libc.madvise(address, length, _MADV_DONTFORK) != 0:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
@@ -103,7 +108,8 @@ def _mapped(length: int) -> tuple[int, int]:
 
 
 def _after_fork() -> None:
-    """The memory is the parent's: nothing is mapped here at its addresses, and its clients' locks may be held for ever."""
+    """The memory belongs to the parent: it is not mapped in the child, and the clients' locks may
+    be held for ever."""
     clients.clear()
     for _, fd, _ in _allocated.values():
         os.close(fd)
@@ -114,7 +120,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_host_memory(address: int, size: int) -> bool:
-    """Whether its first and last byte can be read: the kernel says so, where a look would end the process."""
+    """Whether the first and the last byte can be read. A system call checks that; a direct access
+    could crash the process."""
     read, write = os.pipe()
     try:
         at = (address, address + size - 1)

@@ -1,4 +1,5 @@
-"""What `setup` of Mooncake's client was given, as settings of a store: types, sizes, and how much of a disk where nobody says."""
+"""The arguments of Mooncake's `setup` as settings of a store: types, sizes, and the default share
+of a disk."""
 
 import os
 import re
@@ -11,9 +12,10 @@ import pagelith
 _PAGE = 4096
 _DRAM_MIN = 16 << 20
 _SEGMENT_MAX = 256 << 20
-# What Mooncake takes at most where nobody says otherwise.
+# Mooncake's default upper limit.
 _SSD_MAX = 2 << 40
-# Ranks of one host share its disk, and none knows how many they are: each takes an eighth of nine tenths.
+# The ranks of one host share its disk, and none knows their number: each takes an eighth of 90 % of
+# it.
 _RANKS = 8
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -22,7 +24,8 @@ _FLAGS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 
 def size_of(name: str, value: Any) -> int:
-    """Bytes: a number, or text such as `4gb`, of which Mooncake's engines mean powers of 1024."""
+    """A number of bytes: an integer, or text such as `4gb`, with powers of 1024 as Mooncake's
+    engines mean it."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -32,7 +35,7 @@ def size_of(name: str, value: Any) -> int:
 
 
 def flag_of(name: str, value: Any) -> bool:
-    """True or false, or text that says so."""
+    """A boolean, also as text."""
     known = _FLAGS.get(str(value).strip().lower()) if isinstance(value, bool | int | str) else None
     if known is None:
         raise ValueError(f"{name} must be true or false, got={value!r}")
@@ -40,19 +43,20 @@ def flag_of(name: str, value: Any) -> bool:
 
 
 def text_of(name: str, value: Any) -> str:
-    """Text; what is not given is empty."""
+    """A string; None is the empty string."""
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{name} must be text, got={value!r}")
     return value or ""
 
 
 def path_of(name: str, value: Any, prefix: str = "") -> str:
-    """The same, or a path, which is that text behind `prefix`."""
+    """A string or a path; a path is prefixed with `prefix`."""
     return text_of(name, prefix + os.fsdecode(value) if isinstance(value, os.PathLike) else value)
 
 
 def store_settings(dram: int, offload: str | None) -> dict[str, Any]:
-    """Settings of a store in this process: with `offload` on SSD too, in that directory or the one that the environment names."""
+    """Settings of an embedded store; with `offload`, on SSD too, in that directory or the one that
+    the environment names."""
     settings: dict[str, Any] = {}
     dram = max(dram, _DRAM_MIN)
     if offload is not None:
@@ -60,19 +64,21 @@ def store_settings(dram: int, offload: str | None) -> dict[str, Any]:
         limit = os.environ.get("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
         size = size_of("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", limit) if limit else _default_size(directory)
         settings["ssd"] = {"dirs": [directory], "bytes": size // _PAGE * _PAGE}
-        # Memory is where writes wait for the drive, so it has at least one segment, which is no more than this.
+        # DRAM buffers writes to the drive, so it must hold at least one segment, which is at most
+        # this long.
         dram = max(dram, min(size // 64, _SEGMENT_MAX))
     settings["dram"] = {"bytes": -(-dram // _PAGE) * _PAGE}
     return settings
 
 
 def _default_size(directory: str) -> int:
-    """That of the store which is there; of a new one a share of the disk that does not hang on who came before."""
-    made = pagelith.Store.bytes_in(directory)
-    if made is not None:
-        return made
-    nearest = os.path.abspath(directory)
-    while not os.path.isdir(nearest):
-        nearest = os.path.dirname(nearest)
-    disk = shutil.disk_usage(nearest)
+    """The capacity of an existing store; for a new one a share of the disk that is independent of
+    other ranks' stores."""
+    existing = pagelith.Store.bytes_in(directory)
+    if existing is not None:
+        return existing
+    parent = os.path.abspath(directory)
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
+    disk = shutil.disk_usage(parent)
     return min(_SSD_MAX, disk.total * 9 // 10 // _RANKS, disk.free * 9 // 10)

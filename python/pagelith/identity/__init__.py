@@ -1,10 +1,12 @@
-"""What a model is, as one fingerprint: everything that changes the bytes of its KV cache, and that no page's key says.
+"""The identity of a model, as one fingerprint of everything that changes the bytes of its KV cache
+and is not part of a page's key.
 
-Each adapter puts the fingerprint into its namespace, so servers that differ in any of it have no page in common. What an engine
-does not hand over is `unknown`, and an adapter starts without it only if the operator passes a `revision`, which is added to
-the fingerprint and never replaces it.
+Each adapter adds the fingerprint to its namespace, so servers that differ in any of it share no
+page. A fact that an engine does not provide is `unknown`. An adapter then starts only if the
+operator passes a `revision`; it is added to the fingerprint and never replaces it.
 
-`facts` has the digest, `weights` the files on disk, and a module for each engine says what is read from where.
+`facts` computes the digest, `weights` reads the files on disk, and one module per engine reads the
+engine's facts.
 """
 
 from .facts import Identity, ModelError, admit

@@ -14,25 +14,28 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# Goes into every fingerprint. Another way to make them needs another text here.
+# Part of every fingerprint. A change of how fingerprints are computed needs a new text.
 FORMAT = "pagelith-model-1"
-# Where a configuration was read from and by what changes no byte.
-_ORIGIN = ("_name_or_path", "transformers_version")
-# Deeper than any configuration is nested; a loop ends here.
+# Fields that name the source of a configuration or its writer; they do not change the cache's
+# bytes.
+_ORIGIN_FIELDS = ("_name_or_path", "transformers_version")
+# Nested deeper than any configuration; bounds the recursion.
 _DEPTH_MAX = 24
-# A variable of an engine with one of these words in its name can change the bytes of a cache, also one that is new in the engine.
-_OF_A_CACHE = re.compile("LAYOUT|KVCACHE|KV_CACHE|QUANT|ROPE")
+# An engine's variable with one of these words in its name can change the bytes of a cache, also one
+# in a future version.
+_CACHE_VARIABLE = re.compile("LAYOUT|KVCACHE|KV_CACHE|QUANT|ROPE")
 
 _announced: set[tuple[str, str, str]] = set()
 
 
 class ModelError(ValueError):
-    """Pages of this model cannot be kept apart: something is unknown and no `revision` stands in for it, or no name can say what they depend on."""
+    """Pages of this model cannot be kept apart: a fact is unknown and there is no `revision`, or
+    the bytes depend on something that no name can express."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The facts about one model, and which of them could not be read."""
+    """The facts about one model, and the names of those that could not be read."""
 
     facts: Mapping[str, Any]
     unknown: tuple[str, ...] = ()
@@ -43,19 +46,19 @@ class Identity:
 
     @property
     def extra(self) -> tuple[str, str]:
-        """The pair for a namespace."""
+        """The entry for a namespace's `extra`."""
         return "model", self.fingerprint
 
 
 @dataclass
 class Reader:
-    """Collects facts. One whose source is not there is noted, and is not an error."""
+    """Collects facts. A fact whose source is missing is recorded as unknown and raises no error."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
 
     def read(self, name: str, source: Callable[[], Any]) -> Any:
-        """The value, which is now a fact too; None where it cannot be read."""
+        """Record the value as a fact and return it; None if it cannot be read."""
         try:
             value = source()
             self.facts[name] = plain(value)
@@ -74,27 +77,29 @@ class Reader:
 
 
 def admit(identity: Identity, revision: str, where: str) -> None:
-    """Raise if something is unknown and no `revision` stands in for it. Otherwise log once what went in."""
+    """Raise ModelError if a fact is unknown and there is no `revision`. Otherwise log the facts,
+    once."""
     if identity.unknown and not revision:
         raise ModelError(
-            f"{where}: pagelith cannot read {', '.join(identity.unknown)} here, and would take one model's pages for another's:"
+            f"{where}: pagelith cannot identify {', '.join(identity.unknown)}, and would confuse the pages of two models:"
             " set 'revision' to a text of your own that you change whenever any of that changes, such as"
             ' "my-model weights-7 bf16 kv-fp8 max-len-32768"'
         )
     if (identity.fingerprint, revision, where) in _announced:
         return
     _announced.add((identity.fingerprint, revision, where))
-    said = " ".join(f"{name}={_short(value)}" for name, value in sorted(identity.facts.items()))
-    logger.info("pagelith: pages are of this model: fingerprint=%s revision=%r %s", identity.fingerprint, revision, said)
+    facts = " ".join(f"{name}={_short(value)}" for name, value in sorted(identity.facts.items()))
+    logger.info("pagelith: identity of the model: fingerprint=%s revision=%r %s", identity.fingerprint, revision, facts)
     if identity.unknown:
         logger.warning(
-            "pagelith: unknown about the model: %s; only revision=%r keeps its pages apart from others', change it when that changes",
+            "pagelith: unknown facts of the model: %s; only revision=%r keeps its pages apart from others: change it when they change",
             ", ".join(identity.unknown), revision,
         )
 
 
 def _short(value: Any) -> str:
-    """A fact in a log line: as it is, or where it is long a part of its digest, which two servers can compare."""
+    """A fact for a log line: its text, or if that is long a prefix of its digest, by which two
+    servers can be compared."""
     text = json.dumps(value, sort_keys=True)
     return text if len(text) <= 80 else f"sha256:{digest(value)[:16]}"
 
@@ -104,7 +109,8 @@ def digest(value: Any) -> str:
 
 
 def fields_of(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
-    """All that a configuration says but for some names. A field that is new in an engine is thus never left out."""
+    """All fields of a configuration but those in `without`, so that a field that is new in an
+    engine is included."""
     if dataclasses.is_dataclass(value):
         names = [f.name for f in dataclasses.fields(value)]
     else:
@@ -113,13 +119,15 @@ def fields_of(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
 
 
 def environment(prefix: str, named: Collection[str], without: Collection[str] = ()) -> dict[str, str]:
-    """The variables of an engine that change the bytes of a cache: those that are named, and those whose names begin with `prefix` and say so."""
-    names = (name for name in os.environ if name in named or (name.startswith(prefix) and _OF_A_CACHE.search(name)))
+    """The environment variables that change the bytes of a cache: those in `named`, and those with
+    `prefix` whose names match `_CACHE_VARIABLE`."""
+    names = (name for name in os.environ if name in named or (name.startswith(prefix) and _CACHE_VARIABLE.search(name)))
     return {name: _content(name, os.environ[name]) for name in names if name not in without}
 
 
 def _content(name: str, value: str) -> str:
-    """A variable's value; of one that may name a file with a configuration, and does, what is in the file."""
+    """A variable's value; if the variable names an existing configuration file, the digest of the
+    file."""
     if not name.endswith("_CONFIG") or not os.path.exists(value):
         return value
     with open(value, "rb") as file:
@@ -127,7 +135,7 @@ def _content(name: str, value: str) -> str:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """The same as JSON has it, alike in every process."""
+    """The value as plain JSON, equal in every process."""
     if depth > _DEPTH_MAX:
         raise ValueError(f"a configuration is nested deeper than {_DEPTH_MAX}")
     inner = depth + 1
@@ -138,7 +146,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return value.hex()
     if isinstance(value, Mapping):
-        return {str(name): plain(one, inner) for name, one in value.items() if name not in _ORIGIN}
+        return {str(name): plain(one, inner) for name, one in value.items() if name not in _ORIGIN_FIELDS}
     if isinstance(value, (list, tuple)):
         return [plain(one, inner) for one in value]
     if isinstance(value, (set, frozenset)):
@@ -151,6 +159,6 @@ def plain(value: Any, depth: int = 0) -> Any:
         return plain(fields_of(value), inner)
     text = str(value)
     if " at 0x" in text:
-        # The address of an object differs in every process.
+        # The default text contains the object's address, which differs in every process.
         return [type(value).__qualname__, plain(vars(value), inner)]
     return text

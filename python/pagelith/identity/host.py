@@ -1,4 +1,5 @@
-"""The engine in whose process an adapter runs that is handed no configuration: LMCache's connector, Mooncake's interface."""
+"""The model of the engine in this process, for adapters that get no configuration: LMCache's
+connector and Mooncake's client interface."""
 
 import sys
 from collections.abc import Callable
@@ -7,58 +8,60 @@ from typing import Any
 from .facts import Identity, ModelError
 from .sglang import Now, ServedModel
 
-_NONE = Now(Identity({"engine": "unknown"}, ("which engine and model it is for",)), stale=False)
+_NO_ENGINE = Now(Identity({"engine": "unknown"}, ("which engine and model it is for",)), stale=False)
 
 
-# What vLLM's configurations said in this process, by fingerprint. A connection may be made again when none is set any more.
-_told: dict[str, Now] = {}
+# Models of vLLM's configurations in this process, by fingerprint. A connection may be made again
+# while none is set.
+_identified: dict[str, Now] = {}
 
 
 def no_engine() -> Now:
-    return _NONE
+    return _NO_ENGINE
 
 
 def model_of_this_process() -> Callable[[], Now]:
-    """What says which model it is, at each call: by vLLM's configuration or by SGLang's. Without an engine it is unknown."""
-    config = _vllms()
+    """A function that returns the current model, from vLLM's configuration or SGLang's. Without an
+    engine it is unknown."""
+    config = _vllm_config()
     if config is not None:
         from .vllm import identify
 
         known = Now(identify(config, sizes=True), stale=False)
-        _told[known.identity.fingerprint] = known
+        _identified[known.identity.fingerprint] = known
         return lambda: known
-    if _sglang_serves():
+    if _is_sglang_server():
         return ServedModel(sizes=True).now
-    if len(_told) == 1:
-        [earlier] = _told.values()
+    if len(_identified) == 1:
+        [earlier] = _identified.values()
         return lambda: earlier
-    if _told or _vllm_works():
+    if _identified or _is_vllm_worker():
         raise ModelError(
-            f"pagelith: a connection is made while vLLM's configuration is not set, and earlier ones of this process had {len(_told)} of them:"
-            " nothing says which model this one is for, and no 'revision' stands in for that; start the server again, with one model in a process"
+            f"pagelith: vLLM's configuration is not set for this connection, and earlier connections of this process had {len(_identified)} configurations:"
+            " its model is unknown, and a 'revision' cannot replace it; restart the server, with one model per process"
         )
     return no_engine
 
 
 def vllms_transfer() -> Any:
-    """What vLLM's configuration in this process says of its connectors; `None` where there is none."""
-    return getattr(_vllms(), "kv_transfer_config", None)
+    """The `kv_transfer_config` of vLLM's configuration in this process; `None` without one."""
+    return getattr(_vllm_config(), "kv_transfer_config", None)
 
 
-def _vllms() -> object | None:
-    """vLLM's configuration, where it is set: while a worker starts."""
+def _vllm_config() -> object | None:
+    """vLLM's configuration. It is set only while a worker starts."""
     module = sys.modules.get("vllm.config")
-    ask = getattr(module, "get_current_vllm_config_or_none", None)
-    return None if ask is None else ask()
+    getter = getattr(module, "get_current_vllm_config_or_none", None)
+    return None if getter is None else getter()
 
 
-def _vllm_works() -> bool:
-    """Whether this is a worker of vLLM's."""
-    ask = getattr(sys.modules.get("vllm.distributed.parallel_state"), "model_parallel_is_initialized", None)
-    return bool(ask is not None and ask())
+def _is_vllm_worker() -> bool:
+    """Whether this process is a vLLM worker."""
+    getter = getattr(sys.modules.get("vllm.distributed.parallel_state"), "model_parallel_is_initialized", None)
+    return bool(getter is not None and getter())
 
 
-def _sglang_serves() -> bool:
+def _is_sglang_server() -> bool:
     module = sys.modules.get("sglang.srt.runtime_context")
     if module is None:
         return False

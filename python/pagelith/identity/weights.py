@@ -1,4 +1,5 @@
-"""Which weights a model has: the commit that they were downloaded of, or a digest of the files."""
+"""The identity of a model's weights: the commit that they were downloaded from, or a digest of the
+files."""
 
 import hashlib
 import json
@@ -7,27 +8,30 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-# Formats that an engine reads from the model's own folder. Of others (a stream, a peer, a cache) nothing here says what they bring.
-_FROM_THE_FOLDER = {
+# Formats that an engine reads from the model's own directory. Other formats (a stream, a peer, a
+# cache) are not identified here.
+_LOCAL_FORMATS = {
     "auto", "hf", "safetensors", "pt", "npcache", "mistral", "gguf", "bitsandbytes", "fastsafetensors", "instanttensor",
     "sharded_state", "presharded", "layered", "expert_pack", "jax",
 }  # fmt: skip
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".npy", ".msgpack", ".h5")
-# Of the small files these change what a model computes: its code, how its weights or an adapter's are to be read, and how an image is.
-_SMALL = re.compile(r".*\.py|config\.json|params\.json|.*(adapter|quant|scale|index|processor).*\.json")
-# A file up to this length is read whole; of a longer one its table of tensors and samples.
-_WHOLE = 4 << 20
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".npy", ".msgpack", ".h5")
+# Small files that change the model's results: code, and the interpretation of weights, adapters and
+# images.
+_SMALL_FILES = re.compile(r".*\.py|config\.json|params\.json|.*(adapter|quant|scale|index|processor).*\.json")
+# Files up to this length are read whole; of longer ones, the tensor table and samples.
+_WHOLE_FILE_MAX = 4 << 20
 _SAMPLE = 4096
 _SAMPLES = 512
-# Longest table of a safetensors file, as its format has it.
+# Longest table of a safetensors file, as the format defines it.
 _TABLE_MAX = 100 << 20
 
 
 def weights_of(model: str, revision: str | None, load_format: str, commit: str | None = None, cache: str | None = None) -> str | None:
-    """A text for the weights of a model, which is a path or a name on the Hub; None where nothing says which they are."""
+    """A text that identifies the weights of a model, given by path or Hub name; None if they cannot
+    be identified."""
     if load_format == "dummy":
         return "dummy"
-    if load_format not in _FROM_THE_FOLDER:
+    if load_format not in _LOCAL_FORMATS:
         return None
     if os.path.exists(model):
         found = files_of(model)
@@ -37,12 +41,13 @@ def weights_of(model: str, revision: str | None, load_format: str, commit: str |
 
 
 def files_of(path: str) -> str | None:
-    """A digest of a model's or an adapter's files; None where there is no weight among them. Paths and times are no part of it."""
+    """A digest of a model's or an adapter's files; None if there are no weights among them.
+    Independent of paths and times."""
     if os.path.isfile(path):
         files = {os.path.basename(path): path}
     else:
         files = {os.path.relpath(file, path): file for file in _files_below(path)}
-        if not any(name.endswith(_WEIGHTS) for name in files):
+        if not any(name.endswith(_WEIGHT_SUFFIXES) for name in files):
             return None
     found = hashlib.sha256()
     for name, file in sorted(files.items()):
@@ -54,20 +59,20 @@ def files_of(path: str) -> str | None:
 
 
 def _files_below(path: str) -> Iterator[str]:
-    """A folder's files that change what a model computes, also of its subfolders but hidden ones."""
+    """The files that change the model's results, including subdirectories except hidden ones."""
     seen: set[str] = set()
     for folder, below, names in os.walk(path, followlinks=True):
-        # A link may lead back.
+        # A symbolic link may lead to a parent directory.
         seen.add(os.path.realpath(folder))
         below[:] = [name for name in sorted(below) if not name.startswith(".") and os.path.realpath(os.path.join(folder, name)) not in seen]
         for name in names:
             file = os.path.join(folder, name)
-            if (name.endswith(_WEIGHTS) or _SMALL.fullmatch(name)) and os.path.isfile(file):
+            if (name.endswith(_WEIGHT_SUFFIXES) or _SMALL_FILES.fullmatch(name)) and os.path.isfile(file):
                 yield file
 
 
 def _parts(file: BinaryIO, size: int) -> Iterator[bytes]:
-    if size <= _WHOLE:
+    if size <= _WHOLE_FILE_MAX:
         yield file.read()
         return
     table = _table(file, size) if file.name.endswith(".safetensors") else b""
@@ -78,7 +83,7 @@ def _parts(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _table(file: BinaryIO, size: int) -> bytes:
-    """The table of tensors at the head of a safetensors file, with its length before it."""
+    """The tensor table at the head of a safetensors file, preceded by its length."""
     length = int.from_bytes(file.read(8), "little")
     if length > min(size, _TABLE_MAX):
         return b""
@@ -86,7 +91,7 @@ def _table(file: BinaryIO, size: int) -> bytes:
 
 
 def _middles(table: bytes) -> list[int]:
-    """One place within each tensor, so that no tensor changes unseen."""
+    """One offset within each tensor, so that a change of any tensor can be detected."""
     if not table:
         return []
     try:
@@ -97,7 +102,7 @@ def _middles(table: bytes) -> list[int]:
 
 
 def _commit_of(model: str, revision: str | None, cache: str | None) -> str | None:
-    """The commit of a Hub's model in the local cache, which the path of its snapshot says."""
+    """The commit of a Hub model in the local cache, from the path of its snapshot."""
     try:
         from huggingface_hub import try_to_load_from_cache
 

@@ -1,7 +1,9 @@
-"""LMCache in the engine's own process: a remote connector, which its engine loads as a remote storage plugin.
+"""LMCache in the engine's own process: a remote connector, which LMCache loads as a remote storage
+plugin.
 
-LMCache calls from its event loop. Batches are handed over to the store (`Store.submit_get`), so that the loop goes on. What a chunk is (length, shapes,
-types) lies beside its bytes, visible with them: LMCache's last chunk of a prompt is shorter than the others, and a key does not say so.
+LMCache calls it from its event loop. Batches are submitted (`Store.submit_get`), so the loop is not
+blocked. The metadata of a chunk (length, shapes, types) is an object of its own, visible together
+with the bytes: the last chunk of a prompt is shorter than the others, and its key does not say so.
 """
 
 import asyncio
@@ -22,32 +24,32 @@ from ..vllm.policy import warn_of_failed_loads
 
 logger = logging.getLogger(__name__)
 
-# Before each key of this plugin in LMCache's `extra_config`.
+# Prefix of each key of this plugin in LMCache's `extra_config`.
 PREFIX = "remote_storage_plugin.pagelith."
 
 
 @dataclass(frozen=True)
 class ConnectorSettings(StoreSettings):
-    """The keys of `extra_config` behind `remote_storage_plugin.pagelith.`"""
+    """The keys of `extra_config` with the prefix `remote_storage_plugin.pagelith.`"""
 
     put_wait_ms: int = milliseconds(1000)
-    # LMCache itself waits for `blocking_timeout_secs`, 10 unless told otherwise.
+    # LMCache itself waits for `blocking_timeout_secs`, 10 by default.
     get_timeout_ms: int = milliseconds(5000)
-    # Longest that a look-up waits for a store process: LMCache's loop waits behind it.
+    # Longest wait of a look-up for a store process, which blocks LMCache's event loop.
     look_timeout_ms: int = milliseconds(1000)
 
 
 class _Names(NamedTuple):
-    """Of a chunk's bytes and of what it is, on no page."""
+    """Key templates, without a page, for a chunk's bytes and its metadata."""
 
-    # Of the model, as `Identity` has it.
+    # Fingerprint of the model.
     model: str
     bytes: pagelith.Key
     facts: pagelith.Key
 
 
 class PagelithConnector(RemoteConnector):
-    """A store of this process, or a store process, behind LMCache's own memory."""
+    """An embedded store, or a store process, below LMCache's own memory."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, local_cpu_backend: Any, config: Any) -> None:
         metadata = local_cpu_backend.metadata
@@ -63,25 +65,26 @@ class PagelithConnector(RemoteConnector):
         admit(self._model().identity, self.settings.revision, where)
         warn_of_failed_loads(logger, vllms_transfer())
         self._memory = local_cpu_backend
-        self._wait = self.settings.put_wait_ms / 1000
-        self._timeout = self.settings.get_timeout_ms / 1000
-        self._look = self.settings.look_timeout_ms / 1000
+        self._put_wait = self.settings.put_wait_ms / 1000
+        self._get_timeout = self.settings.get_timeout_ms / 1000
+        self._look_timeout = self.settings.look_timeout_ms / 1000
         self._names: _Names | None = None
         self._failures = self.settings.failures(logger)
         self._store = self.settings.open(f"lmcache_{metadata.worker_id}of{metadata.world_size}")
 
-    def _known(self, writes: bool = False) -> _Names:
-        """The names that chunks have now: SGLang may have replaced the model's weights since the last call."""
+    def _current_names(self, writes: bool = False) -> _Names:
+        """The current key templates: SGLang may have replaced the model's weights since the last
+        call."""
         now = self._model()
         names = self._names
         if names is None or names.model != now.identity.fingerprint:
             admit(now.identity, self.settings.revision, self._where)
-            names = self._names = self._named(now.identity)
+            names = self._names = self._make_names(now.identity)
         if writes and now.stale:
-            raise pagelith.InvalidError("the model's weights were replaced while this server runs, and LMCache may have chunks from before: start the server again to store")
+            raise pagelith.InvalidError("the model's weights were replaced at run time, and LMCache may hold chunks of the old ones: restart the server to store chunks")
         return names
 
-    def _named(self, model: Identity) -> _Names:
+    def _make_names(self, model: Identity) -> _Names:
         metadata = self._metadata
         shapes = " ".join(f"{list(shape)} {kind}" for shape, kind in zip(self.meta_shapes, self.meta_dtypes, strict=True))
         space = pagelith.Namespace(
@@ -93,10 +96,10 @@ class PagelithConnector(RemoteConnector):
             layout=str(self.meta_fmt),
             extra=[("client", "lmcache-engine"), model.extra, ("chunk", shapes), ("serde", self._serde)],
         )
-        # On no page; a worker's key says which worker's it is.
+        # Templates without a page; a worker's key contains its number.
         return _Names(model.fingerprint, *(pagelith.Key(space, bytes(32), component=name) for name in ("k", "facts")))
 
-    def _on(self, key: pagelith.Key, keys: Sequence[Any]) -> list[pagelith.Key]:
+    def _keys_on(self, key: pagelith.Key, keys: Sequence[Any]) -> list[pagelith.Key]:
         return key.on_pages([one.to_string() for one in keys])
 
     # Look-ups.
@@ -112,7 +115,7 @@ class PagelithConnector(RemoteConnector):
 
     def batched_contains(self, keys: list[Any]) -> int:
         try:
-            return self._store.exists_prefix(self._on(self._known().bytes, keys), timeout=self._look)
+            return self._store.exists_prefix(self._keys_on(self._current_names().bytes, keys), timeout=self._look_timeout)
         except (pagelith.PagelithError, ModelError) as error:
             self._failures.call("look-up", error)
             return 0
@@ -129,26 +132,27 @@ class PagelithConnector(RemoteConnector):
         return True
 
     async def batched_get(self, keys: list[Any]) -> list[Any]:
-        """The chunks, each in memory of LMCache's; `None` for one that is not here, or that there is no memory for."""
+        """The chunks, each in memory from LMCache; `None` for a chunk that is not stored, or for
+        which there is no memory."""
         found: list[Any] = [None] * len(keys)
         try:
-            names = self._known()
+            names = self._current_names()
         except ModelError as error:
             self._failures.call("read", error)
             return found
         facts = [bytearray(self.remote_metadata_bytes) for _ in keys]
-        here = await self._got(self._on(names.facts, keys), facts)
+        present = await self._read_batch(self._keys_on(names.facts, keys), facts)
         for at, chunk in enumerate(facts):
-            if here[at]:
-                told = RemoteMetadata.deserialize(chunk)
-                found[at] = self._memory.allocate(told.shapes, told.dtypes, told.fmt)
+            if present[at]:
+                metadata = RemoteMetadata.deserialize(chunk)
+                found[at] = self._memory.allocate(metadata.shapes, metadata.dtypes, metadata.fmt)
         wanted = [at for at, memory in enumerate(found) if memory is not None]
         whole: list[bool] = [False] * len(wanted)
         try:
-            objects = self._on(names.bytes, [keys[at] for at in wanted])
-            whole = await self._got(objects, [found[at].byte_array for at in wanted])
+            objects = self._keys_on(names.bytes, [keys[at] for at in wanted])
+            whole = await self._read_batch(objects, [found[at].byte_array for at in wanted])
         finally:
-            # Whatever came of it, nobody writes there any more.
+            # The batch has ended, so nothing writes to this memory any more.
             for at, ok in zip(wanted, whole, strict=True):
                 if not ok:
                     found[at].ref_count_down()
@@ -156,17 +160,17 @@ class PagelithConnector(RemoteConnector):
         return found
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: list[Any]) -> list[Any]:
-        """The chunks before the first that is not here."""
+        """The chunks before the first one that is not stored."""
         found = await self.batched_get(keys)
-        here = next((at for at, memory in enumerate(found) if memory is None), len(found))
-        for memory in found[here:]:
+        end = next((at for at, memory in enumerate(found) if memory is None), len(found))
+        for memory in found[end:]:
             if memory is not None:
                 memory.ref_count_down()
-        return found[:here]
+        return found[:end]
 
-    async def _got(self, objects: list[pagelith.Key], into: list[Any]) -> list[bool]:
+    async def _read_batch(self, objects: list[pagelith.Key], into: list[Any]) -> list[bool]:
         try:
-            outcomes = await self._ended(self._store.submit_get(objects, into, timeout=self._timeout))
+            outcomes = await self._outcomes_of(self._store.submit_get(objects, into, timeout=self._get_timeout))
         except pagelith.PagelithError as error:
             self._failures.call("read", error)
             return [False] * len(objects)
@@ -183,50 +187,51 @@ class PagelithConnector(RemoteConnector):
 
     async def batched_put(self, keys: list[Any], memory_objs: list[Any]) -> None:
         objects, sources = [], []
-        # A key that is given twice is put once.
+        # A repeated key is put once.
         chunks: dict[str, tuple[Any, Any]] = {}
         for key, memory in zip(keys, memory_objs, strict=True):
             chunks.setdefault(key.to_string(), (key, memory))
         named = [key for key, _ in chunks.values()]
         try:
-            known = self._known(writes=True)
-            names = zip(self._on(known.facts, named), self._on(known.bytes, named), strict=True)
+            known = self._current_names(writes=True)
+            names = zip(self._keys_on(known.facts, named), self._keys_on(known.bytes, named), strict=True)
             for (facts, chunk), (_, memory) in zip(names, chunks.values(), strict=True):
                 held = memory.byte_array
-                told = RemoteMetadata(len(held), memory.get_shapes(), memory.get_dtypes(), memory.get_memory_format())
+                metadata = RemoteMetadata(len(held), memory.get_shapes(), memory.get_dtypes(), memory.get_memory_format())
                 objects += [facts, chunk]
-                sources += [told.serialize(), held]
-            outcomes = await self._ended(self._store.submit_put_pages(objects, sources, wait=self._wait))
+                sources += [metadata.serialize(), held]
+            outcomes = await self._outcomes_of(self._store.submit_put_pages(objects, sources, wait=self._put_wait))
         except (pagelith.PagelithError, ModelError) as error:
             self._failures.call("write", error)
             return
         self._failures.written(outcomes)
 
     @staticmethod
-    async def _ended(batch: Any) -> Any:
-        """What became of a batch. A task that is cancelled waits for it all the same: the memory is given to others behind it."""
+    async def _outcomes_of(batch: Any) -> Any:
+        """The outcomes of a batch. A cancelled task waits for the batch all the same: LMCache
+        reuses the memory afterwards."""
         try:
             return await batch
         except asyncio.CancelledError:
             batch.result()
             raise
 
-    # The rest.
+    # Removals and close.
 
     def remove_sync(self, key: Any) -> bool:
         try:
-            return self._store.remove(self._on(self._known().bytes, [key])) > 0
+            return self._store.remove(self._keys_on(self._current_names().bytes, [key])) > 0
         except (pagelith.PagelithError, ModelError) as error:
             self._failures.call("removal", error)
             return False
 
     async def list(self) -> list[str]:
-        """A store knows hashes of keys, and no keys."""
+        """A store has only hashes of keys, so this is empty."""
         return []
 
     async def close(self) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._store.close)
         finally:
-            # For lack of a thread; closing twice is nothing.
+            # If no thread could be started. A second close does nothing.
             self._store.close()

@@ -1,4 +1,4 @@
-"""What look-ups found and LMCache has not let go of yet."""
+"""Locks on objects that look-ups found and LMCache has not unlocked yet."""
 
 import threading
 import time
@@ -13,51 +13,52 @@ class _Pin(Protocol):
 
 
 @dataclass(eq=False)
-class _Found:
-    """One look-up's finds: pinned as long as one of its keys is locked."""
+class _LockedLookup:
+    """The objects found by one look-up: pinned while one of their keys is locked."""
 
     pin: _Pin | None
     keys: list[Hashable]
-    # How many of them are still locked by it.
+    # Number of its keys that are still locked.
     left: int
     until: float
 
 
 class Locks:
-    """Counts of locks by key. LMCache leaves locks behind where a request is given up: each ends after `seconds`."""
+    """Lock counts by key. LMCache leaves locks behind when a request is aborted, so each expires
+    after `seconds`."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._now = now
         self._lock = threading.Lock()
-        self._of: dict[Hashable, list[_Found]] = {}
-        self._found: deque[_Found] = deque()
+        self._by_key: dict[Hashable, list[_LockedLookup]] = {}
+        self._lookups: deque[_LockedLookup] = deque()
 
     def lock(self, keys: Iterable[Hashable], pin: _Pin | None) -> None:
-        """Lock each key once more; the pin is released with the last of them."""
+        """Add one lock to each key; the pin is released with the last of these locks."""
         locked = list(keys)
-        found = _Found(pin, locked, len(locked), self._now() + self._seconds)
+        found = _LockedLookup(pin, locked, len(locked), self._now() + self._seconds)
         with self._lock:
-            ended = self._expired()
+            ended = self._take_expired()
             for key in locked:
-                self._of.setdefault(key, []).append(found)
+                self._by_key.setdefault(key, []).append(found)
             if locked:
-                self._found.append(found)
+                self._lookups.append(found)
             else:
                 ended.append(found)
         _release(ended)
 
     def unlock(self, keys: Iterable[Hashable]) -> None:
-        """Take one lock of each key back, the oldest; of a key that has none, nothing."""
+        """Release the oldest lock of each key. Keys without a lock are ignored."""
         with self._lock:
-            ended = self._expired()
+            ended = self._take_expired()
             for key in keys:
-                holders = self._of.get(key)
+                holders = self._by_key.get(key)
                 if holders is None:
                     continue
                 found = holders.pop(0)
                 if not holders:
-                    del self._of[key]
+                    del self._by_key[key]
                 found.left -= 1
                 if not found.left:
                     ended.append(found)
@@ -65,54 +66,55 @@ class Locks:
 
     def is_locked(self, key: Hashable) -> bool:
         with self._lock:
-            ended = self._expired()
-            locked = key in self._of
+            ended = self._take_expired()
+            locked = key in self._by_key
         _release(ended)
         return locked
 
     def expire(self) -> None:
-        """Let go of what is over. Every other call does too."""
+        """Release expired locks. Every other call does this too."""
         with self._lock:
-            ended = self._expired()
+            ended = self._take_expired()
         _release(ended)
 
     def count(self) -> int:
-        """How many keys are locked."""
+        """Number of locked keys."""
         with self._lock:
-            ended = self._expired()
-            count = len(self._of)
+            ended = self._take_expired()
+            count = len(self._by_key)
         _release(ended)
         return count
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all locks."""
         with self._lock:
-            ended = list(self._found)
-            self._found.clear()
-            self._of.clear()
+            ended = list(self._lookups)
+            self._lookups.clear()
+            self._by_key.clear()
         _release(ended)
 
-    def _expired(self) -> list[_Found]:
-        """Take out what is over: look-ups in the order in which they came, of which those that are let go of ended before."""
+    def _take_expired(self) -> list[_LockedLookup]:
+        """Remove and return the expired look-ups. They are in the order of their arrival, and so of
+        their expiry."""
         ended = []
-        while self._found and (self._found[0].until <= self._now() or not self._found[0].left):
-            found = self._found.popleft()
+        while self._lookups and (self._lookups[0].until <= self._now() or not self._lookups[0].left):
+            found = self._lookups.popleft()
             if found.left:
                 ended.append(found)
-                self._take_out(found)
+                self._remove(found)
         return ended
 
-    def _take_out(self, found: _Found) -> None:
+    def _remove(self, found: _LockedLookup) -> None:
         for key in found.keys:
-            holders = self._of.get(key, [])
-            # Not where the key was unlocked before.
+            holders = self._by_key.get(key, [])
+            # Keys that were unlocked before have no entry any more.
             if found in holders:
                 holders.remove(found)
                 if not holders:
-                    del self._of[key]
+                    del self._by_key[key]
 
 
-def _release(ended: Iterable[_Found]) -> None:
+def _release(ended: Iterable[_LockedLookup]) -> None:
     for found in ended:
         if found.pin is not None:
             found.pin.release()

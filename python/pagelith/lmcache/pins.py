@@ -1,5 +1,6 @@
-"""Pins of a store process, which may be gone, or stopped: they are taken in a short time, or none for a while, and let go of by a
-thread of their own, so that nobody else waits for its answer.
+"""Pins in a store process, which may be down or stalled. A pin is requested with a short timeout;
+after a failure none is requested for a while. Pins are released by a separate thread, so that no
+caller waits for the response.
 """
 
 import queue
@@ -13,16 +14,16 @@ import pagelith
 from ..failures import Failures
 from .settings import Settings
 
-# How long no pin is asked for, after one was not to be had.
-_REST_S = 10.0
+# Time without pin requests after one failed.
+_SUSPENDED_S = 10.0
 
 
 class _Store(Protocol):
     def pin(self, keys: list[pagelith.Key], *, timeout: float | None = None) -> pagelith.Pin: ...
 
 
-class _Held:
-    """A pin that is let go of later."""
+class _DeferredPin:
+    """A pin whose release is deferred to the thread."""
 
     def __init__(self, pin: pagelith.Pin, later: Callable[[pagelith.Pin], None]) -> None:
         self._pin, self._later = pin, later
@@ -32,50 +33,51 @@ class _Held:
 
 
 class Pins:
-    """Takes pins, and lets go of them. `idle` is called where nothing is to be let go of, once in a while."""
+    """Takes and releases pins. `idle` is called periodically while there are none to release."""
 
     def __init__(
         self, store: _Store, settings: Settings, idle: Callable[[], None], failures: Failures, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._failures = failures
         self._store, self._now, self._idle = store, now, idle
-        self._timeout, self._every = settings.pin_timeout_ms / 1000, settings.lock_ms / 1000
-        self._again = float("-inf")
+        self._timeout, self._idle_interval = settings.pin_timeout_ms / 1000, settings.lock_ms / 1000
+        self._suspended_until = float("-inf")
         self._ended: queue.SimpleQueue[pagelith.Pin | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._left = 0
+        self._unreleased = 0
         self._thread = threading.Thread(target=self._release, name="pagelith-unpin", daemon=True)
         self._thread.start()
 
-    def take(self, names: list[pagelith.Key]) -> _Held | None:
-        """A pin of what is here of these; `None` if there is none to be had, and then of none for a while."""
+    def take(self, names: list[pagelith.Key]) -> _DeferredPin | None:
+        """A pin of those objects that are stored; `None` if pinning failed, now or a short time
+        ago."""
         if self.given_up():
             return None
         try:
-            return _Held(self._store.pin(names, timeout=self._timeout), self._release_later)
+            return _DeferredPin(self._store.pin(names, timeout=self._timeout), self._release_later)
         except pagelith.PagelithError as error:
-            self._again = self._now() + _REST_S
-            self._failures.call(f"pin (what look-ups find is not pinned for the next {_REST_S:.0f} s)", error)
+            self._suspended_until = self._now() + _SUSPENDED_S
+            self._failures.call(f"pin (found objects are not pinned for the next {_SUSPENDED_S:.0f} s)", error)
             return None
 
     def given_up(self) -> bool:
-        """Whether none is taken now."""
-        return self._now() < self._again
+        """Whether pinning is suspended after a failure."""
+        return self._now() < self._suspended_until
 
     def to_be_released(self) -> int:
-        """How many are held though nobody wants them any more."""
+        """Number of pins that are waiting for their release."""
         with self._lock:
-            return self._left
+            return self._unreleased
 
     def _release_later(self, pin: pagelith.Pin) -> None:
         with self._lock:
-            self._left += 1
+            self._unreleased += 1
         self._ended.put(pin)
 
     def _release(self) -> None:
         while True:
             try:
-                pin = self._ended.get(timeout=self._every)
+                pin = self._ended.get(timeout=self._idle_interval)
             except queue.Empty:
                 self._idle()
                 continue
@@ -83,9 +85,9 @@ class Pins:
                 return
             pin.release()
             with self._lock:
-                self._left -= 1
+                self._unreleased -= 1
 
     def close(self) -> None:
-        """Behind the store's end, with which all pins have ended."""
+        """Stop the thread. Called after the store was closed, which ended all pins."""
         self._ended.put(None)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""What `adapter_params` of `--l2-adapter` says to this adapter."""
+"""The settings in `adapter_params` of `--l2-adapter`."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,16 @@ from ..settings import StoreSettings, milliseconds, of_type, threads
 class Settings(StoreSettings):
     """The keys of `adapter_params`."""
 
-    # Longer than elsewhere: LMCache stores behind its own memory, where nobody waits.
+    # Longer than for other adapters: LMCache stores in the background, so no request waits.
     put_wait_ms: int = milliseconds(10000)
-    # What LMCache's own `serde` beside `adapter_params` makes of the bytes, with all that they depend on.
+    # Identifies LMCache's own `serde`, configured next to `adapter_params`, and everything its
+    # output depends on.
     serde: str = of_type(str, "a string", "")
-    # Longest that a look-up waits for a store process: a request waits behind it.
+    # Longest wait of a look-up for a store process: a request waits meanwhile.
     look_timeout_ms: int = milliseconds(1000)
-    # How much of that it waits to have what it finds pinned there.
+    # The part of that in which it waits for its pins.
     pin_timeout_ms: int = milliseconds(200)
-    # Ends a lock that LMCache left behind.
+    # Expiry of a lock that LMCache left behind.
     lock_ms: int = milliseconds(60000)
     read_threads: int = threads(2)
     write_threads: int = threads(1)

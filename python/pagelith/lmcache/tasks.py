@@ -1,4 +1,5 @@
-"""Tasks of one kind: the threads that run them, their results until LMCache asks, and the descriptor that tells it to."""
+"""Tasks of one kind: the threads that run them, their results, and the descriptor that signals them
+to LMCache."""
 
 import logging
 import threading
@@ -17,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 class Tasks(Generic[_Result]):
-    """Each task that was submitted ends once, with one signal, whatever comes of it."""
+    """Every submitted task ends exactly once, with one signal, whether it succeeds or fails."""
 
     def __init__(self, name: str, threads: int, failures: Failures) -> None:
         self._name, self._failures = name, failures
@@ -36,8 +37,9 @@ class Tasks(Generic[_Result]):
         try:
             submit(self._threads, self._run, task, body, failed)
         except RuntimeError as error:
-            # They were shut down, or there is no thread: what was given is reported all the same.
-            logger.warning("pagelith: a %s task was not begun: %s", self._name, error)
+            # The executor was shut down or could not start a thread: the task is reported as
+            # failed.
+            logger.warning("pagelith: a %s task was not started: %s", self._name, error)
             self._end(task, failed())
 
     def _run(self, task: int, body: Callable[[], _Result], failed: Callable[[], _Result]) -> None:
@@ -52,28 +54,28 @@ class Tasks(Generic[_Result]):
         with self._lock:
             self._done[task] = result
             self._open -= 1
-            # Under the lock, so that the descriptor cannot be closed, and be somebody else's, meanwhile.
+            # With the lock held, so that the descriptor cannot be closed and reused meanwhile.
             if self._event is not None:
                 self._event.notify()
 
     def take(self, task: int) -> _Result | None:
-        """A task's result, once."""
+        """Remove and return a task's result."""
         with self._lock:
             return self._done.pop(task, None)
 
     def take_all(self) -> dict[int, _Result]:
-        """Results that nobody took."""
+        """Remove and return all results."""
         with self._lock:
             done, self._done = self._done, {}
             return done
 
     def open(self) -> int:
-        """How many tasks wait or run."""
+        """Number of tasks that are queued or running."""
         with self._lock:
             return self._open
 
     def drain(self) -> None:
-        """End what was submitted; what comes behind fails."""
+        """Finish the submitted tasks; later ones fail."""
         self._threads.shutdown(wait=True)
 
     def close(self) -> None:

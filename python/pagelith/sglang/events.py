@@ -1,7 +1,9 @@
-"""Which of a server's pages are in the store: what came and went, by tier, under SGLang's page hashes.
+"""Events of a server's pages in the store: additions and removals by tier, under SGLang's page
+hashes.
 
-SGLang publishes events of its GPU and host memory; it asks no storage backend for any. Here they are handed out, or published as
-SGLang publishes its own (`publisher.py`). A page is told of by one of its objects: it is whole, or not there.
+SGLang publishes events of its GPU and host memory, but asks no storage backend for any. So they are
+returned by a call here, or published as SGLang publishes its own (`publisher.py`). One object
+stands for a page, since a page is stored complete or not at all.
 """
 
 import contextlib
@@ -13,13 +15,13 @@ import pagelith
 
 from ..events import EVENTS_MAX, taken
 
-# Pages that the store is asked for in one call.
-_ASKED = 1 << 16
+# Most pages per look-up call of the store.
+_PAGES_PER_LOOKUP = 1 << 16
 
 
 @dataclass(frozen=True)
 class PageEvent:
-    """Pages that came into a tier of the store, or went from it."""
+    """Pages that were added to a tier of the store, or removed from it."""
 
     removed: bool
     # "dram" or "ssd".
@@ -29,109 +31,113 @@ class PageEvent:
 
 
 class PagesTold:
-    """What was told of this rank's pages.
+    """Tracks the pages that a listener believes to be stored, for this rank.
 
-    From the start on; what was there before is told of when it is read. Where the store cannot say what went (events were dropped, it
-    lost objects that it cannot name, it was started again) it is asked for all that it was said to have. So what a listener adds and
-    takes away is right in the end about whether a page is there; which tier it is in may then be wrong until it moves.
+    It begins at the start; pages stored before are reported when they are read. If the store cannot
+    name all removals (events were dropped, objects with unknown keys were lost, it was restarted),
+    all pages that were reported as stored are looked up. So a listener that applies the events is
+    right in the end about whether a page is stored; its tier may be wrong until the page moves.
     """
 
     def __init__(self, store: pagelith.Store, anchor: Callable[[], pagelith.Key | None]) -> None:
         self._store, self._anchor = store, anchor
         self._lock = threading.Lock()
-        self._at: pagelith.Key | None = None
-        # By tier, what a listener believes to be there.
-        self._there: dict[str, set[bytes]] = {"dram": set(), "ssd": set()}
+        self._anchor_key: pagelith.Key | None = None
+        # The pages that a listener believes to be stored, by tier.
+        self._believed: dict[str, set[bytes]] = {"dram": set(), "ssd": set()}
         self._events: list[tuple[bool, str, list[bytes]]] = []
-        # What was read since, from which tier, and was not known to be there.
+        # Pages read since the last call that were not known to be stored, with the tier that they
+        # were read from.
         self._read: dict[bytes, str] = {}
-        # Whether all has to be asked for, since something went that has no name.
-        self._doubted = False
-        # From here on; a store that keeps no events says so. One that is down, and may be, is asked the next time.
+        # Whether all pages must be looked up, because the store could not name a removal.
+        self._needs_lookup = False
+        # Events count from here. This also fails if the store records none. A store process that is
+        # down is asked again later.
         with contextlib.suppress(pagelith.UnavailableError):
             taken(store)
 
     def take(self) -> list[PageEvent]:
-        """The events since this was called last, in the order in which it happened."""
+        """The events since the last call, in order."""
         with self._lock:
             self._drain()
-            self._tell_read()
-            return self._taken()
+            self._report_reads()
+            return self._take_page_events()
 
     def end(self) -> list[PageEvent]:
-        """The last events: the store is out of reach from now on, and so is what it has."""
+        """The final events: all pages are removed, since the store becomes unreachable."""
         with self._lock:
-            self._forget()
-            return self._taken()
+            self._remove_all()
+            return self._take_page_events()
 
-    def _taken(self) -> list[PageEvent]:
+    def _take_page_events(self) -> list[PageEvent]:
         events, self._events = self._events, []
         return [PageEvent(removed, tier, [page.hex() for page in pages]) for removed, tier, pages in events]
 
     def read(self, found: Iterable[tuple[bytes, str | None]]) -> None:
-        """These pages were read from these tiers. Those of an earlier process are told of the next time; this waits for nothing."""
+        """Record reads of pages from tiers. Pages of an earlier process are reported by the next
+        call. Does not block."""
         for page, tier in found:
-            if tier in self._there and page not in self._there[tier] and len(self._read) < EVENTS_MAX:
+            if tier in self._believed and page not in self._believed[tier] and len(self._read) < EVENTS_MAX:
                 self._read[page] = tier
 
-    def _tell_read(self) -> None:
+    def _report_reads(self) -> None:
         read, self._read = self._read, {}
         pages = list(read)
-        # What went since it was read is not here, or is told of behind this.
-        for page, there in zip(pages, self._here(pages), strict=True):
-            if there:
+        # A page removed since it was read is not found here, or its removal is reported after this.
+        for page, present in zip(pages, self._are_stored(pages), strict=True):
+            if present:
                 self._add(False, read[page], page)
 
     def _drain(self) -> None:
         anchor = self._anchor()
-        if anchor != self._at:
-            # Another pool was registered: what was there is not this configuration's.
-            self._forget()
-            self._at = anchor
-        told, whole = taken(self._store)
-        # Until the asking below came to its end.
-        self._doubted = self._doubted or not whole
-        for event in told:
+        if anchor != self._anchor_key:
+            # Another pool was registered: the pages belong to another configuration.
+            self._remove_all()
+            self._anchor_key = anchor
+        events, complete = taken(self._store)
+        # Reset only after the look-up below has succeeded.
+        self._needs_lookup = self._needs_lookup or not complete
+        for event in events:
             if event.kind == "cleared" and anchor is not None and event.namespace == anchor.namespace:
-                self._forget()
+                self._remove_all()
             key = event.key
-            if key is None or anchor is None or event.tier not in self._there or key != anchor.on_page(key.page):
+            if key is None or anchor is None or event.tier not in self._believed or key != anchor.on_page(key.page):
                 continue
             self._add(event.kind == "removed", event.tier, key.page)
             if event.gone:
-                # A tier may have been named that it had left.
-                self._gone(key.page)
-        if self._doubted:
-            self._ask()
-            self._doubted = False
+                # It may have been reported for a tier that it had left.
+                self._remove_from_all_tiers(key.page)
+        if self._needs_lookup:
+            self._look_up_all()
+            self._needs_lookup = False
 
-    def _ask(self) -> None:
-        """Ask for all that is believed to be there, and tell of what is not."""
-        believed = list(set().union(*self._there.values()))
-        for page, there in zip(believed, self._here(believed), strict=True):
-            if not there:
-                self._gone(page)
+    def _look_up_all(self) -> None:
+        """Look up all pages believed to be stored, and report those that are not."""
+        believed = list(set().union(*self._believed.values()))
+        for page, present in zip(believed, self._are_stored(believed), strict=True):
+            if not present:
+                self._remove_from_all_tiers(page)
 
-    def _here(self, pages: list[bytes]) -> list[bool]:
-        if self._at is None:
+    def _are_stored(self, pages: list[bytes]) -> list[bool]:
+        if self._anchor_key is None:
             return [False] * len(pages)
-        starts = range(0, len(pages), _ASKED)
-        return [here for start in starts for here in self._store.exists(self._at.on_pages(pages[start : start + _ASKED]))]
+        starts = range(0, len(pages), _PAGES_PER_LOOKUP)
+        return [stored for start in starts for stored in self._store.exists(self._anchor_key.on_pages(pages[start : start + _PAGES_PER_LOOKUP]))]
 
-    def _gone(self, page: bytes) -> None:
-        for tier in self._there:
+    def _remove_from_all_tiers(self, page: bytes) -> None:
+        for tier in self._believed:
             self._add(True, tier, page)
 
-    def _forget(self) -> None:
-        for tier, there in self._there.items():
-            for page in list(there):
+    def _remove_all(self) -> None:
+        for tier, present in self._believed.items():
+            for page in list(present):
                 self._add(True, tier, page)
 
     def _add(self, removed: bool, tier: str, page: bytes) -> None:
-        there = self._there[tier]
-        if removed != (page in there):
+        present = self._believed[tier]
+        if removed != (page in present):
             return
-        (there.remove if removed else there.add)(page)
+        (present.remove if removed else present.add)(page)
         if self._events and self._events[-1][:2] == (removed, tier):
             self._events[-1][2].append(page)
         else:

@@ -1,7 +1,8 @@
 """The storage backend that SGLang's cache controllers call.
 
-They call from threads of their own: queries, reads and writes overlap. Nothing here is raised to them but what is wrong with how
-they are set up: what fails is a miss, or a page that was not stored.
+They call it from their own threads: queries, reads and writes are concurrent. Exceptions are raised
+to them only for a wrong configuration. Any other failure is reported as a miss, or as a page that
+was not stored.
 """
 
 import logging
@@ -29,50 +30,53 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-# Most pages whose sidecars are here and whose KV is not: twice what SGLang's longest backup of today has. What is beyond it
-# is forgotten, and its KV refused until its sidecars are put again.
-_BEGUN_MAX = 65536
-# Pools that a page need not have: no page of a model without KV of its own is named by them.
-_OF_SOME_PAGES = ("mamba", "swa", "auxiliary_swa", "draft_swa")
-_WHERE = "--hicache-storage-backend-extra-config"
+# Most pages whose sidecars are stored and whose KV is not: twice the longest backup of SGLang
+# today. Beyond that the oldest is dropped, and its KV is refused until its sidecars are put again.
+_PENDING_MAX = 65536
+# Pools of which a page may have no object, so that they cannot represent pages of a model without
+# KV of its own.
+_PARTIAL_POOLS = ("mamba", "swa", "auxiliary_swa", "draft_swa")
+_SETTINGS_SOURCE = "--hicache-storage-backend-extra-config"
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What is stored under which name; replaced when a pool is registered, and when the model's weights are."""
+    """The key templates of all pools. Replaced when a pool is registered, and when the model's
+    weights are."""
 
-    # Of the model, as `Identity` has it.
+    # Fingerprint of the model.
     model: str
     namespace: pagelith.Namespace
-    # Of each pool, a key for each component, on no page.
+    # For each pool, a key template (without a page) for each component.
     keys: dict[str, list[pagelith.Key]]
-    # The pool whose objects stand for pages: KV, or where KV is only indices, the first one that each page has.
-    standing: str
-    # Its first object, on no page.
+    # The pool whose objects represent pages: KV, or if KV is only indices, the first pool of which
+    # every page has objects.
+    anchor_pool: str
+    # The template of its first object.
     anchor: pagelith.Key
 
 
 class _StaleWeights(Exception):
-    """What is to be written was computed before the model's weights were replaced."""
+    """The pages to be written may have been computed with weights that were replaced since."""
 
 
 class HiCache(HiCacheStorage):
-    """A store of this process, or a store process, under SGLang's HiCache."""
+    """An embedded store, or a store process, below SGLang's HiCache."""
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         self.settings = Settings.of(storage_config.extra_config)
         config = storage_config
         if not config.model_name:
-            raise ValueError("pagelith needs the model's name: pass --served-model-name; pages of two models are not the same")
+            raise ValueError("pagelith needs the model's name to keep pages of models apart: pass --served-model-name")
         if config.dcp_size > 1:
-            raise ValueError("pagelith does not name slices of decode context parallelism yet; pass --dcp-size 1")
+            raise ValueError("pagelith does not support decode context parallelism; pass --dcp-size 1")
         if config.is_mla_model and config.tp_size > 1 and self.settings.attach is None:
             raise ValueError(
-                f"rank 0 of {config.tp_size} writes the pages that all ranks read, and a store in its process is its own: run"
+                f"rank 0 of {config.tp_size} writes the pages that all ranks read, and no other rank can read a store in its process: run"
                 ' `pagelith serve` and pass "attach": "unix:PATH" instead of "store"'
             )
         split = config.tp_lcm_size // config.tp_size if config.should_split_heads else 0
-        self._where = Placement(
+        self._placement = Placement(
             tp=(config.tp_rank, config.tp_size),
             pp=(config.pp_rank, config.pp_size),
             cp=(config.attn_cp_rank, config.attn_cp_size),
@@ -82,21 +86,22 @@ class HiCache(HiCacheStorage):
         )
         self._model = config.model_name
         self._served = ServedModel()
-        admit(self._served.now().identity, self.settings.revision, _WHERE)
+        admit(self._served.now().identity, self.settings.revision, _SETTINGS_SOURCE)
         self._zero_copy = bool(self.settings.interface_v1)
-        self._measures = bool(config.enable_storage_metrics)
+        self._metrics_enabled = bool(config.enable_storage_metrics)
         self._wait = self.settings.put_wait_ms / 1000
         self._timeout = self.settings.get_timeout_ms / 1000
         self._pools: dict[str, Pool] = {}
         self._names: _Names | None = None
         self._lock = threading.Lock()
-        # The pools whose objects every page has: a page is not stored without them. Learned from the controller's transfers.
-        self._needed: frozenset[str] = frozenset()
-        # Which of those pools' objects of a page were put and wait for its KV.
-        self._begun: OrderedDict[str, frozenset[str]] = OrderedDict()
-        self._moved: dict[str, list[Any]] = {"prefetch": [], "backup": []}
+        # The pools of which every page has objects: a page is not stored without them. Learned from
+        # the controller's transfers.
+        self._required_pools: frozenset[str] = frozenset()
+        # For each page without KV, the pools of those whose objects were put already.
+        self._pending_sidecars: OrderedDict[str, frozenset[str]] = OrderedDict()
+        self._transferred: dict[str, list[Any]] = {"prefetch": [], "backup": []}
         self._registered: list[pagelith.Registration] = []
-        # Has SGLang's host pool as it was before this backend noted its flushes.
+        # Restores SGLang's host pool to its state before `_note_flushes`.
         self._unhook: Callable[[], None] = lambda: None
         self._failures = self.settings.failures(logger)
         self._listening = Listening(self.settings)
@@ -123,7 +128,7 @@ class HiCache(HiCacheStorage):
         self._listening.publish(int(self.mem_pool_host.page_size))
 
     def take_events(self) -> list[PageEvent]:
-        """Which pages of this rank came into which tier of the store and went from it, since this was called last."""
+        """The events of this rank's pages in the tiers of the store, since the last call."""
         return self._listening.take()
 
     # Registration.
@@ -137,7 +142,8 @@ class HiCache(HiCacheStorage):
             self._register("kv", mem_pool_host)
 
     def _note_flushes(self, host: Any) -> None:
-        """SGLang clears its host pool when it flushes its cache and has ended its storage threads, and then alone."""
+        """Learn of flushes: SGLang clears its host pool if and only if it flushes its cache and has
+        stopped its storage threads."""
         clear = getattr(host, "clear", None)
         if clear is None:
             return
@@ -154,43 +160,44 @@ class HiCache(HiCacheStorage):
         host.clear, self._unhook = cleared, unhook
 
     def _split_layers(self) -> None:
-        """Each rank of context parallelism has layers of its own, which it has to write itself."""
+        """Handle context parallelism in which each rank has its own layers, so that each rank must
+        write."""
         from sglang.srt.runtime_context import get_parallel
 
-        if self._where.cp[1] > 1 and self._where.tp[1] > get_parallel().attn_tp_size:
+        if self._placement.cp[1] > 1 and self._placement.tp[1] > get_parallel().attn_tp_size:
             raise ValueError(
-                f"each of {self._where.cp[1]} ranks of context parallelism has layers of its own, and SGLang backs up those of one alone: no"
-                " prefix could be restored. Leave --enable-dsa-cache-layer-split out"
+                f"each of {self._placement.cp[1]} ranks of context parallelism has layers of its own, but SGLang backs up those of one rank only: no"
+                " prefix could be restored. Remove --enable-dsa-cache-layer-split"
             )
-        self._where = replace(self._where, layers_split=True)
+        self._placement = replace(self._placement, layers_split=True)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = text_of(host_pool_name)
-        # The anchor came before; one without bytes of its own only owns indices.
+        # The anchor was registered before; if it has no bytes of its own, it only manages indices.
         if name != "kv":
             self._register(name, host_pool)
 
     def _register(self, name: str, host: Any) -> None:
-        if self._where.replicated and self._where.tp[1] > 1 and name in ("draft", "draft_swa") and has_heads(host):
+        if self._placement.replicated and self._placement.tp[1] > 1 and name in ("draft", "draft_swa") and has_heads(host):
             raise ValueError(
-                f"pool {name!r} has other bytes on each of {self._where.tp[1]} ranks, and of a target whose KV all ranks share"
-                " SGLang backs it up on one alone for --hicache-storage-backend dynamic: no prefix could be restored."
+                f"pool {name!r} has different bytes on each of {self._placement.tp[1]} ranks, and for a target whose KV all ranks share"
+                " SGLang backs it up on one rank only with --hicache-storage-backend dynamic: no prefix could be restored."
                 " Use a draft of the target's kind, or pass --speculative-algorithm none"
             )
-        pool = Pool(name, host, self._where)
+        pool = Pool(name, host, self._placement)
         self._registered += self.settings.register(self._store, pool.spans())
         with self._lock:
             self._pools[name] = pool
-            self._begun.clear()
-            self._names = self._named(self._served.now().identity)
+            self._pending_sidecars.clear()
+            self._names = self._make_names(self._served.now().identity)
 
-    def _named(self, model: Identity) -> _Names | None:
+    def _make_names(self, model: Identity) -> _Names | None:
         host = self.mem_pool_host
         first = int(getattr(host, "start_layer", 0) or 0)
         layers = [(first, first + int(getattr(host, "layer_num", 0) or 0))]
         way = [] if self._zero_copy else [("interface", "generic")]
-        admit(model, self.settings.revision, _WHERE)
+        admit(model, self.settings.revision, _SETTINGS_SOURCE)
         namespace = pagelith.Namespace(
             self._model,
             tenant=self.settings.tenant,
@@ -203,16 +210,16 @@ class HiCache(HiCacheStorage):
         )
         keys = {name: pool.keys(namespace) for name, pool in self._pools.items()}
         if not self._zero_copy and "kv" in keys:
-            shard = self._where.shard(sliced=not self._where.replicated)
+            shard = self._placement.shard(sliced=not self._placement.replicated)
             keys["kv"] = [pagelith.Key(namespace, bytes(32), component="page", shard=shard)]
-        named = sorted(name for name in keys if name not in _OF_SOME_PAGES and not name.endswith("_state"))
+        named = sorted(name for name in keys if name not in _PARTIAL_POOLS and not name.endswith("_state"))
         if "kv" not in keys and not named:
             return None
-        standing = "kv" if "kv" in keys else named[0]
-        return _Names(model.fingerprint, namespace, keys, standing, keys[standing][0])
+        anchor_pool = "kv" if "kv" in keys else named[0]
+        return _Names(model.fingerprint, namespace, keys, anchor_pool, keys[anchor_pool][0])
 
-    def _known(self, writes: bool = False) -> _Names:
-        """The names that pages have now: weights may have been replaced since the last call."""
+    def _current_names(self, writes: bool = False) -> _Names:
+        """The current key templates: weights may have been replaced since the last call."""
         now = self._served.now()
         with self._lock:
             names = self._names
@@ -220,17 +227,17 @@ class HiCache(HiCacheStorage):
                 raise ValueError("no host pool with pages is registered")
             if names.model != now.identity.fingerprint:
                 logger.warning(
-                    "pagelith: the model's weights changed: fingerprint=%s was=%s. Pages from before are not found, and none is stored"
+                    "pagelith: the model's weights changed: fingerprint=%s was=%s. Pages of the old weights are not found, and none is stored"
                     " until SGLang flushes its cache (POST /flush_cache)",
                     now.identity.fingerprint,
                     names.model,
                 )
-                self._begun.clear()
-                renamed = self._named(now.identity)
+                self._pending_sidecars.clear()
+                renamed = self._make_names(now.identity)
                 assert renamed is not None
                 names = self._names = renamed
         if writes and now.stale:
-            raise _StaleWeights("these pages may be of weights that were replaced: flush SGLang's cache (POST /flush_cache)")
+            raise _StaleWeights("these pages may be of replaced weights: flush SGLang's cache (POST /flush_cache)")
         return names
 
     # Queries.
@@ -239,9 +246,9 @@ class HiCache(HiCacheStorage):
         return self._guarded("query", PoolTransferResult(0, {}, []), lambda: self._query(keys, pool_transfers or []))
 
     def _query(self, keys: list[str], transfers: Sequence[Any]) -> PoolTransferResult:
-        names, pages = self._known(), [page_of(key) for key in keys]
-        self._learn(transfers)
-        # Of a page's objects in a pool one stands for all: they are one group.
+        names, pages = self._current_names(), [page_of(key) for key in keys]
+        self._record_required_pools(transfers)
+        # One object represents all objects of a page in a pool, since they form a group.
         anchor = [names.anchor] if "kv" in names.keys else []
         queries = []
         for transfer in transfers:
@@ -255,28 +262,28 @@ class HiCache(HiCacheStorage):
             else:
                 queries.append(pagelith.PoolQuery.all_pages([key]))
         if not anchor and not queries:
-            here = self._store.exists_prefix(names.anchor.on_pages(pages))
-            return PoolTransferResult(here, {"kv": here}, list(range(1, here + 1)))
+            present = self._store.exists_prefix(names.anchor.on_pages(pages))
+            return PoolTransferResult(present, {"kv": present}, list(range(1, present + 1)))
         found = self._store.exists_groups(pages, anchor, queries)
         own = {"kv": found.anchor_pages}
         own.update({transfer.name: hit for transfer, hit in zip(transfers, found.pool_pages, strict=True)})
         return PoolTransferResult(found.usable_pages, own, found.stops)
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        return self._guarded("query", 0, lambda: self._store.exists_prefix(self._standing(keys)))
+        return self._guarded("query", 0, lambda: self._store.exists_prefix(self._anchor_keys(keys)))
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
-    def _standing(self, keys: Sequence[str], names: _Names | None = None) -> list[pagelith.Key]:
-        """What stands for each page."""
-        return (names or self._known()).anchor.on_pages([page_of(key) for key in keys])
+    def _anchor_keys(self, keys: Sequence[str], names: _Names | None = None) -> list[pagelith.Key]:
+        """The object that represents each page."""
+        return (names or self._current_names()).anchor.on_pages([page_of(key) for key in keys])
 
     # Reads.
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         def read() -> list[bool]:
-            return self._read([("kv", keys, host_indices)])[0] if "kv" in self._known().keys else [True] * len(keys)
+            return self._read([("kv", keys, host_indices)])[0] if "kv" in self._current_names().keys else [True] * len(keys)
 
         return self._guarded("read", [False] * len(keys), read)
 
@@ -287,8 +294,8 @@ class HiCache(HiCacheStorage):
         return {transfer.name: pages for transfer, pages in zip(transfers, got, strict=True)}
 
     def _read(self, asked: Sequence[tuple[str, Sequence[str], Any]]) -> list[list[bool]]:
-        """Read pages of pools; of each pool, which pages are there."""
-        names, started = self._known(), time.perf_counter()
+        """Read pages of pools. Returns for each pool whether each page was read."""
+        names, started = self._current_names(), time.perf_counter()
         objects: list[pagelith.Key] = []
         into: list[Any] = []
         for name, keys, indices in asked:
@@ -303,13 +310,13 @@ class HiCache(HiCacheStorage):
         for name, keys, _ in asked:
             width = len(names.keys[name])
             starts = range(at, at + width * len(keys), width)
-            # A page came if all of its objects did.
-            came = [all(outcomes[start : start + width]) for start in starts]
-            if name == names.standing:
-                self._listening.read((objects[start], outcomes[start]) for start, ok in zip(starts, came, strict=True) if ok)
-            got.append(came)
+            # A page is read if all of its objects are.
+            read = [all(outcomes[start : start + width]) for start in starts]
+            if name == names.anchor_pool:
+                self._listening.read((objects[start], outcomes[start]) for start, ok in zip(starts, read, strict=True) if ok)
+            got.append(read)
             at += width * len(keys)
-        whole = sum(sum(pages) for (name, _, _), pages in zip(asked, got, strict=True) if name == names.standing)
+        whole = sum(sum(pages) for (name, _, _), pages in zip(asked, got, strict=True) if name == names.anchor_pool)
         self._measure("prefetch", names, whole, started)
         return got
 
@@ -317,38 +324,38 @@ class HiCache(HiCacheStorage):
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         def write() -> list[bool]:
-            names = self._known(writes=True)
+            names = self._current_names(writes=True)
             if "kv" not in names.keys:
-                # Its pages are their sidecars, which were put before.
-                return self._store.exists(self._standing(keys, names))
+                # The pages consist of their sidecars, which were put before.
+                return self._store.exists(self._anchor_keys(keys, names))
             return self._write_kv(keys, partial(self._pools["kv"].memory, host_indices, len(keys)))
 
         return self._guarded("write", [False] * len(keys), write)
 
     def _write_kv(self, keys: Sequence[str], memory: Callable[[], list[list[Pieces]]]) -> list[bool]:
-        names, started = self._known(writes=True), time.perf_counter()
-        stored = self._store.exists(self._standing(keys, names))
+        names, started = self._current_names(writes=True), time.perf_counter()
+        stored = self._store.exists(self._anchor_keys(keys, names))
         first, put = first_of(keys), Put()
         with self._lock:
-            needed = self._needed
+            needed = self._required_pools
             absent = [page for page in sorted(set(first)) if not stored[page]]
-            new = [page for page in absent if needed.issubset(self._begun.get(keys[page], ()))]
+            new = [page for page in absent if needed.issubset(self._pending_sidecars.get(keys[page], ()))]
         without = len(absent) - len(new)
         if without:
             pools = ", ".join(sorted(needed))
-            logger.warning("pagelith: %d of %d pages are not stored, since not all of %s was stored of them", without, len(keys), pools)
+            logger.warning("pagelith: %d of %d pages are not stored, since their objects in pools %s are incomplete", without, len(keys), pools)
         if new:
             pieces = memory()
             for page in new:
                 put.add(page, [held.on_page(page_of(keys[page])) for held in names.keys["kv"]], pieces[page])
-            # What waits for something that was dropped meanwhile is not stored.
+            # If an object that a page needs was evicted meanwhile, the page is not stored.
             for page, state in self._put(put, required=self._required(names, needed)):
                 stored[page] = state in ("stored", "present")
         stored = [stored[page] for page in first]
         with self._lock:
             for key, ok in zip(keys, stored, strict=True):
                 if ok:
-                    self._begun.pop(key, None)
+                    self._pending_sidecars.pop(key, None)
         self._measure("backup", names, len(new), started)
         return stored
 
@@ -356,25 +363,26 @@ class HiCache(HiCacheStorage):
         stored = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
         each = [t for t in transfers if t.hit_policy == PoolHitPolicy.ALL_PAGES]
         some = [t for t in transfers if t.hit_policy != PoolHitPolicy.ALL_PAGES]
-        self._learn(each)
-        self._forget(each)
+        self._record_required_pools(each)
+        self._drop_sidecars(each)
         self._guarded("write", None, lambda: self._write_sidecars(each, stored))
         for transfer in some:
             stored[transfer.name] = self._guarded("write", stored[transfer.name], partial(self._write_attached, transfer))
         return stored
 
-    def _learn(self, transfers: Sequence[Any]) -> None:
-        """Note which pools the controller has of every page."""
+    def _record_required_pools(self, transfers: Sequence[Any]) -> None:
+        """Record the pools of which the controller has objects for every page."""
         each = {text_of(t.name) for t in transfers if t.hit_policy == PoolHitPolicy.ALL_PAGES} - {"kv"}
         with self._lock:
-            if not each <= self._needed:
-                self._needed |= each
+            if not each <= self._required_pools:
+                self._required_pools |= each
 
     def _write_sidecars(self, transfers: Sequence[Any], stored: dict[Any, list[bool]]) -> None:
-        """Put what each page has in some pools: as parts of groups that its KV completes, or if that is here, attached to it."""
+        """Put the pages' objects of some pools: as parts of groups that the page's KV completes, or
+        if the KV is stored already, attached to it."""
         if not transfers:
             return
-        names, started = self._known(writes=True), time.perf_counter()
+        names, started = self._current_names(writes=True), time.perf_counter()
         keys = list(dict.fromkeys(key for transfer in transfers for key in transfer.keys or ()))
         rows: dict[str, dict[str, list[Pieces]]] = {key: {} for key in keys}
         for transfer in transfers:
@@ -382,26 +390,27 @@ class HiCache(HiCacheStorage):
             if pool is None:
                 raise ValueError(f"pool {text_of(transfer.name)!r} is not registered")
             for key, memory in zip(transfer.keys, pool.memory(transfer.host_indices, len(transfer.keys)), strict=True):
-                # A key that is given twice is put once.
+                # A repeated key is put once.
                 rows[key].setdefault(pool.name, memory)
         has_kv = "kv" in names.keys
-        anchored = self._store.exists(self._standing(keys, names)) if has_kv else [False] * len(keys)
+        anchored = self._store.exists(self._anchor_keys(keys, names)) if has_kv else [False] * len(keys)
         asked = [(key, name) for key in keys for name in rows[key]]
-        there = self._store.exists([names.keys[name][0].on_page(page_of(key)) for key, name in asked])
-        here = {one for one, ok in zip(asked, there, strict=True) if ok}
-        # Those that their KV completes, and the others: nothing completes them where KV is only indices.
+        flags = self._store.exists([names.keys[name][0].on_page(page_of(key)) for key, name in asked])
+        present = {one for one, ok in zip(asked, flags, strict=True) if ok}
+        # Groups that their KV completes, and the others: those are complete already if KV is only
+        # indices.
         waiting, whole = Put(), Put()
         done: dict[str, bool] = {}
         for page, key in enumerate(keys):
-            missing = [name for name in rows[key] if (key, name) not in here]
+            missing = [name for name in rows[key] if (key, name) not in present]
             done[key] = not missing
             put = waiting if has_kv and not anchored[page] else whole
-            # What is attached goes by itself, and what makes a page together.
+            # Attached objects are put individually; objects that form a group, all together.
             for name in missing if anchored[page] or not missing else rows[key]:
                 put.add(page, [held.on_page(page_of(key)) for held in names.keys[name]], rows[key][name])
         if waiting.pages:
             with self._lock:
-                needed = self._needed
+                needed = self._required_pools
             for page, state in self._put(waiting, required=self._required(names, needed)):
                 done[keys[page]] = state in ("stored", "present", "waiting")
         if whole.pages:
@@ -409,37 +418,38 @@ class HiCache(HiCacheStorage):
                 done[keys[page]] = state in ("stored", "present", "waiting")
         for transfer in transfers:
             stored[transfer.name] = [done[key] for key in transfer.keys]
-        self._begin((keys[page], frozenset(rows[keys[page]])) for page in waiting.pages if done[keys[page]])
+        self._record_sidecars((keys[page], frozenset(rows[keys[page]])) for page in waiting.pages if done[keys[page]])
         if not has_kv:
             self._measure("backup", names, len(keys), started)
 
-    def _begin(self, pages: Iterable[tuple[str, frozenset[str]]]) -> None:
-        """Note that these pages have objects in these pools that wait for their KV."""
+    def _record_sidecars(self, pages: Iterable[tuple[str, frozenset[str]]]) -> None:
+        """Record that these pages have objects in these pools, which wait for the pages' KV."""
         with self._lock:
             for key, pools in pages:
-                self._begun[key] = pools.union(self._begun.pop(key, ()))
-            while len(self._begun) > _BEGUN_MAX:
-                self._begun.popitem(last=False)
+                self._pending_sidecars[key] = pools.union(self._pending_sidecars.pop(key, ()))
+            while len(self._pending_sidecars) > _PENDING_MAX:
+                self._pending_sidecars.popitem(last=False)
 
-    def _forget(self, transfers: Sequence[Any]) -> None:
-        """Forget what waits of these pages in these pools: it is put anew, or fails."""
+    def _drop_sidecars(self, transfers: Sequence[Any]) -> None:
+        """Remove the record of these pages' waiting objects in these pools: they are put again, or
+        fail."""
         with self._lock:
             for transfer in transfers:
                 for key in transfer.keys or ():
-                    if key in self._begun:
-                        self._begun[key] -= {text_of(transfer.name)}
+                    if key in self._pending_sidecars:
+                        self._pending_sidecars[key] -= {text_of(transfer.name)}
 
     def _required(self, names: _Names, needed: Iterable[str]) -> list[pagelith.Key] | None:
-        """What a page's group consists of, if it is more than KV; KV first, as it lies on SSD."""
+        """The objects of a page's group, if it has more than KV; KV first, the order on SSD."""
         others = sorted(needed)
         missing = [name for name in others if name not in names.keys]
         if missing:
-            raise ValueError(f"every page has objects in pool {missing[0]!r}, which is not registered")
+            raise ValueError(f"every page has objects in pool {missing[0]!r}, but that pool is not registered")
         return [key for name in ("kv", *others) for key in names.keys[name]] if others else None
 
     def _write_attached(self, transfer: Any) -> list[bool]:
-        """Put what only some pages have: visible with the page, whenever that comes."""
-        names, pool = self._known(writes=True), self._pools.get(text_of(transfer.name))
+        """Put objects that only some pages have: attached, so visible once their page is."""
+        names, pool = self._current_names(writes=True), self._pools.get(text_of(transfer.name))
         if pool is None:
             raise ValueError(f"pool {text_of(transfer.name)!r} is not registered")
         held = names.keys[pool.name]
@@ -456,21 +466,21 @@ class HiCache(HiCacheStorage):
         return [stored[at] for at in first]
 
     def _put(self, put: Put, **how: Any) -> list[tuple[int, str]]:
-        """What became of each page."""
+        """The state of each page after the put."""
         outcomes = self._store.put_pages(put.keys, put.sources, wait=self._wait, **how)
         self._failures.written(outcomes)
         return [(page, outcome.state) for page, outcome in zip(put.pages, outcomes, strict=True)]
 
-    # The generic interface: pages as flat tensors, copied by the controller.
+    # The generic interface: pages as flat tensors, which the controller copies.
 
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:
         host = self.mem_pool_host
         into = target_locations or [host.get_dummy_flat_data_page() for _ in keys]
         got = self._guarded("read", [False] * len(keys), lambda: self._read_flat(keys, into))
-        return [page if here else None for page, here in zip(into, got, strict=True)]
+        return [page if present else None for page, present in zip(into, got, strict=True)]
 
     def _read_flat(self, keys: Sequence[str], into: Sequence[Any]) -> list[bool]:
-        objects = self._standing(keys)
+        objects = self._anchor_keys(keys)
         outcomes = self._store.get(objects, [[_flat(page)] for page in into], timeout=self._timeout)
         self._failures.read(objects, outcomes)
         self._listening.read(zip(objects, outcomes, strict=True))
@@ -489,25 +499,25 @@ class HiCache(HiCacheStorage):
         page = value if value is not None else target_location
         return page is not None and self.batch_set([key], [page])
 
-    # The rest.
+    # Clear, statistics and close.
 
     def clear(self) -> None:
         with self._lock:
-            self._begun.clear()
+            self._pending_sidecars.clear()
         if self._names is not None:
-            self._store.clear(self._known().namespace)
+            self._store.clear(self._current_names().namespace)
 
     def get_stats(self) -> Any:
-        if not self._measures:
+        if not self._metrics_enabled:
             return None
         from sglang.srt.observability.metrics_collector import StorageMetrics
 
         with self._lock:
-            moved, self._moved = self._moved, {"prefetch": [], "backup": []}
+            transferred, self._transferred = self._transferred, {"prefetch": [], "backup": []}
         metrics = StorageMetrics()
         for what in ("prefetch", "backup"):
-            getattr(metrics, f"{what}_pgs").extend(pages for pages, _ in moved[what])
-            getattr(metrics, f"{what}_bandwidth").extend(speed for _, speed in moved[what])
+            getattr(metrics, f"{what}_pgs").extend(pages for pages, _ in transferred[what])
+            getattr(metrics, f"{what}_bandwidth").extend(speed for _, speed in transferred[what])
         return metrics
 
     def close(self) -> None:
@@ -520,19 +530,20 @@ class HiCache(HiCacheStorage):
             registration.release()
 
     def _measure(self, what: str, names: _Names, pages: int, started: float) -> None:
-        if not self._measures or pages == 0:
+        if not self._metrics_enabled or pages == 0:
             return
-        length = sum(c.bytes for c in self._pools[names.standing].components)
+        length = sum(c.bytes for c in self._pools[names.anchor_pool].components)
         speed = pages * length / (time.perf_counter() - started) / (1 << 30)
         with self._lock:
-            self._moved[what].append((pages, speed))
+            self._transferred[what].append((pages, speed))
 
     def _guarded(self, what: str, failed: _Result, body: Callable[[], _Result]) -> _Result:
-        """Do something for the controller, or tell it that nothing was found or stored: an exception would cost its thread."""
+        """Run `body` for the controller. On a failure, return `failed`: an exception would end the
+        controller's thread."""
         try:
             return body()
         except _StaleWeights as error:
-            # The change itself was logged.
+            # The change of the weights has been logged already.
             logger.debug("pagelith: a %s was refused: %s", what, error)
             return failed
         except Exception as error:
@@ -541,7 +552,7 @@ class HiCache(HiCacheStorage):
 
 
 def _flat(page: Any) -> tuple[int, int]:
-    """Where a flat tensor lies."""
+    """Address and length of a flat tensor."""
     if not page.is_contiguous() or page.device.type != "cpu":
-        raise ValueError("a page is a contiguous tensor in host memory")
+        raise ValueError("a page must be a contiguous tensor in host memory")
     return page.data_ptr(), page.numel() * page.element_size()

@@ -1,7 +1,8 @@
-"""Host pools as objects: which bytes of a pool's page are which object, under which key.
+"""Host pools as objects: the mapping from the bytes of a pool's page to objects and their keys.
 
-A pool says where a page lies (`get_page_buffer_meta`); it is asked once, at registration, how many pieces a page has and of how
-many bytes, and what it refuses is refused then, with the flag that mends it. Names are those of docs/names.md.
+A pool returns the memory of a page (`get_page_buffer_meta`). At registration it is queried once for
+the number of pieces of a page and their lengths. A pool that fails then is refused, with the flag
+that is the remedy. Names are those of docs/names.md.
 """
 
 import logging
@@ -17,52 +18,53 @@ from ..settings import joined
 logger = logging.getLogger(__name__)
 
 _HASH = re.compile("[0-9a-f]{64}")
-# Draft state is the same pool of another role.
+# Draft state is stored in the pool of the same kind, with another role.
 _DRAFTS = {"draft": "kv", "draft_indexer": "indexer", "draft_swa": "swa"}
 
 Pieces = list[tuple[int, int]]
 
 
 def page_of(key: str) -> bytes | str:
-    """SGLang's page hash as the store has it: 64 digits are 32 bytes; anything else is hashed."""
+    """SGLang's page hash as a store's page: 64 digits are 32 bytes; any other text is hashed."""
     return bytes.fromhex(key) if _HASH.fullmatch(key) else key
 
 
 def text_of(name: Any) -> str:
-    """A pool's name, which may be a member of an enumeration of strings."""
+    """A pool's name, which may be a member of an enumeration."""
     return str(getattr(name, "value", name))
 
 
 def has_heads(host: Any) -> bool:
-    """Whether a pool has K and V of heads, as its class says: MHA and its kin."""
+    """Whether a pool has K and V per head, according to its class: MHA and related."""
     return any(kind.__name__ == "MHATokenToKVPoolHost" for kind in type(host).__mro__)
 
 
 def splits_layers(host: Any) -> bool:
-    """Whether ranks of context parallelism have layers of their own in a pool."""
+    """Whether each rank of context parallelism has its own layers in a pool."""
     return bool(getattr(host, "_layer_shard_enabled", False))
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Whose slices this rank has."""
+    """The position of this rank in each kind of parallelism."""
 
     tp: tuple[int, int]
     pp: tuple[int, int]
     cp: tuple[int, int]
-    # All ranks have the same bytes in `kv` and what is derived from it.
+    # All ranks have the same bytes in `kv` and in pools derived from it.
     replicated: bool
-    # Into how many head groups each rank's heads are split, and how many there are over all ranks; 0 for not at all.
+    # Number of head groups into which each rank's heads are split, and their number over all ranks;
+    # 0 if not split.
     heads: int = 0
     heads_of: int = 0
-    # Each rank of context parallelism has layers of its own (--enable-dsa-cache-layer-split).
+    # Each rank of context parallelism has its own layers (--enable-dsa-cache-layer-split).
     layers_split: bool = False
 
     def shard(self, sliced: bool) -> str:
-        """The name of what this rank has, where tensor parallelism slices it or not.
+        """The name of this rank's slice. `sliced`: tensor parallelism slices the bytes.
 
-        What it does not slice is the same on all ranks of context parallelism, of which SGLang has one write it: it has one name,
-        unless they split the layers.
+        Bytes that it does not slice are equal on all ranks of context parallelism, and SGLang has
+        one of them write: they have one name, unless the ranks split the layers.
         """
         slices = [*[("tp", self.tp)] * sliced, ("pp", self.pp), *[("cp", self.cp)] * (sliced or self.layers_split)]
         named = "".join(f".{name}{rank}of{of}" for name, (rank, of) in slices if of > 1)
@@ -75,7 +77,7 @@ class Component:
 
     name: str
     shard: str
-    # Which of the page's pieces it is, of those that the pool names.
+    # The indices of its pieces among those that the pool returns for a page.
     pieces: tuple[int, ...]
     bytes: int
 
@@ -97,16 +99,16 @@ class Pool:
         import torch
 
         try:
-            return self._named(torch.arange(self.slots, dtype=torch.int64))
+            return self._pieces_at(torch.arange(self.slots, dtype=torch.int64))
         except Exception as error:
             layout = getattr(self.host, "layout", None)
             raise ValueError(
-                f"pool {self.name!r} ({type(self.host).__name__}, layout {layout!r}) does not say where its pages lie: {error}."
-                " Pass --hicache-mem-layout page_first (or page_first_direct), or leave out what brings the pool:"
+                f"pool {self.name!r} ({type(self.host).__name__}, layout {layout!r}) does not report the memory of its pages: {error}."
+                " Pass --hicache-mem-layout page_first (or page_first_direct), or disable the feature that adds the pool:"
                 " without its bytes no page can be restored."
             ) from error
 
-    def _named(self, indices: Any) -> Pieces:
+    def _pieces_at(self, indices: Any) -> Pieces:
         """All pieces of the pages at `indices`, in the pool's order."""
         if self._split:
             addresses, lengths = self.host.get_split_heads_page_buffer_meta(indices, self._split)
@@ -118,13 +120,13 @@ class Pool:
         count, shard = len(lengths), where.shard(self.sliced)
         taken: list[tuple[str, str, range]]
         if self._split:
-            # Group after group, each K and V.
+            # K and V of each head group.
             first = where.tp[0] * self._split
             layers = _layers(self.host)
             heads = [f"heads{first + n}of{where.heads_of}.layers{layers[0]}to{layers[1]}" for n in range(self._split)]
             taken = [(name, heads[at // 2], range(at, at + 1)) for at, name in enumerate(["k", "v"] * self._split)]
         elif has_heads(self.host) and count % 2 == 0:
-            # K and V in turn, of the whole page or of each layer.
+            # K and V alternate, for the whole page or for each layer.
             taken = [("k", shard, range(0, count, 2)), ("v", shard, range(1, count, 2))]
         elif self.name == "mamba":
             names = [f"conv_{n}" for n in range(count)]
@@ -137,30 +139,32 @@ class Pool:
         return tuple(Component(name, of, tuple(at), sum(lengths[i] for i in at)) for name, of, at in taken)
 
     def spans(self) -> list[tuple[int, int]]:
-        """Where all its pages lie, by address and length; nothing if it does not say how many they are."""
+        """The memory of all pages, by address and length; empty if the pool does not report its
+        size."""
         import torch
 
         size = int(getattr(self.host, "size", 0) or 0)
         if size < self.slots:
             return []
         try:
-            ends = [self._named(torch.arange(start, start + self.slots, dtype=torch.int64)) for start in (0, size - self.slots)]
+            ends = [self._pieces_at(torch.arange(start, start + self.slots, dtype=torch.int64)) for start in (0, size - self.slots)]
         except Exception:
-            # Nothing depends on it but what a read costs.
-            logger.warning("pagelith: pool %r does not say where its last page lies, and is not registered", self.name, exc_info=True)
+            # Without a registration, reads only cost more.
+            logger.warning("pagelith: pool %r does not report the memory of its last page, so it is not registered", self.name, exc_info=True)
             return []
         return joined((min(a, b), abs(b - a) + length) for (a, length), (b, _) in zip(*ends, strict=True))
 
     def facts(self) -> tuple[str, str]:
-        """What its bytes depend on: two servers that differ here have no page in common."""
+        """What the bytes depend on: two servers that differ here share no page."""
         kinds = [getattr(self.host, name, "") for name in ("dtype", "temporal_dtype", "conv_dtype", "indexer_dtype")]
         lengths = ",".join(f"{c.name}={c.bytes}" for c in self.components)
-        # How the device has a page, which is copied as it is: an order of heads and tokens that has the same length.
+        # The layout on the device, since pages are copied unchanged: orders of heads and tokens may
+        # have equal lengths.
         of_device = getattr(getattr(self.host, "device_pool", None), "kv_cache_layout", "")
         return f"pool:{self.name}", f"{getattr(self.host, 'layout', '')} {of_device} {' '.join(map(str, kinds))} {lengths}"
 
     def keys(self, namespace: pagelith.Namespace) -> list[pagelith.Key]:
-        """A key for each component, on no page."""
+        """A key template, without a page, for each component."""
         pool = _DRAFTS.get(self.name, self.name)
         draft = self.name in _DRAFTS
         return [
@@ -169,8 +173,8 @@ class Pool:
         ]
 
     def memory(self, indices: Any, pages: int) -> list[list[Pieces]]:
-        """Where the components of each page lie."""
-        named = self._named(indices)
+        """The memory of each component of each page."""
+        named = self._pieces_at(indices)
         if len(named) != pages * self._pieces:
             raise ValueError(f"pool {self.name!r} names {len(named)} pieces for {pages} pages of {self._pieces}")
         starts = range(0, len(named), self._pieces)
@@ -183,6 +187,6 @@ def _layers(host: Any) -> tuple[int, int]:
 
 
 def of_pages(keys: Sequence[pagelith.Key], pages: Sequence[bytes | str]) -> list[pagelith.Key]:
-    """Each page's keys, page after page."""
+    """The keys of each page, page by page."""
     columns = [key.on_pages(pages) for key in keys]
     return [key for row in zip(*columns, strict=True) for key in row]

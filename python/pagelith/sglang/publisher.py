@@ -1,4 +1,5 @@
-"""Events of pages in the store, published as SGLang publishes its own: by its publisher, in its format, at an endpoint beside its."""
+"""Publishes events of pages in the store as SGLang publishes its own: with its publisher, in its
+format, at a separate endpoint."""
 
 import json
 import threading
@@ -22,51 +23,51 @@ from .. import PagelithError
 from ..failures import Failures
 from .events import PageEvent, PagesTold
 
-# How long what happened waits to be told, in seconds.
-_PAUSE = 0.1
-# SGLang itself publishes neither: its host memory is CPU_PINNED.
+# Interval between publications, in seconds.
+_INTERVAL_S = 0.1
+# SGLang itself uses neither medium: its host memory is CPU_PINNED.
 _MEDIA = {"dram": StorageMedium.EXTERNAL, "ssd": StorageMedium.DISK}
 
 
 def publishes(config: Mapping[str, Any]) -> bool:
-    """Whether this rank is one whose events SGLang publishes: of ranks with the same pages one does."""
+    """Whether SGLang publishes events of this rank: one of the ranks with the same pages does."""
     return bool(is_kv_publisher_rank(json.dumps(dict(config))))
 
 
 class Publisher:
-    """Publishes what is told, from a thread of its own, between its start and its end."""
+    """Publishes the tracked events, on a thread of its own, between `start` and `close`."""
 
     def __init__(self, config: Mapping[str, Any], failures: Failures) -> None:
         self._failures = failures
-        self._told: PagesTold | None = None
+        self._tracker: PagesTold | None = None
         self._page_tokens = 0
         parallel = get_parallel()
         rank = select_kv_publisher_dp_rank(parallel.attn_dp_size, parallel.attn_dp_rank, parallel.dp_rank)
         self._sink = EventPublisherFactory.create(json.dumps(dict(config)), rank)
-        self._end = threading.Event()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pagelith-events", daemon=True)
 
-    def start(self, told: PagesTold, page_tokens: int) -> None:
-        self._told, self._page_tokens = told, page_tokens
+    def start(self, tracker: PagesTold, page_tokens: int) -> None:
+        self._tracker, self._page_tokens = tracker, page_tokens
         self._thread.start()
 
     def close(self) -> None:
-        """Publish what is left, and that nothing is within reach any more."""
-        self._end.set()
-        if self._told is not None:
+        """Publish the remaining events, and the removal of all pages."""
+        self._ended.set()
+        if self._tracker is not None:
             self._thread.join()
-            self._publish(self._told)
-            self._send(self._told.end())
+            self._publish(self._tracker)
+            self._send(self._tracker.end())
         self._sink.shutdown()
 
     def _run(self) -> None:
-        assert self._told is not None
-        while not self._end.wait(_PAUSE):
-            self._publish(self._told)
+        assert self._tracker is not None
+        while not self._ended.wait(_INTERVAL_S):
+            self._publish(self._tracker)
 
-    def _publish(self, told: PagesTold) -> None:
+    def _publish(self, tracker: PagesTold) -> None:
         try:
-            events = told.take()
+            events = tracker.take()
         except PagelithError as error:
             self._failures.call("request for events", error)
             return
@@ -80,7 +81,7 @@ class Publisher:
         hashes = [hash_str_to_int64(page) for page in event.pages]
         if event.removed:
             return BlockRemoved(block_hashes=hashes, medium=_MEDIA[event.tier])
-        # The store knows a page by its hash alone.
+        # The store knows only a page's hash.
         return BlockStored(
             block_hashes=hashes,
             parent_block_hash=None,

@@ -1,4 +1,4 @@
-"""What one call of the controller puts, page after page."""
+"""The objects that one call of the controller puts, page by page."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from .pools import Pieces
 
 
 class Put:
-    """Objects of one call of `Store.put_pages`, page after page."""
+    """The arguments of one call of `Store.put_pages`, page by page."""
 
     def __init__(self) -> None:
         self.keys: list[pagelith.Key] = []
@@ -23,6 +23,7 @@ class Put:
 
 
 def first_of(keys: Sequence[str]) -> list[int]:
-    """Of each key, where it is given first: one that is given twice is put once, and has one verdict."""
+    """For each key, the index of its first occurrence: a repeated key is put once, and has one
+    result."""
     at: dict[str, int] = {}
     return [at.setdefault(key, n) for n, key in enumerate(keys)]

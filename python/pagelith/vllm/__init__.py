@@ -12,7 +12,8 @@ or a connector of its own, without tiering:
         "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {
             "store": {"dram": {"bytes": "8GiB"}, "ssd": {"dirs": ["/mnt/nvme/kv"], "bytes": "500GiB"}}}}'
 
-docs/vllm.md has the other keys, sizing, and what is not supported. Read against vLLM 0.32 and 0.33.
+docs/vllm.md describes the other keys, sizing, and what is not supported. Read against vLLM 0.32 and
+0.33.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,8 @@ __all__ = ["PagelithConnector", "PagelithOffloadingConnector", "PagelithTier"]
 
 
 def __getattr__(name: str) -> Any:
-    """Each is imported when it is asked for: the interfaces of vLLM that the other one needs may have moved."""
+    """Imports each class on its first use: an interface of vLLM that only another class needs may
+    have moved."""
     if name == "PagelithTier":
         from .tier import PagelithTier
 

@@ -1,4 +1,5 @@
-"""The connector that vLLM loads: one in the scheduler's process and one in each worker, each with its side of the work."""
+"""The connector class that vLLM loads: one instance in the scheduler's process and one in each
+worker, with different roles."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -32,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
-    """Blocks in a store of this process, or in a store process. An object is one worker's slice of one block of a pool."""
+    """Blocks in an embedded store, or in a store process. One object is one worker's slice of one
+    block of a pool."""
 
     @property
     def requires_kv_delivery(self) -> bool:
-        # A cache: what was not stored is computed again.
+        # A cache: blocks that were not stored are recomputed.
         return False
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -48,28 +50,30 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         check(self.settings, vllm_config, kv_cache_config, self._kinds)
         self._identity: Identity | None = None
         if role == KVConnectorRole.WORKER:
-            # Names are made of the worker's. Its groups of caches are its stage's, and are in the names of its layers.
+            # Key templates use the worker's identity. Its cache groups depend on its stage; they
+            # are in the names of its layers.
             self._identity = identify(vllm_config)
             admit(self._identity, self.settings.revision, "'kv_connector_extra_config' of PagelithConnector")
         parallel = vllm_config.parallel_config
         self._pools = Pools.of(
             groups, self._kinds, getattr(kv_cache_config, "hash_block_size", None), parallel.decode_context_parallel_size
         )
-        # What one worker could not load, it tells behind the step, in which the others would have computed on with it and stored that.
+        # A worker reports a failed load only after the step, in which the others would have used
+        # their loaded blocks and stored the results.
         apart = self._pools.by_request or parallel.world_size > 1
         load_async = apart if self.settings.load_async is None else self.settings.load_async
         self._threads = self.settings.read_threads if load_async else 0
         events = vllm_config.kv_events_config
-        told = events is not None and events.enable_kv_cache_events
+        has_events = events is not None and events.enable_kv_cache_events
         part = f"dp_{vllm_config.parallel_config.data_parallel_index}"
-        opened = Opened(self.settings, transfer.engine_id, part, EVENTS_MAX if told else 0)
+        opened = Opened(self.settings, transfer.engine_id, part, EVENTS_MAX if has_events else 0)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
-        self._asking: ThreadPoolExecutor | None = None
+        self._event_executor: ThreadPoolExecutor | None = None
         if role == KVConnectorRole.SCHEDULER:
             warn_of_failed_loads(logger, transfer)
             self._scheduler = Scheduler(
-                self.settings, opened, self._pools, transfer.is_kv_consumer, partial(self._listener, opened.store) if told else None
+                self.settings, opened, self._pools, transfer.is_kv_consumer, partial(self._listener, opened.store) if has_events else None
             )
         else:
             self._worker = Worker(self.settings, opened, self._pools, self._threads, transfer.is_kv_producer)
@@ -78,16 +82,16 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         from .listener import Listener
 
         if self.settings.attach is not None:
-            # The scheduler does not wait for another process.
-            self._asking = ThreadPoolExecutor(1, "pagelith-events")
+            # The scheduler does not block on another process.
+            self._event_executor = ThreadPoolExecutor(1, "pagelith-events")
         groups = self._kv_cache_config.kv_cache_groups
         kinds = [(kind, get_kv_cache_spec_sliding_window(group.kv_cache_spec)) for kind, group in zip(self._kinds, groups, strict=True)]
-        later = None if self._asking is None else partial(submit, self._asking)
+        later = None if self._event_executor is None else partial(submit, self._event_executor)
         return Listener(store, self._pools, keys, kinds, self.settings.locality, later, self.settings.failures(logger))
 
     def shutdown(self) -> None:
-        if self._asking is not None:
-            self._asking.shutdown(wait=True)
+        if self._event_executor is not None:
+            self._event_executor.shutdown(wait=True)
         try:
             if self._scheduler is not None:
                 self._scheduler.close()
@@ -99,7 +103,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _work(self) -> Worker:
-        assert self._worker is not None, "vLLM asked the scheduler's side for a worker's work"
+        assert self._worker is not None, "vLLM called a worker method on the scheduler's connector"
         return self._worker
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
@@ -109,7 +113,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         empty = [at for at, group in enumerate(groups) if not group.layer_names]
         if empty:
             raise ValueError(
-                f"pagelith: this stage of the pipeline has no layer of the model's group {empty[0]} of caches, and each has to keep some of all:"
+                f"pagelith: this pipeline stage has no layer of cache group {empty[0]}, but each stage must have a layer of every group:"
                 " pass another --pipeline-parallel-size"
             )
         by_pool = [[{name: kv_caches[name] for name in groups[at].layer_names} for at in pool.groups] for pool in self._pools.each]
@@ -121,7 +125,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
             from .staged import Staged
 
             way, memory = "staged", [Staged(caches, blocks, self.settings.staging_bytes) for _ in range(copies)]
-        # Consecutive ranks of a number that hold the same bytes keep them once.
+        # Consecutive tensor-parallel ranks with the same bytes store them once.
         place = Place.of(config.parallel_config, int(getattr(cache_config, "kv_tp_replicas", 1)))
         self._work.register(named(self.settings, config, self._identity, self._kinds, by_pool, self._pools, way, place), memory)
 
@@ -136,10 +140,10 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         self._work.load(self._bound())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """All layers of a load that a forward needs are there before it begins."""
+        """All layers that a forward pass needs are loaded before it begins."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """A block is stored once, with all layers: when the step is computed."""
+        """A block is stored once, with all layers, after the step has been computed."""
 
     def wait_for_save(self) -> None:
         self._work.save(self._bound())
@@ -166,7 +170,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _plans(self) -> Scheduler:
-        assert self._scheduler is not None, "vLLM asked a worker's side for the scheduler's work"
+        assert self._scheduler is not None, "vLLM called a scheduler method on a worker's connector"
         return self._scheduler
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:

@@ -1,4 +1,5 @@
-"""vLLM's events of a tier: which chunks came and went, for whoever routes requests to where their pages are."""
+"""vLLM's events of a tier, stored and removed chunks, for routers that send requests to where their
+pages are."""
 
 import logging
 import threading
@@ -15,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Told:
-    """Events of chunks, in the order in which it happened.
+    """Events of chunks, in order.
 
-    A store process tells what comes and goes if it keeps events (its setting `events.max`); if it does not, this tells what this
-    process stored there, and no removal.
+    A store process provides additions and removals if it records events (its setting `events.max`).
+    Otherwise only the chunks that this process stored are reported, and no removals.
     """
 
     def __init__(
@@ -30,86 +31,91 @@ class Told:
         failures: Failures,
         cleared: Callable[[Event], list[Any]] | None = None,
     ) -> None:
-        self._store, self._tells, self._failures = store, True, failures
-        # The chunks that went with a namespace, where they are known.
+        self._store, self._store_has_events, self._failures = store, True, failures
+        # Returns the chunks that were removed with a namespace, where they are known.
         self._cleared = cleared
-        # The chunk that an event of the store is of, if it is of one; and an event of chunks, which were removed or stored.
+        # `name` returns the chunk of a store event, or None; `make` creates vLLM's event for stored
+        # or removed chunks.
         self._name, self._make = name, make
-        # Of another process: asks it in a thread, since the scheduler does not wait for it.
-        self._later, self._asked = later, False
+        # For a store process: runs the call on a thread, since the scheduler does not block on
+        # another process.
+        self._later, self._polling = later, False
         self._events: list[tuple[bool, list[Any]]] = []
         self._lock = threading.Lock()
         try:
-            # From here on.
+            # Events count from here.
             self._drain()
         except UnavailableError as error:
-            # A store process that is down, and may be: it is asked again the next time.
+            # The store process is down, which is permitted: it is asked again with the next call.
             failures.call("request for events", error)
 
     def look(self, chunks: list[Any], exists: Callable[[], list[bool]]) -> list[bool]:
-        """Which of these chunks are here, before the others are put. Those that are may be of an earlier process, and are told of."""
+        """Which of these chunks are stored, before the missing ones are put. Stored ones may be of
+        an earlier process, so they are reported."""
         with self._lock:
-            here = exists()
-            # What went since it was asked is not told of behind that.
-            gone = self._drain() if self._tells else set()
-            self._add(False, [chunk for chunk, there in zip(chunks, here, strict=True) if there and chunk not in gone])
-            return here
+            present = exists()
+            # A chunk removed since the look-up is not reported as stored afterwards.
+            gone = self._drain() if self._store_has_events else set()
+            self._add(False, [chunk for chunk, is_present in zip(chunks, present, strict=True) if is_present and chunk not in gone])
+            return present
 
-    def meet(self, chunks: Collection[Any], here: Callable[[Collection[Any]], list[Any]]) -> None:
-        """Somebody says that these are here, or were a moment ago. `here` says which are, and nobody was told of yet."""
+    def meet(self, chunks: Collection[Any], newly_stored: Callable[[Collection[Any]], list[Any]]) -> None:
+        """Handle chunks that are stored, or were a moment ago. `newly_stored` returns those that are stored
+        and were not reported yet."""
         with self._lock:
-            found = here(chunks)
-            gone = self._drain() if self._tells else set()
+            found = newly_stored(chunks)
+            gone = self._drain() if self._store_has_events else set()
             self._add(False, [chunk for chunk in found if chunk not in gone])
 
     def stored(self, chunks: list[Any]) -> None:
-        """These were put, and were not here: a store that tells says so itself."""
-        if not self._tells:
+        """Handle chunks that were put and were not stored before. A store that records events
+        reports them itself."""
+        if not self._store_has_events:
             with self._lock:
                 self._add(False, chunks)
 
     def take(self) -> list[Any]:
-        """The events since it was asked last, as far as they are known without a wait."""
+        """The events since the last call, as far as they are known without blocking."""
         events: list[tuple[bool, list[Any]]] = []
-        # While a thread asks another process, what it is told comes the next time.
+        # While a thread asks the store process, its events are returned by a later call.
         if self._lock.acquire(blocking=self._later is None):
             try:
-                if self._tells and self._later is None:
+                if self._store_has_events and self._later is None:
                     self._drain()
                 events, self._events = self._events, []
             finally:
                 self._lock.release()
-        if self._tells and self._later is not None and not self._asked:
-            self._asked = True
+        if self._store_has_events and self._later is not None and not self._polling:
+            self._polling = True
             try:
-                self._later(self._ask)
+                self._later(self._poll)
             except RuntimeError:
-                # It was shut down.
-                self._asked = False
+                # The executor was shut down.
+                self._polling = False
         return [self._make(chunks, removed) for removed, chunks in events]
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         try:
             with self._lock:
                 self._drain()
         except PagelithError as error:
             self._failures.call("request for events", error)
         finally:
-            self._asked = False
+            self._polling = False
 
     def _drain(self) -> Collection[Any]:
-        """Take in what the store tells; what it says is gone."""
+        """Read the store's events; returns the removed chunks."""
         gone: set[Any] = set()
         try:
-            told, _ = taken(self._store)
+            events, _ = taken(self._store)
         except IncompatibleError as error:
-            self._tells = False
-            logger.warning("pagelith: removed chunks are not told of: %s", error)
+            self._store_has_events = False
+            logger.warning("pagelith: removals of chunks are not reported: %s", error)
             return gone
-        for event in told:
-            went = self._cleared(event) if event.kind == "cleared" and self._cleared is not None else []
-            gone.update(went)
-            self._add(True, went)
+        for event in events:
+            removed = self._cleared(event) if event.kind == "cleared" and self._cleared is not None else []
+            gone.update(removed)
+            self._add(True, removed)
             chunk = self._name(event) if event.new or event.gone else None
             if chunk is not None:
                 self._add(event.gone, [chunk])

@@ -1,20 +1,21 @@
-"""vLLM's hashes of blocks: the pages that they name, and which of them could not be read."""
+"""vLLM's block hashes: the pages that they name, and those that could not be read."""
 
 from collections.abc import Hashable, Iterable
 
-# Most keys that are remembered: 16 MB. Beyond it the oldest is asked again.
+# Most keys that are remembered: 16 MB. Beyond that the oldest is looked up again.
 _MAX = 65536
 
 
 def page_of(block_hash: bytes) -> bytes | str:
-    """The page that a block's hash names, of whatever length it is."""
+    """The page for a block hash of any length."""
     return block_hash if len(block_hash) == 32 else f"vllm block {block_hash.hex()}"
 
 
 class Missed:
-    """Keys that are not found again until they are stored again.
+    """Keys that count as misses until they are stored again.
 
-    vLLM asks again for as long as it is told "here", and a store may have what it could not read in time.
+    vLLM repeats a load for as long as the look-up succeeds, and an object that could not be read in
+    time may still be stored.
     """
 
     def __init__(self) -> None:

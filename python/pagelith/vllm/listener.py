@@ -1,4 +1,5 @@
-"""vLLM's events of the connector: which blocks came into the store and went, whoever stored them and for whatever reason they went."""
+"""vLLM's events of the connector: blocks added to the store and removed from it, by any process and
+for any reason."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -14,14 +15,16 @@ from .hashes import page_of
 from .messages import Paged
 from .pools import Pools
 
-# Most pages whose state is remembered, and whose tokens: some 64 MB each. Of what is forgotten it is told again when it is met.
+# Most pages whose state, and whose tokens, are remembered: about 64 MB each. A forgotten page is
+# reported again when it is met.
 _MAX = 1 << 18
 
 
 class Listener:
-    """In the scheduler. A block is here when all ranks' slices of it are: it is told of when the last comes, and when the first goes.
+    """Runs in the scheduler. A block is stored when all ranks' slices of it are: it is reported
+    with the last slice stored, and with the first slice removed.
 
-    A page is named as a block of its length: by its last hash.
+    A page is named like a block of the same length: by its last hash.
     """
 
     def __init__(
@@ -35,31 +38,31 @@ class Listener:
         failures: Failures,
     ) -> None:
         self._store, self._pools, self._keys, self._failures = store, pools, keys, failures
-        # By group, vLLM's name of its kind, and its window.
+        # By group, its kind in vLLM, and its window.
         self._kinds, self._locality, self._later = kinds, locality, later
         self._spaces = {key.namespace for of in keys for key in of}
-        # Each slice's pool and its bit among those of a page.
+        # For each slice, its pool and its bit in the page's state.
         self._slices = {(key.pool, key.component, key.shard): (n, 1 << at) for n, of in enumerate(keys) for at, key in enumerate(of)}
-        self._whole = [(1 << len(of)) - 1 for of in keys]
-        # Which slices of a page are here, as far as is known.
-        self._here: dict[Paged, int] = {}
-        # What a page's event says beside its name: the page before it, its tokens, and the adapter.
+        self._all_slices = [(1 << len(of)) - 1 for of in keys]
+        # The slices of each page that are stored, as far as is known.
+        self._stored_slices: dict[Paged, int] = {}
+        # Details for a page's event: the page before it, its tokens, and the adapter.
         self._described: dict[bytes, tuple[bytes | None, list[int], int | None, str | None]] = {}
-        # Pages whose names are no pages of the store by themselves.
+        # Pages whose names are hashed to form a store's page, by that.
         self._hashed: dict[bytes, bytes] = {}
-        self._told = Told(store, self._named, self._made, later, failures, self._cleared)
+        self._chunk_events = Told(store, self._page_of_event, self._make_events, later, failures, self._cleared)
 
-    # What the scheduler knows.
+    # Called by the scheduler.
 
     def describe(self, request: Any, first: int, pages: Sequence[bytes]) -> None:
-        """These pages of the request, from its `first`th on, may be told of."""
+        """Record the details of the request's pages from its `first` page on."""
         tokens, lora = self._pools.tokens, getattr(request, "lora_request", None)
         before = self._pools.names(request.block_hashes, first - 1, first) if first else []
         parent = before[0] if before else None
         for at, page in enumerate(pages, first):
             if page not in self._described:
-                told = list(request.all_token_ids[at * tokens : (at + 1) * tokens])
-                self._described[page] = (parent, told, lora and lora.adapter_id, lora and lora.name)
+                page_tokens = list(request.all_token_ids[at * tokens : (at + 1) * tokens])
+                self._described[page] = (parent, page_tokens, lora and lora.adapter_id, lora and lora.name)
             if len(page) != 32:
                 self._hashed[self._keys[0][0].on_page(page_of(page)).page] = page
             parent = page
@@ -67,85 +70,87 @@ class Listener:
         forget(self._hashed)
 
     def met(self, pages: Iterable[Paged]) -> None:
-        """These are in the store, or were a moment ago."""
-        unknown = [one for one in pages if self._here.get(one) != self._whole[one[0]]]
+        """Handle pages that are stored, or were a moment ago."""
+        unknown = [one for one in pages if self._stored_slices.get(one) != self._all_slices[one[0]]]
         if not unknown:
             return
         if self._later is None:
-            self._meet(unknown)
+            self._check_stored(unknown)
             return
         try:
-            self._later(lambda: self._meet(unknown))
+            self._later(lambda: self._check_stored(unknown))
         except RuntimeError:
-            # It was shut down.
+            # The executor was shut down.
             pass
 
     def take(self) -> list[Any]:
-        return [event for events in self._told.take() for event in events]
+        return [event for events in self._chunk_events.take() for event in events]
 
-    # What the store says.
+    # Called with the store's events and responses.
 
-    def _meet(self, pages: Collection[Paged]) -> None:
+    def _check_stored(self, pages: Collection[Paged]) -> None:
         try:
-            self._told.meet(pages, self._found)
+            self._chunk_events.meet(pages, self._newly_stored)
         except pagelith.PagelithError as error:
             self._failures.call("look-up for events", error)
 
-    def _found(self, pages: Collection[Paged]) -> list[Paged]:
-        """Those of which all is here, and was not known to be: it is now."""
-        unknown = [one for one in dict.fromkeys(pages) if self._here.get(one) != self._whole[one[0]]]
+    def _newly_stored(self, pages: Collection[Paged]) -> list[Paged]:
+        """The pages that are completely stored, and were not known to be; they are from here on."""
+        unknown = [one for one in dict.fromkeys(pages) if self._stored_slices.get(one) != self._all_slices[one[0]]]
         keys = [key.on_page(page_of(page)) for pool, page in unknown for key in self._keys[pool]]
         answers = iter(self._store.exists(keys))
-        # Every slice's answer is taken, so that the next page's come next.
-        here = [one for one in unknown if all([next(answers) for _ in self._keys[one[0]]])]
-        self._here.update((one, self._whole[one[0]]) for one in here)
-        forget(self._here)
-        return here
+        # A list, so that every response is consumed and the next page's responses follow.
+        present = [one for one in unknown if all([next(answers) for _ in self._keys[one[0]]])]
+        self._stored_slices.update((one, self._all_slices[one[0]]) for one in present)
+        forget(self._stored_slices)
+        return present
 
-    def _named(self, event: pagelith.Event) -> Paged | None:
-        """The page that came or went with this slice."""
+    def _page_of_event(self, event: pagelith.Event) -> Paged | None:
+        """The page that became complete or incomplete with this slice."""
         key = event.key
         if key is None or key.namespace not in self._spaces:
             return None
-        # Servers with more ranks or fewer keep other slices under these names.
+        # Servers with other numbers of ranks store other slices in this namespace.
         pool, bit = self._slices.get((key.pool, key.component, key.shard), (0, 0))
         if bit == 0:
             return None
-        page, whole = (pool, self._hashed.get(key.page, key.page)), self._whole[pool]
-        was = self._here.pop(page, None)
+        page, whole = (pool, self._hashed.get(key.page, key.page)), self._all_slices[pool]
+        was = self._stored_slices.pop(page, None)
         if event.gone:
-            # Of one that is not known, the rest may be here or not, and an earlier process may have told of it.
+            # The other slices of an unknown page may be stored or not, and an earlier process may
+            # have reported it.
             now = 0 if was is None else was & ~bit
-            told = was is None or was == whole
+            is_reported = was is None or was == whole
             kept = now > 0 or (was is None and whole > 1)
         else:
             now = (was or 0) | bit
-            told, kept = now == whole != was, True
+            is_reported, kept = now == whole != was, True
         if kept:
-            self._here[page] = now
-            forget(self._here)
-        return page if told else None
+            self._stored_slices[page] = now
+            forget(self._stored_slices)
+        return page if is_reported else None
 
     def _cleared(self, event: pagelith.Event) -> list[Paged]:
-        """What is known to have gone with its namespace."""
+        """The known pages that were removed with the namespace."""
         if event.namespace not in self._spaces:
             return []
-        gone = [page for page, here in self._here.items() if here == self._whole[page[0]]]
-        self._here.clear()
+        gone = [page for page, present in self._stored_slices.items() if present == self._all_slices[page[0]]]
+        self._stored_slices.clear()
         return gone
 
-    def _made(self, pages: list[Paged], removed: bool) -> list[Any]:
-        return self._removed(pages) if removed else [event for page in pages for event in self._stored(*page)]
+    def _make_events(self, pages: list[Paged], removed: bool) -> list[Any]:
+        return self._removed_events(pages) if removed else [event for page in pages for event in self._stored_events(*page)]
 
-    def _removed(self, pages: list[Paged]) -> list[Any]:
+    def _removed_events(self, pages: list[Paged]) -> list[Any]:
         names: dict[int, list[Any]] = {}
         for pool, page in pages:
             for group in self._pools.each[pool].groups:
                 names.setdefault(group, []).append(maybe_convert_block_hash(page))
         return [BlockRemoved(block_hashes=of, medium=MEDIUM_STORAGE, group_idx=n, locality=self._locality) for n, of in names.items()]
 
-    def _stored(self, pool: int, page: bytes) -> list[Any]:
-        """An event for each group; of a page that no request of this process had, with its name alone, as vLLM's own offloading does."""
+    def _stored_events(self, pool: int, page: bytes) -> list[Any]:
+        """One event per group. A page that no request of this process had is reported with its name
+        alone, as vLLM's own offloading does."""
         parent, tokens, lora_id, lora_name = self._described.get(page, (None, [], None, None))
         return [
             BlockStored(

@@ -1,4 +1,5 @@
-"""What the connector's two sides tell each other: the scheduler's what to move, the workers' what came of it."""
+"""Messages between the connector's two sides: the scheduler's plan for a step, and the workers'
+reports."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass
 class Named(KVConnectorHandshakeMetadata):
-    """Under which names a worker keeps its slice of a block: arguments of a namespace, the shard, and how its objects are called."""
+    """The names of a worker's objects: arguments of its namespace, its shard, and the pattern of
+    its components."""
 
     namespace: dict[str, Any]
     shard: str
@@ -21,7 +23,8 @@ class Named(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Load:
-    """Pages of a request to be read, one behind the other: the first one's place in the request, their names, and by group where to."""
+    """Consecutive pages of a request to be read: the index of the first, their names, and by group
+    their destination blocks."""
 
     request: str
     first: int
@@ -31,16 +34,16 @@ class Load:
 
 @dataclass
 class Step:
-    """What a request does in a step, and which of its pages are whole behind it."""
+    """What a request computes in a step, and which of its pages are complete after it."""
 
     request: str
-    # Its tables are these blocks, or grew by them.
+    # Whether its tables start with `blocks`, or are extended by them.
     begins: bool
     blocks: list[list[int]]
-    # Tokens that the step finds computed, and those that it computes.
+    # Tokens that were computed before the step, and those that the step computes.
     computed: int
     scheduled: int
-    # Pages to be stored: the first one's place in the request, their names, and by group where they are.
+    # Pages to be stored: the index of the first, their names, and by group their blocks.
     first: int = 0
     pages: list[bytes] = field(default_factory=list)
     tables: list[list[int]] = field(default_factory=list)
@@ -48,7 +51,8 @@ class Step:
 
 @dataclass
 class State:
-    """A recurrent state that lies still at the end of a step: the page behind which it is, its pool, and its block in each of the groups."""
+    """A recurrent state that is stable at the end of a step: the page that it follows, its pool,
+    and its block in each group."""
 
     page: bytes
     pool: int
@@ -57,32 +61,34 @@ class State:
 
 @dataclass
 class Plan(KVConnectorMetadata):
-    """One step's."""
+    """The plan for one step."""
 
     loads: list[Load] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    # To be stored too.
+    # States to be stored.
     states: list[State] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
-    # Blocks that were given to requests since the last one: whatever was in them is overwritten from here on.
+    # Blocks assigned to requests since the last plan: their content is overwritten from here on.
     taken: list[int] = field(default_factory=list)
-    # How often the cache was reset.
+    # Number of resets of the cache.
     resets: int = 0
 
 
-# A pool, by its place among all, and the name of a page in it.
+# The index of a pool, and the name of a page in it.
 Paged = tuple[int, bytes]
 
 
 @dataclass
 class Report(KVConnectorWorkerMetadata):
-    """Pages that could not be read, and those that are in the store now; and the last reset that no save is under way from before of."""
+    """Pages that could not be read, pages that are stored now, and the last reset before which no
+    save is in progress any more."""
 
     missed: set[Paged] = field(default_factory=set)
     stored: set[Paged] = field(default_factory=set)
     resets: int = 0
 
     def aggregate(self, other: "KVConnectorWorkerMetadata") -> "Report":
-        """What one rank could not read is missed; the look-up asks for all ranks' slices of what is stored."""
+        """A page that one rank could not read counts as missed; for stored pages the look-up checks
+        the slices of all ranks."""
         assert isinstance(other, Report)
         return Report(self.missed | other.missed, self.stored | other.stored, max(self.resets, other.resets))

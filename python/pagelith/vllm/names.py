@@ -1,4 +1,5 @@
-"""Under which names blocks are kept: what their bytes depend on, and vLLM's hashes do not say."""
+"""The names of stored blocks: everything that their bytes depend on, and that vLLM's hashes do not
+contain."""
 
 import hashlib
 import json
@@ -16,7 +17,8 @@ from .pools import Pools
 
 @dataclass(frozen=True)
 class Place:
-    """Which worker it is, of those with bytes of their own: on each axis of parallelism its rank, and of how many."""
+    """The position of a worker among those with distinct bytes: on each axis of parallelism its
+    rank, and the number of ranks."""
 
     tensor: tuple[int, int]
     pipeline: tuple[int, int]
@@ -24,8 +26,9 @@ class Place:
 
     @staticmethod
     def of(parallel: Any, same: int) -> "Place":
-        """By vLLM's configuration of a worker, where so many consecutive tensor-parallel ranks hold the same. vLLM counts tensor-parallel ranks first,
-        and those of decode context parallelism are consecutive ones among them."""
+        """From vLLM's configuration of a worker, if `same` consecutive tensor-parallel ranks hold
+        the same bytes. In vLLM, tensor parallelism is the innermost axis, and the ranks of decode
+        context parallelism are consecutive within it."""
         tensor, pipeline, context = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.decode_context_parallel_size
         rank = parallel.rank % tensor
         return Place((rank // same, tensor // same), (parallel.rank // tensor % pipeline, pipeline), (rank % context, context))
@@ -36,12 +39,12 @@ class Place:
         return ".".join(["rank", *(f"{axis}{at}of{of}" for axis, (at, of) in axes if of > 1)]) if any(of > 1 for _, (_, of) in axes) else "whole"
 
 
-# By pool and group, the layers' caches by name.
+# The layers' caches, by pool, group and layer name.
 Caches = Sequence[Sequence[Mapping[str, Any]]]
 
 
 def keys_of(named: Named, pools: Pools) -> list[list[pagelith.Key]]:
-    """By pool, the keys of a worker's slices of a page's blocks, on no page."""
+    """By pool, the key templates of a worker's slices of a page's blocks."""
     space = pagelith.Namespace(**named.namespace)
     return [
         [
@@ -55,13 +58,16 @@ def keys_of(named: Named, pools: Pools) -> list[list[pagelith.Key]]:
 def named(
     settings: StoreSettings, config: Any, identity: Identity, kinds: Sequence[str], caches: Caches, pools: Pools, way: str, place: Place
 ) -> Named:
-    """What this worker keeps. `way` is how caches become an object's bytes."""
+    """The names of this worker's objects. `way` is how caches are converted to an object's
+    bytes."""
     model, cache = config.model_config, config.cache_config
-    # Of one group its layers, of several those of each pool's groups, in the order in which they lie in an object.
+    # For one group its layers; for several the layers of each pool's groups, in the order of the
+    # bytes in an object.
     layers: list[Any] = [[[[name, *_layer(config, name, of[name])] for name in of] for of in groups] for groups in caches]
     if pools.groups == 1:
         layers = layers[0][0]
-    # Stages of a pipeline have other layers, and what they keep of a page is of one namespace: their objects' names say which.
+    # Stages of a pipeline have different layers but share a namespace: the names of their objects
+    # contain the layers.
     stages = place.pipeline[1] > 1
     component = "data{}." + _digest(layers)[:14] if stages else "data{}"
     extra = [
@@ -73,7 +79,7 @@ def named(
         ("hash", str(cache.prefix_caching_hash_algo)),
     ]
     if place.context[1] > 1:
-        # Each rank has some of a block's tokens, so many one behind the other.
+        # Each rank has a part of a block's tokens, interleaved in runs of this length.
         extra.append(("context", f"{place.context[1]} by {config.parallel_config.cp_kv_cache_interleave_size}"))
     namespace = {
         "model": str(model.model),
@@ -87,15 +93,16 @@ def named(
 
 
 def _layer(config: Any, name: str, cache: Any) -> list[Any]:
-    """What a block's bytes mean in one layer: axes in the order of memory, type, and the kernels that read them."""
+    """What defines the meaning of a block's bytes in one layer: axes in memory order, type, and the
+    kernels that read them."""
     order = sorted(range(1, len(cache.shape)), key=lambda axis: -cache.stride()[axis])
     layer = config.compilation_config.static_forward_context[name]
-    # On the CPU the kernel's instructions decide how keys are packed.
+    # On CPUs the kernel's instruction set determines the packing of keys.
     known = [list(cache.shape[1:]), order, str(cache.dtype), layer.get_attn_backend().full_cls_name(), getattr(layer, "isa", None)]
-    # By which a cache of a smaller type is to be multiplied.
+    # The scales of a cache with a smaller type.
     known += [getattr(layer, name, None) for name in ("_k_scale_float", "_v_scale_float")]
     if hasattr(layer, "get_state_shape"):
-        # A recurrent layer's cache is so many bytes; what is in them, it says itself.
+        # A recurrent layer's cache is untyped bytes; the layer reports their types and shapes.
         from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 
         shapes, types = [list(shape) for shape in layer.get_state_shape()], [str(dtype) for dtype in layer.get_state_dtype()]

@@ -1,4 +1,5 @@
-"""vLLM's offloading connector, which tells the tier below it what model it is for: vLLM itself hands a tier no model configuration."""
+"""vLLM's offloading connector, extended to pass the model's identity to the tier: vLLM passes a
+tier no model configuration."""
 
 from typing import Any
 
@@ -10,14 +11,14 @@ from .settings import check_scales
 
 
 class PagelithOffloadingConnector(OffloadingConnector):
-    """vLLM's own in all else."""
+    """vLLM's `OffloadingConnector`, with the model's identity added to its configuration."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         if role == KVConnectorRole.SCHEDULER:
-            # The one side that has tiers.
+            # Only this role has tiers.
             check_scales(vllm_config)
             transfer = vllm_config.kv_transfer_config
             model = identify(vllm_config, kv_cache_config)
-            told = {TOLD: {"facts": model.facts, "unknown": list(model.unknown)}}
-            transfer.kv_connector_extra_config = {**(transfer.kv_connector_extra_config or {}), **told}
+            entry = {TOLD: {"facts": model.facts, "unknown": list(model.unknown)}}
+            transfer.kv_connector_extra_config = {**(transfer.kv_connector_extra_config or {}), **entry}
         super().__init__(vllm_config, role, kv_cache_config)

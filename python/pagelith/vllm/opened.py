@@ -1,4 +1,5 @@
-"""A store of this process under both of the connector's sides: vLLM makes one for the scheduler and one for the worker."""
+"""The embedded store that both roles of the connector share: vLLM creates one connector for the
+scheduler and one for the worker."""
 
 import threading
 
@@ -7,12 +8,12 @@ import pagelith
 from ..settings import StoreSettings
 
 _lock = threading.Lock()
-# By the engine's name: the store, and how many have it.
+# By the engine's identifier: the store, and its number of holders.
 _open: dict[str, tuple[pagelith.Store, int]] = {}
 
 
 class Opened:
-    """One side's hold on the engine's store; of a store process, a link of its own."""
+    """One role's reference to the engine's embedded store, or its own link to a store process."""
 
     def __init__(self, settings: StoreSettings, engine: str, part: str, events_max: int = 0) -> None:
         self._engine = engine
@@ -27,7 +28,7 @@ class Opened:
             self.store = store
 
     def close(self) -> None:
-        """The last to close it closes the store; closing twice is nothing."""
+        """Release the reference; the last holder closes the store. A second call does nothing."""
         with _lock:
             if not self._held:
                 return

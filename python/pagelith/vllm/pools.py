@@ -1,8 +1,9 @@
-"""Which of vLLM's groups of caches are kept together, and how much of a prompt each needs.
+"""The grouping of vLLM's cache groups into pools, and the part of a prompt that each pool needs.
 
-A group is layers with one table of blocks. Groups with blocks of as many tokens that keep the same part of a prompt get and lose their
-blocks together: they are a *pool*, and a block of a pool, with all layers of its groups, is an object. A *page* is what a prompt is cut
-into: as many tokens as are whole blocks of every group, and the only lengths at which vLLM goes on from.
+A group is layers that share a table of blocks. Groups with equal numbers of tokens per block that
+keep the same part of a prompt gain and lose their blocks together: they form a *pool*, and one
+block of a pool, with all layers of its groups, is one object. A *page* is the unit of a prompt: the
+smallest number of tokens that is whole blocks of every group. vLLM continues only at ends of pages.
 """
 
 from collections.abc import Sequence
@@ -10,35 +11,39 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import Any, NamedTuple
 
-# Kinds of caches (vLLM's names) of which a block stands for its tokens: all of them are needed, or those of the last so many tokens.
+# Kinds of caches (vLLM's names) with one block per range of tokens: a prefix needs all blocks, or
+# those of its last tokens.
 WHOLE = ("full_attention", "mla_attention")
 LAST = ("sliding_window", "chunked_local_attention")
-# Of which a block is the state behind its last token, and the last one is all that is needed. Mamba is vLLM's name of every recurrent layer:
-# selective state spaces, linear attention, gated delta rules and short convolutions alike.
+# Kinds whose block is the state after its last token; a prefix needs only the last one. `mamba` is
+# vLLM's name for every recurrent layer: selective state spaces, linear attention, gated delta rules
+# and short convolutions.
 STATE = ("mamba",)
 
-# vLLM's placeholder for what a window has left behind: nobody reads it.
+# vLLM's placeholder for blocks that a window has left: never read.
 NULL = 0
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Groups that are kept together."""
+    """Groups whose blocks are stored together."""
 
     name: str
-    # By their numbers.
+    # Indices of the groups.
     groups: tuple[int, ...]
-    # Tokens of a block, and how many of them make a page.
+    # Tokens of a block, and number of blocks in a page.
     tokens: int
     blocks: int
-    # Pages before its end that a prefix needs; None: all.
+    # Number of pages at its end that a prefix needs; None: all.
     pages: int | None
-    # Whether a block is a state, which lies still in the one step that vLLM says, and nowhere that a table would tell.
+    # Whether a block is a state. It is stable only in the step that vLLM reports, which no block
+    # table shows.
     state: bool
 
 
 class Object(NamedTuple):
-    """A block of a pool: in which of the pages, of which pool, which of the page's blocks, and its block in each group."""
+    """A block of a pool: index of its page, of its pool, of the block within the page, and its
+    block number in each group."""
 
     page: int
     pool: int
@@ -48,17 +53,19 @@ class Object(NamedTuple):
 
 @dataclass(frozen=True)
 class Pools:
-    """All of a model's. Those that need a whole prefix come first."""
+    """All pools of a model. Those that need the whole prefix come first."""
 
     each: tuple[Pool, ...]
-    # Tokens of a page, and how many of vLLM's hashes it has. The last one is the page's name: it says what was before it too.
+    # Tokens of a page, and its number of vLLM's hashes. The last of them is the page's name; it
+    # depends on all tokens before it.
     tokens: int
     hashes: int
     groups: int
 
     @staticmethod
     def of(groups: Sequence[Any], kinds: Sequence[str], hash_tokens: int | None, context: int = 1) -> "Pools":
-        """Of vLLM's groups and their kinds, which are known ones; `context` ranks have some of each block's tokens."""
+        """From vLLM's groups and their kinds, which must be known; `context` ranks share the tokens
+        of each block."""
         sizes = [tokens_of(group, context) for group in groups]
         page = lcm(*sizes)
         alike: dict[tuple[int, int, bool], list[int]] = {}
@@ -75,22 +82,24 @@ class Pools:
 
     @property
     def by_request(self) -> bool:
-        """Whether a load that failed is the whole request's. vLLM takes back single blocks of one group alone, and goes on before the
-        first that failed: a window would reach back from there to what was never loaded."""
+        """Whether a failed load fails the whole request. vLLM recomputes single blocks only with
+        one group, and continues before the first failed block: from there, a window would reach
+        back to blocks that were never loaded."""
         return self.groups > 1 or any(pool.pages is not None for pool in self.each)
 
     def names(self, hashes: Sequence[bytes], first: int, end: int) -> list[bytes]:
-        """The names of the pages `first..end` of a request with these hashes, as far as there are any."""
+        """The names of the pages `first..end` of a request with these hashes, as far as they
+        exist."""
         return list(hashes[(first + 1) * self.hashes - 1 : end * self.hashes : self.hashes])
 
     @property
     def states(self) -> bool:
-        """Whether there are states among them."""
+        """Whether any pool has states."""
         return any(pool.state for pool in self.each)
 
     def tables(self, tables: Sequence[Sequence[int]], first: int, end: int, states: bool = True) -> list[list[int]]:
-        """The part of each group's table that these pages have. What it says of states is good to load them alone: a state that was computed moves
-        on with its request."""
+        """The part of each group's table that belongs to these pages. The entries for states are
+        valid only for loads: a computed state moves on with its request."""
         found: list[list[int]] = [[] for _ in range(self.groups)]
         for pool in self.each:
             for group in pool.groups if states or not pool.state else ():
@@ -98,7 +107,8 @@ class Pools:
         return found
 
     def objects_of(self, pages: int, tables: Sequence[Sequence[int]]) -> list[Object]:
-        """Of so many pages with these tables every object that has a block in some group, page after page."""
+        """All objects of `pages` pages with these tables that have a block in some group, page by
+        page."""
         found = []
         for page in range(pages):
             for n, pool in enumerate(self.each):
@@ -111,20 +121,22 @@ class Pools:
 
 
 def spec_of(group: Any) -> Any:
-    """A group's specification: workers have one for each layer where layers differ, of which the first stands for all."""
+    """A group's specification. Workers have one per layer if layers differ; the first represents
+    all."""
     spec = group.kv_cache_spec
     layers = getattr(spec, "kv_cache_specs", None)
     return next(iter(layers.values())) if layers else spec
 
 
 def tokens_of(group: Any, context: int) -> int:
-    """How many tokens a block of this group is of: with decode context parallelism one number of a block is a block on each rank, with tokens of its own."""
+    """Tokens of a block of this group. With decode context parallelism, one block number is one
+    block on each rank, each with its own tokens."""
     spec = spec_of(group)
     return int(spec.block_size) * (context if getattr(spec, "dcp_sharded", False) else 1)
 
 
 def reach(spec: Any, kind: str) -> int:
-    """How many of the tokens before the next one a group needs at most; 0: all of them."""
+    """Number of tokens before the next one that a group needs at most; 0: all of them."""
     if kind == "sliding_window":
         return max(1, int(spec.sliding_window) - 1 + int(getattr(spec, "extra_retained_tokens", 0)))
     if kind == "chunked_local_attention":

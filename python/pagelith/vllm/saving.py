@@ -1,4 +1,5 @@
-"""Saves: within the step, or in a thread beside the computation, with what they still read known by block."""
+"""Saves: within the step, or on a thread concurrently with the computation, with the blocks
+recorded that they still read."""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +10,7 @@ from ..threads import submit
 
 
 class Saving:
-    """One worker's saves, one after the other in the order in which they were given."""
+    """The saves of one worker, run in order, one at a time."""
 
     def __init__(self, in_thread: bool, failures: Failures) -> None:
         self._failures = failures
@@ -17,7 +18,7 @@ class Saving:
         self._pending: list[tuple[Future[None], frozenset[int]]] = []
 
     def run(self, body: Callable[[], None], blocks: Collection[int]) -> None:
-        """Save, now or soon. Until it is done it reads these blocks of vLLM's."""
+        """Run a save, now or on the thread. Until it has ended it reads these blocks."""
         if self._thread is None:
             self._logged(body)
         else:
@@ -25,14 +26,14 @@ class Saving:
             try:
                 save = submit(self._thread, self._logged, body)
             except RuntimeError:
-                # There is no thread for it.
+                # No thread could be started.
                 self._logged(body)
                 return
             if save is not None:
                 self._pending.append((save, frozenset(blocks)))
 
     def leave(self, blocks: Collection[int]) -> None:
-        """Return when no save reads any of these blocks."""
+        """Wait until no save reads any of these blocks."""
         if not self._pending:
             return
         taken = frozenset(blocks)
@@ -41,7 +42,7 @@ class Saving:
                 save.result()
 
     def end(self) -> None:
-        """Return when all are done."""
+        """Wait until all saves have ended."""
         for save, _ in self._pending:
             save.result()
         self._pending = []

@@ -1,4 +1,5 @@
-"""The connector in the scheduler: how much of a prompt is in the store, and which blocks workers load and store in a step."""
+"""The connector in the scheduler: how much of a prompt is stored, and which blocks the workers load
+and store in a step."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,14 +23,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Tracked:
-    """A request of the scheduler's, and how many of its pages were told to be stored."""
+    """A request in the scheduler, and the number of its pages that workers were directed to
+    store."""
 
     request: Any
     stored: int = 0
 
 
 class Scheduler:
-    """The scheduler's side. It moves no bytes: the store is asked what is there, and workers are told."""
+    """The scheduler's role. It moves no bytes: it queries the store and directs the workers."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class Scheduler:
         opened: Opened,
         pools: Pools,
         loads: bool,
-        listens: Callable[[Sequence[Sequence[pagelith.Key]]], "Listener"] | None = None,
+        make_listener: Callable[[Sequence[Sequence[pagelith.Key]]], "Listener"] | None = None,
     ) -> None:
         self._settings = settings
         self._opened = opened
@@ -45,44 +47,48 @@ class Scheduler:
         self._failures = settings.failures(logger)
         self._pools = pools
         self._loads = loads
-        # By pool, the keys on no page of what each rank with bytes of its own has of a page.
+        # By pool, the key templates of all distinct slices of a page.
         self._keys: list[list[pagelith.Key]] = []
         self._missed = Missed()
-        # Where the last look-up of a request began, until blocks are there for it.
-        self._asked: dict[str, int] = {}
+        # Per request, the first page of its last look-up, until its blocks are allocated.
+        self._looked_up: dict[str, int] = {}
         self._tracked: dict[str, _Tracked] = {}
         self._plan = Plan()
-        # With saves in threads: how often the cache was reset, and whether saves from before the last time may still end.
+        # With saves on threads: number of resets, and whether saves from before the last one may
+        # still be in progress.
         self._resets, self._resetting = 0, False
-        # Makes who tells vLLM what comes and goes, once it is known under which names that is.
-        self._listens = listens
+        # Creates the listener for events, once the key templates are known.
+        self._make_listener = make_listener
         self.listener: Listener | None = None
 
     def named(self, workers: Iterable[Named]) -> None:
-        """The workers say under which names they keep what they have: ranks that hold the same bytes say the same."""
+        """Receive the names of the workers' objects. Ranks that hold the same bytes report the same
+        names."""
         ranks = [keys_of(one, self._pools) for one in workers]
         self._keys = [list(dict.fromkeys(key for keys in of for key in keys)) for of in zip(*ranks, strict=True)]
-        if self._listens is not None and self._keys:
-            self.listener = self._listens(self._keys)
+        if self._make_listener is not None and self._keys:
+            self.listener = self._make_listener(self._keys)
 
-    # What the scheduler asks.
+    # Called by the scheduler.
 
     def matched(self, request: Any, computed: int) -> int:
-        """Tokens behind the `computed` ones that are in the store. The last token is always left to be computed."""
-        self._asked.pop(request.request_id, None)
+        """Number of stored tokens after the first `computed`. The last token is always left to be
+        computed."""
+        self._looked_up.pop(request.request_id, None)
         tokens = self._pools.tokens
         if not self._loads or self._resetting or computed % tokens or request.skip_reading_prefix_cache:
             return 0
         first = computed // tokens
         pages = self._pools.names(request.block_hashes, first, (request.num_tokens - 1) // tokens)
-        found = self._found(pages, first)
+        found = self._restorable_pages(pages, first)
         if found:
-            self._asked[request.request_id] = first
-            self._tell(request, first, pages[:found], [(n, page) for page in pages[:found] for n in range(len(self._keys))])
+            self._looked_up[request.request_id] = first
+            self._describe(request, first, pages[:found], [(n, page) for page in pages[:found] for n in range(len(self._keys))])
         return found * tokens
 
-    def _found(self, pages: Sequence[bytes], depth: int) -> int:
-        """How many of these pages can be restored: every pool has what it needs to go on behind them."""
+    def _restorable_pages(self, pages: Sequence[bytes], depth: int) -> int:
+        """Number of these pages that can be restored: every pool has the objects that it needs to
+        continue there."""
         whole = [n for n, pool in enumerate(self._pools.each) if pool.pages is None]
         known = next((at for at, one in enumerate(pages) if any((n, one) in self._missed for n in whole)), len(pages))
         pages = pages[:known]
@@ -92,7 +98,7 @@ class Scheduler:
             pagelith.PoolQuery.all_pages(keys) if pool.pages is None else pagelith.PoolQuery.trailing_pages(keys, pool.pages)
             for pool, keys in zip(self._pools.each, self._keys, strict=True)
         ]
-        # The first pool of which all is needed bounds the others.
+        # The first pool that needs the whole prefix bounds the others.
         anchor, queries = (self._keys[0], queries[1:]) if whole else ([], queries)
         try:
             timeout = self._settings.exists_timeout_ms / 1000
@@ -103,7 +109,7 @@ class Scheduler:
         return next((stop for stop in reversed(found.stops) if not self._missed_before(pages, stop)), 0)
 
     def _missed_before(self, pages: Sequence[bytes], stop: int) -> bool:
-        """Whether something that a window needs to go on at this stop could not be read."""
+        """Whether an object that a window needs to continue at this stop could not be read."""
         return any(
             (n, one) in self._missed
             for n, pool in enumerate(self._pools.each)
@@ -111,15 +117,15 @@ class Scheduler:
             for one in pages[max(0, stop - pool.pages) : stop]
         )
 
-    def _tell(self, request: Any, first: int, pages: Sequence[bytes], met: Iterable[Paged] = ()) -> None:
+    def _describe(self, request: Any, first: int, pages: Sequence[bytes], met: Iterable[Paged] = ()) -> None:
         if self.listener is not None:
             self.listener.describe(request, first, pages)
             self.listener.met(met)
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
-        """The request has these blocks, and `external` tokens of it are to be loaded into them."""
+        """The request got these blocks, and `external` tokens of it are to be loaded into them."""
         name = request.request_id
-        first = self._asked.pop(name, 0)
+        first = self._looked_up.pop(name, 0)
         self._tracked.setdefault(name, _Tracked(request)).request = request
         if self._settings.save_async:
             self._plan.taken += [block for table in tables for block in table]
@@ -129,7 +135,7 @@ class Scheduler:
             self._plan.loads.append(Load(name, first, pages, self._pools.tables(tables, first, end)))
 
     def plan(self, output: Any) -> Plan:
-        """What workers do in this step."""
+        """The workers' plan for this step."""
         plan, self._plan = self._plan, Plan()
         for new in output.scheduled_new_reqs:
             plan.steps.append(self._step(output, new.req_id, True, new.block_ids, new.num_computed_tokens))
@@ -142,15 +148,16 @@ class Scheduler:
         return plan
 
     def _states(self, offered: Mapping[str, Iterable[tuple[int, int, int]]]) -> Iterator[State]:
-        """What can be stored of the states that vLLM hands over, each in the one step at whose end it lies still: by request the group, the block,
-        and the tokens behind which it is. All groups of a pool are there, or it is no state to go on from."""
+        """The states that can be stored, of those that vLLM offers. Each is stable only at the end
+        of this step. vLLM reports per request the group, the block, and the number of tokens before
+        it. A state is complete with all groups of a pool."""
         tokens = self._pools.tokens
         for name, states in offered.items():
             blocks_at: dict[int, dict[int, int]] = {}
-            for group, block, behind in states:
-                # Within a page vLLM's own cache alone goes on from it.
-                if block != NULL and behind and behind % tokens == 0:
-                    blocks_at.setdefault(behind // tokens, {})[group] = block
+            for group, block, tokens_before in states:
+                # A state within a page is used by vLLM's own cache only.
+                if block != NULL and tokens_before and tokens_before % tokens == 0:
+                    blocks_at.setdefault(tokens_before // tokens, {})[group] = block
             tracked = self._tracked.get(name)
             if tracked is None:
                 continue
@@ -164,24 +171,26 @@ class Scheduler:
         step = Step(name, begins, [list(of) for of in blocks or ()], computed, output.num_scheduled_tokens[name])
         tracked, tokens = self._tracked.get(name), self._pools.tokens
         if tracked is not None:
-            # Tokens that are only guessed are scheduled too; the page that they are in has no name yet.
+            # Speculative tokens are scheduled too; the page that contains them has no name yet.
             whole = (computed + step.scheduled) // tokens
-            # A request that was set back, because a load failed, computes pages anew: those were not stored.
+            # A request that was set back after a failed load recomputes pages, which were not
+            # stored.
             step.first = min(tracked.stored, computed // tokens)
             step.pages = self._pools.names(tracked.request.block_hashes, step.first, whole)
             tracked.stored = step.first + len(step.pages)
             if step.pages:
-                # As they are in this step: what a window has left behind is another's by now.
+                # The tables of this step: blocks that a window has left may belong to another
+                # request by now.
                 tables = output.kv_connector_block_state.get_block_ids(name)
                 step.tables = self._pools.tables(tables, step.first, tracked.stored, states=False)
-                self._tell(tracked.request, step.first, step.pages)
+                self._describe(tracked.request, step.first, step.pages)
         return step
 
     def heard(self, report: Any) -> None:
-        """What became of the last steps."""
+        """Receive the workers' reports of the previous steps."""
         if isinstance(report, Report):
             if self._resetting and report.resets == self._resets:
-                # What saves from before the reset put since is not to be found either.
+                # Objects that saves from before the reset put afterwards must not be found either.
                 self._resetting = not self._clear()
             self._missed.stored(report.stored - report.missed)
             self._missed.add(report.missed)
@@ -189,14 +198,15 @@ class Scheduler:
                 self.listener.met(report.stored)
 
     def finished(self, request: Any) -> None:
-        """Saves are done when their step ends, so its blocks are free."""
-        self._asked.pop(request.request_id, None)
+        """The request has ended. Its saves end with their step, so its blocks are free."""
+        self._looked_up.pop(request.request_id, None)
         self._tracked.pop(request.request_id, None)
 
     def clear(self) -> bool:
-        """Make all that is under these names invisible, for every server that shares them; other names are not touched."""
+        """Make all objects in these namespaces invisible, for every server that shares them; other
+        namespaces are unchanged."""
         if self._settings.save_async:
-            # Nothing is found until no worker has a save from before.
+            # Nothing is found until no worker has a save in progress from before.
             self._resets, self._resetting = self._resets + 1, True
         return self._clear()
 

@@ -1,4 +1,5 @@
-"""What `kv_connector_extra_config` says to the connector, and what of vLLM's own configuration it cannot work with."""
+"""The connector's settings in `kv_connector_extra_config`, and the check of vLLM's configuration
+against its limits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,92 +14,93 @@ from .pools import LAST, STATE, WHOLE, spec_of
 class ConnectorSettings(PoolSettings):
     """The keys of the connector."""
 
-    # Longest that a look-up may take, of which the scheduler waits for each.
+    # Longest look-up; the scheduler waits for each.
     exists_timeout_ms: int = milliseconds(100)
-    # Load in threads, while other requests are computed. Unset: where vLLM takes failures of other loads alone.
+    # Load on threads, concurrently with other requests. Default: only where vLLM requires it to
+    # handle failed loads.
     load_async: bool | None = of_type(bool, "true or false", None)
     read_threads: int = threads(2)
-    # Save in a thread, while the next step is computed.
+    # Save on a thread, concurrently with the next step.
     save_async: bool = of_type(bool, "true or false", False)
-    # Host memory through which caches on a device are copied, for saves and for each reading thread.
+    # Host memory through which a device's caches are copied, for saves and for each reading thread.
     staging_bytes: int = number(256 << 20)
-    # Where vLLM's events say that the store is.
+    # The locality of the store in vLLM's events.
     locality: str | None = of_type(str, '"LOCAL" or "REMOTE"', None)
 
 
 def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Sequence[str]) -> None:
-    """All that is wrong, in one error, each with what would be right."""
+    """Raise one error that lists all problems, each with its remedy."""
     parallel, groups, problems = config.parallel_config, cache_config.kv_cache_groups, []
     if parallel.prefill_context_parallel_size > 1:
         problems.append(
-            f"'prefill_context_parallel_size' is {parallel.prefill_context_parallel_size}: which rank has which tokens of a block is not known here;"
+            f"'prefill_context_parallel_size' is {parallel.prefill_context_parallel_size}: it is unknown which rank has which tokens of a block;"
             " pass --prefill-context-parallel-size 1"
         )
     if settings.load_async is False and parallel.world_size > 1:
         problems.append(
-            f"'load_async' is false, and with {parallel.world_size} workers what one could not load spoils what the others compute in that step:"
+            f"'load_async' is false, but with {parallel.world_size} workers a failed load on one invalidates the results of the others in that step:"
             " leave it out"
         )
     if settings.store is not None and (parallel.world_size > 1 or parallel.distributed_executor_backend not in ("uni", None)):
         problems.append(
             f"'store' is a store in the scheduler's process, and {parallel.world_size} worker(s) of the executor"
-            f" {parallel.distributed_executor_backend!r} are processes of their own, of which one alone may write a store: run"
+            f" {parallel.distributed_executor_backend!r} are separate processes, and only one process may write a store: run"
             " `pagelith serve` and pass 'attach': 'unix:PATH', or for one worker pass --distributed-executor-backend uni"
         )
     tier = "use pagelith.vllm.PagelithTier (OffloadingConnector)"
     if not groups:
-        problems.append("the model has no groups of caches, so there is nothing to keep")
+        problems.append("the model has no cache groups, so there is nothing to store")
     unknown = sorted({kind for kind in kinds if kind not in WHOLE + LAST + STATE})
     if unknown:
-        problems.append(f"the model's caches are of the kind {unknown[0]!r}, and this connector knows {', '.join(WHOLE + LAST + STATE)}: {tier}")
+        problems.append(f"the model's caches have the kind {unknown[0]!r}, but this connector supports {', '.join(WHOLE + LAST + STATE)}: {tier}")
     problems += _of_states(config, groups, kinds)
     for at, group in enumerate(groups):
         if not getattr(group, "enable_kv_transfer", True) or not getattr(spec_of(group), "prefix_cacheable", True):
-            problems.append(f"vLLM gives group {at} of the model's caches to no connector, and this one restores all or none: {tier}")
+            problems.append(f"vLLM gives cache group {at} to no connector, and this connector restores all groups or none: {tier}")
     if settings.load_async is False and (len(groups) > 1 or any(kind in LAST + STATE for kind in kinds)):
         problems.append(
-            "'load_async' is false, and of a model with windows, states or several groups of caches vLLM takes failures of loads in threads alone:"
+            "'load_async' is false, but for a model with windows, states or several cache groups vLLM handles failed loads only if they are asynchronous:"
             " leave it out"
         )
     if settings.save_async and any(kind in STATE for kind in kinds):
-        problems.append("'save_async' is true, and a recurrent state goes on within its block in the next step, while it would still be read: leave it out")
+        problems.append("'save_async' is true, but the next step overwrites a recurrent state in its block while it would still be read: leave it out")
     elif settings.save_async and getattr(cache_config, "needs_kv_cache_zeroing", False):
         problems.append(
-            "'save_async' is true, and of this model vLLM zeroes new blocks before it asks whether they are still read: leave it out"
+            "'save_async' is true, but for this model vLLM zeroes new blocks before it waits for saves that still read them: leave it out"
         )
     if settings.locality not in (None, "LOCAL", "REMOTE"):
-        problems.append(f"'locality' is \"LOCAL\" or \"REMOTE\", not {settings.locality!r}")
+        problems.append(f"'locality' must be \"LOCAL\" or \"REMOTE\", not {settings.locality!r}")
     problems += _of_scales(config)
     if problems:
         raise ValueError("PagelithConnector: " + "; ".join(problems))
 
 
 def check_scales(config: Any) -> None:
-    """Of a configuration without a connector of Pagelith's."""
+    """The check for a configuration without Pagelith's connector."""
     for problem in _of_scales(config):
         raise ValueError(f"pagelith: {problem}")
 
 
 def _of_scales(config: Any) -> Iterator[str]:
     if getattr(config.cache_config, "calculate_kv_scales", False):
-        yield "'calculate_kv_scales' makes scales of each process's own, which no name can say; leave it off"
+        yield "'calculate_kv_scales' computes scales per process, which no key can contain; disable it"
 
 
 def _of_states(config: Any, groups: Sequence[Any], kinds: Sequence[str]) -> Iterator[str]:
-    """What is wrong with a model that has recurrent layers."""
+    """Problems with a model that has recurrent layers."""
     specs = [spec_of(group) for group, kind in zip(groups, kinds, strict=True) if kind in STATE]
     if not specs:
         return
     if any(spec.mamba_cache_mode != "align" for spec in specs):
-        yield "vLLM keeps this model's recurrent states for their request alone: pass --enable-prefix-caching, with --mamba-cache-mode align"
+        yield "vLLM keeps this model's recurrent states only for their own request: pass --enable-prefix-caching, with --mamba-cache-mode align"
         return
     page = lcm(*(int(spec_of(group).block_size) for group in groups))
     if any(int(spec.block_size) != page for spec in specs):
         yield (
-            f"a recurrent state has blocks of {specs[0].block_size} tokens, and {page} are whole blocks of every group: a state is kept at the end of"
-            " those alone; pass --mamba-block-size and --block-size that are the same"
+            f"a recurrent state has blocks of {specs[0].block_size} tokens, but blocks of all groups end together every {page} tokens: states are stored at"
+            " such ends only; pass equal --mamba-block-size and --block-size"
         )
     if getattr(config, "speculative_config", None) is not None or any(getattr(spec, "num_speculative_blocks", 0) for spec in specs):
-        yield "the model has recurrent layers and guesses tokens, whose states vLLM moves behind the step that computed them: leave --speculative-config out"
+        yield "the model has recurrent layers and uses speculative decoding, whose states vLLM moves after the step that computed them: remove --speculative-config"
     if getattr(config.cache_config, "use_replayssm", False):
-        yield "'use_replayssm' keeps inputs in place of states, and how many is not in the block: leave --use-replayssm out"
+        yield "'use_replayssm' stores inputs in place of states, without their number in the block: remove --use-replayssm"

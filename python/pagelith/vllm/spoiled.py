@@ -1,10 +1,12 @@
-"""Which of vLLM's blocks hold bytes that must not be stored.
+"""Tracks vLLM's blocks whose bytes must not be stored.
 
-A step whose load failed runs all the same, and vLLM computes anew what it made: until then the block that failed, and all that was
-computed behind it, hold bytes that do not belong to their hashes. The first to put an object wins, so one such block in the store
-would be a wrong answer for as long as it is there. A block is sound again once it was read, or computed behind sound ones.
+A step with a failed load runs all the same, and vLLM recomputes its results afterwards. Until then
+the block that failed, and all blocks computed after it, hold bytes that do not match their hashes.
+The first put of an object wins, so storing one such block would return wrong bytes for as long as
+it is stored. A block is valid again once it was read, or recomputed after valid blocks.
 
-Of one group alone, and a whole prefix of it: with others vLLM runs no step over what did not come.
+This applies to models with one group that needs the whole prefix. With other groups vLLM runs no
+step over failed loads.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,17 +31,18 @@ class Spoiled:
         self._blocks.difference_update(blocks)
 
     def step(self, table: Sequence[int], computed: int, scheduled: int) -> int:
-        """A request with this table computes a step: how many of its blocks, from the first on, are sound behind it."""
+        """Record a step of the request with this table. Returns the number of its leading blocks
+        that are valid after the step."""
         if not self._blocks:
             return len(table)
-        # A block that is computed from its first token on has nothing of before in it.
+        # A block that is computed from its first token on keeps no earlier content.
         first, end = -(-computed // self._tokens), -(-(computed + scheduled) // self._tokens)
-        sound = self._sound(table[:first])
-        if sound < first:
-            self.failed(table[sound:])
-            return sound
+        valid = self._valid_prefix(table[:first])
+        if valid < first:
+            self.failed(table[valid:])
+            return valid
         self.read(table[first:end])
-        return self._sound(table)
+        return self._valid_prefix(table)
 
-    def _sound(self, table: Sequence[int]) -> int:
+    def _valid_prefix(self, table: Sequence[int]) -> int:
         return next((at for at, block in enumerate(table) if block in self._blocks), len(table))

@@ -1,6 +1,8 @@
-"""Caches in a device's memory: copied by torch through host memory, pinned where the device can.
+"""Caches in device memory: torch copies them through host memory, which is pinned if the device
+supports that.
 
-Not run with a device yet: under vLLM on the CPU, with the copies within host memory (python/clients/test_vllm.py).
+Not run with a device yet. It is tested under vLLM on the CPU, where the copies are within host
+memory (python/clients/test_vllm.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +14,14 @@ from .pools import Object
 
 
 class Staged:
-    """Host memory for `at_once` objects, a row each, which one thread at a time may use: the layers' parts of a block lie side by side."""
+    """Host memory for `at_once` objects, one row each, for use by one thread at a time. In a row,
+    the layers' parts are adjacent."""
 
     copies = True
 
     def __init__(self, pools: Sequence[Sequence[Sequence[Any]]], blocks: int, most_bytes: int) -> None:
-        # A block is one row of bytes of each, in the order of its axes, whatever the layout. By pool and group.
+        # By pool and group, each cache viewed as one row of bytes per block, in the order of its
+        # axes, for any layout.
         self._pools = [
             [[cache.view(torch.uint8).unflatten(0, (blocks, -1)) for cache in caches] for caches in groups] for groups in pools
         ]
@@ -25,21 +29,21 @@ class Staged:
         most = max(self._bytes)
         self.at_once = min(most_bytes // most, blocks)
         if self.at_once < 1:
-            raise ValueError(f"pagelith: 'staging_bytes' is {most_bytes}, and a block of a pool's layers has {most} bytes: give it that")
+            raise ValueError(f"pagelith: 'staging_bytes' is {most_bytes}, but a block of all layers of a pool has {most} bytes: pass at least that")
         device = self._pools[0][0][0].device
         self._host = torch.empty((self.at_once, most), dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = device
 
     def out(self, objects: Sequence[Object]) -> list[list[tuple[int, int]]]:
-        """Copy these blocks to host memory; behind what the current stream does."""
+        """Copy these blocks to host memory, in order with the current stream."""
         for cache, rows, at, blocks in self._parts(objects):
             part = cache.index_select(0, self._rows(blocks)).reshape(len(blocks), -1)
-            # Not asynchronous: it is the store's to read when this returns.
+            # Synchronous: the store reads the bytes when this returns.
             self._host[rows, at : at + part.shape[1]].copy_(part)
         return self.into(objects)
 
     def spans(self) -> list[tuple[int, int]]:
-        """Where all of it lies."""
+        """All host memory of the rows."""
         return [(self._host.data_ptr(), self._host.numel())]
 
     def into(self, objects: Sequence[Object]) -> list[list[tuple[int, int]]]:
@@ -50,7 +54,7 @@ class Staged:
         return found
 
     def landed(self, objects: Sequence[Object]) -> None:
-        """Copy what was read to where it belongs; it is there when this returns."""
+        """Copy the bytes that were read to the device; the copy is complete when this returns."""
         for cache, rows, at, blocks in self._parts(objects):
             part = self._host[rows, at : at + cache[0].numel()].contiguous().to(self._device)
             cache.index_copy_(0, self._rows(blocks), part.reshape(len(blocks), *cache.shape[1:]))
@@ -58,7 +62,8 @@ class Staged:
             torch.accelerator.current_stream(self._device).synchronize()
 
     def told(self) -> Any:
-        """What a thread waits for before it touches the caches: all that the device was told so far."""
+        """An event to wait for before accessing the caches: the completion of all operations
+        submitted so far."""
         if self._device.type == "cpu":
             return None
         event = torch.Event(self._device)
@@ -66,7 +71,8 @@ class Staged:
         return event
 
     def _parts(self, objects: Sequence[Object]) -> Iterator[tuple[Any, slice, int, list[int]]]:
-        """Each layer's cache with the rows of its objects, where in a row its part begins, and the blocks."""
+        """For each layer's cache: the rows of its objects, the offset of its part in a row, and the
+        blocks."""
         order, row = _by_pool(objects), 0
         while row < len(order):
             pool = objects[order[row]].pool
@@ -83,5 +89,6 @@ class Staged:
 
 
 def _by_pool(objects: Sequence[Object]) -> list[int]:
-    """Which object each row has: those of a pool are rows one behind the other, so that a copy takes them at once."""
+    """The object of each row: objects of the same pool have consecutive rows, so that one copy
+    handles them."""
     return sorted(range(len(objects)), key=lambda at: objects[at].pool)

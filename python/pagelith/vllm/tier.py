@@ -1,4 +1,5 @@
-"""The secondary tier that vLLM's tiering manager calls, in the scheduler's process: nothing here waits for a byte."""
+"""The secondary tier that vLLM's tiering manager calls, in the scheduler's process: no method here
+blocks on I/O."""
 
 import ctypes
 import logging
@@ -26,12 +27,13 @@ from .hashes import Missed, page_of
 
 logger = logging.getLogger(__name__)
 
-# What a tier is that vLLM's own connector made: it is told nothing of the model but its name and its caches' type.
-_UNTOLD = Identity(
+# The identity if vLLM's own connector created the tier: only the model's name and its caches' type
+# are known.
+_UNKNOWN_MODEL = Identity(
     {"engine": "vllm"},
     (
         "the model's configuration, weights and revision (\"kv_connector\": \"PagelithOffloadingConnector\", \"kv_connector_module_path\":"
-        " \"pagelith.vllm\" in --kv-transfer-config in place of OffloadingConnector tell them)",
+        " \"pagelith.vllm\" in --kv-transfer-config in place of OffloadingConnector provide them)",
     ),
 )
 
@@ -47,19 +49,21 @@ class Settings(PoolSettings):
     locality: str | None = of_type(str, '"LOCAL" or "REMOTE"', None)
 
 
-class _Looks(AsyncLookupManager):
-    """Looks into a store process, from a thread of vLLM's: the scheduler does not wait for another process."""
+class _Lookups(AsyncLookupManager):
+    """Look-ups in a store process, on a thread of vLLM's: the scheduler does not block on another
+    process."""
 
     def __init__(self, tier: "PagelithTier") -> None:
         self._of = tier
         super().__init__(tier_type=tier.tier_type)
 
     def batch_lookup(self, keys: list[Any], req_context: Any) -> Iterable[bool]:
-        return self._of._here(keys)
+        return self._of._are_stored(keys)
 
 
 class PagelithTier(SecondaryTierManager):
-    """Chunks in a store of this process, or in a store process. A chunk is one object, a row of vLLM's host memory."""
+    """Chunks in an embedded store, or in a store process. One chunk, a row of vLLM's host memory,
+    is one object."""
 
     medium = Medium.STORAGE
 
@@ -68,20 +72,20 @@ class PagelithTier(SecondaryTierManager):
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.settings = Settings.read(f"the secondary tier {tier_type!r}", given)
-        # Before anything is opened that nobody would close.
+        # Checked before anything is opened that would need to be closed.
         events = offloading_spec.kv_events_config.enable_kv_cache_events
         if self.settings.enable_kv_events and not events:
-            raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', and --kv-events-config is not set")
+            raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', but --kv-events-config is not set")
         self.locality = Locality(self.settings.locality) if self.settings.locality else None
         config = offloading_spec.config
-        told = config.extra_config.get(TOLD)
-        model = _UNTOLD if told is None else Identity(told["facts"], tuple(told["unknown"]))
+        model_facts = config.extra_config.get(TOLD)
+        model = _UNKNOWN_MODEL if model_facts is None else Identity(model_facts["facts"], tuple(model_facts["unknown"]))
         admit(model, self.settings.revision, f"the secondary tier {tier_type!r}")
-        # The view itself is held by the base class; this one ends here.
+        # The base class keeps the view; this export of it ends here.
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
         self._namespace = _namespace(self.settings, config, self._block_size_bytes, model)
         self._keys: dict[int, pagelith.Key] = {}
-        # Chunks whose hashes are no pages by themselves, by key; only where they are told of.
+        # Chunks by key, for hashes that are not pages by themselves; used only for events.
         self._hashed: dict[pagelith.Key, Any] = {}
         events_max = EVENTS_MAX if self.settings.enable_kv_events else 0
         self._failures = self.settings.failures(logger)
@@ -89,10 +93,10 @@ class PagelithTier(SecondaryTierManager):
         self._reads = ThreadPoolExecutor(self.settings.read_threads, "pagelith-read")
         self._writes = ThreadPoolExecutor(self.settings.write_threads, "pagelith-write")
         later = None if self.settings.attach is None else partial(submit, self._writes)
-        self._told = Told(self._store, self._chunk, self._event, later, self._failures) if self.settings.enable_kv_events else None
+        self._chunk_events = Told(self._store, self._chunk, self._event, later, self._failures) if self.settings.enable_kv_events else None
         self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
-        # What a store in this process has is known without a wait.
-        self._looks = _Looks(self) if self.settings.attach is not None else None
+        # Look-ups in an embedded store do not block.
+        self._lookup_manager = _Lookups(self) if self.settings.attach is not None else None
         self._failed = Missed()
         self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self._open = 0
@@ -100,20 +104,20 @@ class PagelithTier(SecondaryTierManager):
         self._loading: dict[int, list[Any]] = {}
         self._storing: dict[int, list[Any]] = {}
 
-    # What the scheduler asks.
+    # Called by the scheduler.
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
         if key in self._failed:
             return LookupResult.MISS
-        if self._looks is None:
-            here: bool | None = self._here([key])[0]
+        if self._lookup_manager is None:
+            present: bool | None = self._are_stored([key])[0]
         else:
-            here = self._looks.lookup(key, req_context)
-        if here is None:
+            present = self._lookup_manager.lookup(key, req_context)
+        if present is None:
             return LookupResult.RETRY
-        return LookupResult.HIT if here else LookupResult.MISS
+        return LookupResult.HIT if present else LookupResult.MISS
 
-    def _here(self, keys: Collection[Any]) -> list[bool]:
+    def _are_stored(self, keys: Collection[Any]) -> list[bool]:
         try:
             return self._store.exists([self._key(key) for key in keys])
         except pagelith.PagelithError as error:
@@ -124,14 +128,14 @@ class PagelithTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
-        if self._looks is not None:
-            self._looks.cleanup(req_context.req_id)
+        if self._lookup_manager is not None:
+            self._lookup_manager.cleanup(req_context.req_id)
 
     def on_schedule_end(self, context: Any) -> None:
-        if self._looks is not None:
-            self._looks.flush()
+        if self._lookup_manager is not None:
+            self._lookup_manager.flush()
 
-    # Jobs: each runs in a thread as one batch, however many chunks it has, and is reported once.
+    # Jobs: each runs on a thread as one batch, with any number of chunks, and is reported once.
 
     def submit_store(self, job_metadata: Any) -> None:
         keys = list(job_metadata.keys)
@@ -150,8 +154,8 @@ class PagelithTier(SecondaryTierManager):
         try:
             submit(threads, self._run, job.job_id, keys, rows, body)
         except RuntimeError as error:
-            # They were shut down, or there is no thread: what was given is reported all the same.
-            logger.warning("pagelith: a job of %d chunks was not begun: %s", len(keys), error)
+            # The executor was shut down or could not start a thread: the job is reported as failed.
+            logger.warning("pagelith: a job of %d chunks was not started: %s", len(keys), error)
             self._end(job.job_id, keys, [False] * len(keys), 0.0)
 
     def _run(self, job_id: int, keys: list[Any], rows: list[tuple[int, int]], body: Callable[..., list[bool]]) -> None:
@@ -171,19 +175,19 @@ class PagelithTier(SecondaryTierManager):
             self._settled.notify_all()
 
     def _store_chunks(self, chunks: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
-        if self._told is None:
-            here = self._store.exists(keys)
+        if self._chunk_events is None:
+            present = self._store.exists(keys)
         else:
             self._hashed.update((key, chunk) for key, chunk in zip(keys, chunks, strict=True) if len(chunk) != 36)
-            here = self._told.look(chunks, lambda: self._store.exists(keys))
-        new = [at for at, there in enumerate(here) if not there]
+            present = self._chunk_events.look(chunks, lambda: self._store.exists(keys))
+        new = [at for at, is_present in enumerate(present) if not is_present]
         outcomes = self._store.put([keys[at] for at in new], [rows[at] for at in new], wait=self.settings.put_wait_ms / 1000)
         self._failures.written(outcomes)
         for at, outcome in zip(new, outcomes, strict=True):
-            here[at] = bool(outcome)
-        if self._told is not None:
-            self._told.stored([chunks[at] for at in new if here[at]])
-        return here
+            present[at] = bool(outcome)
+        if self._chunk_events is not None:
+            self._chunk_events.stored([chunks[at] for at in new if present[at]])
+        return present
 
     def _load_chunks(self, _: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
         outcomes = self._store.get(keys, rows, timeout=self.settings.get_timeout_ms / 1000)
@@ -200,30 +204,31 @@ class PagelithTier(SecondaryTierManager):
                 self._loaded(self._loading.pop(job.job_id), whole)
             else:
                 self._stored(whole)
-                # Of a store, vLLM asks only whether all of it is there.
+                # For a store, vLLM only needs to know whether all chunks are stored.
                 job.successful_keys = None
             finished.append(job)
         return finished
 
     def _loaded(self, keys: Collection[Any], whole: Collection[Any]) -> None:
-        """What could not be read is not found again until it is stored: the scheduler would go on asking for it."""
+        """Record chunks that could not be read as misses until they are stored: the scheduler would
+        load them again and again."""
         missed = [key for key in keys if key not in whole]
         self._failed.add(missed)
-        if self._looks is not None:
-            self._looks.mark_miss(missed)
+        if self._lookup_manager is not None:
+            self._lookup_manager.mark_miss(missed)
 
     def _stored(self, whole: Collection[Any]) -> None:
         self._failed.stored(whole)
 
     def take_events(self) -> Iterable[Any]:
-        return () if self._told is None else self._told.take()
+        return () if self._chunk_events is None else self._chunk_events.take()
 
     def _event(self, chunks: list[Any], removed: bool) -> Any:
         return OffloadingEvent(keys=chunks, medium=self.medium, removed=removed, locality=self.locality)
 
     def _chunk(self, event: pagelith.Event) -> Any:
-        """The chunk that came or went, as vLLM names it. One of an earlier process with other hashes than of 32 bytes has a name that
-        nobody knows."""
+        """The chunk of a store event, as vLLM names it. For a chunk of an earlier process whose
+        hash is not 32 bytes long, vLLM's name is unknown."""
         key = event.key
         if key is None or key.namespace != self._namespace:
             return None
@@ -238,15 +243,16 @@ class PagelithTier(SecondaryTierManager):
         try:
             for threads in (self._reads, self._writes):
                 threads.shutdown(wait=True)
-            if self._looks is not None:
-                self._looks.shutdown()
+            if self._lookup_manager is not None:
+                self._lookup_manager.shutdown()
         finally:
             self._store.close()
         for registration in self._registered:
             registration.release()
 
     def _key(self, key: Any) -> pagelith.Key:
-        """vLLM's key is a block's hash and, in four bytes, the group of layers."""
+        """The object's key for vLLM's key: a block's hash and, in four bytes, the index of the
+        group of layers."""
         group, block = int.from_bytes(key[-4:], "big"), bytes(key[:-4])
         template = self._keys.get(group)
         if template is None:
@@ -255,7 +261,7 @@ class PagelithTier(SecondaryTierManager):
 
 
 def _namespace(settings: Settings, config: Any, row_bytes: int, model: Identity) -> pagelith.Namespace:
-    """What a row's bytes depend on, and its key does not say."""
+    """The namespace: everything that a row's bytes depend on, and that its key does not contain."""
     parallel, cache = config.parallel, config.cache
     extra = [
         ("client", "vllm-tiering"),

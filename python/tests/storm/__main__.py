@@ -1,4 +1,5 @@
-"""Run a storm; the numbers of what happened. Fails if anything was wrong, or if something that it is for never happened."""
+"""Run the stress test and print its counts. Fails on any error, and if an expected event never
+occurred."""
 
 import argparse
 import faulthandler
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 
-# The store process has what it needs of a sanitizer in itself.
+# The store process has its sanitizer runtime linked in.
 os.environ.pop("LD_PRELOAD", None)
 
 from .memory import Slots  # noqa: E402
@@ -17,7 +18,7 @@ from .stores import Embedded, Served  # noqa: E402
 from .tally import Tally  # noqa: E402
 from .threads import Storm  # noqa: E402
 
-# What has to have happened in any storm, and what in a long one.
+# Events that must occur in every run, and in a long run.
 ALWAYS = (
     "hit: dram, attached",
     "hit: dram, embedded",
@@ -36,7 +37,7 @@ ALWAYS = (
     "prefetch",
     "view, embedded",
     "view, attached",
-    "look at what is held",
+    "check of a view",
     "pin",
     "lease",
     "register",
@@ -47,14 +48,14 @@ ALWAYS = (
     "signal: SIGINT",
     "signal: SIGUSR1",
     "interrupted in a call",
-    "cancelled while it was under way",
-    "dropped while it was under way",
-    "not moved while a call had it",
+    "cancelled while in progress",
+    "dropped while in progress",
+    "not moved during a call",
     "ended without its memory",
-    "handed over and waited for",
-    "handed over and forgotten",
+    "submitted and waited for",
+    "submitted and dropped",
     "error: busy",
-    "slots looked at",
+    "slots checked",
 )
 LONG = (
     "hit: ssd, attached",
@@ -87,7 +88,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=3600, help="seconds, after which it says where each thread is and gives up")
     options = parser.parse_args(given)
     faulthandler.dump_traceback_later(options.limit, exit=True)
-    # That a store process was killed is logged, and no news here.
+    # The log reports that a store process was killed, which is expected here.
     logging.getLogger("pagelith").addHandler(logging.NullHandler())
     began, tally = time.monotonic(), Tally()
     with tempfile.TemporaryDirectory() as directory:
@@ -97,9 +98,9 @@ def main(given: list[str] | None = None) -> int:
             home.close()
         gc.collect()
         for home in homes:
-            held = home.slots.look_at_all()
+            held = home.slots.check_all()
             if held and not tally.failures:
-                tally.fail(f"memory of calls that are over is held: {held} slots, {home.name}")
+                tally.fail(f"memory of ended calls is held: {held} slots, {home.name}")
     faulthandler.cancel_dump_traceback_later()
     counts = tally.counts()
     for what, times in counts.items():

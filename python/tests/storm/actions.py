@@ -1,4 +1,4 @@
-"""Calls at random, each with what has to be true of its result."""
+"""Random calls, each with a check of its result."""
 
 import random
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from .tally import Tally
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was looked at where it lies."""
+class CheckedView:
+    """A view and its expected content."""
 
     object: Object
     view: pagelith.View
 
 
 class Actions:
-    """What one thread does."""
+    """The calls of one thread."""
 
     def __init__(self, rng: random.Random, home: Home, tally: Tally, tensors: bool) -> None:
         self._rng, self._home, self._tally, self._tensors = rng, home, tally, tensors
@@ -31,7 +31,7 @@ class Actions:
     def call(self) -> Call:
         return self._rng.choices(_ACTIONS, _WEIGHTS)[0](self)
 
-    # How.
+    # Parameters.
 
     def _timeout(self) -> float:
         return self._rng.choice((0, 0.0001, 0.001, 0.01, 5, 5, 5, 5, 5))
@@ -54,10 +54,11 @@ class Actions:
         return places
 
     def _put(self, name: str, objects: list[Object], body, call=None, submit=None) -> Call:
-        """`body` is what calls, or takes how it calls `call`: by itself, or handed over by `submit`."""
+        """`body` makes the call, or receives the function `call` that makes it: directly, or
+        through `submit`."""
         places, forgets = self._sources(objects), False
         if submit is not None:
-            way, forgets = self._way(call, submit, places)
+            way, forgets = self._choose_mode(call, submit, places)
             body = partial(body, way)
 
         def check(result, places, spoiled):
@@ -73,11 +74,12 @@ class Actions:
 
         return Call(name, body, places, check, forgets=forgets)
 
-    # Handing over.
+    # Submission.
 
-    def _way(self, call, submit, places) -> tuple:
-        """How a call is made: by itself, or handed over and waited for, or handed over and forgotten; and whether it is forgotten. What is named by
-        address has to be held by the caller, who may be interrupted while he waits."""
+    def _choose_mode(self, call, submit, places) -> tuple:
+        """Choose how a call is made: directly, submitted and waited for, or submitted and dropped.
+        Returns that, and whether it is dropped. The caller must keep memory named by address, and a
+        signal may interrupt its wait."""
         what = self._rng.random() if all(there.may_be_dropped for there in places) else 1
         if what > 0.4:
             return call, False
@@ -85,13 +87,13 @@ class Actions:
 
         def handed(*given, **how):
             batch = submit(*given, **how)
-            self._tally.count("handed over and forgotten" if forgets else "handed over and waited for")
+            self._tally.count("submitted and dropped" if forgets else "submitted and waited for")
             return [] if forgets else batch.result()
 
         return handed, forgets
 
-    def _told(self, name: str, body, check=lambda result: None, whole: bool = False) -> Call:
-        """A call without memory."""
+    def _simple_call(self, name: str, body, check=lambda result: None, whole: bool = False) -> Call:
+        """A call without memory arguments."""
 
         def looked(result, _places, _spoiled):
             self._tally.count(name)
@@ -99,7 +101,7 @@ class Actions:
 
         return Call(name, body, check=looked, whole=whole)
 
-    # Reading.
+    # Reads.
 
     def get(self) -> Call:
         store, rng, how = self._home.store, self._rng, self._how()
@@ -110,7 +112,7 @@ class Actions:
         spans = [span or (0, each.length) for each, span in zip(objects, ranges, strict=True)]
         places = [place(rng, self._home.slots, to - start, self._tensors) for start, to in spans]
 
-        way, forgets = self._way(store.get, store.submit_get, places)
+        way, forgets = self._choose_mode(store.get, store.submit_get, places)
 
         def body(given):
             return way([each.key for each in objects], given, ranges=ranges, **how)
@@ -139,14 +141,14 @@ class Actions:
     def prefetch(self) -> Call:
         store, rng, timeout = self._home.store, self._rng, self._timeout()
         keys = [content.anything(rng).key for _ in range(rng.choice((1, 20)))]
-        return self._told("prefetch", lambda _: store.prefetch(keys, timeout=timeout))
+        return self._simple_call("prefetch", lambda _: store.prefetch(keys, timeout=timeout))
 
     def exists(self) -> Call:
         store, rng, how = self._home.store, self._rng, self._how()
         keys = [content.anything(rng).key for _ in range(rng.choice((1, 20, 300)))]
         if rng.random() < 0.5:
-            return self._told("exists", lambda _: store.exists(keys, **how))
-        return self._told("exists_prefix", lambda _: store.exists_prefix(keys, **how))
+            return self._simple_call("exists", lambda _: store.exists(keys, **how))
+        return self._simple_call("exists_prefix", lambda _: store.exists_prefix(keys, **how))
 
     def exists_groups(self) -> Call:
         store, how, pages = self._home.store, self._how(), content.BASED[:20]
@@ -157,9 +159,9 @@ class Actions:
             if not found.usable_pages <= found.anchor_pages <= len(pages):
                 self._tally.fail(f"no lengths {found.usable_pages} {found.anchor_pages}")
 
-        return self._told("exists_groups", lambda _: store.exists_groups(names, [Object(0, 0).key], [state], **how), check)
+        return self._simple_call("exists_groups", lambda _: store.exists_groups(names, [Object(0, 0).key], [state], **how), check)
 
-    # Writing.
+    # Writes.
 
     def put(self) -> Call:
         store, how, rng = self._home.store, self._put_how(), self._rng
@@ -190,7 +192,7 @@ class Actions:
                 return way([each.key for each in objects], given, **how)
 
             return self._put("put_pages", objects, whole, store.put_pages, store.submit_put_pages)
-        # Parts of groups, which are whole with the other part.
+        # Parts of groups, complete with the other part.
         which = rng.randrange(2)
         parts, required = [page[which] for page in pages], [each.key for each in pages[0]]
 
@@ -201,10 +203,10 @@ class Actions:
 
     def begin_group(self) -> Call:
         store, how, page = self._home.store, self._how(), content.groups(self._rng, 1)[0]
-        return self._told("begin_group", lambda _: self._home.hold((store.begin_group([each.key for each in page], **how), page)))
+        return self._simple_call("begin_group", lambda _: self._home.hold((store.begin_group([each.key for each in page], **how), page)))
 
-    def go_on_with_group(self) -> Call:
-        """Put some of a group that was begun, commit it, give it up, or forget it."""
+    def continue_group(self) -> Call:
+        """Put objects of an open group, commit it, abort it, or drop it."""
         held = self._home.held(self._rng, tuple)
         if held is None:
             return self.begin_group()
@@ -213,87 +215,87 @@ class Actions:
             objects = self._rng.choice((page, page[:1], page[1:]))
             return self._put("put of a group", objects, lambda given: group.put([each.key for each in objects], given, **how))
         if what < 0.7:
-            return self._told("missing of a group", lambda _: group.missing())
+            return self._simple_call("missing of a group", lambda _: group.missing())
         if what < 0.9:
             return self._put("commit of a group", [], lambda _: group.commit(**how))
-        return self._told("abort of a group", lambda _: group.abort())
+        return self._simple_call("abort of a group", lambda _: group.abort())
 
-    # Holding.
+    # Pins, leases and views.
 
     def pin(self) -> Call:
         store, rng, timeout = self._home.store, self._rng, self._timeout()
         keys = [content.anything(rng).key for _ in range(rng.choice((1, 5)))]
         if rng.random() < 0.3:
             seconds = rng.choice((0, 0.001, 0.1))
-            return self._told("lease", lambda _: store.lease(keys, seconds, timeout=timeout))
-        return self._told("pin", lambda _: self._home.hold(store.pin(keys, timeout=timeout)))
+            return self._simple_call("lease", lambda _: store.lease(keys, seconds, timeout=timeout))
+        return self._simple_call("pin", lambda _: self._home.hold(store.pin(keys, timeout=timeout)))
 
     def let_go(self) -> Call:
         pin = self._home.held(self._rng, pagelith.Pin)
         if pin is None:
             return self.pin()
         if self._rng.random() < 0.5:
-            return self._told("release", lambda _: pin.release())
-        return self._told("is it held", lambda _: pin.held)
+            return self._simple_call("release", lambda _: pin.release())
+        return self._simple_call("is it held", lambda _: pin.held)
 
     def register(self) -> Call:
         store, held = self._home.store, self._home.held(self._rng, pagelith.Registration)
         if held is not None and self._rng.random() < 0.5:
-            return self._told("release of memory", lambda _: held.release())
-        # All that calls have views of, or something that goes as soon as it is let go of.
+            return self._simple_call("release of memory", lambda _: held.release())
+        # Memory of which calls have views, or an object that is dropped as soon as it is released.
         memory = self._home.slots.memory if self._rng.random() < 0.5 else bytearray(self._rng.choice((100, 1 << 20)))
-        return self._told("register", lambda _: self._home.hold(store.register(memory)))
+        return self._simple_call("register", lambda _: self._home.hold(store.register(memory)))
 
     def view(self) -> Call:
-        """Look at objects, or once more at what was looked at before."""
+        """View objects, or check an earlier view again."""
         store, rng, timeout = self._home.store, self._rng, self._timeout()
-        seen = self._home.held(rng, Seen)
+        seen = self._home.held(rng, CheckedView)
         if seen is not None and rng.random() < 0.7:
-            return self._told("look at what is held", lambda _: self._right(seen))
+            return self._simple_call("check of a view", lambda _: self._right(seen))
         objects = [content.anything(rng) for _ in range(rng.choice((1, 5)))]
 
         def check(views):
             for each, view in zip(objects, views, strict=True):
                 if view is not None:
                     self._tally.count(f"view, {self._home.name}")
-                    self._right(self._home.hold(Seen(each, view)))
+                    self._right(self._home.hold(CheckedView(each, view)))
 
-        return self._told("view", lambda _: store.view([each.key for each in objects], timeout=timeout), check)
+        return self._simple_call("view", lambda _: store.view([each.key for each in objects], timeout=timeout), check)
 
-    def _right(self, seen: "Seen") -> None:
-        # What is read of a store process is as it was if it is held still when it was read.
+    def _right(self, seen: "CheckedView") -> None:
+        # In a store process, the bytes read are valid if the view is still held after the read.
         if bytes(seen.view.memory) != seen.object.content and seen.view.held:
             self._tally.fail(f"a view of other bytes {seen.object} {self._home.name}")
 
-    # Ending.
+    # Removals and close.
 
     def remove(self) -> Call:
         store, rng, timeout = self._home.store, self._rng, self._timeout()
         keys = [content.anything(rng).key for _ in range(rng.choice((1, 5)))]
-        return self._told("remove", lambda _: store.remove(keys, timeout=timeout))
+        return self._simple_call("remove", lambda _: store.remove(keys, timeout=timeout))
 
     def clear(self) -> Call:
         store, space, timeout = self._home.store, self._rng.choice(content.SPACES), self._timeout()
-        return self._told("clear", lambda _: store.clear(space, timeout=timeout))
+        return self._simple_call("clear", lambda _: store.clear(space, timeout=timeout))
 
     def flush(self) -> Call:
         store, timeout = self._home.store, self._timeout()
-        return self._told("flush", lambda _: store.flush(timeout=timeout))
+        return self._simple_call("flush", lambda _: store.flush(timeout=timeout))
 
     def look(self) -> Call:
         store, timeout = self._home.store, self._timeout()
         if self._rng.random() < 0.3:
-            return self._told("stats", lambda _: store.stats())
+            return self._simple_call("stats", lambda _: store.stats())
 
         def check(result):
             told, lost = result
             self._tally.count("events", len(told))
             self._tally.count("events lost", lost)
 
-        return self._told("take_events", lambda _: store.take_events(1000, timeout=timeout), check)
+        return self._simple_call("take_events", lambda _: store.take_events(1000, timeout=timeout), check)
 
     def reopen(self) -> Call:
-        return self._told("reopen", lambda _: self._home.reopen(self._rng), whole=True)
+        return self._simple_call("reopen", lambda _: self._home.reopen(self._rng), whole=True)
 
 
 _OFTEN = [
@@ -302,7 +304,7 @@ _OFTEN = [
     (Actions.put_group, 50),
     (Actions.put_pages, 50),
     (Actions.begin_group, 25),
-    (Actions.go_on_with_group, 60),
+    (Actions.continue_group, 60),
     (Actions.view, 40),
     (Actions.prefetch, 20),
     (Actions.exists, 60),

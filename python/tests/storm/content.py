@@ -1,4 +1,4 @@
-"""What there is to be stored: objects by number, whose bytes follow from their key."""
+"""The objects to be stored, by number; their bytes follow from their keys."""
 
 import random
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import pagelith
 
 SPACES = [pagelith.Namespace("storm", revision=str(n)) for n in range(3)]
 LENGTHS = (1, 700, 4096, 5000, 16384, 40_000, 65536, 150_000)
-# Pages of single objects, of groups of two, and of groups with something that is attached to them.
+# Pages of single objects, of groups of two, and of groups with attached objects.
 SINGLE, GROUPED, BASED = range(300), range(300, 400), range(400, 450)
 _BYTES = memoryview(random.Random(0).randbytes(1 << 20))
 
@@ -30,12 +30,12 @@ class Object:
 
     @property
     def content(self) -> memoryview:
-        """Its bytes. No two objects have the same at any place, but by chance."""
+        """Its bytes. Two objects agree at no offset, except by chance."""
         at = self._number() * 7919 % (len(_BYTES) - max(LENGTHS))
         return _BYTES[at : at + self.length]
 
     def _number(self) -> int:
-        # A page's objects have lengths of their own.
+        # Each page's objects have different lengths.
         part = ("kv", "k", "v", "ssm").index(self.component)
         return (self.page * 4 + part) * 3 + self.space + self.page // 7
 
@@ -45,13 +45,13 @@ def single(rng: random.Random) -> Object:
 
 
 def groups(rng: random.Random, pages: int) -> list[list[Object]]:
-    """Pages of one namespace, whose two objects are a group."""
+    """Pages of one namespace whose two objects form a group."""
     space = rng.randrange(len(SPACES))
     return [[Object(space, page, "k"), Object(space, page, "v")] for page in rng.sample(GROUPED, pages)]
 
 
 def based(rng: random.Random) -> tuple[Object, Object]:
-    """A page's base, and what is attached to it."""
+    """A page's base object, and the object attached to it."""
     space, page = rng.randrange(len(SPACES)), rng.choice(BASED)
     return Object(space, page), Object(space, page, "ssm", "mamba")
 

@@ -1,8 +1,8 @@
 """Memory of calls.
 
-A slot is a piece of a region that is never unmapped. From the moment when nothing refers to it any more, a call under way included,
-it holds a pattern, until it is taken again: then the pattern is looked for. Slots come back in the order in which they were let go,
-so that each waits for a while.
+A slot is a part of a region that is never unmapped. When nothing refers to it any more, including
+calls in progress, it holds a pattern until it is taken again: then the pattern is checked. Slots
+are reused in the order of their release, so that each stays free for a while.
 """
 
 import collections
@@ -18,8 +18,9 @@ SLOT = 64 << 10
 _PATTERN = b"\xa5" * SLOT
 
 
-class _Gone(weakref.ref):
-    """Tells of the end of a view. What is told is a C function: no signal's handler can come between."""
+class _ReleaseCallback(weakref.ref):
+    """Calls back at the end of a view. The callback is a C function, so no signal handler can
+    interrupt it."""
 
     __slots__ = ("slot",)
     __hash__ = object.__hash__
@@ -37,37 +38,37 @@ class Slots:
         self._all = memoryview(self.memory)
         self._tally = tally
         self._free = collections.deque(range(count))
-        self._gone: collections.deque[_Gone] = collections.deque()
-        self._watched: dict[int, _Gone] = {}
+        self._released: collections.deque[_ReleaseCallback] = collections.deque()
+        self._watched: dict[int, _ReleaseCallback] = {}
         self.count = count
 
     def take(self, length: int) -> memoryview | None:
-        """A view of a free slot's first bytes; `None` if there is none."""
-        self.settle()
+        """A view of a free slot's first bytes; `None` if no slot is free."""
+        self.fill_released()
         try:
             slot = self._free.popleft()
         except IndexError:
             return None
         self._look(slot)
         view = self._all[slot * SLOT : slot * SLOT + length]
-        gone = _Gone(view, self._gone.append)
+        gone = _ReleaseCallback(view, self._released.append)
         gone.slot = slot
         self._watched[slot] = gone
         return view
 
-    def settle(self) -> None:
-        """Lay the pattern over what was let go."""
+    def fill_released(self) -> None:
+        """Write the pattern over released slots."""
         while True:
             try:
-                slot = self._gone.popleft().slot
+                slot = self._released.popleft().slot
             except IndexError:
                 return
             self._watched.pop(slot, None)
             self._all[slot * SLOT : (slot + 1) * SLOT] = _PATTERN
             self._free.append(slot)
 
-    def look(self) -> None:
-        """Look at the slot that has been free for longest."""
+    def check_oldest(self) -> None:
+        """Check the slot that has been free for longest."""
         try:
             slot = self._free.popleft()
         except IndexError:
@@ -75,27 +76,27 @@ class Slots:
         self._look(slot)
         self._free.append(slot)
 
-    def look_at_all(self) -> int:
-        """Look at each that is free; how many are not."""
-        self.settle()
+    def check_all(self) -> int:
+        """Check every free slot; returns the number of slots in use."""
+        self.fill_released()
         for slot in list(self._free):
             self._look(slot)
         return self.count - len(self._free)
 
     def _look(self, slot: int) -> None:
-        self._tally.count("slots looked at")
+        self._tally.count("slots checked")
         there = self._all[slot * SLOT : (slot + 1) * SLOT]
         if there != _PATTERN:
             wrong = [at for at, byte in enumerate(there) if byte != _PATTERN[0]]
             first, last = wrong[0], wrong[-1] + 1
             start = bytes(there[first : first + 16]).hex()
-            self._tally.fail(f"memory was written after it was let go, bytes {first} to {last} of a slot: {start}")
+            self._tally.fail(f"memory was written after its release, bytes {first} to {last} of a slot: {start}")
 
 
-class _Lent:
-    """A tensor over a view, for one call. The view is held until its capsule goes."""
+class _LentTensor:
+    """A tensor over a view, for one call. The view is kept until the capsule is released."""
 
-    held: dict[int, "_Lent"] = {}
+    held: dict[int, "_LentTensor"] = {}
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
@@ -115,7 +116,7 @@ class _Lent:
 
     def __dlpack__(self) -> object:
         at = ctypes.addressof(self.structure)
-        _Lent.held[at] = self
+        _LentTensor.held[at] = self
         return NEW(at, b"dltensor", _drop)
 
 
@@ -125,16 +126,16 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.
 
 @DESTRUCTOR
 def _drop(capsule: int) -> None:
-    _Lent.held.pop(_pointer(capsule, b"dltensor"), None)
+    _LentTensor.held.pop(_pointer(capsule, b"dltensor"), None)
 
 
 class Place:
-    """Where an object's bytes are read from, or are to be written."""
+    """Source or destination memory of an object."""
 
     def __init__(self, given, views, heap=()) -> None:
-        # What a call is given, the memory behind it, and what of that Python frees.
+        # The argument of the call, the memory behind it, and the part of it that Python frees.
         self.given, self.views, self.heap = given, views, list(heap)
-        # Memory by its address is the caller's to hold.
+        # The caller must keep memory named by address.
         self.may_be_dropped = not isinstance(given, tuple)
 
     @property
@@ -148,7 +149,7 @@ class Place:
             at += len(view)
 
     def empty(self) -> None:
-        """Take what was given from under whoever has it."""
+        """Drop the argument while others may still use it."""
         if isinstance(self.given, list):
             self.given.clear()
         self.given, self.views, self.heap = None, [], []
@@ -158,7 +159,7 @@ FORMS = ("view", "view", "heap", "heap", "scattered", "scattered", "address", "t
 
 
 def place(rng: random.Random, slots: Slots, length: int, tensors: bool = True) -> Place:
-    """Memory for so many bytes, in some form."""
+    """Memory of this length, of a random kind."""
     form = rng.choice(FORMS)
     if length > SLOT or form == "scattered":
         return _scattered(rng, slots, length, tensors)
@@ -167,10 +168,10 @@ def place(rng: random.Random, slots: Slots, length: int, tensors: bool = True) -
         heap = bytearray(length)
         return Place(heap, [heap], [heap])
     if form == "address":
-        # It is the caller who holds that.
+        # The caller keeps that memory.
         return Place((ctypes.addressof(ctypes.c_char.from_buffer(view)), length), [view])
     if form == "tensor" and tensors:
-        return Place(_Lent(view), [view])
+        return Place(_LentTensor(view), [view])
     return Place(view, [view])
 
 
@@ -181,8 +182,8 @@ def _scattered(rng: random.Random, slots: Slots, length: int, tensors: bool) -> 
         some = min(length, SLOT, rng.choice((1, 100, 4096, SLOT, SLOT)))
         view = slots.take(some) if rng.random() < 0.6 else None
         views.append(bytearray(some) if view is None else view)
-        # A call has the list, and holds by itself what is in it.
-        given.append(_Lent(view) if view is not None and tensors and rng.random() < 0.3 else views[-1])
+        # A call copies the list, and keeps its entries itself.
+        given.append(_LentTensor(view) if view is not None and tensors and rng.random() < 0.3 else views[-1])
         length -= some
         if len(views) == 8 and length:
             views.append(bytearray(length))

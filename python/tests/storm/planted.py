@@ -1,4 +1,4 @@
-"""Storms and stores that are wrong on purpose: each has to be found, else what looks for it is worth nothing.
+"""Stress runs and stores with planted errors: each must be detected, or the checks prove nothing.
 
     python -m storm.planted [KIND]
 """
@@ -17,7 +17,7 @@ from .stores import Embedded  # noqa: E402
 from .tally import Tally  # noqa: E402
 from .threads import Storm  # noqa: E402
 
-# After how many calls something goes wrong.
+# Number of calls before the first error.
 _SOON = 200
 
 
@@ -32,8 +32,8 @@ def freed() -> None:
         store.get([key], [(address, 100_000)])
 
 
-class Wrong:
-    """A store that does something wrong in some of its gets."""
+class FaultyStore:
+    """A store that fails in some of its gets."""
 
     def __init__(self, store: pagelith.Store) -> None:
         self._store, self._gets = store, 0
@@ -48,8 +48,8 @@ class Wrong:
         return outcomes
 
 
-class OtherByte(Wrong):
-    """One bit of one hit is another."""
+class BitFlip(FaultyStore):
+    """Flips one bit of one hit."""
 
     def spoil(self, given, outcomes) -> None:
         for memory, outcome in zip(given, outcomes, strict=False):
@@ -58,8 +58,8 @@ class OtherByte(Wrong):
                 return
 
 
-class Kept(Wrong):
-    """What a call was given is held for ever."""
+class KeptArguments(FaultyStore):
+    """Keeps its arguments for ever."""
 
     _kept: list = []
 
@@ -67,11 +67,11 @@ class Kept(Wrong):
         self._kept.extend(memoryview(memory) for memory in given if isinstance(memory, bytearray))
 
 
-KINDS = {"other": OtherByte, "kept": Kept}
+KINDS = {"other": BitFlip, "kept": KeptArguments}
 
 
 def storm(kind: str) -> list[str]:
-    """What a storm finds wrong with it."""
+    """The errors that a stress run finds."""
     tally = Tally()
 
     class Home(Embedded):

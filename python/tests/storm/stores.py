@@ -1,4 +1,4 @@
-"""The stores: one of this process, and one of another, which is killed now and then."""
+"""The stores: an embedded one, and one of a store process, which is killed at times."""
 
 import collections
 import json
@@ -13,13 +13,14 @@ from test_store import NotListening, Process
 from .memory import Slots
 from .tally import Tally
 
-# How often a directory is tried whose last owner was killed: its lock lasts as long as its last write.
+# Number of attempts to open a directory whose last owner was killed: its lock lasts until its last
+# write has ended.
 _TRIES = 2000
 _DRAM = "8MiB"
 
 
 def _settings(directory: str) -> dict:
-    """Of a store that is too small for all that is put, and keeps groups for a moment."""
+    """Settings of a store that is too small for all objects, and keeps open groups only briefly."""
     return {
         "dram": {"bytes": _DRAM},
         "ssd": {"dirs": [directory], "bytes": "32MiB", "segment_bytes": "2MiB"},
@@ -30,7 +31,8 @@ def _settings(directory: str) -> dict:
 
 
 class Home:
-    """A store that is closed and opened again under those who call it, memory for its calls, and what is held of it."""
+    """A store that is closed and opened again while it is in use, the memory for its calls, and the
+    pins and views of it."""
 
     name: str
 
@@ -44,14 +46,14 @@ class Home:
         raise NotImplementedError
 
     def reopen(self, _rng: random.Random) -> None:
-        """Close the store, whoever calls it meanwhile, and open another."""
+        """Close the store during calls, and open another."""
         with self._lock:
             self.store.close()
             self.store = self._open()
             self.tally.count(f"reopened: {self.name}")
 
     def hold(self, what):
-        """Hold it for a while, and forget what was held for longest."""
+        """Keep an object for a while, and drop the oldest kept one."""
         self._held.append(what)
         while len(self._held) > 12:
             try:
@@ -61,7 +63,7 @@ class Home:
         return what
 
     def held(self, rng: random.Random, kind: type):
-        """Something of a kind that is held."""
+        """A kept object of this type."""
         there = [each for each in list(self._held) if isinstance(each, kind)]
         return rng.choice(there) if there else None
 
@@ -82,7 +84,7 @@ class Embedded(Home):
         self._times += 1
         settings = _settings(self._directory)
         settings["dram"]["promote"] = ("always", "never")[self._times % 2]
-        # Both ways of the bytes in turn.
+        # Alternate between both transports.
         settings["ssd"]["io"] = ("auto", "blocking")[self._times // 2 % 2]
         return pagelith.Store(settings)
 
@@ -99,7 +101,7 @@ class Served(Home):
         super().__init__(tally, slots)
 
     def _serve(self) -> Process:
-        # What the file has, since the flag has a default.
+        # Read from the file, since the flag has a default.
         flags = ["--config", self._settings, "--dram", _DRAM]
         for _ in range(_TRIES):
             try:
@@ -123,11 +125,11 @@ class Served(Home):
                 self._process = self._serve()
                 self.tally.count("killed: the store process")
         if what > 0.05:
-            # Now and then a client finds out by itself, and leaves the store alone for a second meanwhile.
+            # At times a client detects the end itself, and does not contact the store for a second.
             super().reopen(rng)
 
     def _end(self, how: signal.Signals) -> None:
-        """End the process, which has to be there until then, and to have found nothing wrong."""
+        """End the process, which must have been running, and must have found no error."""
         process = self._process
         early = process.child.poll()
         process.child.send_signal(how)

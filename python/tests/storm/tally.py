@@ -1,4 +1,4 @@
-"""What happened, and what should not have."""
+"""Counts of events, and unexpected errors."""
 
 import collections
 import threading
@@ -6,7 +6,7 @@ import traceback
 
 import pagelith
 
-# What a caller has to expect of any call.
+# Errors that any call may return.
 EXPECTED = {
     pagelith.BusyError: "busy",
     pagelith.ClosedError: "closed",
@@ -15,7 +15,7 @@ EXPECTED = {
 
 
 class Tally:
-    """Counts of each thread by itself, so that a signal's handler may count too."""
+    """Counts per thread, so that a signal handler may count too."""
 
     def __init__(self) -> None:
         self.failures: list[str] = []
@@ -41,7 +41,8 @@ class Tally:
         self.stop.set()
 
     def error(self, call: str, error: BaseException, spoiled: bool) -> None:
-        """An error of a call, raised or in an outcome. `spoiled` is a call whose memory was taken from under it before it began."""
+        """An error of a call, raised or in an outcome. `spoiled`: the memory was dropped before the
+        call started."""
         word = EXPECTED.get(type(error))
         if word is None and spoiled and isinstance(error, pagelith.InvalidError | BufferError):
             word = "spoiled"
@@ -51,7 +52,7 @@ class Tally:
             self.count(f"error: {word}")
 
     def guarded(self, body, *given) -> None:
-        """Run a thread's body: what it raises ends the storm."""
+        """Run a thread's body: an exception ends the run."""
         try:
             body(*given)
         except BaseException as error:  # noqa: BLE001, whatever it is

@@ -1,4 +1,5 @@
-"""Who calls: threads, tasks of event loops, the main thread under signals; and who takes memory from under them."""
+"""The callers: threads, tasks of event loops, and the main thread with signals; and the threads
+that drop their memory."""
 
 import asyncio
 import concurrent.futures
@@ -19,25 +20,25 @@ _tgkill = ctypes.CDLL(None).tgkill
 
 
 class Interrupted(KeyboardInterrupt):
-    """What the handlers of signals raise."""
+    """Raised by signal handlers."""
 
 
 class Storm:
-    """So many calls of the stores in `homes`."""
+    """A number of calls of the stores in `homes`."""
 
     def __init__(self, seed: int, operations: int, homes: list[Home], tally: Tally) -> None:
         self._seed, self._operations, self._homes, self._tally = seed, operations, homes, tally
         self._next = itertools.count()
         self._seeds = itertools.count(1)
         self._calls: dict[int, Call] = {}
-        # Set where a handler may raise: in a call, and not while its end is seen to.
+        # Set while a handler may raise: during a call, and not while its end is handled.
         self._armed = False
 
     def _rng(self) -> random.Random:
         return random.Random(f"{self._seed} {next(self._seeds)}")
 
     def _each_call(self, tensors: bool = True):
-        """Calls, as long as there are some left."""
+        """Random calls, until their number is reached."""
         rng = self._rng()
         actions = [Actions(rng, home, self._tally, tensors) for home in self._homes]
         while next(self._next) < self._operations and not self._tally.stop.is_set():
@@ -45,8 +46,9 @@ class Storm:
             yield rng, rng.choice(actions).call()
 
     def run(self) -> None:
-        """Returns when all is over. To be called in the main thread of a process that does nothing else: handlers stay, since a signal may
-        still be on its way to a thread that has not run since."""
+        """Returns when all threads have ended. Call it in the main thread of a process that does
+        nothing else: the handlers stay installed, since a signal may still be pending for a thread
+        that has not run since."""
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGALRM):
             signal.signal(number, self._handle)
         callers = [threading.Thread(target=self._tally.guarded, args=(self._call,)) for _ in range(3)]
@@ -64,7 +66,7 @@ class Storm:
             thread.join()
 
     def _made(self, call: Call):
-        """Make a call where others can get at it."""
+        """Make a call, visible to the threads that drop memory."""
         self._calls[id(call)] = call
         try:
             return call.run()
@@ -80,7 +82,7 @@ class Storm:
             except Exception as error:
                 call.failed(self._tally, error)
             else:
-                call.settle(self._tally, result)
+                call.finish(self._tally, result)
 
     # The main thread.
 
@@ -91,7 +93,7 @@ class Storm:
             raise Interrupted(number)
 
     def _call_under_signals(self) -> None:
-        # A tensor's end is told in Python, where a handler's exception would be lost.
+        # A tensor is released in Python code, where an exception of a handler would be lost.
         for rng, call in self._each_call(tensors=False):
             signal.setitimer(signal.ITIMER_REAL, rng.choice((0, 0.0001, 0.0005, 0.002)))
             self._interruptible(call)
@@ -109,10 +111,11 @@ class Storm:
             self._armed = False
             call.failed(self._tally, error)
         else:
-            call.settle(self._tally, result)
+            call.finish(self._tally, result)
 
     def _signal(self, over: threading.Event) -> None:
-        """Signals for this process, for the main thread, and for any thread, those that are not Python's among them."""
+        """Send signals to this process, to the main thread, and to any thread, including those
+        without Python."""
         rng = self._rng()
         main, process = threading.main_thread().ident, os.getpid()
         while not over.wait(rng.uniform(0, 0.002)):
@@ -122,7 +125,7 @@ class Storm:
             elif whom < 0.4:
                 os.kill(process, number)
             else:
-                # It may have ended meanwhile, which is no error here.
+                # The thread may have ended, which is no error.
                 _tgkill(process, int(rng.choice(os.listdir("/proc/self/task"))), number)
 
     # Tasks.
@@ -143,7 +146,7 @@ class Storm:
         await asyncio.gather(*running)
 
     async def _task(self, call: Call, made: asyncio.Future, what: float, after: float) -> None:
-        """Wait for a call, or give it up after a moment, as engines do with a request that is gone."""
+        """Await a call, or cancel it after a moment, as engines do with an aborted request."""
         if call.whole or what < 0.5:
             await asyncio.wait([made])
         elif what < 0.75:
@@ -153,16 +156,16 @@ class Storm:
         if not made.done():
             call.drop(self._tally, "cancelled")
             made.cancel()
-            # Another thread goes on with it, or never begins.
+            # Another thread continues it, or never starts it.
             return
         try:
             result = made.result()
         except Exception as error:
             call.failed(self._tally, error)
         else:
-            call.settle(self._tally, result)
+            call.finish(self._tally, result)
 
-    # Who takes memory from under calls.
+    # Threads that drop the memory of calls.
 
     def _drop(self, over: threading.Event) -> None:
         rng = self._rng()
@@ -170,11 +173,11 @@ class Storm:
             for call in list(self._calls.values()):
                 what = rng.random()
                 if what < 0.2:
-                    call.stretch(self._tally, rng)
+                    call.extend(self._tally, rng)
                 elif what < 0.4:
                     call.drop(self._tally, "dropped")
             for home in self._homes:
-                home.slots.settle()
-                home.slots.look()
+                home.slots.fill_released()
+                home.slots.check_oldest()
             if rng.random() < 0.02:
                 gc.collect()

@@ -1,2 +1,2 @@
-//! What threads of one store can do to each other, searched by schedulers that choose who runs: see README.md.
-//! There is nothing in this crate but its tests, which `sim/concurrency.sh` builds and runs.
+//! Tests of concurrent use of one store, under schedulers that choose which thread runs: see
+//! README.md. This crate contains only tests, which `sim/concurrency.sh` builds and runs.

@@ -1,12 +1,12 @@
-//! The store over the real kernel while its devices fail: loop devices, a FUSE fault disk, power cuts. Needs root;
-//! what cannot run where it is started is said and counted.
+//! The store over the real kernel while its devices fail: loop devices, a FUSE fault disk, power
+//! cuts. Needs root; lanes that cannot run on this machine are reported and counted.
 //!
 //! ```text
 //! cargo run --manifest-path sim/kernel/Cargo.toml -- [--seconds N] [--runs N] [--seed N] [--lane NAME] [--results FILE]
 //! ```
 //!
-//! Each run of a lane is a process of its own with a directory of its own, so that a hang, a crash or an abort is
-//! the run's end and not the program's.
+//! Each run of a lane is a process with its own directory, so that a hang, a crash or an abort ends
+//! only that run.
 #![allow(
     clippy::disallowed_methods,
     reason = "a test program: it starts processes, looks at files and the clock"
@@ -34,8 +34,8 @@ fn main() -> ExitCode {
     }
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
-        Some(runner::RUN) => runner::be_a_run(&args[1..]),
-        _ => match runner::Wanted::of(&args) {
+        Some(runner::RUN) => runner::execute_run(&args[1..]),
+        _ => match runner::Args::of(&args) {
             Ok(wanted) => runner::run(&wanted),
             Err(why) => {
                 eprintln!("{why}");

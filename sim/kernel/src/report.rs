@@ -1,29 +1,30 @@
-//! What a lane saw, as the line of JSON that the report is made of.
+//! The results of a lane, as the line of JSON that the report is made from.
 
 use std::fmt::Write;
 
-/// Numbers of one or many runs of a lane.
+/// Counters of one or many runs of a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Runs.
     pub runs: u64,
-    /// Faults that operations of the store met, or that were made at rest.
+    /// Faults that struck operations of the store, or that were made at rest.
     pub injected: u64,
-    /// Of those, how many the store counted in one of its counters; never more than were injected.
+    /// Faults that the store counted in one of its counters; never more than `injected`.
     pub detected: u64,
-    /// Answers with bytes that were never put under that key, and groups that were not whole.
+    /// Answers with bytes that were never put under their key, and incomplete groups.
     pub wrong: u64,
-    /// Answers with what had been removed or cleared.
+    /// Answers with removed or cleared objects.
     pub phantom: u64,
-    /// Objects' pages that a flush had covered and that were not there after reopening.
+    /// Pages that a flush had covered and that were missing after reopening.
     pub synced_lost: u64,
-    /// Pages that were removed or cleared and came back because the device lied about the write that said so.
+    /// Pages that were removed or cleared and came back because the device lied about the write of
+    /// the tombstone.
     pub removals_undone: u64,
-    /// Pages that were there after reopening, with the right bytes.
+    /// Pages present after reopening, with the right bytes.
     pub present: u64,
-    /// The longest open.
+    /// The longest duration of an open.
     pub worst_recovery_ms: u64,
-    /// The longest that a call went on after its time was up.
+    /// The longest time that a call took beyond its deadline.
     pub longest_over_deadline_ms: u64,
 }
 
@@ -56,20 +57,20 @@ impl Seen {
         ]
     }
 
-    /// Together with another's.
+    /// Adds another's counters.
     pub fn add(&mut self, mut other: Seen) {
         for (name, (mine, its)) in NAMES.iter().zip(self.fields().into_iter().zip(other.fields())) {
             *mine = if name.ends_with("_ms") { (*mine).max(*its) } else { *mine + *its };
         }
     }
 
-    /// For the pipe between a run and who started it.
-    pub fn to_words(mut self) -> String {
+    /// Encodes the counters for the pipe from a run to its parent.
+    pub fn encode(mut self) -> String {
         self.fields().map(|n| n.to_string()).join(" ")
     }
 
-    /// The other end of the pipe.
-    pub fn from_words(words: &str) -> Option<Seen> {
+    /// Decodes the counters.
+    pub fn decode(words: &str) -> Option<Seen> {
         let mut seen = Seen::default();
         let mut words = words.split_whitespace();
         for field in seen.fields() {

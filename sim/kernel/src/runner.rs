@@ -1,4 +1,4 @@
-//! Starts runs, one process each, adds up what they saw, and cleans up behind those that died.
+//! Starts runs, one process each, sums their results, and cleans up after runs that died.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -11,37 +11,37 @@ use crate::report::Seen;
 
 /// The argument that makes the program one run of a lane.
 pub const RUN: &str = "one-run";
-/// A run that lasts longer hangs.
+/// A run that lasts longer counts as hanging.
 const RUN_MAX: Duration = Duration::from_secs(120);
-/// What a run says at its end.
+/// Prefixes of the line that a run prints at its end.
 const SEEN: &str = "@seen ";
 const SKIPPED: &str = "@skipped ";
 
-/// What to do.
-pub struct Wanted {
-    /// No new run is started after so long, but each lane runs once.
+/// The command line.
+pub struct Args {
+    /// No new run starts after this time, but each lane runs once.
     seconds: u64,
-    /// Runs of each lane at most.
+    /// Most runs of each lane.
     runs: u64,
     seed: u64,
     lane: Option<String>,
     results: Option<PathBuf>,
 }
 
-impl Wanted {
-    /// From the command line.
-    pub fn of(args: &[String]) -> Result<Wanted, String> {
-        let mut wanted = Wanted { seconds: 60, runs: u64::MAX, seed: 1, lane: None, results: None };
+impl Args {
+    /// Parses the command line.
+    pub fn of(args: &[String]) -> Result<Args, String> {
+        let mut parsed = Args { seconds: 60, runs: u64::MAX, seed: 1, lane: None, results: None };
         let mut args = args.iter();
         while let Some(flag) = args.next() {
             let value = args.next().ok_or_else(|| format!("{flag} needs a value"))?;
             let number = || value.parse::<u64>().map_err(|e| format!("{flag} {value}: {e}"));
             match flag.as_str() {
-                "--seconds" => wanted.seconds = number()?,
-                "--runs" => wanted.runs = number()?,
-                "--seed" => wanted.seed = number()?,
-                "--results" => wanted.results = Some(value.into()),
-                "--lane" if LANES.iter().any(|lane| lane.name == value) => wanted.lane = Some(value.clone()),
+                "--seconds" => parsed.seconds = number()?,
+                "--runs" => parsed.runs = number()?,
+                "--seed" => parsed.seed = number()?,
+                "--results" => parsed.results = Some(value.into()),
+                "--lane" if LANES.iter().any(|lane| lane.name == value) => parsed.lane = Some(value.clone()),
                 "--lane" => {
                     let names: Vec<_> = LANES.iter().map(|lane| lane.name).collect();
                     return Err(format!("no lane {value}; there are {}", names.join(" ")));
@@ -49,36 +49,36 @@ impl Wanted {
                 _ => return Err(format!("no such flag: {flag}")),
             }
         }
-        Ok(wanted)
+        Ok(parsed)
     }
 }
 
-/// How a run ended.
+/// The end of a run.
 enum End {
     Seen(Seen),
     Skipped(String),
     Failed(String),
 }
 
-/// A lane's sum.
+/// The sum of a lane's runs.
 struct Sum {
     lane: &'static Lane,
     seen: Seen,
     skipped: Option<String>,
 }
 
-/// Run lanes in turn until the time is up; a line of JSON each.
-pub fn run(wanted: &Wanted) -> ExitCode {
-    let chosen = LANES.iter().filter(|lane| wanted.lane.as_deref().is_none_or(|name| name == lane.name));
+/// Runs lanes in turn until the time is up; prints a line of JSON each.
+pub fn run(args: &Args) -> ExitCode {
+    let chosen = LANES.iter().filter(|lane| args.lane.as_deref().is_none_or(|name| name == lane.name));
     let mut sums: Vec<Sum> = chosen.map(|lane| Sum { lane, seen: Seen::default(), skipped: None }).collect();
     let began = Instant::now();
     let mut failures = 0;
-    for round in 0..wanted.runs {
+    for round in 0..args.runs {
         for sum in sums.iter_mut().filter(|sum| sum.skipped.is_none()) {
-            if round > 0 && began.elapsed().as_secs() >= wanted.seconds {
+            if round > 0 && began.elapsed().as_secs() >= args.seconds {
                 continue;
             }
-            let seed = wanted.seed.wrapping_add(round) & 0xffff_ffff;
+            let seed = args.seed.wrapping_add(round) & 0xffff_ffff;
             match start(sum.lane, seed) {
                 End::Seen(seen) => sum.seen.add(seen),
                 End::Skipped(why) => sum.skipped = Some(why),
@@ -86,11 +86,11 @@ pub fn run(wanted: &Wanted) -> ExitCode {
                     failures += 1;
                     println!("{} FAILED: --lane {} --seed {seed} --runs 1", sum.lane.name, sum.lane.name);
                     println!("{said}");
-                    sum.seen.add(judged(&said));
+                    sum.seen.add(counters_of_failure(&said));
                 }
             }
         }
-        if began.elapsed().as_secs() >= wanted.seconds {
+        if began.elapsed().as_secs() >= args.seconds {
             break;
         }
     }
@@ -107,7 +107,7 @@ pub fn run(wanted: &Wanted) -> ExitCode {
     }
     let skipped = sums.iter().filter(|sum| sum.skipped.is_some()).count();
     println!("lanes: run={} skipped={skipped} failures={failures}", sums.len() - skipped);
-    if let Some(path) = &wanted.results
+    if let Some(path) = &args.results
         && let Err(e) = append(path, &lines)
     {
         println!("{}: {e}", path.display());
@@ -120,8 +120,8 @@ fn append(path: &Path, lines: &str) -> std::io::Result<()> {
     std::fs::File::options().append(true).create(true).open(path)?.write_all(lines.as_bytes())
 }
 
-/// What a run that failed counts as, by what it said.
-fn judged(said: &str) -> Seen {
+/// The counters of a failed run, derived from its output.
+fn counters_of_failure(said: &str) -> Seen {
     let mut seen = Seen { runs: 1, ..Seen::default() };
     if said.contains(" is back") {
         seen.phantom = 1;
@@ -136,7 +136,7 @@ fn judged(said: &str) -> Seen {
     seen
 }
 
-/// One run in a process and a directory of its own.
+/// Executes one run in its own process and directory.
 fn start(lane: &Lane, seed: u64) -> End {
     let home = match tempfile::tempdir() {
         Ok(home) => home,
@@ -146,22 +146,22 @@ fn start(lane: &Lane, seed: u64) -> End {
     let child = Command::new(program)
         .args([RUN, lane.name, &seed.to_string()])
         .arg(home.path())
-        // Where its temporary files go, too, so that they are found if it dies.
+        // Its temporary files go there too, so that they are found if it dies.
         .env("TMPDIR", home.path())
         .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
     let end = match child {
-        Ok(child) => hear(child),
+        Ok(child) => collect_output(child),
         Err(e) => End::Skipped(format!("starting a process: {e}")),
     };
     clean(home.path());
     end
 }
 
-/// Everything that a run says until it ends, or is ended.
-fn hear(mut child: Child) -> End {
+/// Collects a run's output until it ends or is killed.
+fn collect_output(mut child: Child) -> End {
     let began = Instant::now();
     let out = child.stdout.take().map(|pipe| std::thread::spawn(|| text(pipe)));
     let err = child.stderr.take().map(|pipe| std::thread::spawn(|| text(pipe)));
@@ -182,7 +182,7 @@ fn hear(mut child: Child) -> End {
     };
     let (out, err) = (joined(out), joined(err));
     let line = |mark: &str| out.lines().find_map(|line| line.strip_prefix(mark)).map(str::to_owned);
-    if let Some(seen) = line(SEEN).and_then(|words| Seen::from_words(&words)) {
+    if let Some(seen) = line(SEEN).and_then(|words| Seen::decode(&words)) {
         return End::Seen(seen);
     }
     match line(SKIPPED) {
@@ -198,7 +198,7 @@ fn text(mut pipe: impl Read) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Undo what a run that died has left: mounts, loop devices.
+/// Removes mounts and loop devices that a dead run left.
 fn clean(home: &Path) {
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let home = home.display().to_string();
@@ -217,14 +217,14 @@ fn clean(home: &Path) {
     }
 }
 
-/// Be one run: `args` are lane, seed and directory.
-pub fn be_a_run(args: &[String]) -> ExitCode {
+/// Executes one run: `args` are lane, seed and directory.
+pub fn execute_run(args: &[String]) -> ExitCode {
     let [name, seed, home] = args else { return ExitCode::from(2) };
     let (Some(lane), Ok(seed)) = (LANES.iter().find(|lane| lane.name == name), seed.parse()) else {
         return ExitCode::from(2);
     };
     match (lane.run)(Path::new(home), seed) {
-        Ok(seen) => println!("{SEEN}{}", seen.to_words()),
+        Ok(seen) => println!("{SEEN}{}", seen.encode()),
         Err(why) => println!("{SKIPPED}{why}"),
     }
     ExitCode::SUCCESS

@@ -1,8 +1,8 @@
-//! A store at work on a device that fails: puts, gets, removals, clears and flushes in one thread, each answer
-//! judged when it comes, and everything compared again after each reopening.
+//! A store in use on a failing device: puts, gets, removals, clears and flushes in one thread. Each
+//! answer is checked when it arrives, and every page is compared again after each reopening.
 //!
-//! The contents and the oracle are those of the kill tests: a page's bytes tell its version, and what may be found
-//! is what was put since its last acked removal.
+//! The contents and the oracle are those of the kill tests: a page's bytes identify its version,
+//! and a get may return versions put since the last acked removal.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,31 +15,32 @@ use crate::killed::workload::{NAMESPACES, Plan};
 use crate::killed::{Page, Word};
 use crate::report::Seen;
 
-/// Longer than this an open hangs.
+/// An open that takes longer counts as hanging.
 const OPEN_MAX: Duration = Duration::from_secs(20);
 
-/// A store's life over several openings.
+/// A store over several openings.
 pub struct Life {
-    /// Where and how.
+    /// Its directory and parameters.
     pub plan: Plan,
-    /// What is known of it.
+    /// The expected state of its pages.
     pub model: Model,
-    /// What was seen so far.
+    /// The counters so far.
     pub seen: Seen,
-    /// Each call's time.
+    /// Timeout of each call.
     pub timeout: Duration,
-    /// A call that lasts so much longer than its time hangs, whatever the machine does besides.
+    /// A call that exceeds its timeout by more than this counts as hanging, on a machine under any
+    /// load.
     pub over_max: Duration,
-    /// Faults that the store counted, whatever their number in the end.
+    /// Faults that the store counted; may exceed the number injected.
     pub noticed: u64,
-    /// What the device may have done by now.
+    /// What the device may have done so far.
     pub device: Device,
     rng: Rng,
     version: u64,
 }
 
 impl Life {
-    /// Of a store that is to be made in `dir`. It holds more than a few hundred steps put.
+    /// A store to be made in `dir`. It has room for more than a few hundred steps put.
     pub fn new(dir: &Path, seed: u64) -> Life {
         let plan = Plan {
             dir: dir.to_owned(),
@@ -74,7 +75,7 @@ impl Life {
         self.rng.below(n)
     }
 
-    /// Open it; a dead process's transfers may hold it for a moment.
+    /// Opens the store; a dead process's transfers may hold its lock for a moment.
     pub fn open(&mut self) -> Store {
         let began = Instant::now();
         loop {
@@ -86,7 +87,7 @@ impl Life {
         }
     }
 
-    /// Open it, or hear why not.
+    /// Opens the store or returns the error.
     pub fn try_open(&mut self) -> Result<Store> {
         let began = Instant::now();
         let store = self.plan.open()?;
@@ -99,7 +100,7 @@ impl Life {
         Ok(store)
     }
 
-    /// What the store has counted: to be called once before it goes.
+    /// Adds the store's counters: call once before the store is dropped.
     pub fn take_counters(&mut self, store: &Store) {
         self.note_reclaim(store);
         let stats = store.stats();
@@ -108,12 +109,12 @@ impl Life {
         self.noticed += stats.read_errors + stats.flush_errors + stats.checkpoint_failures;
     }
 
-    /// Compare everything.
+    /// Compares every page.
     pub fn check(&mut self, store: &Store) {
         let device = self.device;
         let tally = self.model.check_on_a_sick_device(store, device);
         self.note_reclaim(store);
-        // What was evicted is not lost.
+        // Evicted pages do not count as lost.
         let lost = if self.model.evicts { 0 } else { tally.lost };
         let opened = store.opened();
         assert!(device != Device::Well || lost == 0, "{lost} durable pages are missing {opened:?}");
@@ -128,7 +129,7 @@ impl Life {
         }
     }
 
-    /// So many random calls.
+    /// Makes `steps` random calls.
     pub fn work(&mut self, store: &Store, steps: u32) {
         for _ in 0..steps {
             let page = Page {
@@ -149,7 +150,7 @@ impl Life {
         Options { timeout: Some(self.timeout), ..Options::default() }
     }
 
-    /// Call, and look at the clock.
+    /// Makes a call and measures its duration.
     fn timed<T>(&mut self, what: &str, call: impl FnOnce(Options) -> T) -> T {
         let began = Instant::now();
         let answer = call(self.options());
@@ -159,7 +160,7 @@ impl Life {
         answer
     }
 
-    /// Put both objects of a page, as a new version.
+    /// Puts both objects of a page as a new version.
     pub fn put(&mut self, store: &Store, page: Page) {
         self.version += 1;
         let version = self.version;
@@ -172,7 +173,7 @@ impl Life {
             Ok(PutOutcome::Stored) => self.model.hear(Word::Stored(page, version)),
             Ok(PutOutcome::AlreadyPresent) => self.model.hear(Word::Present(page, version)),
             Ok(other) => panic!("put: {other:?}"),
-            Err(e) => self.sick("put", &e),
+            Err(e) => self.check_error("put", &e),
         }
     }
 
@@ -185,7 +186,7 @@ impl Life {
                 let here = store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
                 assert_eq!(here, [false, false], "removed page is back at once {page:?}");
             }
-            Err(e) => self.sick("remove", &e),
+            Err(e) => self.check_error("remove", &e),
         }
     }
 
@@ -193,11 +194,11 @@ impl Life {
         self.model.hear(Word::ClearBegins(number));
         match self.timed("clear", |options| store.clear(namespace(number), options)) {
             Ok(_) => self.model.hear(Word::Cleared(number)),
-            Err(e) => self.sick("clear", &e),
+            Err(e) => self.check_error("clear", &e),
         }
     }
 
-    /// Flush; whether everything is durable.
+    /// Flushes; returns whether everything is durable.
     pub fn flush(&mut self, store: &Store) -> bool {
         self.version += 1;
         let number = self.version;
@@ -211,12 +212,12 @@ impl Life {
                 self.noticed += 1;
                 self.model.some_are_lost();
             }
-            Err(e) => self.sick("flush", &e),
+            Err(e) => self.check_error("flush", &e),
         }
         false
     }
 
-    /// Get both objects of a page, and judge what comes.
+    /// Gets both objects of a page and checks the result.
     pub fn get(&mut self, store: &Store, page: Page) {
         let mut bytes = [0, 1].map(|c| vec![0; length(page, c)]);
         let [k, v] = &mut bytes;
@@ -244,18 +245,18 @@ impl Life {
                     );
                 }
                 Ok(_) => {}
-                Err(e) => self.sick("get", &e),
+                Err(e) => self.check_error("get", &e),
             }
         }
         if hits == 1 {
-            // The other one failed: then neither is here.
+            // The other get failed: then neither object exists.
             let here = store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
             assert_eq!(here[0], here[1], "group is not whole {page:?}");
         }
     }
 
-    /// An error of a call is one of those that a sick device may cause.
-    fn sick(&mut self, what: &str, e: &pagelith::Error) {
+    /// Accepts an error that a failing device may cause.
+    fn check_error(&mut self, what: &str, e: &pagelith::Error) {
         let kinds = [ErrorKind::Busy, ErrorKind::NoSpace, ErrorKind::Unavailable];
         assert!(kinds.contains(&e.kind), "{what}: {:?} {e}", e.kind);
         self.noticed += 1;

@@ -7,11 +7,12 @@ use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 use super::file::SimFile;
 use super::plan::fault;
 use super::state::{OpenFile, State};
-use super::strike::Blow;
+use super::strike::StruckOp;
 use super::table::{FileKey, FileNo, path};
 
 impl State {
-    /// What may fail before an operation looks at files: a dead process, a wrong directory, an injected fault.
+    /// Checks made before an operation looks at files: a dead process, a wrong directory, an
+    /// injected fault.
     fn admit(&mut self, process: u64, op: FaultOp, key: &FileKey) -> Result<(), IoFault> {
         self.require_alive(process, op, &path(key))?;
         if key.0 >= self.dirs {
@@ -31,7 +32,7 @@ impl State {
         self.record(op, path(key).into(), 0, len, (fault, None));
     }
 
-    /// Refuse a process that was killed or stopped.
+    /// Refuses a process that was killed or stopped.
     pub(crate) fn require_alive(&self, process: u64, op: FaultOp, path: &str) -> Result<(), IoFault> {
         if self.alive.contains(&process) && !self.stopped() {
             return Ok(());
@@ -39,14 +40,14 @@ impl State {
         Err(fault(FaultKind::Device, op, path, 0, "the simulated process is dead"))
     }
 
-    /// Names and lengths in a directory, by name.
+    /// Names and lengths in a directory, sorted by name.
     pub(crate) fn list(&mut self, process: u64, dir: usize) -> Result<Vec<(String, u64)>, IoFault> {
         let key = (dir, String::new());
         self.admit(process, FaultOp::List, &key)?;
         Ok(self.files.list(dir))
     }
 
-    /// Create, allocate and lock a file.
+    /// Creates, allocates and locks a file.
     pub(crate) fn create(&mut self, process: u64, key: FileKey, len: u64) -> Result<FileId, IoFault> {
         const OP: FaultOp = FaultOp::Create;
         self.admit(process, OP, &key)?;
@@ -58,7 +59,7 @@ impl State {
         }
         if let Some(fault) = self.strikes.draw(OP, &key.1, false) {
             self.record(OP, path(&key).into(), 0, len, (Some(FaultKind::NoSpace), Some(fault)));
-            let struck = Blow { fault, op: OP, dir: key.0, name: &key.1, offset: 0, len };
+            let struck = StruckOp { fault, op: OP, dir: key.0, name: &key.1, offset: 0, len };
             self.strikes.log(self.changes, self.clock.now(), struck, None, true);
             return Err(super::plan::fault(FaultKind::NoSpace, OP, &path(&key), 0, "struck"));
         }
@@ -69,12 +70,12 @@ impl State {
             return Err(fault(FaultKind::NoSpace, OP, &path(&key), 0, &detail));
         }
         let file = self.files.add(&key, SimFile::new(len));
-        self.remember();
+        self.track_previous();
         self.log_control(OP, &key, len, None);
         Ok(self.number(process, file))
     }
 
-    /// Open and lock a file.
+    /// Opens and locks a file.
     pub(crate) fn open(&mut self, process: u64, key: FileKey) -> Result<(FileId, u64), IoFault> {
         const OP: FaultOp = FaultOp::Open;
         self.admit(process, OP, &key)?;
@@ -87,9 +88,10 @@ impl State {
         Ok((self.number(process, file), len))
     }
 
-    /// Remove a file. One that this process has open loses its number: later operations on it are `Invalid`,
-    /// those in flight `NotFound`. One that another process holds is `Locked`: Linux would unlink it, and a
-    /// store that removes what another writes has a bug that must not pass here.
+    /// Removes a file. If this process has it open, its number becomes invalid: later operations on
+    /// it are `Invalid`, those in flight `NotFound`. A file that another process holds is `Locked`:
+    /// Linux would unlink it, and a store that removes a file that another process writes has a bug
+    /// that must not pass here.
     pub(crate) fn remove(&mut self, process: u64, key: FileKey) -> Result<(), IoFault> {
         const OP: FaultOp = FaultOp::Remove;
         self.admit(process, OP, &key)?;
@@ -102,8 +104,8 @@ impl State {
         Ok(())
     }
 
-    /// Whether every file that the process has open still has its name. Also behind the stop point: the sync before it was the
-    /// last change, and is answered.
+    /// Whether every file that the process has open still has its name. Also works after the stop
+    /// point: the sync before it was the last change, and its caller gets a reply.
     pub(crate) fn check_names(&self, process: u64) -> Result<(), IoFault> {
         let own = self.open.values().filter(|o| o.process == process);
         let gone = own.filter_map(|o| self.files.get(o.file)).find(|f| f.unlinked);
@@ -123,7 +125,8 @@ impl State {
         }
     }
 
-    /// A number no file of this disk ever had, so that a number from before a crash names nothing.
+    /// A file number that this disk has never used, so that a number from before a crash is
+    /// invalid.
     fn number(&mut self, process: u64, file: FileNo) -> FileId {
         let id = FileId(self.next_file);
         self.next_file += 1;

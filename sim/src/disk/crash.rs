@@ -1,30 +1,31 @@
-//! The end of processes, with and without the machine's, and copies of the machine's disk.
+//! Crashes of processes and of the whole machine, and copies of the machine's disk.
 
+use super::crash_hooks::IgnoredSyncs;
 use super::file::SimFile;
-use super::lie::Lies;
 use super::state::{InFlight, State};
 use super::table::FileTable;
 use super::transfer::dead;
 use crate::entropy::SplitMix64;
 use pagelith_io::disk::Op;
 
-/// What a crash does to writes that no sync has covered. Writes in flight, of a process that was not stopped,
-/// execute or not by the crash's seed first, as io_uring's do when their process is killed.
+/// What a crash does to writes that no sync has covered. First, each write in flight of a process
+/// that was not stopped executes or not, decided by the crash's seed, as io_uring's do when their
+/// process is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CrashMode {
-    /// `kill -9`: the machine runs on, so nothing that executed is lost yet. It stays unsynced: a power cut
-    /// before the next process's sync may still take it.
+    /// `kill -9`: the machine keeps running, so executed writes are not lost yet. They stay
+    /// unsynced: a power cut before the next process's sync may still lose them.
     KeepAll,
-    /// Power cut that takes every unsynced write.
+    /// Power cut that loses every unsynced write.
     DropAll,
-    /// Power cut in which each unsynced 512-byte sector is kept, lost or (rarely) garbage, by the seed. A
-    /// quarter of the writes is kept whole and a quarter lost whole; order between writes counts for nothing,
-    /// but of two writes to a sector, both kept, the younger wins.
+    /// Power cut in which each unsynced 512-byte sector is kept, lost or (rarely) garbage, decided
+    /// by the seed. A quarter of the writes is kept whole and a quarter lost whole. The order of
+    /// writes does not matter, but if two writes to one sector are both kept, the later one wins.
     Random,
 }
 
-/// The machine's disk at one moment: files, durable and unsynced, and the random state. Costs a few
-/// pointers a file; blocks are shared until written.
+/// The machine's disk at one moment: durable and unsynced files, and the random state. Costs a few
+/// pointers per file; blocks are shared until written.
 #[derive(Clone, Debug)]
 pub struct DiskSnapshot {
     files: FileTable,
@@ -35,7 +36,7 @@ pub struct DiskSnapshot {
 }
 
 impl State {
-    /// Kill every process, then do to the disk what `mode` says.
+    /// Kills every process, then applies `mode` to the disk.
     pub(crate) fn crash(&mut self, mode: CrashMode, seed: u64) {
         let mut rng = SplitMix64::new(seed);
         self.kill_all(&mut rng);
@@ -52,10 +53,11 @@ impl State {
         }
         self.stop_at = None;
         self.holds.clear();
-        self.lies = Lies::default();
+        self.ignored_syncs = IgnoredSyncs::default();
     }
 
-    /// Kill a process: each write in flight executes or not, by `rng`; all operations end as faults.
+    /// Kills a process: each write in flight executes or not, decided by `rng`; all operations end
+    /// as faults.
     pub(crate) fn kill(&mut self, process: u64, rng: &mut SplitMix64) {
         let own = |e: &InFlight| e.process == process;
         let ids: Vec<u64> = self.in_flight.iter().filter(|e| own(e)).map(|e| e.submitted).collect();
@@ -66,16 +68,16 @@ impl State {
             }
             if let Some(entry) = self.in_flight_of(id) {
                 entry.outcome = Some(Err(dead(&entry.op)));
-                // Whoever hands the dead operation back must not touch the write's record, which now
-                // belongs to the next process.
+                // Returning the dead operation must not touch the write's record, which now belongs
+                // to the next process.
                 entry.wrote = None;
             }
         }
-        self.bury(process);
+        self.remove_process(process);
     }
 
-    /// A process is gone: its locks open, and its writes wait for the next process's sync.
-    pub(crate) fn bury(&mut self, process: u64) {
+    /// Removes a process: its locks are released, and its writes wait for the next process's sync.
+    pub(crate) fn remove_process(&mut self, process: u64) {
         self.alive.remove(&process);
         for open in self.open.values().filter(|o| o.process == process) {
             if let Some(named) = self.files.get_mut(open.file) {
@@ -85,7 +87,7 @@ impl State {
         self.open.retain(|_, o| o.process != process);
     }
 
-    /// Copy the disk. Operations in flight are not part of it.
+    /// Copies the disk without operations in flight.
     pub(crate) fn snapshot(&self) -> DiskSnapshot {
         DiskSnapshot {
             files: self.files.clone(),
@@ -96,11 +98,11 @@ impl State {
         }
     }
 
-    /// Put a copy back; kills every process.
+    /// Restores a copy; kills every process.
     pub(crate) fn restore(&mut self, from: &DiskSnapshot) {
         self.kill_all(&mut SplitMix64::new(0));
         self.files = from.files.clone();
-        // Who wrote these files is no longer alive, whatever it was when the copy was made.
+        // The writers of these files are dead now, even if they were alive when the copy was made.
         self.files.files_mut().for_each(SimFile::orphan);
         self.moment = self.moment.max(from.moment);
         self.changes = from.changes;
@@ -108,7 +110,7 @@ impl State {
         self.rng = from.rng.clone();
         self.pending = Default::default();
         self.strikes.clear();
-        self.remember();
+        self.track_previous();
         self.log.clear();
     }
 }

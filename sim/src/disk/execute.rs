@@ -1,4 +1,4 @@
-//! What an operation does when its time has come: to files, to memory, and by the faults that strike it.
+//! Execution of an operation: its effects on files and memory, and the faults that strike it.
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Clock;
@@ -9,7 +9,7 @@ use super::file::SimFile;
 use super::image::{BLOCK, Fate, push_blocks};
 use super::rates::DiskFault;
 use super::state::State;
-use super::strike::{Blow, Effect, Written};
+use super::strike::{Effect, StruckOp, Written};
 use super::table::FileNo;
 use crate::entropy::SplitMix64;
 
@@ -18,14 +18,14 @@ use crate::entropy::SplitMix64;
 pub(crate) struct Done {
     /// How it failed.
     pub(crate) failed: Option<FaultKind>,
-    /// What struck it.
+    /// The fault that struck it.
     pub(crate) struck: Option<DiskFault>,
-    /// Why it failed, for its message.
+    /// The reason, for the fault's message.
     pub(crate) detail: &'static str,
 }
 
 impl Done {
-    /// What a test ordered, or what struck.
+    /// From an ordered failure or a struck fault.
     fn of(ordered: Option<FaultKind>, struck: Option<DiskFault>) -> Done {
         let failed = ordered.or(struck.and_then(DiskFault::failure));
         let detail = if ordered.is_some() { "injected" } else { "struck" };
@@ -34,12 +34,12 @@ impl Done {
 }
 
 impl State {
-    /// Do what operation `id`, on an open file, is to do.
+    /// Executes operation `id` on an open file.
     pub(crate) fn perform(&mut self, id: u64, no: FileNo) -> Done {
         let Ok(at) = self.in_flight.binary_search_by_key(&id, |e| e.submitted) else {
             return Done::default();
         };
-        // Out of the table for as long as it executes: nobody looks for it meanwhile.
+        // Taken out of the table while it executes; nothing looks it up meanwhile.
         let unit = Op::Sync { file: FileId(0) };
         let mut op = std::mem::replace(&mut self.in_flight[at].op, unit);
         let done = match &mut op {
@@ -96,7 +96,7 @@ impl State {
         let half = |rng: &mut SplitMix64| if rng.one_in(2) { Fate::New } else { Fate::Old };
         let Written { landed, effect } = match (ordered, struck) {
             (None, None) => Written::honest(no, offset, blocks),
-            (Some(_), _) => Written::honest(no, offset, named.file.partly(offset, &blocks, rng, half)),
+            (Some(_), _) => Written::honest(no, offset, named.file.partial_write(offset, &blocks, rng, half)),
             (None, Some(fault)) => strikes.write(fault, files, (no, offset), blocks),
         };
         let mut wrote = None;
@@ -114,7 +114,7 @@ impl State {
 
     fn perform_sync(&mut self, no: FileNo, submitted: u64) -> Done {
         let ordered = self.pending.draw(FaultOp::Sync);
-        let State { files, strikes, lies, .. } = self;
+        let State { files, strikes, ignored_syncs, .. } = self;
         let Some(named) = files.get_mut(no) else { return Done::default() };
         let struck = match ordered {
             None => strikes.draw(FaultOp::Sync, &named.name, false),
@@ -123,7 +123,7 @@ impl State {
         let done = Done::of(ordered, struck);
         if done.failed.is_some() {
             named.file.sync_failing();
-        } else if !lies.strike(&named.path) {
+        } else if !ignored_syncs.count(&named.path) {
             named.file.sync(submitted);
         }
         if let Some(fault) = struck {
@@ -132,7 +132,7 @@ impl State {
         done
     }
 
-    /// Log a strike if it did anything; what is to be noted beside the operation.
+    /// Logs a strike if it had an effect; returns the fault for the operation's log entry.
     fn note(
         &mut self,
         fault: DiskFault,
@@ -143,13 +143,13 @@ impl State {
         let ((hit, effective), named) = effect.zip(self.files.get(no))?;
         // The number that the operation is about to get.
         let n = self.changes + u64::from(op != FaultOp::Read);
-        let blow = Blow { fault, op, dir: named.dir, name: &named.name, offset, len };
-        self.strikes.log(n, self.clock.now(), blow, hit, effective);
+        let struck_op = StruckOp { fault, op, dir: named.dir, name: &named.name, offset, len };
+        self.strikes.log(n, self.clock.now(), struck_op, hit, effective);
         Some(fault)
     }
 }
 
-/// Fill one of `share` parts of each part's memory, from `offset` of the file on.
+/// Fills the first `1 / share` of each part's memory with the file's bytes from `offset`.
 fn fill(file: &SimFile, offset: u64, parts: &mut [Part], share: usize) {
     let mut at = offset;
     for part in parts {

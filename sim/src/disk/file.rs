@@ -1,8 +1,8 @@
-//! One simulated file: what reads see, what a power cut leaves, and the writes in between.
+//! A simulated file: its live bytes, its durable bytes, and the unsynced writes between them.
 //!
-//! Invariant: `live` = `durable` with every unsynced write applied in the order of their sequence numbers
-//! (damage at rest is patched into all of them alike). A block that became durable from a younger write is
-//! never overwritten by an older one.
+//! Invariant: `live` = `durable` with every write of `unsynced` applied in order of sequence number
+//! (damage at rest changes all of them alike). A block that became durable from a later write is
+//! never overwritten by an earlier one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use pagelith_layouts::align::ALIGN;
 use super::image::{Block, Fate, Image, SECTORS, mix};
 use crate::entropy::SplitMix64;
 
-/// One sector in this many becomes garbage, of those that a power cut tears.
+/// Of the sectors that a power cut tears, one in this many becomes garbage.
 const GARBAGE_ONE_IN: u64 = 24;
 
 /// A write that no sync has covered yet.
@@ -23,11 +23,11 @@ struct Unsynced {
     /// First block number.
     first: u64,
     blocks: Vec<Block>,
-    /// When the completion was handed back; a sync submitted later covers the write.
+    /// The moment at which the completion was returned; a sync submitted later covers the write.
     returned: Option<u64>,
     /// A sync failed while the write was dirty. ext4, XFS and Btrfs then mark the page clean (Rebello et al.,
     /// "Can applications recover from fsync failures?", ATC'20), so that a retried sync succeeds without it.
-    forsaken: bool,
+    lost_by_failed_sync: bool,
 }
 
 impl Unsynced {
@@ -43,10 +43,10 @@ pub(crate) struct SimFile {
     pub(crate) len: u64,
     live: Image,
     durable: Image,
-    /// By sequence number.
+    /// Ordered by sequence number.
     unsynced: Vec<Unsynced>,
-    /// What each block held before its last write, while that is remembered.
-    before: Option<Image>,
+    /// The content of each block before its last write, while that is recorded.
+    previous: Option<Image>,
     /// Blocks that cannot be read until they are written.
     bad: BTreeSet<u64>,
 }
@@ -59,12 +59,12 @@ impl SimFile {
             live: Image::default(),
             durable: Image::default(),
             unsynced: Vec::new(),
-            before: None,
+            previous: None,
             bad: BTreeSet::new(),
         }
     }
 
-    /// Copy the live bytes at `offset` to `out`.
+    /// Copies the live bytes at `offset` to `out`.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         self.live.read(offset, out);
     }
@@ -74,12 +74,14 @@ impl SimFile {
         self.live.get(block)
     }
 
-    /// Execute a write of whole blocks at the aligned `offset`, numbered `seq`, greater than all before.
+    /// Executes a write of whole blocks at the aligned `offset`. `seq` is greater than all earlier
+    /// ones.
     pub(crate) fn write(&mut self, seq: u64, offset: u64, blocks: Vec<Block>) {
-        let write = Unsynced { seq, first: offset / ALIGN, blocks, returned: None, forsaken: false };
+        let write =
+            Unsynced { seq, first: offset / ALIGN, blocks, returned: None, lost_by_failed_sync: false };
         for (block, data) in write.numbered() {
-            if let Some(before) = &mut self.before {
-                before.put(seq, block, self.live.get(block));
+            if let Some(previous) = &mut self.previous {
+                previous.put(seq, block, self.live.get(block));
             }
             self.live.put(seq, block, data.clone());
         }
@@ -89,8 +91,9 @@ impl SimFile {
         self.unsynced.push(write);
     }
 
-    /// What a write of `blocks` at `offset` leaves if not all of its sectors land, as `fate` says one by one.
-    pub(crate) fn partly(
+    /// The blocks that a write of `blocks` at `offset` leaves if `fate` decides for each sector
+    /// whether it lands.
+    pub(crate) fn partial_write(
         &self,
         offset: u64,
         blocks: &[Block],
@@ -101,18 +104,18 @@ impl SimFile {
         numbered.map(|(n, new)| mix(&self.live.get(n), new, rng, &mut fate)).collect()
     }
 
-    /// The completion of write `seq` was handed back at moment `now`.
+    /// Records that the completion of write `seq` was returned at moment `now`.
     pub(crate) fn returned(&mut self, seq: u64, now: u64) {
         if let Ok(at) = self.unsynced.binary_search_by_key(&seq, |w| w.seq) {
             self.unsynced[at].returned = Some(now);
         }
     }
 
-    /// Execute a sync that was submitted at moment `submitted`.
+    /// Executes a sync that was submitted at moment `submitted`.
     pub(crate) fn sync(&mut self, submitted: u64) {
         let SimFile { durable, unsynced, .. } = self;
         unsynced.retain(|write| {
-            let covered = !write.forsaken && write.returned.is_some_and(|at| at < submitted);
+            let covered = !write.lost_by_failed_sync && write.returned.is_some_and(|at| at < submitted);
             if covered {
                 make_durable(durable, write, |_, data| data.clone());
             }
@@ -120,31 +123,33 @@ impl SimFile {
         });
     }
 
-    /// Execute a sync that fails: what is dirty now, no later sync makes durable.
+    /// Executes a failing sync: no later sync makes durable the data that is dirty now.
     pub(crate) fn sync_failing(&mut self) {
-        self.unsynced.iter_mut().for_each(|w| w.forsaken = true);
+        self.unsynced.iter_mut().for_each(|w| w.lost_by_failed_sync = true);
     }
 
-    /// The process is gone and the machine runs on: nothing is lost yet, and the next process's sync covers
-    /// what the dead one wrote.
+    /// The process is dead and the machine keeps running: nothing is lost yet, and the next
+    /// process's sync covers the writes of the dead one.
     pub(crate) fn orphan(&mut self) {
         for write in &mut self.unsynced {
             write.returned = Some(0);
-            // The next process cannot know of the failed sync, so no store could pass if it stayed so.
-            write.forsaken = false;
+            // The next process cannot know of the failed sync, so no store could pass if the mark
+            // stayed.
+            write.lost_by_failed_sync = false;
         }
     }
 
     /// Power cut: every unsynced write is lost.
     pub(crate) fn drop_unsynced(&mut self) {
         let lost = std::mem::take(&mut self.unsynced);
-        self.fall(&lost);
+        self.restore_durable(&lost);
     }
 
     /// Power cut: each sector of each unsynced write is kept, lost or garbage.
     ///
-    /// A quarter of the writes is kept whole and a quarter lost whole; were all of them torn by independent
-    /// sectors, a record of 64 KiB would survive once in 2^128 cuts and recovery would only ever see ruins.
+    /// A quarter of the writes is kept whole and a quarter lost whole. If all were torn by
+    /// independent sectors, a record of 64 KiB would survive once in 2^128 cuts, and recovery would
+    /// only ever see damaged records.
     pub(crate) fn tear_unsynced(&mut self, rng: &mut SplitMix64) {
         let torn = |rng: &mut SplitMix64| match rng.below(GARBAGE_ONE_IN) {
             0 => Fate::Garbage,
@@ -159,15 +164,16 @@ impl SimFile {
                 _ => make_durable(&mut self.durable, write, |old, data| mix(&old(), data, rng, torn)),
             }
         }
-        self.fall(&writes);
+        self.restore_durable(&writes);
     }
 
-    /// The power is back: reads see what is durable, and nobody remembers what was there before what was lost.
-    fn fall(&mut self, writes: &[Unsynced]) {
+    /// After the power returns, reads see the durable bytes, and lost writes leave no previous
+    /// contents.
+    fn restore_durable(&mut self, writes: &[Unsynced]) {
         self.live = self.durable.clone();
-        if let Some(before) = &mut self.before {
+        if let Some(previous) = &mut self.previous {
             for (block, _) in writes.iter().flat_map(Unsynced::numbered) {
-                before.put(self.live.seq(block), block, self.live.get(block));
+                previous.put(self.live.seq(block), block, self.live.get(block));
             }
         }
     }
@@ -177,31 +183,31 @@ impl SimFile {
         self.unsynced.iter().map(|w| w.blocks.len()).sum::<usize>() * SECTORS
     }
 
-    /// Remember from now on what each block held before its last write, or forget it.
-    pub(crate) fn remember(&mut self, on: bool) {
-        self.before = match self.before.take() {
-            Some(before) if on => Some(before),
+    /// Starts or stops recording the previous content of each block.
+    pub(crate) fn track_previous(&mut self, on: bool) {
+        self.previous = match self.previous.take() {
+            Some(previous) if on => Some(previous),
             _ => on.then(Image::default),
         };
     }
 
-    /// What block number `block` held before its last write, if that was remembered.
-    pub(crate) fn before(&self, block: u64) -> Option<&Block> {
-        self.before.as_ref()?.written(block)
+    /// The content of block number `block` before its last write, if recorded.
+    pub(crate) fn previous(&self, block: u64) -> Option<&Block> {
+        self.previous.as_ref()?.written(block)
     }
 
-    /// Make block number `block` unreadable until it is written.
-    pub(crate) fn spoil(&mut self, block: u64) {
+    /// Makes block number `block` unreadable until it is written.
+    pub(crate) fn mark_bad(&mut self, block: u64) {
         self.bad.insert(block);
     }
 
-    /// Whether a read of these bytes meets a bad block.
+    /// Whether a read of these bytes includes a bad block.
     pub(crate) fn is_bad(&self, offset: u64, len: u64) -> bool {
         !self.bad.is_empty()
             && self.bad.range(offset / ALIGN..(offset + len).div_ceil(ALIGN)).next().is_some()
     }
 
-    /// Damage at rest: change `len` bytes at `offset`, in what reads see and in what a power cut leaves.
+    /// Damage at rest: changes `len` bytes at `offset` in the live, durable and unsynced data.
     /// `change` maps an index below `len` and the old byte to the new byte.
     pub(crate) fn damage(&mut self, offset: u64, len: usize, change: impl Fn(usize, u8) -> u8) {
         let mut bytes = vec![0; len];
@@ -222,8 +228,8 @@ impl SimFile {
     }
 }
 
-/// Put a write's blocks, as `shape` makes them of the old block and the new, into what survives, where no younger
-/// write has come to it first.
+/// Makes a write's blocks durable, after `shape` combines the old and the new block, except where a
+/// later write is durable already.
 fn make_durable(
     durable: &mut Image,
     write: &Unsynced,

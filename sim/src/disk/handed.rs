@@ -63,7 +63,7 @@ impl Handed {
     }
 
     fn refused(op: FaultOp) -> IoFault {
-        fault(FaultKind::Invalid, op, "", 0, "files that were handed over are read alone")
+        fault(FaultKind::Invalid, op, "", 0, "files of another process are read-only")
     }
 }
 
@@ -132,7 +132,13 @@ impl Reading {
             is_aligned(part.addr() as u64) && is_aligned(part.len() as u64) && part.is_exclusive()
         };
         if !is_aligned(*offset) || bytes == 0 || parts.len() > PARTS_MAX || !parts.iter().all(placed) {
-            return Err(fault(FaultKind::Invalid, FaultOp::Read, "", *offset, "not as it can be read"));
+            return Err(fault(
+                FaultKind::Invalid,
+                FaultOp::Read,
+                "",
+                *offset,
+                "offset, length or memory not aligned, or memory not exclusive",
+            ));
         }
         let (dir, mut from) = (file.0 as usize, *offset);
         for part in parts {

@@ -1,4 +1,4 @@
-//! What a file holds: a sparse, copy-on-write table of 4096-byte blocks.
+//! The content of a file: a sparse, copy-on-write table of 4096-byte blocks.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use crate::entropy::SplitMix64;
 /// Bytes in a block: the alignment unit, so every aligned write is a run of whole blocks.
 pub(crate) const BLOCK: usize = ALIGN as usize;
 
-/// Bytes in a sector: what a disk promises to write as a whole at most, hence what a power cut tears at.
+/// Bytes in a sector: the largest unit that a disk writes atomically, hence the unit at which a
+/// power cut tears.
 pub(crate) const SECTOR: usize = 512;
 
 /// Sectors in a block.
@@ -18,11 +19,11 @@ pub(crate) const SECTORS: usize = BLOCK / SECTOR;
 /// One block, shared between images, unsynced writes and snapshots.
 pub(crate) type Block = Arc<[u8; BLOCK]>;
 
-/// Blocks in a chunk of the table: few enough that a copy after a snapshot is cheap, enough that the table of
-/// chunks is short.
+/// Blocks in a chunk of the table: few enough that a copy after a snapshot is cheap, and enough
+/// that the table of chunks is short.
 const CHUNK: usize = 128;
 
-/// A block that was written, and the number of the write.
+/// A written block and the number of the write.
 type Entry = Option<(u64, Block)>;
 type Chunk = Arc<[Entry; CHUNK]>;
 
@@ -31,7 +32,7 @@ type Chunk = Arc<[Entry; CHUNK]>;
 pub(crate) struct Image(Arc<Vec<Option<Chunk>>>);
 
 impl Image {
-    /// Replace block number `block` by what write `seq` wrote.
+    /// Replaces block number `block` with the data of write `seq`.
     pub(crate) fn put(&mut self, seq: u64, block: u64, data: Block) {
         let (chunk, at) = (block as usize / CHUNK, block as usize % CHUNK);
         let chunks = Arc::make_mut(&mut self.0);
@@ -56,12 +57,12 @@ impl Image {
         self.written(block).cloned().unwrap_or_else(|| Arc::new([0; BLOCK]))
     }
 
-    /// The number of the write that block number `block` is from; 0 if there was none.
+    /// The number of the last write to block `block`; 0 if there was none.
     pub(crate) fn seq(&self, block: u64) -> u64 {
         self.entry(block).map_or(0, |(seq, _)| *seq)
     }
 
-    /// Copy the bytes at `offset` to `out`; any alignment.
+    /// Copies the bytes at `offset` to `out`; any alignment.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         for (block, at, range) in spans(offset, out.len()) {
             match self.written(block) {
@@ -74,7 +75,7 @@ impl Image {
         }
     }
 
-    /// Change the bytes at `offset`; any alignment. For damage at rest, not for writes.
+    /// Changes the bytes at `offset`; any alignment. For damage at rest, not for writes.
     pub(crate) fn patch(&mut self, offset: u64, bytes: &[u8]) {
         for (block, at, range) in spans(offset, bytes.len()) {
             let mut data = *self.get(block);
@@ -84,8 +85,8 @@ impl Image {
     }
 }
 
-/// The pieces of `offset..offset + len`, cut at block borders: block number, start inside the block, and the
-/// piece's place in the caller's buffer.
+/// The pieces of `offset..offset + len`, split at block borders: block number, start inside the
+/// block, and the piece's range in the caller's buffer.
 pub(crate) fn spans(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -101,14 +102,14 @@ pub(crate) fn spans(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize
     })
 }
 
-/// Append `bytes`, whose length is a multiple of 4096, to `blocks`.
+/// Appends `bytes`, whose length is a multiple of 4096, to `blocks`.
 pub(crate) fn push_blocks(blocks: &mut Vec<Block>, bytes: &[u8]) {
     let (whole, rest) = bytes.as_chunks::<BLOCK>();
     assert!(rest.is_empty(), "a checked write has whole blocks len={}", bytes.len());
     blocks.extend(whole.iter().map(|b| Arc::new(*b)));
 }
 
-/// What became of one sector of an unfinished write.
+/// The fate of one sector of an unfinished write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// The new bytes.
@@ -119,7 +120,7 @@ pub(crate) enum Fate {
     Garbage,
 }
 
-/// A block that is part `old`, part `new`, part garbage, as `fate` decides a sector at a time.
+/// A block with old, new and garbage sectors, as `fate` decides for each.
 pub(crate) fn mix(
     old: &Block,
     new: &Block,
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_back_across_block_borders_and_zeros_elsewhere() {
+    fn image_read_across_blocks_returns_patch_and_zeros() {
         let mut image = Image::default();
         image.patch(4090, &[7; 12]);
         let mut out = [9; 20];
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_across_chunk_borders() {
+    fn image_read_across_chunks_returns_patch() {
         let mut image = Image::default();
         let border = (3 * CHUNK * BLOCK) as u64;
         image.patch(border - 2, &[1, 2, 3, 4]);
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_keeps_its_bytes() {
+    fn image_clone_keeps_old_bytes() {
         let mut image = Image::default();
         image.patch(0, &[1; 8]);
         let before = image.clone();
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mixed_block_follows_the_fate_of_each_sector() {
+    fn mixed_block_follows_fate_of_each_sector() {
         let (old, new) = (Arc::new([1; BLOCK]), Arc::new([2; BLOCK]));
         let mut fates = [Fate::New, Fate::Old, Fate::Garbage].into_iter().cycle();
         let out = mix(&old, &new, &mut SplitMix64::new(1), |_| fates.next().unwrap_or(Fate::Old));

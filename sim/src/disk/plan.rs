@@ -1,4 +1,4 @@
-//! Faults that a test orders, and the log of what the disk did.
+//! Faults that a test plans, and the log of executed operations.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,10 +11,10 @@ use super::rates::DiskFault;
 /// One fault, given to [`super::SimDisk::inject`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultPlan {
-    /// Fail the `nth` next operation of kind `op` (1 is the very next) with `kind`, once. Counted over all
-    /// queues and processes. A failed write leaves each sector old or new; a failed read has filled a part
-    /// of its memory; a failed sync makes nothing durable, and no later sync makes durable what was dirty
-    /// then; a failed control operation changes nothing.
+    /// Fails the `nth` next operation of kind `op` (1 is the very next) with `kind`, once. Counted
+    /// over all queues and processes. A failed write leaves each sector old or new. A failed read
+    /// has filled a part of its memory. A failed sync makes nothing durable, and no later sync
+    /// covers the data that was dirty then. A failed control operation changes nothing.
     Fail {
         /// Which operations to count; any kind.
         op: FaultOp,
@@ -23,23 +23,24 @@ pub enum FaultPlan {
         /// How it fails.
         kind: FaultKind,
     },
-    /// Let a fault strike the `nth` next operation that it can strike (1 is the very next), once, on any file. It
-    /// is logged as those by chance are ([`super::SimDisk::struck`]). What places held before their last write is
-    /// remembered from this call on.
+    /// Makes a fault strike the `nth` next operation that it can strike (1 is the very next), once,
+    /// on any file. It is logged like random faults ([`super::SimDisk::struck`]). Previous block
+    /// contents are recorded from this call on.
     Strike {
-        /// What strikes.
+        /// The fault.
         fault: DiskFault,
         /// Which operation, from 1.
         nth: u64,
     },
-    /// Take a file's name away, at once: who has it open keeps it, and nobody opens it any more.
+    /// Unlinks a file at once: processes that have it open keep it, and it cannot be opened any
+    /// more.
     Unlink {
         /// Directory number.
         dir: usize,
         /// File name.
         name: String,
     },
-    /// Flip one bit at rest, at once.
+    /// Flips one bit at rest, at once.
     FlipBit {
         /// Directory number.
         dir: usize,
@@ -50,7 +51,7 @@ pub enum FaultPlan {
         /// Bit number, 0 (least significant) to 7.
         bit: u8,
     },
-    /// Replace bytes at rest, at once.
+    /// Replaces bytes at rest, at once.
     Overwrite {
         /// Directory number.
         dir: usize,
@@ -61,21 +62,21 @@ pub enum FaultPlan {
         /// The new bytes.
         bytes: Vec<u8>,
     },
-    /// The device holds this many bytes of files; a create that needs more is `NoSpace` and leaves nothing.
-    /// `u64::MAX`, the value at first, is no limit.
+    /// Limits the device to this many bytes of files; a create that needs more fails with `NoSpace`
+    /// and leaves nothing. `u64::MAX`, the initial value, is no limit.
     Capacity {
         /// Sum of the lengths of all files, in bytes.
         bytes: u64,
     },
 }
 
-/// One executed operation that a fault, a rule or the store's code can be blamed on.
+/// One executed operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedOp {
-    /// Changes done so far, this one included: the number to give to [`super::SimDisk::stop_after`] on a fresh
-    /// disk to stop right after it.
+    /// Changes done so far, this one included. Passing it to [`super::SimDisk::stop_after`] on a
+    /// fresh disk stops right after this operation.
     pub n: u64,
-    /// What it was.
+    /// The kind of operation.
     pub kind: FaultOp,
     /// Directory and file name, as in faults.
     pub file: Arc<str>,
@@ -85,7 +86,8 @@ pub struct LoggedOp {
     pub len: u64,
     /// How it failed, if an injected fault made it fail.
     pub fault: Option<FaultKind>,
-    /// What struck it, by [`super::SimDisk::set_faults`] or [`FaultPlan::Strike`]; delays are not noted here.
+    /// The fault that struck it, through [`super::SimDisk::set_faults`] or [`FaultPlan::Strike`];
+    /// not delays.
     pub struck: Option<DiskFault>,
 }
 
@@ -102,21 +104,22 @@ impl fmt::Display for LoggedOp {
     }
 }
 
-/// Faults that wait for their operation.
+/// Planned failures that wait for their operation.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
-    /// Operations of a kind still to pass, 1 when the next one fails, and how it fails.
+    /// By kind of operation: how many operations remain (1 if the next one fails), and how it
+    /// fails.
     waiting: BTreeMap<u8, Vec<(u64, FaultKind)>>,
 }
 
 impl Pending {
-    /// Fail the `nth` next `op`.
+    /// Fails the `nth` next `op`.
     pub(crate) fn add(&mut self, op: FaultOp, nth: u64, kind: FaultKind) {
         assert!(nth > 0, "faults are counted from 1 op={op}");
         self.waiting.entry(op as u8).or_default().push((nth, kind));
     }
 
-    /// Count one `op`; how it has to fail.
+    /// Counts one `op`; returns how it fails.
     pub(crate) fn draw(&mut self, op: FaultOp) -> Option<FaultKind> {
         if self.waiting.is_empty() {
             return None;
@@ -130,7 +133,7 @@ impl Pending {
     }
 }
 
-/// A simulated fault, with the errno that Linux gives for its kind where there is one that everybody knows.
+/// A simulated fault, with Linux's errno for well-known kinds.
 pub(crate) fn fault(kind: FaultKind, op: FaultOp, path: &str, offset: u64, detail: &str) -> IoFault {
     let errno = match kind {
         FaultKind::Device => 5,   // EIO

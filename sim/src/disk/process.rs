@@ -13,30 +13,32 @@ use super::plan::fault;
 use super::state::{State, dir_name};
 use super::transfer::PARTS_MAX;
 
-/// Simulated time that a poll takes, so that a loop that only polls still sees its operations end.
+/// Simulated time that a poll takes, so that a loop that only polls still sees its operations
+/// complete.
 const POLL_COST: Duration = Duration::from_micros(1);
 
-/// The state, even after a test's panic: the panic is the finding, the state was left whole.
+/// Locks the state, also after a test's panic: the panic is the finding, and the state is
+/// consistent.
 pub(crate) fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a process holds; shared with its queues, as open descriptions are, so that locks live until the
-/// last of them is gone.
-struct Tenure {
+/// A process's lease on the disk. The process and its queues share it, like an open file
+/// description, so file locks live until the last of them is dropped.
+struct ProcessLease {
     state: Arc<Mutex<State>>,
     process: u64,
 }
 
-impl Drop for Tenure {
+impl Drop for ProcessLease {
     fn drop(&mut self) {
-        lock(&self.state).bury(self.process);
+        lock(&self.state).remove_process(self.process);
     }
 }
 
-/// The disk as one simulated process sees it: what a store is opened with. Dropping it and its queues, or
-/// killing it, releases its locks.
-pub struct SimProcess(Arc<Tenure>);
+/// The disk of one simulated process: the one a store is opened with. Dropping it and its queues,
+/// or killing it, releases its locks.
+pub struct SimProcess(Arc<ProcessLease>);
 
 impl SimProcess {
     pub(crate) fn new(state: Arc<Mutex<State>>) -> SimProcess {
@@ -46,11 +48,12 @@ impl SimProcess {
             locked.alive.insert(process);
             process
         };
-        SimProcess(Arc::new(Tenure { state, process }))
+        SimProcess(Arc::new(ProcessLease { state, process }))
     }
 
-    /// `kill -9` of this process alone; the machine and other processes run on. Each of its writes in flight
-    /// executes or not, by the disk's seed; all its operations end with [`FaultKind::Device`].
+    /// `kill -9` of this process alone; the machine and other processes keep running. Each of its
+    /// writes in flight executes or not, decided by the disk's seed; all its operations end with
+    /// [`FaultKind::Device`].
     pub fn kill(&self) {
         let mut state = lock(&self.0.state);
         let mut rng = state.rng.clone();
@@ -59,12 +62,13 @@ impl SimProcess {
     }
 }
 
-/// What simulated disks are.
+/// Facts of every simulated disk.
 pub(super) fn simulated() -> DiskFacts {
     DiskFacts {
         side: Side::Simulated,
         direct: true,
-        // The strictest that the seam allows, so that what passes here passes anywhere.
+        // The strictest that the seam allows, so that code that passes here passes on every
+        // backend.
         memory_align: ALIGN as usize,
         offset_align: ALIGN as usize,
         parts_max: PARTS_MAX,
@@ -121,12 +125,12 @@ impl Disk for SimProcess {
             return Err(fault(kind, FaultOp::Queue, "", 0, "injected"));
         }
         let id = state.tick();
-        Ok(Box::new(SimQueue { tenure: self.0.clone(), id, depth }))
+        Ok(Box::new(SimQueue { lease: self.0.clone(), id, depth }))
     }
 }
 
 struct SimQueue {
-    tenure: Arc<Tenure>,
+    lease: Arc<ProcessLease>,
     id: u64,
     depth: usize,
 }
@@ -137,30 +141,30 @@ impl Queue for SimQueue {
     }
 
     fn in_flight(&self) -> usize {
-        lock(&self.tenure.state).count(self.id)
+        lock(&self.lease.state).count(self.id)
     }
 
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
         if self.room() == 0 {
             return Err(op);
         }
-        let taken = lock(&self.tenure.state).submit(self.tenure.process, self.id, token, op);
-        if let Err(clash) = taken {
-            drop(clash.op);
-            panic!("{}", clash.message);
+        let taken = lock(&self.lease.state).submit(self.lease.process, self.id, token, op);
+        if let Err(overlap) = taken {
+            drop(overlap.op);
+            panic!("{}", overlap.message);
         }
         Ok(())
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
-        let mut state = lock(&self.tenure.state);
+        let mut state = lock(&self.lease.state);
         state.clock.advance(POLL_COST);
         state.collect(self.id, done);
     }
 
     fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration) {
         let before = done.len();
-        let mut state = lock(&self.tenure.state);
+        let mut state = lock(&self.lease.state);
         let deadline = state.clock.now().after(timeout);
         loop {
             state.collect(self.id, done);
@@ -169,7 +173,7 @@ impl Queue for SimQueue {
                 return;
             }
             let next = state.next_due(self.id).unwrap_or(deadline).min(deadline);
-            assert!(next < Mono(u64::MAX), "a wait without limit for operations that a test holds back");
+            assert!(next < Mono(u64::MAX), "wait without timeout for operations that a test holds");
             state.clock.advance_to(next);
         }
     }
@@ -177,7 +181,7 @@ impl Queue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        let forgotten = lock(&self.tenure.state).forget(self.id);
+        let forgotten = lock(&self.lease.state).forget(self.id);
         drop(forgotten);
     }
 }

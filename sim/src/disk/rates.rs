@@ -1,9 +1,9 @@
-//! Faults by chance: which kinds there are, how often each strikes, and what struck.
+//! Random faults: the kinds, their rates, and the record of what struck.
 //!
 //! Invariants:
 //! - At most one fault strikes an operation when it executes, and at most one delays it.
 //! - Which operations are struck follows from the seed of the rates and the operations alone.
-//! - Every strike is logged, and no fault is logged that did not strike.
+//! Which operations are struck depends only on the seed of the rates and on the operations.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,22 +11,23 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_io::fault::{FaultKind, FaultOp};
 
-/// A way in which a device fails or lies. Kinds that fail an operation end it with the fault that a real side
-/// would give; the others let it succeed.
+/// A way in which a device fails or lies. Kinds that fail an operation end it with the fault that a
+/// real backend would return; with the others the operation succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DiskFault {
     /// A read fails with EIO, half filled.
     ReadError,
     /// A read ends early: kind `Short`, half filled.
     ShortRead,
-    /// A block of the range read becomes unreadable: EIO, now and for every read of it until it is written. Only
-    /// the first of these reads is a strike.
+    /// A block of the range read becomes unreadable: EIO for this read and every later one until
+    /// the block is written. Only the first of these reads is a strike.
     BadBlock,
-    /// A read returns the bytes of another aligned place of the same or another file of its kind.
+    /// A read returns the bytes of another aligned range of the same file or another file of its
+    /// kind.
     MisdirectedRead,
-    /// A read returns what the place held before its last write.
+    /// A read returns the bytes from before the last write.
     StaleRead,
-    /// A read returns one bit flipped; the place is as it was.
+    /// A read returns one bit flipped; the data at rest is unchanged.
     BitFlipRead,
     /// A write fails with EIO; each of its sectors is old or new.
     WriteError,
@@ -34,15 +35,17 @@ pub enum DiskFault {
     ShortWrite,
     /// A write is acknowledged and changes nothing.
     LostWrite,
-    /// A write is acknowledged and not all of its sectors are new, but at least one: a prefix, a suffix, or any.
+    /// A write is acknowledged with at least one new and at least one old sector: a prefix, a
+    /// suffix, or any.
     TornWrite,
-    /// A write is acknowledged and lands, whole, at another aligned place of the same or another file of its kind.
+    /// A write is acknowledged and lands whole at another aligned range of the same file or another
+    /// file of its kind.
     MisdirectedWrite,
     /// A write is acknowledged and lands with one bit flipped.
     BitFlipAtRest,
-    /// A sync fails with EIO: what is dirty is not made durable by a later one either.
+    /// A sync fails with EIO; a later sync does not cover the data that was dirty either.
     SyncError,
-    /// A create finds no room.
+    /// A create fails for lack of space.
     NoSpace,
     /// An operation takes a hundred times as long.
     Slow,
@@ -50,10 +53,10 @@ pub enum DiskFault {
     Stuck,
 }
 
-/// Slowness of [`DiskFault::Slow`].
+/// Factor of [`DiskFault::Slow`].
 pub(crate) const SLOW_TIMES: u32 = 100;
 
-/// What a rate is out of.
+/// Denominator of rates.
 pub(crate) const MILLION: u64 = 1_000_000;
 
 impl DiskFault {
@@ -112,12 +115,12 @@ impl DiskFault {
         }
     }
 
-    /// Whether it makes an operation late and does nothing else.
+    /// Whether it only delays an operation.
     pub fn delays(self) -> bool {
         matches!(self, DiskFault::Slow | DiskFault::Stuck)
     }
 
-    /// How the operation it strikes fails; `None` if that succeeds.
+    /// How the struck operation fails; `None` if it succeeds.
     pub fn failure(self) -> Option<FaultKind> {
         use DiskFault::*;
         match self {
@@ -145,34 +148,34 @@ pub struct FaultRates {
 }
 
 impl FaultRates {
-    /// No faults, on all files; stuck operations stay for 30 s.
+    /// No faults, on all files; stuck operations take 30 s longer.
     pub fn new(seed: u64) -> FaultRates {
         let stuck_for = Duration::from_secs(30);
         FaultRates { seed, rates: [0; DiskFault::ALL.len()], names: Vec::new(), stuck_for }
     }
 
-    /// Let `fault` strike this many of a million operations that it can strike.
+    /// Makes `fault` strike this many of a million operations that it can strike.
     ///
     /// # Panics
-    /// If the rates of the faults that can strike an operation come to more than a million.
+    /// If the rates of the faults that can strike an operation sum to more than a million.
     pub fn with(mut self, fault: DiskFault, millionths: u32) -> FaultRates {
         self.rates[fault as usize] = millionths;
         for op in [FaultOp::Read, FaultOp::Write, FaultOp::Sync, FaultOp::Create] {
             for delays in [false, true] {
                 let sum: u64 = self.of(op, delays).map(|(_, rate)| u64::from(rate)).sum();
-                assert!(sum <= MILLION, "rates of more than all operations op={op} sum={sum}");
+                assert!(sum <= MILLION, "rates exceed one million op={op} sum={sum}");
             }
         }
         self
     }
 
-    /// Strike only files whose names begin with one of these; with none, all files.
+    /// Strikes only files whose names begin with one of these; with none, all files.
     pub fn only(mut self, names: &[&str]) -> FaultRates {
         self.names = names.iter().map(ToString::to_string).collect();
         self
     }
 
-    /// How much longer than others a stuck operation takes, in simulated time.
+    /// Sets how much longer a stuck operation takes, in simulated time.
     pub fn stuck_for(mut self, time: Duration) -> FaultRates {
         self.stuck_for = time;
         self
@@ -188,24 +191,25 @@ impl FaultRates {
         self.seed
     }
 
-    /// What a stuck operation waits longer than others.
+    /// The additional time of a stuck operation.
     pub(crate) fn stuck(&self) -> Duration {
         self.stuck_for
     }
 
-    /// Whether files called so may be struck.
+    /// Whether files with this name may be struck.
     pub(crate) fn covers(&self, name: &str) -> bool {
         self.names.is_empty() || self.names.iter().any(|start| name.starts_with(start.as_str()))
     }
 
-    /// The faults, with rates, that strike an operation: those that delay it, or the others.
+    /// The faults with rates that can strike an operation: either those that delay it, or the
+    /// others.
     pub(crate) fn of(&self, op: FaultOp, delays: bool) -> impl Iterator<Item = (DiskFault, u32)> {
         let all = DiskFault::ALL.into_iter().zip(self.rates);
         all.filter(move |(fault, rate)| *rate > 0 && fault.strikes(op) && fault.delays() == delays)
     }
 }
 
-/// A place in a file.
+/// An offset in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Directory number.
@@ -219,28 +223,28 @@ pub struct Place {
 /// One fault that struck.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Struck {
-    /// The struck operation's number in the log, [`super::LoggedOp::n`]; of a delay, which strikes at submission,
-    /// the number of the last one before.
+    /// The struck operation's number in the log, [`super::LoggedOp::n`]. A delay strikes at
+    /// submission and has the number of the last operation before it.
     pub n: u64,
     /// Simulated time.
     pub at: Mono,
-    /// What it did.
+    /// The fault.
     pub fault: DiskFault,
     /// The kind of operation.
     pub op: FaultOp,
-    /// Where the operation was meant to be: directory number.
+    /// The directory number that the operation addressed.
     pub dir: usize,
     /// File name.
     pub name: String,
     /// Byte offset; 0 for a sync and a create.
     pub offset: u64,
-    /// Bytes of the operation; of a create the file's length, 0 for a sync.
+    /// Bytes of the operation; for a create the file's length, 0 for a sync.
     pub len: u64,
-    /// The place that a misdirected operation hit or read instead, as long as the operation; the byte that was
-    /// flipped; the block that is bad.
+    /// The range (of the operation's length) that a misdirected operation accessed instead; the
+    /// byte that was flipped; the block that is bad.
     pub hit: Option<Place>,
-    /// Whether any byte, at rest or returned, is not what an honest device would have there. A fault that fails
-    /// its operation, or a delay, counts as one.
+    /// Whether any byte, at rest or returned, differs from an honest device's. True for a fault
+    /// that fails its operation, and for a delay.
     pub effective: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What all handles of a simulated disk share.
+//! State shared by all handles of a simulated disk.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -9,28 +9,28 @@ use pagelith_io::disk::{FileId, Op};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
 use super::crash::DiskSnapshot;
-use super::lie::Lies;
+use super::crash_hooks::IgnoredSyncs;
 use super::plan::{LoggedOp, Pending};
 use super::rates::DiskFault;
-use super::strike::Strikes;
+use super::strike::FaultInjector;
 use super::table::{FileNo, FileTable};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
 
-/// Operations that the log keeps; older ones are forgotten, so that a long run stays small.
+/// Operations kept in the log; older ones are dropped, so that a long run stays small.
 pub(crate) const LOG_MAX: usize = 65_536;
 
-/// Time from submission to completion of an operation until a test says otherwise: that of a busy NVMe drive.
+/// Initial time from submission to completion of an operation: that of a busy NVMe drive.
 pub(crate) const LATENCY_DEFAULT: Duration = Duration::from_micros(100);
 
-/// An open file: its lock, and whose it is.
+/// An open file: its lock, and the process that holds it.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub(crate) file: FileNo,
     pub(crate) process: u64,
 }
 
-/// An operation that was submitted and not handed back.
+/// An operation that was submitted and not yet returned.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) process: u64,
@@ -39,24 +39,25 @@ pub(crate) struct InFlight {
     pub(crate) op: Op,
     /// The file; `None` if the operation was refused at submission.
     pub(crate) file: Option<FileNo>,
-    /// When it was submitted, for what a sync covers; also its name among those in flight.
+    /// The moment of submission: decides what a sync covers, and identifies the operation in
+    /// flight.
     pub(crate) submitted: u64,
     /// When it executes.
     pub(crate) ready_at: Mono,
-    /// The write it executed: where it landed, and its sequence number.
+    /// The write it executed: the file it landed in, and its sequence number.
     pub(crate) wrote: Option<(FileNo, u64)>,
-    /// The verdict, once executed or refused.
+    /// The result, once executed or refused.
     pub(crate) outcome: Option<Result<(), IoFault>>,
 }
 
-/// Completions that stay back.
+/// A rule that holds completions back.
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub(crate) op: FaultOp,
     pub(crate) name: Option<String>,
 }
 
-/// The shared state. Locked for the length of one call; never while foreign code (a part's guard) runs.
+/// The shared state. Locked for one call; never while foreign code (a part's guard) runs.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) clock: SimClock,
@@ -65,29 +66,29 @@ pub(crate) struct State {
     pub(crate) open: BTreeMap<FileId, OpenFile>,
     /// Processes that may use the disk.
     pub(crate) alive: BTreeSet<u64>,
-    /// By submission.
+    /// Ordered by `submitted`.
     pub(crate) in_flight: Vec<InFlight>,
     /// Orders submissions, executions and returns; also numbers processes, queues, operations and writes.
     pub(crate) moment: u64,
     pub(crate) next_file: u32,
     pub(crate) rng: SplitMix64,
-    /// Completion order; `None` is the order of submission.
+    /// Source of the completion order; `None` is submission order.
     pub(crate) order: Option<SplitMix64>,
     pub(crate) latency: Duration,
     pub(crate) holds: Vec<Hold>,
     pub(crate) pending: Pending,
-    /// Faults by chance.
-    pub(crate) strikes: Strikes,
+    /// Random faults.
+    pub(crate) strikes: FaultInjector,
     pub(crate) capacity: u64,
     /// Changes executed: writes, syncs, creates and removes.
     pub(crate) changes: u64,
-    /// The number of changes after which nothing happens any more.
+    /// The value of `changes` at which the disk stops.
     pub(crate) stop_at: Option<u64>,
     pub(crate) log: VecDeque<LoggedOp>,
-    /// A hash of everything that was ever logged.
+    /// Hash of everything ever logged.
     pub(crate) trace: u64,
     /// Syncs that make nothing durable.
-    pub(crate) lies: Lies,
+    pub(crate) ignored_syncs: IgnoredSyncs,
     /// Copies of the disk after each change, if a test keeps them.
     pub(crate) points: Option<Vec<DiskSnapshot>>,
 }
@@ -109,18 +110,18 @@ impl State {
             latency: LATENCY_DEFAULT,
             holds: Vec::new(),
             pending: Pending::default(),
-            strikes: Strikes::default(),
+            strikes: FaultInjector::default(),
             capacity: u64::MAX,
             changes: 0,
             stop_at: None,
             log: VecDeque::new(),
             trace: 0,
-            lies: Lies::default(),
+            ignored_syncs: IgnoredSyncs::default(),
             points: None,
         }
     }
 
-    /// The next moment: later than all before, never 0.
+    /// The next moment: greater than all before, never 0.
     pub(crate) fn tick(&mut self) -> u64 {
         self.moment += 1;
         self.moment
@@ -131,13 +132,13 @@ impl State {
         self.stop_at.is_some_and(|at| self.changes >= at)
     }
 
-    /// Let all files remember what was before, or none, as what may strike needs it.
-    pub(crate) fn remember(&mut self) {
-        let on = self.strikes.remembers();
-        self.files.files_mut().for_each(|f| f.remember(on));
+    /// Makes all files record previous block contents, if a fault may need them.
+    pub(crate) fn track_previous(&mut self) {
+        let on = self.strikes.needs_previous();
+        self.files.files_mut().for_each(|f| f.track_previous(on));
     }
 
-    /// Count and log an operation that executed.
+    /// Counts and logs an executed operation.
     pub(crate) fn record(
         &mut self,
         kind: FaultOp,
@@ -153,7 +154,7 @@ impl State {
         }
         let verdict = fault.map_or(0, |f| 1 + f as u64) << 8 | struck.map_or(0, |s| 1 + s as u64);
         for word in [kind as u64, hash_of(&file), offset, len, verdict, self.clock.now().0] {
-            self.trace = stir(self.trace, word);
+            self.trace = mix_hash(self.trace, word);
         }
         self.log.push_back(LoggedOp { n: self.changes, kind, file, offset, len, fault, struck });
         if changed {
@@ -162,13 +163,13 @@ impl State {
     }
 }
 
-/// A step of the trace's hash: SplitMix64's mixing of the sum.
-fn stir(hash: u64, word: u64) -> u64 {
+/// One step of the trace hash: SplitMix64's mixing of the XOR.
+fn mix_hash(hash: u64, word: u64) -> u64 {
     SplitMix64::new(hash ^ word).next_u64()
 }
 
 fn hash_of(path: &str) -> u64 {
-    path.bytes().fold(0, |hash, byte| stir(hash, u64::from(byte)))
+    path.bytes().fold(0, |hash, byte| mix_hash(hash, u64::from(byte)))
 }
 
 /// Whether operations of this kind may change what a reboot finds, hence count as crash points.

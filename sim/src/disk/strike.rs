@@ -1,4 +1,4 @@
-//! Faults by chance at work: who draws them, what they do to an operation, and the log of it.
+//! Random faults: how they are drawn, what they do to an operation, and their log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use super::rates::{DiskFault, FaultRates, MILLION, Place, SLOW_TIMES, Struck};
 use super::table::{FileNo, FileTable};
 use crate::entropy::SplitMix64;
 
-/// What a strike did: the place it hit, and whether anything is not as it should be.
+/// Effect of a strike: the place it hit, and whether any byte differs from an honest device's.
 pub(crate) type Effect = (Option<Place>, bool);
 
 /// The operation that a fault strikes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Blow<'a> {
+pub(crate) struct StruckOp<'a> {
     pub(crate) fault: DiskFault,
     pub(crate) op: FaultOp,
     pub(crate) dir: usize,
@@ -28,26 +28,26 @@ pub(crate) struct Blow<'a> {
     pub(crate) len: u64,
 }
 
-/// Rates, orders, and what struck.
+/// Rates, planned faults, and the faults that struck.
 #[derive(Debug)]
-pub(crate) struct Strikes {
+pub(crate) struct FaultInjector {
     rates: FaultRates,
-    /// For each kind of operation, the delays and the others: each fault with the sum of the rates up to it.
+    /// By kind of operation, the delays and the others: each fault with the cumulative rate.
     tables: [[Vec<(DiskFault, u64)>; 2]; OPS.len()],
-    /// Faults that a test ordered, and how many operations are still to pass, 1 when the next one is struck.
+    /// Planned faults, and how many operations remain, 1 if the next one is struck.
     ordered: Vec<(DiskFault, u64)>,
     rng: SplitMix64,
     struck: Vec<Struck>,
-    /// Whether anything may strike.
+    /// Whether any fault may strike.
     armed: bool,
 }
 
 /// Operations that can be struck.
 const OPS: [FaultOp; 4] = [FaultOp::Read, FaultOp::Write, FaultOp::Sync, FaultOp::Create];
 
-impl Default for Strikes {
-    fn default() -> Strikes {
-        Strikes {
+impl Default for FaultInjector {
+    fn default() -> FaultInjector {
+        FaultInjector {
             rates: FaultRates::new(0),
             tables: Default::default(),
             ordered: Vec::new(),
@@ -58,8 +58,8 @@ impl Default for Strikes {
     }
 }
 
-impl Strikes {
-    /// From now on faults strike at these rates; what was ordered stays.
+impl FaultInjector {
+    /// Sets the rates; planned faults stay.
     pub(crate) fn set(&mut self, rates: FaultRates) {
         self.rng = SplitMix64::new(rates.seed());
         for (table, op) in self.tables.iter_mut().zip(OPS) {
@@ -76,21 +76,21 @@ impl Strikes {
         self.arm();
     }
 
-    /// Strike the `nth` next operation that `fault` can strike.
+    /// Strikes the `nth` next operation that `fault` can strike.
     pub(crate) fn order(&mut self, fault: DiskFault, nth: u64) {
         assert!(nth > 0, "faults are counted from 1 fault={fault}");
         self.ordered.push((fault, nth));
         self.arm();
     }
 
-    /// Nothing strikes any more.
+    /// Stops all faults; keeps the log.
     pub(crate) fn disarm(&mut self) {
-        *self = Strikes { struck: std::mem::take(&mut self.struck), ..Strikes::default() };
+        *self = FaultInjector { struck: std::mem::take(&mut self.struck), ..FaultInjector::default() };
     }
 
-    /// Nothing strikes any more, and nothing is left in the log.
+    /// Stops all faults and clears the log.
     pub(crate) fn clear(&mut self) {
-        *self = Strikes::default();
+        *self = FaultInjector::default();
     }
 
     fn arm(&mut self) {
@@ -98,23 +98,23 @@ impl Strikes {
         self.armed = !self.ordered.is_empty() || self.tables.iter().any(any);
     }
 
-    /// Whether a read may be told what was there before.
-    pub(crate) fn remembers(&self) -> bool {
+    /// Whether a read may return previous block contents.
+    pub(crate) fn needs_previous(&self) -> bool {
         let stale = DiskFault::StaleRead;
         self.rates.rate(stale) > 0 || self.ordered.iter().any(|(fault, _)| *fault == stale)
     }
 
-    /// What struck.
+    /// The faults that struck.
     pub(crate) fn struck(&self) -> &[Struck] {
         &self.struck
     }
 
-    /// What struck, and forget it.
+    /// Returns the faults that struck and empties the list.
     pub(crate) fn take(&mut self) -> Vec<Struck> {
         std::mem::take(&mut self.struck)
     }
 
-    /// What strikes this operation, of the delays or of the others.
+    /// The fault that strikes this operation: a delay, or one of the others.
     pub(crate) fn draw(&mut self, op: FaultOp, name: &str, delays: bool) -> Option<DiskFault> {
         if !self.armed {
             return None;
@@ -128,7 +128,7 @@ impl Strikes {
         }
         if let Some((i, fault)) = due {
             self.ordered.remove(i);
-            // Two that were due for the same operation: the other one strikes the next.
+            // Two were due for the same operation: the other one strikes the next.
             self.ordered.iter_mut().for_each(|(_, left)| *left = (*left).max(1));
             self.arm();
             return Some(fault);
@@ -141,7 +141,7 @@ impl Strikes {
         table.iter().find(|(_, sum)| drawn < *sum).map(|(fault, _)| *fault)
     }
 
-    /// How much longer than `latency` an operation takes that is struck by a delay.
+    /// The additional time of an operation that a delay strikes.
     pub(crate) fn delay(&self, fault: DiskFault, latency: Duration) -> Duration {
         match fault {
             DiskFault::Slow => latency * (SLOW_TIMES - 1),
@@ -149,9 +149,16 @@ impl Strikes {
         }
     }
 
-    /// Note that a fault struck.
-    pub(crate) fn log(&mut self, n: u64, at: Mono, blow: Blow<'_>, hit: Option<Place>, effective: bool) {
-        let Blow { fault, op, dir, name, offset, len } = blow;
+    /// Records that a fault struck.
+    pub(crate) fn log(
+        &mut self,
+        n: u64,
+        at: Mono,
+        struck_op: StruckOp<'_>,
+        hit: Option<Place>,
+        effective: bool,
+    ) {
+        let StruckOp { fault, op, dir, name, offset, len } = struck_op;
         self.struck.push(Struck {
             n,
             at,
@@ -166,8 +173,8 @@ impl Strikes {
         });
     }
 
-    /// Do to a read what a fault does that lets it succeed, or that spoils a block. `None` if there was nothing to
-    /// do it with.
+    /// Applies to a read a fault that lets it succeed, or that makes a block bad. `None` if it had
+    /// no effect.
     pub(crate) fn read(
         &mut self,
         fault: DiskFault,
@@ -180,7 +187,7 @@ impl Strikes {
             DiskFault::BadBlock => {
                 let block = offset / ALIGN + self.rng.below(len / ALIGN);
                 let named = files.get_mut(no)?;
-                named.file.spoil(block);
+                named.file.mark_bad(block);
                 Some((Some(named.place(block * ALIGN)), true))
             }
             DiskFault::BitFlipRead => {
@@ -189,7 +196,7 @@ impl Strikes {
                 Some((Some(files.get(no)?.place(offset + at)), true))
             }
             DiskFault::MisdirectedRead => {
-                let (other, from) = self.elsewhere(files, no, offset, len)?;
+                let (other, from) = self.other_range(files, no, offset, len)?;
                 let other = files.get(other)?;
                 let changed = replace(parts, |at, out| other.file.read(from + at, out));
                 Some((Some(other.place(from)), changed))
@@ -197,11 +204,11 @@ impl Strikes {
             DiskFault::StaleRead => {
                 let file = &files.get(no)?.file;
                 let blocks = offset / ALIGN..(offset + len) / ALIGN;
-                blocks.clone().find(|block| file.before(*block).is_some())?;
+                blocks.clone().find(|block| file.previous(*block).is_some())?;
                 let changed = replace(parts, |at, out| {
                     for (i, out) in out.chunks_exact_mut(BLOCK).enumerate() {
                         let block = (offset + at) / ALIGN + i as u64;
-                        match file.before(block) {
+                        match file.previous(block) {
                             Some(before) => out.copy_from_slice(&**before),
                             None => file.read(block * ALIGN, out),
                         }
@@ -213,7 +220,7 @@ impl Strikes {
         }
     }
 
-    /// What a struck write of `blocks` leaves, in which file and where.
+    /// What a struck write of `blocks` leaves, and in which file and range.
     pub(crate) fn write(
         &mut self,
         fault: DiskFault,
@@ -231,18 +238,18 @@ impl Strikes {
             }
             DiskFault::WriteError => {
                 let half = |rng: &mut SplitMix64| if rng.one_in(2) { Fate::New } else { Fate::Old };
-                let torn = named.file.partly(offset, &blocks, &mut self.rng, half);
+                let torn = named.file.partial_write(offset, &blocks, &mut self.rng, half);
                 Written { landed: Some((no, offset, torn)), effect: Some((None, true)) }
             }
             DiskFault::TornWrite | DiskFault::ShortWrite => {
                 let mut new = self.sectors(fault, blocks.len() * SECTORS).into_iter();
                 let fate = |_: &mut SplitMix64| if new.next() == Some(true) { Fate::New } else { Fate::Old };
-                let torn = named.file.partly(offset, &blocks, &mut self.rng, fate);
+                let torn = named.file.partial_write(offset, &blocks, &mut self.rng, fate);
                 let effective = fault == DiskFault::ShortWrite || torn != blocks;
                 Written { landed: Some((no, offset, torn)), effect: Some((None, effective)) }
             }
             DiskFault::MisdirectedWrite => {
-                let found = self.elsewhere(files, no, offset, (blocks.len() * BLOCK) as u64);
+                let found = self.other_range(files, no, offset, (blocks.len() * BLOCK) as u64);
                 let Some((other, to, target)) = found.and_then(|(no, to)| Some((no, to, files.get(no)?)))
                 else {
                     return Written::honest(no, offset, blocks);
@@ -264,7 +271,7 @@ impl Strikes {
         }
     }
 
-    /// Which of so many sectors are new.
+    /// Which of the sectors are new.
     fn sectors(&mut self, fault: DiskFault, sectors: usize) -> Vec<bool> {
         let cut = 1 + self.rng.below(sectors as u64 - 1) as usize;
         let shape = if fault == DiskFault::ShortWrite { 0 } else { self.rng.below(3) };
@@ -273,7 +280,7 @@ impl Strikes {
             1 => (0..sectors).map(|i| i >= cut).collect(),
             _ => {
                 let mut new: Vec<bool> = (0..sectors).map(|_| self.rng.one_in(2)).collect();
-                // Neither none nor all of them: one sector is one, its neighbour is not.
+                // Neither none nor all of them: one sector is new, and its neighbour is not.
                 new[cut] = self.rng.one_in(2);
                 new[cut - 1] = !new[cut];
                 new
@@ -281,10 +288,11 @@ impl Strikes {
         }
     }
 
-    /// Another aligned place of `len` bytes, that shares none with the one meant, in a file of the same kind.
-    fn elsewhere(&mut self, files: &FileTable, no: FileNo, offset: u64, len: u64) -> Option<(FileNo, u64)> {
+    /// A random aligned range of `len` bytes, disjoint from the addressed one, in a file of the
+    /// same kind.
+    fn other_range(&mut self, files: &FileTable, no: FileNo, offset: u64, len: u64) -> Option<(FileNo, u64)> {
         let meant = files.get(no)?;
-        // Places before the one meant, and in all.
+        // Candidate ranges before the addressed one, and in total.
         let places = |other: FileNo, file_len: u64| {
             let count = |room: u64| if room < len { 0 } else { (room - len) / ALIGN + 1 };
             match other == no {
@@ -303,22 +311,22 @@ impl Strikes {
     }
 }
 
-/// What a write left.
+/// The outcome of a write.
 pub(crate) struct Written {
     /// File, offset and blocks; `None` if nothing was written.
     pub(crate) landed: Option<(FileNo, u64, Vec<Block>)>,
-    /// What a strike did; `None` if none did anything.
+    /// The effect of a strike; `None` if none had any.
     pub(crate) effect: Option<Effect>,
 }
 
 impl Written {
-    /// All of it, where it belongs.
+    /// The whole write, in the addressed range.
     pub(crate) fn honest(no: FileNo, offset: u64, blocks: Vec<Block>) -> Written {
         Written { landed: Some((no, offset, blocks)), effect: None }
     }
 }
 
-/// Flip a bit of byte `at` of the parts.
+/// Flips a bit of byte `at` of the parts.
 fn flip(parts: &mut [Part], mut at: u64, bit: u64) -> Option<()> {
     for part in parts {
         match part.bytes_mut()?.get_mut(at as usize) {
@@ -332,7 +340,8 @@ fn flip(parts: &mut [Part], mut at: u64, bit: u64) -> Option<()> {
     None
 }
 
-/// Replace what the parts hold by what `read` says, given the distance from the first; whether that changed it.
+/// Replaces the bytes of the parts with those of `read`, given the distance from the first; true if
+/// any changed.
 fn replace(parts: &mut [Part], read: impl Fn(u64, &mut [u8])) -> bool {
     let (mut at, mut changed) = (0, false);
     for part in parts {

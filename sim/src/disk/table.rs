@@ -1,5 +1,5 @@
-//! The files of a disk, by number: a number is found once, at open or create, and used ever after, so that no
-//! operation has to look a name up or copy one.
+//! The files of a disk, by number. A number is found once, at open or create, and used from then
+//! on, so that no operation looks up or copies a name.
 
 use std::sync::Arc;
 
@@ -10,29 +10,29 @@ use super::state::dir_name;
 /// A file by directory number and name.
 pub(crate) type FileKey = (usize, String);
 
-/// A file of the table. Never used for another file.
+/// A file of the table. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileNo(usize);
 
 /// A file and its name.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct NamedFile {
     pub(crate) dir: usize,
     pub(crate) name: Arc<str>,
-    /// Directory and name, as messages have it.
+    /// Directory and name, as in messages.
     pub(crate) path: Arc<str>,
     pub(crate) file: SimFile,
-    /// Its name is gone; who has it open still reads and writes it.
+    /// Its name is removed; processes that have it open still read and write it.
     pub(crate) unlinked: bool,
 }
 
-impl Named {
-    /// A place in it.
+impl NamedFile {
+    /// A place in this file.
     pub(crate) fn place(&self, offset: u64) -> Place {
         Place { dir: self.dir, name: self.name.to_string(), offset }
     }
 
-    /// What a store has several of, in one directory or in several: `manifest.0` and `manifest.1` are of a kind.
+    /// The kind of file: `manifest.0` and `manifest.1` in any directory are of one kind.
     pub(crate) fn kind(&self) -> &str {
         match self.name.rsplit_once('.') {
             Some((stem, number)) if number.bytes().all(|b| b.is_ascii_digit()) => stem,
@@ -41,53 +41,54 @@ impl Named {
     }
 }
 
-/// All files; one that was removed leaves a hole.
+/// All files; a removed file leaves an empty entry.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FileTable(Vec<Option<Named>>);
+pub(crate) struct FileTable(Vec<Option<NamedFile>>);
 
 impl FileTable {
     /// Add a file whose name is not in use.
     pub(crate) fn add(&mut self, key: &FileKey, file: SimFile) -> FileNo {
         let (dir, name) = (key.0, Arc::from(key.1.as_str()));
-        self.0.push(Some(Named { dir, name, path: path(key).into(), file, unlinked: false }));
+        self.0.push(Some(NamedFile { dir, name, path: path(key).into(), file, unlinked: false }));
         FileNo(self.0.len() - 1)
     }
 
-    /// The file called so.
+    /// The file with this name.
     pub(crate) fn find(&self, dir: usize, name: &str) -> Option<FileNo> {
-        let is =
-            |f: &Option<Named>| f.as_ref().is_some_and(|f| !f.unlinked && f.dir == dir && *f.name == *name);
+        let is = |f: &Option<NamedFile>| {
+            f.as_ref().is_some_and(|f| !f.unlinked && f.dir == dir && *f.name == *name)
+        };
         self.0.iter().position(is).map(FileNo)
     }
 
-    /// Take a file out.
+    /// Removes a file.
     pub(crate) fn remove(&mut self, no: FileNo) {
         self.0[no.0] = None;
     }
 
     /// A file, if it was not removed.
-    pub(crate) fn get(&self, no: FileNo) -> Option<&Named> {
+    pub(crate) fn get(&self, no: FileNo) -> Option<&NamedFile> {
         self.0.get(no.0)?.as_ref()
     }
 
     /// A file, if it was not removed.
-    pub(crate) fn get_mut(&mut self, no: FileNo) -> Option<&mut Named> {
+    pub(crate) fn get_mut(&mut self, no: FileNo) -> Option<&mut NamedFile> {
         self.0.get_mut(no.0)?.as_mut()
     }
 
     /// All files, by number.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (FileNo, &Named)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (FileNo, &NamedFile)> {
         self.0.iter().enumerate().filter_map(|(i, f)| f.as_ref().map(|f| (FileNo(i), f)))
     }
 
-    /// All files, by name, to be changed.
+    /// All files, sorted by directory and name.
     pub(crate) fn files_mut(&mut self) -> impl Iterator<Item = &mut SimFile> {
-        let mut files: Vec<&mut Named> = self.0.iter_mut().flatten().collect();
+        let mut files: Vec<&mut NamedFile> = self.0.iter_mut().flatten().collect();
         files.sort_unstable_by(|a, b| (a.dir, &a.name).cmp(&(b.dir, &b.name)));
         files.into_iter().map(|f| &mut f.file)
     }
 
-    /// Names and lengths in a directory, by name.
+    /// Names and lengths in a directory, sorted by name.
     pub(crate) fn list(&self, dir: usize) -> Vec<(String, u64)> {
         let own = self.iter().filter(|(_, f)| f.dir == dir && !f.unlinked);
         let mut list: Vec<_> = own.map(|(_, f)| (f.name.to_string(), f.file.len)).collect();

@@ -1,8 +1,8 @@
-//! Tests of the simulated disk, by what they hold it to.
+//! Tests of the simulated disk, one module for each group of its promises.
 
+mod crash_hooks;
 mod durability;
 mod faults;
-mod lies;
 mod rules;
 mod schedule;
 mod strikes;
@@ -21,7 +21,7 @@ use crate::clock::SimClock;
 const LONG: Duration = Duration::from_secs(1);
 
 /// A process with one file open and one queue.
-struct Bench {
+struct Fixture {
     disk: SimDisk,
     clock: SimClock,
     process: Arc<SimProcess>,
@@ -29,25 +29,25 @@ struct Bench {
     file: FileId,
 }
 
-impl Bench {
+impl Fixture {
     /// A fresh disk with the file `f` of 16 blocks, created by change 1.
-    fn new(seed: u64) -> Bench {
+    fn new(seed: u64) -> Fixture {
         let clock = SimClock::new();
         let disk = SimDisk::new(clock.clone(), 1, seed);
         let process = disk.connect();
         let file = process.create(0, "f", 16 * 4096).expect("an empty disk");
         let queue = process.queue(32).expect("a live process");
-        Bench { disk, clock, process, queue, file }
+        Fixture { disk, clock, process, queue, file }
     }
 
-    /// The same machine, after its processes ended, as a new process sees it.
-    fn reopen(self) -> Bench {
-        let Bench { disk, clock, process, queue, .. } = self;
+    /// The same machine with a new process, after the old processes ended.
+    fn reopen(self) -> Fixture {
+        let Fixture { disk, clock, process, queue, .. } = self;
         drop((process, queue));
         let process = disk.connect();
         let (file, _) = process.open(0, "f").expect("the file and its lock");
         let queue = process.queue(32).expect("a live process");
-        Bench { disk, clock, process, queue, file }
+        Fixture { disk, clock, process, queue, file }
     }
 
     fn submit(&mut self, token: u64, op: Op) {
@@ -58,14 +58,14 @@ impl Bench {
         drain(self.queue.as_mut())
     }
 
-    /// One operation from submission to its verdict.
+    /// Submits one operation and returns its outcome.
     fn run(&mut self, op: Op) -> Result<(), FaultKind> {
         self.submit(0, op);
         let done = self.finish().pop().expect("one completion");
         done.result.map_err(|f| f.kind)
     }
 
-    /// Write `count` blocks of `byte` from block `first`, to the end.
+    /// Writes `count` blocks of `byte` from block `first`, and waits for the completion.
     fn write(&mut self, first: u64, count: usize, byte: u8) {
         self.run(write(self.file, first, count, byte)).expect("a write");
     }
@@ -74,7 +74,7 @@ impl Bench {
         self.run(Op::Sync { file: self.file }).expect("a sync");
     }
 
-    /// The byte that all of a block has; panics if it has several.
+    /// The byte that fills a block; panics if the block has several.
     fn block(&self, block: u64) -> u8 {
         let bytes = self.disk.peek(0, "f", block * 4096, 4096).expect("a block of the file");
         assert_eq!(bytes, vec![bytes[0]; 4096], "a torn block block={block}");
@@ -82,7 +82,7 @@ impl Bench {
     }
 }
 
-/// Wait until nothing is in flight.
+/// Waits until nothing is in flight.
 fn drain(queue: &mut dyn Queue) -> Vec<Completion> {
     let mut done = Vec::new();
     while queue.in_flight() > 0 {
@@ -93,7 +93,7 @@ fn drain(queue: &mut dyn Queue) -> Vec<Completion> {
     done
 }
 
-/// A part of `count` blocks full of `byte`.
+/// A part of `count` blocks filled with `byte`.
 fn part(count: usize, byte: u8) -> Part {
     let mut buf = AlignedBuf::new(count * 4096).expect("memory");
     buf.fill(byte);

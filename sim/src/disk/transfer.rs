@@ -1,4 +1,4 @@
-//! Data operations: the rules checked at submission, execution, and handing back.
+//! Data operations: checks at submission, execution, and return.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use pagelith_layouts::align::is_aligned;
 use super::execute::Done;
 use super::plan::fault;
 use super::state::{Hold, InFlight, State};
-use super::strike::Blow;
+use super::strike::StruckOp;
 use super::table::FileNo;
 
 /// Most parts of an operation: UIO_MAXIOV of Linux.
@@ -19,18 +19,19 @@ pub(crate) const PARTS_MAX: usize = 1024;
 /// Most bytes of an operation: MAX_RW_COUNT of Linux, which cuts longer transfers short.
 const BYTES_MAX: u64 = 0x7fff_f000;
 
-/// Two operations in flight at once that must not be.
-pub(crate) struct Clash {
-    /// Both operations, for the panic.
+/// An overlap of two operations in flight, which the seam forbids.
+pub(crate) struct Overlap {
+    /// Describes both operations, for the panic.
     pub(crate) message: String,
     /// The refused operation, to be dropped outside the lock.
     pub(crate) op: Op,
 }
 
 impl State {
-    /// Take an operation of `queue`. Broken rules make it complete with a fault, except for an overlap with
-    /// another one in flight, which no disk defines and no store may do.
-    pub(crate) fn submit(&mut self, process: u64, queue: u64, token: u64, op: Op) -> Result<(), Clash> {
+    /// Accepts an operation of `queue`. An operation that breaks a rule completes with a fault,
+    /// except for an overlap with another one in flight, which no disk defines and no store may
+    /// submit.
+    pub(crate) fn submit(&mut self, process: u64, queue: u64, token: u64, op: Op) -> Result<(), Overlap> {
         let checked = if self.alive.contains(&process) && !self.stopped() {
             self.check(process, &op)
         } else {
@@ -47,7 +48,7 @@ impl State {
                 describe(other.token, &other.op),
                 file.and_then(|file| self.files.get(file)).map_or("", |f| &f.path),
             );
-            return Err(Clash { message, op });
+            return Err(Overlap { message, op });
         }
         let latency = self.draw_latency();
         let late = file.map_or(Duration::ZERO, |file| self.draw_delay(file, &op, latency));
@@ -70,7 +71,8 @@ impl State {
     fn draw_latency(&mut self) -> Duration {
         match &mut self.order {
             None => self.latency,
-            // Half to one and a half times: enough for later operations to overtake earlier ones.
+            // Half to one and a half times the latency: enough for later operations to overtake
+            // earlier ones.
             Some(rng) => {
                 let ns = self.latency.as_nanos() as u64;
                 Duration::from_nanos(ns / 2 + rng.below(ns + 1))
@@ -78,20 +80,21 @@ impl State {
         }
     }
 
-    /// How much longer the operation takes because a fault strikes it.
+    /// The additional time of the operation if a delay strikes it.
     fn draw_delay(&mut self, file: FileNo, op: &Op, latency: Duration) -> Duration {
         let State { files, strikes, clock, changes, .. } = self;
-        let (kind, _, offset) = outline(op);
+        let (kind, _, offset) = op_summary(op);
         let Some(named) = files.get(file) else { return Duration::ZERO };
         let Some(fault) = strikes.draw(kind, &named.name, true) else { return Duration::ZERO };
-        let blow = Blow { fault, op: kind, dir: named.dir, name: &named.name, offset, len: op.bytes() };
-        strikes.log(*changes, clock.now(), blow, None, true);
+        let struck_op =
+            StruckOp { fault, op: kind, dir: named.dir, name: &named.name, offset, len: op.bytes() };
+        strikes.log(*changes, clock.now(), struck_op, None, true);
         strikes.delay(fault, latency)
     }
 
-    /// The rules of the seam that can be seen at submission.
+    /// The rules of the seam that can be checked at submission.
     fn check(&self, process: u64, op: &Op) -> Result<FileNo, IoFault> {
-        let (kind, id, offset) = outline(op);
+        let (kind, id, offset) = op_summary(op);
         let Some(open) = self.open.get(&id).filter(|o| o.process == process) else {
             let detail = format!("no such open file id={}", id.0);
             return Err(fault(FaultKind::Invalid, kind, "", offset, &detail));
@@ -118,7 +121,7 @@ impl State {
         }
         let file_len = named.map_or(0, |f| f.file.len);
         if offset.checked_add(len).is_none_or(|end| end > file_len) {
-            // As the real sides: such a write is refused, such a read finds fewer bytes.
+            // Like the real backends: such a write is refused, such a read finds fewer bytes.
             let short = if kind == FaultOp::Read { FaultKind::Short } else { FaultKind::Invalid };
             return invalid(short, "beyond the end of the file");
         }
@@ -128,10 +131,10 @@ impl State {
     /// An operation in flight that shares bytes with `op`, if one of the two writes.
     fn overlapping(&self, file: FileNo, op: &Op) -> Option<&InFlight> {
         let writes = |op: &Op| matches!(op, Op::Write { .. });
-        let (_, _, from) = outline(op);
+        let (_, _, from) = op_summary(op);
         let to = from + op.bytes();
         self.in_flight.iter().find(|other| {
-            let (_, _, start) = outline(&other.op);
+            let (_, _, start) = op_summary(&other.op);
             other.file == Some(file)
                 && (writes(op) || writes(&other.op))
                 && start < to
@@ -146,7 +149,7 @@ impl State {
         self.in_flight.get_mut(at)
     }
 
-    /// Execute an operation in flight, unless it has a verdict already.
+    /// Executes an operation in flight, unless it already has an outcome.
     pub(crate) fn execute(&mut self, id: u64) {
         let stopped = self.stopped();
         let Some(entry) = self.in_flight_of(id).filter(|e| e.outcome.is_none()) else { return };
@@ -154,7 +157,7 @@ impl State {
             entry.outcome = Some(Err(dead(&entry.op)));
             return;
         }
-        let (kind, number, offset) = outline(&entry.op);
+        let (kind, number, offset) = op_summary(&entry.op);
         let (file, len) = (entry.file, entry.op.bytes());
         let done =
             match file.filter(|file| self.open.contains_key(&number) && self.files.get(*file).is_some()) {
@@ -173,7 +176,7 @@ impl State {
         }
     }
 
-    /// Execute what is due on `queue` and hand back what is not held.
+    /// Executes the due operations of `queue` and returns those that are not held.
     pub(crate) fn collect(&mut self, queue: u64, done: &mut Vec<Completion>) {
         let (now, stopped) = (self.clock.now(), self.stopped());
         let due = |e: &InFlight| e.queue == queue && (e.outcome.is_some() || e.ready_at <= now || stopped);
@@ -190,7 +193,7 @@ impl State {
         ids.into_iter().for_each(|id| _ = self.hand_back(id, done));
     }
 
-    /// Execute an operation and hand it back; false if it is held.
+    /// Executes an operation and returns it; false if it is held.
     fn hand_back(&mut self, id: u64, done: &mut Vec<Completion>) -> bool {
         self.execute(id);
         let Ok(at) = self.in_flight.binary_search_by_key(&id, |e| e.submitted) else { return true };
@@ -209,13 +212,13 @@ impl State {
         true
     }
 
-    /// Whether a test keeps this completion back. A dead process's operations are never kept.
+    /// Whether a test holds this completion back. A dead process's operations are never held.
     pub(crate) fn held(&self, entry: &InFlight) -> bool {
         let Some(named) = entry.file.filter(|_| !self.holds.is_empty()).and_then(|f| self.files.get(f))
         else {
             return false;
         };
-        let (kind, _, _) = outline(&entry.op);
+        let (kind, _, _) = op_summary(&entry.op);
         let matches = |h: &Hold| h.op == kind && h.name.as_ref().is_none_or(|n| **n == *named.name);
         self.holds.iter().any(matches) && self.alive.contains(&entry.process) && !self.stopped()
     }
@@ -226,13 +229,14 @@ impl State {
         self.in_flight.iter().filter(waits).map(|e| e.ready_at).min()
     }
 
-    /// Operations of `queue` not handed back.
+    /// Operations of `queue` not yet returned.
     pub(crate) fn count(&self, queue: u64) -> usize {
         self.in_flight.iter().filter(|e| e.queue == queue).count()
     }
 
-    /// The queue is dropped: what it had in flight executes or not, by chance, and its completions are lost.
-    /// The operations go to the caller, whose drop of them may run foreign code.
+    /// Removes a dropped queue: its operations in flight execute or not, by chance, and their
+    /// completions are lost. The caller gets the operations, because dropping them may run foreign
+    /// code.
     pub(crate) fn forget(&mut self, queue: u64) -> Vec<Op> {
         let own = |e: &InFlight| e.queue == queue;
         let ids: Vec<u64> = self.in_flight.iter().filter(|e| own(e)).map(|e| e.submitted).collect();
@@ -245,14 +249,14 @@ impl State {
     }
 }
 
-/// The verdict on every operation of a process that is dead.
+/// The outcome of every operation of a dead process.
 pub(crate) fn dead(op: &Op) -> IoFault {
-    let (kind, _, offset) = outline(op);
+    let (kind, _, offset) = op_summary(op);
     fault(FaultKind::Device, kind, "", offset, "the simulated process is dead")
 }
 
 /// Kind, file and offset of an operation.
-fn outline(op: &Op) -> (FaultOp, FileId, u64) {
+fn op_summary(op: &Op) -> (FaultOp, FileId, u64) {
     match op {
         Op::Read { file, offset, .. } => (FaultOp::Read, *file, *offset),
         Op::Write { file, offset, .. } => (FaultOp::Write, *file, *offset),
@@ -261,6 +265,6 @@ fn outline(op: &Op) -> (FaultOp, FileId, u64) {
 }
 
 fn describe(token: u64, op: &Op) -> String {
-    let (kind, _, offset) = outline(op);
+    let (kind, _, offset) = op_summary(op);
     format!("{kind} token={token} offset={offset} len={}", op.bytes())
 }

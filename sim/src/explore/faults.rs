@@ -1,4 +1,4 @@
-//! Which faults a run meets, and what became of each.
+//! Which faults strike a run, and the result of each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,10 +11,10 @@ use super::report::FaultCount;
 use crate::disk::{DiskFault, FaultRates, Struck};
 use crate::entropy::SplitMix64;
 
-/// Which faults the runs of a range of seeds meet.
+/// Which faults strike the runs of a range of seeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FaultChoice {
-    /// By seed: all of them, each alone, or none.
+    /// Chosen by seed: all of them, a single one, or none.
     #[default]
     Mixed,
     /// None.
@@ -49,7 +49,7 @@ impl fmt::Display for FaultChoice {
     }
 }
 
-/// The faults of one run: how many of a million operations each strikes.
+/// The faults of one run, with rates in millionths of operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultMix {
     rates: Vec<(DiskFault, u32)>,
@@ -58,7 +58,7 @@ pub struct FaultMix {
 }
 
 impl FaultMix {
-    /// What the seed's generator draws.
+    /// A random mix by the seed's generator.
     pub fn draw(rng: &mut SplitMix64, choice: FaultChoice) -> FaultMix {
         let all = DiskFault::ALL.len() as u64;
         let rate = [1_000, 8_000, 40_000][rng.below(3) as usize];
@@ -72,7 +72,7 @@ impl FaultMix {
             FaultChoice::Mixed => DiskFault::ALL.to_vec(),
         };
         let share = if kinds.len() > 1 { 6 } else { 1 };
-        // A stuck operation stops most of a run for as long as it lasts.
+        // A stuck operation stops most of a run while it lasts.
         let of = |fault: DiskFault| if fault == DiskFault::Stuck { rate / 8 } else { rate };
         let rates = kinds.into_iter().map(|fault| (fault, (of(fault) / share).max(1))).collect();
         FaultMix { rates, seed: rng.next_u64(), stuck_ms: [200, 3_000, 30_000][rng.below(3) as usize] }
@@ -83,12 +83,12 @@ impl FaultMix {
         self.rates.is_empty()
     }
 
-    /// Whether one of them makes operations late.
+    /// Whether one of them delays operations.
     pub fn delays(&self) -> bool {
         self.rates.iter().any(|(fault, _)| fault.delays())
     }
 
-    /// The rates, the `round`-th time they are set.
+    /// The rates for the `round`-th time that they are set.
     pub fn rates(&self, round: u64) -> FaultRates {
         let rates = FaultRates::new(self.seed.wrapping_add(round)).stuck_for(self.stuck_for());
         self.rates.iter().fold(rates, |rates, (fault, rate)| rates.with(*fault, *rate))
@@ -100,12 +100,12 @@ impl FaultMix {
     }
 }
 
-/// Whether a read brings other bytes and says nothing.
-pub fn misleads(fault: DiskFault) -> bool {
+/// Whether a read silently returns other bytes.
+pub fn returns_wrong_bytes(fault: DiskFault) -> bool {
     matches!(fault, DiskFault::MisdirectedRead | DiskFault::StaleRead | DiskFault::BitFlipRead)
 }
 
-/// What a fault may have done to objects.
+/// The effect that a fault may have on objects.
 pub fn effect(fault: DiskFault) -> Option<oracle::Struck> {
     use DiskFault::*;
     match fault {
@@ -114,19 +114,20 @@ pub fn effect(fault: DiskFault) -> Option<oracle::Struck> {
         WriteError | ShortWrite | SyncError => Some(oracle::Struck::Write),
         LostWrite | TornWrite | MisdirectedWrite | BitFlipAtRest => Some(oracle::Struck::Lie),
         NoSpace => None,
-        // A late read is a miss, a late write may be given up.
+        // A late read is a miss; a late write may be given up.
         Slow | Stuck => Some(oracle::Struck::Write),
     }
 }
 
-/// What struck, and what came of it.
+/// The faults that struck, and their results.
 ///
-/// A fault that failed its operation was *detected*: the store heard of it. One that changed no byte was *harmless*.
-/// The others changed bytes in silence. They wait here until the store says that something did not verify: a
-/// damaged miss, a torn record, a mended manifest block, a refused checkpoint. Each such word is held against the
-/// oldest silent fault of a kind that can cause it. What is left in the end was never read, or was overwritten,
-/// reclaimed, or in bytes that nobody asked for: harmless too. That no fault was neither (`wrong`) is what the
-/// oracle shows, by looking at every byte.
+/// A fault that failed its operation was *detected*: the store got the error. One that changed no
+/// byte was *harmless*. The others changed bytes silently. They stay in `silent` until the store
+/// reports a failed verification: a damaged miss, a torn record, a repaired manifest block, a
+/// refused checkpoint. Each report is matched with the oldest silent fault. Silent faults that
+/// remain at the end were never read, or were overwritten, reclaimed, or in bytes that no call
+/// requested: harmless too. That no fault led to a wrong answer (`wrong`) is checked by the oracle,
+/// which compares every byte.
 #[derive(Debug, Default)]
 pub struct Ledger {
     silent: Vec<DiskFault>,
@@ -135,7 +136,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A fault struck during an operation.
+    /// Records a fault that struck during an operation.
     pub fn struck(&mut self, struck: &Struck, during: Verb) {
         let fault = struck.fault;
         let count = self.counts.entry(fault).or_default();
@@ -150,19 +151,19 @@ impl Ledger {
         }
     }
 
-    /// How many struck.
+    /// Number of faults that struck.
     pub fn injected(&self) -> u64 {
         self.counts.values().map(|count| count.injected).sum()
     }
 
-    /// The store said of this many things that they do not verify.
-    pub fn noticed(&mut self, times: u64) {
+    /// The store reported this many failed verifications.
+    pub fn detected(&mut self, times: u64) {
         for fault in self.silent.drain(..(times as usize).min(self.silent.len())) {
             self.counts.entry(fault).or_default().detected += 1;
         }
     }
 
-    /// The run is over: what became of each kind, and how often each struck during each operation.
+    /// Ends the run: the results by kind of fault, and how often each struck during each operation.
     pub fn end(mut self) -> (BTreeMap<String, FaultCount>, BTreeMap<String, u64>) {
         for fault in std::mem::take(&mut self.silent) {
             self.counts.entry(fault).or_default().harmless += 1;

@@ -1,8 +1,8 @@
-//! Destinations of gets, and what becomes of them afterwards.
+//! Destinations of gets, and checks of their memory afterwards.
 //!
-//! A slot of memory is lent to one get; around its pieces lie guard bytes. When the get has returned, the slot is
-//! not used again for a while, and looked at once more before it is: bytes that changed then were written by an
-//! operation that should have been over.
+//! A slot of memory is lent to one get; guard bytes surround its pieces. When the get has returned,
+//! the slot rests for a while and is compared again before its reuse: bytes that changed meanwhile
+//! were written by an operation that should have ended.
 
 #![expect(unsafe_code, reason = "lends memory to gets in flight, as bindings of other languages do")]
 
@@ -16,29 +16,29 @@ use pagelith_layouts::checksum::{Checksum, checksum};
 
 use crate::entropy::SplitMix64;
 
-/// Guard bytes on each side of a piece, and what they hold.
+/// Guard bytes on each side of a piece, and their value.
 const GUARD: usize = 32;
 const GUARD_BYTE: u8 = 0xA5;
-/// Bytes of a small and of a large slot; the largest destination takes an object, page borders and guards.
+/// Bytes of a small and of a large slot; the larger fits an object, page borders and guards.
 const SIZES: [usize; 2] = [48 << 10, 160 << 10];
-/// Slots that wait before they are used again.
-const RESTING: usize = 24;
+/// Slots that rest before their reuse.
+const RETIRED_MAX: usize = 24;
 
-/// How a destination lies in memory.
+/// The layout of a destination in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// One piece that begins at a multiple of 4096.
+    /// One piece that starts at a multiple of 4096.
     Aligned,
-    /// One piece anywhere.
+    /// One piece at any address.
     Ragged,
-    /// Several pieces that begin at multiples of 4096, all but the last of whole pages.
+    /// Several pieces that start at multiples of 4096; all but the last are whole pages.
     Pages,
-    /// Several pieces anywhere.
+    /// Several pieces at any address.
     Scattered,
 }
 
 impl Shape {
-    /// One of them.
+    /// A random shape.
     pub fn draw(rng: &mut SplitMix64) -> Shape {
         [Shape::Aligned, Shape::Aligned, Shape::Ragged, Shape::Pages, Shape::Scattered][rng.below(5) as usize]
     }
@@ -54,7 +54,7 @@ struct Slot {
 // SAFETY: the pointer is to the mapping that `keep` keeps, which no thread owns.
 unsafe impl Send for Slot {}
 
-/// A destination: a slot and its pieces, which begin and end inside of it.
+/// A destination: a slot, and pieces within it.
 #[derive(Debug)]
 pub struct Target {
     slot: Slot,
@@ -62,53 +62,55 @@ pub struct Target {
 }
 
 impl Target {
-    /// The memory as a destination, for one get.
+    /// The memory as the destination of one get.
     pub fn destination(&self) -> Destination {
         // SAFETY: a slot's pointer is to its mapping, which is never null.
         let piece = |(at, len): &(usize, usize)| (unsafe { self.slot.ptr.add(*at) }, *len);
         let pieces: Vec<_> = self.pieces.iter().map(piece).collect();
-        // SAFETY: the pieces lie inside of the slot's mapping (checked when they were made), are initialised
-        // (mappings are zeroed), and are looked at by nobody before the get has handed the destination back; the
-        // mapping lives as long as the clone of `keep`.
+        // SAFETY: the pieces are within the slot's mapping (checked when they were made) and
+        // initialised (mappings are zeroed). Nothing reads them before the get has returned the
+        // destination. The mapping lives as long as the clone of `keep`.
         unsafe { Destination::borrowed(&pieces, Some(self.slot.keep.clone())) }
     }
 
-    /// The memory as what is put, for one put.
+    /// The memory as the source of one put.
     pub fn source(&self) -> Source {
         // SAFETY: a slot's pointer is to its mapping, which is never null.
         let piece = |(at, len): &(usize, usize)| (unsafe { self.slot.ptr.add(*at) }, *len);
         let pieces: Vec<_> = self.pieces.iter().map(piece).collect();
-        // SAFETY: as of a destination, and written by nobody before the put has handed it back.
+        // SAFETY: as for a destination, and nothing writes it before the put has returned it.
         unsafe { Source::borrowed(&pieces, Some(self.slot.keep.clone())) }
     }
 
-    /// Whether nothing has the memory but this.
-    pub fn is_alone(&self) -> bool {
+    /// Whether this target is the only owner of the memory.
+    pub fn is_sole_owner(&self) -> bool {
         Arc::strong_count(&self.slot.keep) == 1
     }
 
-    /// Write bytes into the pieces, in order: as many as they have.
+    /// Writes bytes into the pieces, in order: as many as they hold.
     pub fn fill(&mut self, bytes: &[u8]) {
         let mut left = bytes;
         for (at, len) in &self.pieces {
             let (now, later) = left.split_at(*len);
-            // SAFETY: inside of the mapping; whoever it was lent to is done with it, and if not, that is what is looked for.
+            // SAFETY: within the mapping. The operation that it was lent to has ended; a violation
+            // of that is what the test looks for.
             unsafe { self.slot.ptr.as_ptr().add(*at).copy_from_nonoverlapping(now.as_ptr(), *len) };
             left = later;
         }
     }
 
-    /// Write the same byte everywhere in the pieces.
+    /// Fills the pieces with one byte.
     pub fn fill_with(&mut self, byte: u8) {
         let len = self.pieces.iter().map(|(_, len)| len).sum();
         self.fill(&vec![byte; len]);
     }
 
-    /// What the slot holds, from its first guard to its last. The get is over, and its destination dropped.
+    /// The slot's bytes from its first to its last guard. The get has ended, and its destination is
+    /// dropped.
     fn bytes(&self) -> &[u8] {
         let (from, to) = self.span();
-        // SAFETY: inside of the mapping, initialised, and nothing else has the memory: the destination's parts
-        // are gone with the get. If a stray operation of the store still had it, that is what is looked for.
+        // SAFETY: within the mapping, initialised, and nothing else owns the memory: the destination's parts
+        // were dropped with the get. If a stray operation still had it, the test would find that.
         unsafe { std::slice::from_raw_parts(self.slot.ptr.as_ptr().add(from), to - from) }
     }
 
@@ -118,7 +120,7 @@ impl Target {
         (first - GUARD, last + GUARD)
     }
 
-    /// The pieces' bytes, each with its place in what was asked for. The get is over.
+    /// The bytes of each piece with their offset in the range of the get. The get has ended.
     pub fn pieces(&self) -> impl Iterator<Item = (usize, &[u8])> + Clone {
         let from = self.span().0;
         let all = self.bytes();
@@ -129,7 +131,7 @@ impl Target {
         })
     }
 
-    /// Whether the bytes around the pieces are as they were.
+    /// Whether the guard bytes are unchanged.
     pub fn guards_hold(&self) -> bool {
         let from = self.span().0;
         let all = self.bytes();
@@ -147,15 +149,16 @@ impl Target {
 #[derive(Debug, Default)]
 pub struct Memory {
     free: [Vec<Slot>; SIZES.len()],
-    resting: VecDeque<(Target, Checksum)>,
+    retired: VecDeque<(Target, Checksum)>,
 }
 
 impl Memory {
-    /// Some that processes of the host can be shown, and as what they are shown it; what it takes beyond that is not.
+    /// Memory that processes on the host can share, and its regions; memory allocated beyond it is
+    /// not shared.
     pub fn shown() -> (Memory, Vec<Arc<Region>>) {
         let mut memory = Memory::default();
         let regions = SIZES.iter().zip(&mut memory.free).map(|(size, free)| {
-            let (buffers, region) = AlignedBuf::shown(RESTING + 8, *size).expect("memory");
+            let (buffers, region) = AlignedBuf::shown(RETIRED_MAX + 8, *size).expect("memory");
             free.extend(buffers.into_iter().map(Slot::of));
             region
         });
@@ -194,24 +197,25 @@ impl Memory {
         Target { slot, pieces }
     }
 
-    /// A get is over: keep its memory for a while. Returns false if that of an earlier one changed meanwhile.
-    pub fn rest(&mut self, target: Target) -> bool {
+    /// A get has ended: keeps its memory for a while. Returns false if memory of an earlier get has
+    /// changed.
+    pub fn retire(&mut self, target: Target) -> bool {
         let sum = checksum(target.bytes());
-        self.resting.push_back((target, sum));
-        self.resting.len() <= RESTING || self.wake_one()
+        self.retired.push_back((target, sum));
+        self.retired.len() <= RETIRED_MAX || self.check_oldest()
     }
 
-    /// Look at everything that rests; false if some of it changed.
-    pub fn wake_all(&mut self) -> bool {
+    /// Checks all resting memory; false if some has changed.
+    pub fn check_all(&mut self) -> bool {
         let mut held = true;
-        while !self.resting.is_empty() {
-            held &= self.wake_one();
+        while !self.retired.is_empty() {
+            held &= self.check_oldest();
         }
         held
     }
 
-    fn wake_one(&mut self) -> bool {
-        let Some((target, sum)) = self.resting.pop_front() else { return true };
+    fn check_oldest(&mut self) -> bool {
+        let Some((target, sum)) = self.retired.pop_front() else { return true };
         let held = checksum(target.bytes()) == sum;
         let class = SIZES.iter().position(|size| *size == target.slot.len).unwrap_or(0);
         self.free[class].push(target.slot);
@@ -229,10 +233,10 @@ impl Slot {
         Slot { ptr, len, keep: Arc::new(buf) }
     }
 
-    /// Write guard bytes at `at`.
+    /// Writes guard bytes at `at`.
     fn guard(&self, at: usize) {
         assert!(at + GUARD <= self.len, "a guard inside of the slot");
-        // SAFETY: inside of the mapping, and the slot is lent to nobody yet.
+        // SAFETY: within the mapping, and the slot is not lent yet.
         unsafe { self.ptr.as_ptr().add(at).write_bytes(GUARD_BYTE, GUARD) }
     }
 }
@@ -242,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_add_up_and_guards_hold() {
+    fn target_pieces_cover_length_and_guards_hold() {
         let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
         for round in 0..200 {
             let len = 1 + rng.below(100_000) as usize;
@@ -252,29 +256,29 @@ mod tests {
             let ends: Vec<_> = target.pieces().map(|(at, bytes)| at + bytes.len()).collect();
             assert_eq!(ends.last(), Some(&len), "round={round}");
             assert!(target.guards_hold(), "round={round} {shape:?}");
-            assert!(memory.rest(target));
+            assert!(memory.retire(target));
         }
-        assert!(memory.wake_all());
+        assert!(memory.check_all());
     }
 
     #[test]
-    fn a_late_write_is_seen() {
+    fn late_write_to_resting_memory_is_detected() {
         let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
         let target = memory.target(5000, Shape::Aligned, &mut rng);
         let ptr = target.slot.ptr;
         let at = target.pieces[0].0;
-        assert!(memory.rest(target));
-        // SAFETY: inside of the mapping, which the resting slot keeps.
+        assert!(memory.retire(target));
+        // SAFETY: within the mapping, which the resting slot keeps.
         unsafe { ptr.as_ptr().add(at + 4999).write(1) };
-        assert!(!memory.wake_all());
+        assert!(!memory.check_all());
     }
 
     #[test]
-    fn a_write_beside_a_piece_is_seen() {
+    fn write_outside_piece_is_detected() {
         let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
         let target = memory.target(100, Shape::Ragged, &mut rng);
         let (at, len) = target.pieces[0];
-        // SAFETY: inside of the mapping, which the target keeps.
+        // SAFETY: within the mapping, which the target keeps.
         unsafe { target.slot.ptr.as_ptr().add(at + len).write(1) };
         assert!(!target.guards_hold());
     }

@@ -1,21 +1,22 @@
-//! Long runs, each of one seed: the seed gives configuration, workload, faults, schedule and crash points, and the
-//! production code runs unchanged over the simulated machine. [`Plan::of_seed`] says what a seed stands for,
-//! [`explore`] does it, [`shrink`] makes a plan that fails as short as it can.
+//! Long runs, one per seed. The seed decides configuration, workload, faults, schedule and crash
+//! points, and the production code runs unchanged over the simulated machine. [`Plan::of_seed`]
+//! makes the plan of a seed, [`explore`] executes it, and [`shrink`] reduces a failing plan to few
+//! operations.
 
-mod boots;
+mod batches;
+mod event_mirror;
 pub mod faults;
-mod flights;
-mod heard;
+mod maintenance;
 pub(crate) mod memory;
 pub mod objects;
 pub mod ops;
 pub mod oracle;
 mod reads;
 pub mod report;
+mod restarts;
 mod run;
 pub mod setup;
 mod shrink;
-mod takes;
 mod writes;
 
 use std::any::Any;
@@ -27,23 +28,23 @@ pub use report::{Finding, FindingKind, Sums};
 pub use run::Run;
 pub use shrink::{Shrunk, shrink};
 
-/// Do a plan: what it came to, and what is wrong, at most a few findings.
+/// Executes a plan; returns its counts and at most a few findings.
 pub fn explore(plan: &Plan) -> (Sums, Vec<Finding>) {
-    explore_telling(plan, None)
+    explore_with_trace(plan, None)
 }
 
-/// As [`explore`]; every step and answer is told to `tell`.
-pub fn explore_telling(plan: &Plan, tell: Option<Box<dyn FnMut(String)>>) -> (Sums, Vec<Finding>) {
+/// Like [`explore`]; passes every step and answer to `tell`.
+pub fn explore_with_trace(plan: &Plan, tell: Option<Box<dyn FnMut(String)>>) -> (Sums, Vec<Finding>) {
     let mut run = Run::new(plan);
     if let Some(tell) = tell {
-        run.telling(tell);
+        run.set_trace(tell);
     }
     let outcome = catch_unwind(AssertUnwindSafe(|| run.go()));
     if let Err(panic) = outcome {
         let text = format!("panicked: {}", message(&*panic));
-        run.find(FindingKind::Panic, text);
+        run.report(FindingKind::Panic, text);
     }
-    // What is left after a panic may panic again when it is dropped.
+    // The rest of the run may panic again when it is dropped.
     let findings = run.findings.clone();
     catch_unwind(AssertUnwindSafe(|| run.finish())).unwrap_or_else(|_| {
         let mut sums = Sums { seeds: 1, ..Sums::default() };

@@ -1,5 +1,5 @@
-//! The objects that runs put and get: pages, what a page consists of, lengths and bytes. All of it follows from
-//! numbers, so that nothing has to be kept to know what a get must bring.
+//! The objects of runs: pages, their parts, lengths and bytes. All follow from numbers, so that
+//! nothing needs to be stored to know what a get must return.
 
 use std::sync::OnceLock;
 
@@ -10,7 +10,7 @@ use pagelith_layouts::shard::Shard;
 
 /// Pages of a run.
 pub const PAGES: usize = 96;
-/// Components that a page may have.
+/// Most parts of a page.
 pub const PARTS: usize = 8;
 /// Namespaces; page `p` is in namespace `p % NAMESPACES`.
 pub const NAMESPACES: usize = 3;
@@ -20,16 +20,17 @@ pub const LENGTH_MAX: usize = 100_000;
 /// An object: `page * PARTS + part`.
 pub type Oid = u16;
 
-/// What a page's objects are put as.
+/// How a page's objects are put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageKind {
     /// Each by itself.
     Singles,
-    /// A base group of two, and what is attached to it.
+    /// A base group of two, and attached objects.
     Pair,
-    /// A base group of five, and what is attached to it.
+    /// A base group of five, and attached objects.
     Many,
-    /// A base group of two of which one is put by itself too, and another group that may not be.
+    /// A base group of two, of which one is also put by itself, and another group that conflicts
+    /// with it.
     Mixed,
 }
 
@@ -45,10 +46,10 @@ const NAMES: [(&str, &str, Role); PARTS] = [
     ("kv", "k", Role::Draft),
 ];
 
-/// The group that [`PageKind::Mixed`] pages cannot also be put as.
+/// The group of [`PageKind::Mixed`] pages that conflicts with their base group.
 pub const OTHER_FORM: [usize; 2] = [0, 2];
 
-/// What a page is put as.
+/// How a page is put.
 pub fn kind(page: usize) -> PageKind {
     match page / NAMESPACES % 6 {
         0 | 1 => PageKind::Singles,
@@ -58,7 +59,7 @@ pub fn kind(page: usize) -> PageKind {
     }
 }
 
-/// The parts of a page's base group; none of a page of singles.
+/// The parts of a page's base group; empty for a page of singles.
 pub fn base_form(page: usize) -> &'static [usize] {
     match kind(page) {
         PageKind::Singles => &[],
@@ -67,7 +68,7 @@ pub fn base_form(page: usize) -> &'static [usize] {
     }
 }
 
-/// What may be attached to a page: to which part's group, and the parts.
+/// The attached groups of a page: the part of their base, and their parts.
 pub fn attached(page: usize) -> &'static [(usize, &'static [usize])] {
     match kind(page) {
         PageKind::Singles => &[],
@@ -76,7 +77,8 @@ pub fn attached(page: usize) -> &'static [(usize, &'static [usize])] {
     }
 }
 
-/// What an object is seen with alone, if it is one that is attached: its page's base group.
+/// The base group of an attached object's page, without which it is not visible; empty for other
+/// objects.
 pub fn base_of(oid: Oid) -> impl Iterator<Item = Oid> {
     let (page, part) = (page_of(oid), part_of(oid));
     let is_attached = attached(page).iter().any(|(_, parts)| parts.contains(&part));
@@ -98,22 +100,22 @@ pub fn page_of(oid: Oid) -> usize {
     usize::from(oid) / PARTS
 }
 
-/// The part of its page that an object is.
+/// The part number of an object.
 pub fn part_of(oid: Oid) -> usize {
     usize::from(oid) % PARTS
 }
 
-/// A part of a page.
+/// The object of a part.
 pub fn oid(page: usize, part: usize) -> Oid {
     (page * PARTS + part) as Oid
 }
 
-/// These parts of a page.
+/// The objects of these parts.
 pub fn oids(page: usize, parts: &[usize]) -> Vec<Oid> {
     parts.iter().map(|part| oid(page, *part)).collect()
 }
 
-/// Every object that any run puts.
+/// Every object that a run may put.
 pub fn all() -> impl Iterator<Item = Oid> {
     (0..PAGES).flat_map(|page| (0..PARTS).map(move |part| oid(page, part))).filter(|o| is_used(*o))
 }
@@ -124,7 +126,7 @@ fn is_used(oid: Oid) -> bool {
     attached || base_form(page).contains(&part) || singles(page).contains(&part)
 }
 
-/// The namespaces.
+/// The namespace of this number.
 pub fn namespace(number: usize) -> NamespaceId {
     static IDS: OnceLock<[NamespaceId; NAMESPACES]> = OnceLock::new();
     let make = |i| Namespace { model: format!("model-{i}"), ..Namespace::default() }.id();
@@ -149,7 +151,8 @@ pub fn key(oid: Oid) -> ObjectKey {
     KEYS.get_or_init(|| (0..PAGES * PARTS).map(make).collect())[usize::from(oid)]
 }
 
-/// An object's length in bytes: mostly small, around blocks and pages now and then, some to 100 KB.
+/// An object's length in bytes: mostly small, sometimes around block and page sizes, some up to 100
+/// KB.
 pub fn length(oid: Oid) -> usize {
     let r = mix(u64::from(oid) ^ 0xfeed);
     let (class, r) = (r % 32, (r >> 8) as usize);
@@ -176,16 +179,16 @@ pub fn mix(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What a put wrote: a word every eight bytes that tells object, put and place, cheap enough that looking at
-/// every byte of every hit does not dominate a run.
+/// The bytes of a put: every eight bytes a word that identifies object, put and offset, cheap
+/// enough that comparing every byte of every hit does not dominate a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Content(u64);
 
-/// From one word to the next; odd, so that no two words of an object are equal.
+/// Difference between successive words; odd, so that no two words of an object are equal.
 const STEP: u64 = 0xd134_2543_de82_ef95;
 
 impl Content {
-    /// Of put number `no` of an object.
+    /// The content of put number `no` of an object.
     pub fn of(oid: Oid, no: u32) -> Content {
         Content(mix(u64::from(oid) << 32 | u64::from(no)))
     }
@@ -194,7 +197,7 @@ impl Content {
         self.0.wrapping_add(at.wrapping_mul(STEP)).to_le_bytes()
     }
 
-    /// Write the object's bytes from the start.
+    /// Writes the object's bytes from the start.
     pub fn fill(self, out: &mut [u8]) {
         let (words, rest) = out.as_chunks_mut::<8>();
         let end = words.len() as u64;
@@ -203,7 +206,7 @@ impl Content {
         rest.copy_from_slice(&self.word(end)[..len]);
     }
 
-    /// Whether `bytes` are the object's from byte `offset` on.
+    /// Whether `bytes` are the object's bytes from `offset`.
     pub fn is(self, offset: usize, bytes: &[u8]) -> bool {
         let skew = offset % 8;
         let head = if skew == 0 { 0 } else { (8 - skew).min(bytes.len()) };
@@ -224,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_of_every_range_counts() {
+    fn content_check_detects_every_changed_byte() {
         let mut bytes = vec![0; 100];
         Content::of(7, 3).fill(&mut bytes);
         for from in 0..100 {
@@ -242,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_differ_and_lengths_are_within_bounds() {
+    fn object_keys_differ_and_lengths_are_bounded() {
         let keys: std::collections::BTreeSet<_> = (0..(PAGES * PARTS) as Oid).map(key).collect();
         assert_eq!(keys.len(), PAGES * PARTS);
         assert!(all().all(|o| (1..=LENGTH_MAX).contains(&length(o))));

@@ -1,5 +1,5 @@
-//! What a run does, operation by operation. Each has a number of its own that everything else about it follows
-//! from, so that it stays what it is when others are left out.
+//! The operations of a run. Each has a random number that decides everything else about it, so that
+//! it stays the same if others are left out.
 
 use super::faults::{FaultChoice, FaultMix};
 use super::setup::Setup;
@@ -10,77 +10,77 @@ use crate::entropy::SplitMix64;
 pub enum Verb {
     /// A batch of gets, on a session.
     Get,
-    /// All objects of a page in one batch.
+    /// Gets of all objects of a page in one batch.
     GetPage,
-    /// Ranges of objects.
+    /// Gets of ranges of objects.
     GetRange,
-    /// Gets into memory that is lent for the call.
+    /// Gets into memory borrowed for the call.
     GetLent,
-    /// Put what a page is put as.
+    /// Puts a page's group or one of its singles.
     Put,
-    /// Several pages, in one batch.
+    /// Puts several pages in one batch.
     PutMany,
-    /// Puts from memory that is lent for the call.
+    /// Puts from memory borrowed for the call.
     PutLent,
-    /// A put with another length, or of a group that may not be.
+    /// A put with another length, or of a conflicting group.
     PutOther,
-    /// Put what is attached to a page, on a session.
+    /// Puts an attached group on a session.
     Attach,
-    /// Begin a page's group, or join it, and put some of its objects.
+    /// Begins a page's group, or joins it, and puts some of its objects.
     Fill,
-    /// Commit it.
+    /// Commits it.
     Commit,
-    /// Give it up.
+    /// Aborts it.
     Abort,
-    /// Which of these are here, and how many before the first that is not.
+    /// Which of these objects exist, and how many before the first that does not.
     Exists,
     /// How long a prefix can be restored.
     ExistsGroups,
-    /// Look at an object in place.
+    /// Reads an object in place.
     View,
-    /// Remove objects.
+    /// Removes objects.
     Remove,
-    /// Clear a namespace.
+    /// Clears a namespace.
     Clear,
-    /// Remove or clear without time to wait for the disk.
+    /// Removes or clears with a zero timeout.
     Hasty,
-    /// Pin objects.
+    /// Pins objects.
     Pin,
-    /// Let a pin go.
+    /// Drops a pin.
     Unpin,
-    /// Lease objects.
+    /// Leases objects.
     Lease,
-    /// Have objects read into memory that may be asked for soon.
+    /// Prefetches objects into memory.
     Prefetch,
-    /// Flush.
+    /// Flushes.
     Flush,
-    /// Take what is done from a session.
+    /// Takes completions from a session.
     Poll,
-    /// Wait for everything in flight.
+    /// Waits for everything in flight.
     Drain,
-    /// Let time pass.
+    /// Lets time pass.
     Idle,
-    /// The clock jumps forward.
+    /// Advances the clock in one step.
     Jump,
-    /// A session ends, perhaps with batches in flight, and another begins.
+    /// Drops a session, perhaps with batches in flight, and opens another.
     NewSession,
-    /// Verify everything that is sealed.
+    /// Verifies all sealed segments.
     Scrub,
-    /// Look at the counters at a quiet moment.
+    /// Checks the counters at a quiet moment.
     Audit,
-    /// Close and open again.
+    /// Closes and reopens.
     Close,
-    /// End without goodbye and open again.
+    /// Drops the store without a close and reopens.
     Abandon,
-    /// The machine goes down, now.
+    /// The machine crashes now.
     Crash,
-    /// It goes down in the middle of one of the next operations.
+    /// The machine crashes during one of the next operations.
     CrashSoon,
-    /// It goes down, and again while the store is opened.
+    /// The machine crashes, and again while the store is opened.
     CrashTwice,
 }
 
-/// How often each is drawn.
+/// Relative frequencies.
 const WEIGHTS: [(Verb, u32); 35] = [
     (Verb::Get, 220),
     (Verb::GetPage, 70),
@@ -122,22 +122,22 @@ const WEIGHTS: [(Verb, u32); 35] = [
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
-    /// What it is.
+    /// Its kind.
     pub verb: Verb,
-    /// Everything else about it.
+    /// Decides everything else about it.
     pub r: u64,
 }
 
-/// What a seed stands for.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The seed.
     pub seed: u64,
-    /// The store.
+    /// The store's setup.
     pub setup: Setup,
     /// The faults.
     pub faults: FaultMix,
-    /// What is done, each with its place in the whole plan.
+    /// The operations, each with its index in the whole plan.
     pub ops: Vec<(usize, Op)>,
 }
 
@@ -163,7 +163,7 @@ impl Plan {
         Plan { seed, setup, faults, ops }
     }
 
-    /// The same with only these of its operations, by place in the whole plan.
+    /// The plan with only the operations for which `keep` of their index holds.
     pub fn keeping(&self, keep: impl Fn(usize) -> bool) -> Plan {
         let ops = self.ops.iter().copied().filter(|(at, _)| keep(*at)).collect();
         Plan { ops, ..self.clone() }

@@ -1,39 +1,39 @@
-//! Which answers a cache may give, for long runs with many calls in flight: as [`crate::model`], whose rules it
-//! keeps, but with times instead of a sequence of calls, and without a look at anything but the objects asked for.
+//! The allowed answers of a cache in long runs with many calls in flight: the rules of [`crate::model`],
+//! but with times instead of a sequence of calls, and for the requested objects only.
 //!
-//! Every put of an object is a *version*. It may be seen from the moment its put began until the moment at which
-//! it certainly was gone; a get that ran from `a` to `b` may bring any version whose life overlaps that, or miss,
-//! unless the object was certainly there from `a` to `b`. Times are ticks: one for each begin and end of a call.
+//! Every put of an object is a *version*. It may be seen from the start of its put until it certainly
+//! was gone. A get that ran from `a` to `b` may return any version whose life overlaps `a..b`, or miss,
+//! unless the object was certainly present from `a` to `b`. Each begin and end of a call is a tick.
 //!
-//! An object is certainly there
-//! - where nothing can be evicted: from the end of the put, or a get that saw it, until a remove or clear begins;
-//! - where things are evicted: while it is pinned;
-//! - behind a reboot: where nothing can be evicted, if a flush had covered it; where things are, if it was pinned as
-//!   well when the machine went down, until the first look;
+//! An object is certainly present
+//! - without eviction: from the end of the put, or of a get that saw it, until a remove or clear begins;
+//! - with eviction: while it is pinned;
+//! - after a reboot: if a flush had covered it; with eviction only if it was also pinned at the crash,
+//!   and until the first look-up;
 //!
-//! and in no case behind a fault that may have taken it ([`Oracle::struck`]).
+//! and never after a fault that may have lost it ([`Oracle::struck`]).
 
 #[cfg(test)]
 mod tests;
-mod words;
+mod types;
 
-pub use words::{Seen, Struck, Wrong};
+pub use types::{Seen, Struck, Wrong};
 
 use super::objects::{Content, Oid, PAGES, PARTS, base_of};
 
 /// No time.
 const NEVER: u32 = u32::MAX;
-/// Bytes that tell which put wrote them; fewer are equal by chance.
-const TELLING: usize = 8;
+/// Bytes needed to identify the put that wrote them; fewer are equal by chance.
+const IDENTIFYING_BYTES: usize = 8;
 
-/// How far a version came.
+/// The state of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Its put runs, or ended without saying what became of it, or a crash made it doubtful.
+    /// Its put is in progress, or ended without an outcome, or a crash made it doubtful.
     Maybe,
     /// It waits for its base or for the rest of its group.
     Waiting,
-    /// Acked by the process that runs.
+    /// Acked by the running process.
     Stored,
     /// Acked, and covered by a flush.
     Durable,
@@ -47,19 +47,19 @@ struct Version {
     start: u32,
     /// When the put ended; `NEVER` while it runs.
     done: u32,
-    /// Since when nobody may see it in this process.
+    /// From this time on it must not be seen in this process.
     dead: u32,
     state: State,
-    /// It was removed or cleared at this time, and never comes back.
+    /// The time at which it was removed or cleared for good.
     gone: u32,
 }
 
 #[derive(Clone, Debug)]
 struct Object {
     versions: Vec<Version>,
-    /// Since when it is certainly there.
+    /// From this time on it is certainly present.
     certain: u32,
-    /// When the last remove or clear of it began: whether it succeeded or not, what is older may be gone.
+    /// When the last remove or clear of it began: older versions may be gone, whatever its outcome.
     taken: u32,
     pins: u32,
 }
@@ -67,7 +67,7 @@ struct Object {
 impl Object {
     fn doubt_all(&mut self) {
         self.certain = NEVER;
-        // What no flush had covered yet neither: the next one may cover a write that nothing finds any more.
+        // Also uncovered versions: the next flush may cover a write that no look-up finds.
         let here = self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
         here.for_each(|v| v.state = State::Maybe);
     }
@@ -78,40 +78,39 @@ impl Object {
 pub struct Oracle {
     objects: Vec<Object>,
     now: u32,
-    /// Nothing can be evicted.
+    /// Nothing is evicted.
     roomy: bool,
-    /// A put that meets a present object may not see it: what it replaces stays possible.
+    /// A put may not see a present object: the version that it replaces stays possible.
     blind: bool,
     /// Stored by this process and not covered by a flush.
     dirty: Vec<(Oid, u32)>,
-    /// The device may lie: what is gone may come back.
+    /// The device may lie: removed objects may come back.
     lies: bool,
-    /// It has lied since the store was made. Where that hit the head of a segment or a record of tombstones, what
-    /// was removed may come back, whenever that was.
+    /// The device has lied: a lost segment head or tombstone may bring back any removed object.
     lied: bool,
-    /// Blocks went bad, or the device lied: a flush proves nothing any more.
+    /// Blocks became bad, or the device lied: a flush proves nothing any more.
     rotten: bool,
     /// When a read was last struck, and how often in this process.
     read_struck: u32,
     reads_struck: u32,
-    /// Of so many, a segment is quarantined, whatever else is in it.
+    /// After this many struck reads a segment is quarantined with everything in it.
     quarantine_after: u32,
-    /// The index has room for all that segments hold: what is pinned when the machine goes down is found again.
+    /// The index has room for all objects of the segments: pinned objects survive a crash.
     keeps_pins: bool,
-    /// The last process went down with its pins held.
+    /// The last process crashed with its pins held.
     held: bool,
-    /// A write or sync of this process failed: the SSD tier may take nothing more, and then memory evicts.
-    weak: bool,
-    /// A sync failed, in an earlier process or while this one opened the store, and the machine has not gone down
-    /// since: what was read may be gone when it does, whatever is synced until then.
-    unsaved: bool,
-    /// Calls in flight began at this time or later.
+    /// A write or sync of this process failed: the SSD tier may stop, and then memory evicts.
+    write_failed: bool,
+    /// A sync failed in an earlier process or during this one's open, and the machine has not
+    /// crashed since: objects that were read may be lost at a crash, even if synced until then.
+    unproven: bool,
+    /// All calls in flight began at this time or later.
     oldest: u32,
 }
 
 impl Oracle {
-    /// Of an empty store. `roomy`: it has room for all that is ever put. `blind`: it has one fingerprint for all
-    /// keys, and a put may miss what moves from memory to SSD while it looks at all the others.
+    /// Of an empty store. `roomy`: it has room for everything. `blind`: all keys share a fingerprint,
+    /// and a put may miss an object that moves to SSD while it examines the others.
     pub fn new(roomy: bool, blind: bool) -> Oracle {
         let object = Object { versions: Vec::new(), certain: NEVER, taken: 0, pins: 0 };
         let objects = vec![object; PAGES * PARTS];
@@ -129,60 +128,59 @@ impl Oracle {
             quarantine_after: 1000,
             keeps_pins: false,
             held: false,
-            weak: false,
-            unsaved: false,
+            write_failed: false,
+            unproven: false,
             oldest: 1,
         }
     }
 
-    /// A process that opened the store was shown other bytes than there are: what removes is not seen, and the scan
-    /// is sealed as it went.
+    /// A process read wrong bytes at open: it may have missed tombstones, and sealed its scan.
     pub fn was_misled(&mut self) {
         self.lied = true;
         self.rotten = true;
         self.may_all_be_dropped();
     }
 
-    /// After so many reads that failed a segment is quarantined.
+    /// Sets the number of failed reads after which a segment is quarantined.
     pub fn quarantines_after(&mut self, reads: u32) {
         self.quarantine_after = reads;
     }
 
-    /// The index has room for all that segments hold.
+    /// The index has room for all objects of the segments.
     pub fn keeps_pins(&mut self) {
         self.keeps_pins = true;
     }
 
-    /// The machine went down with the process: nothing that was pinned had left by then.
-    pub fn fell(&mut self) {
+    /// The machine crashed with the process: no pinned object had left by then.
+    pub fn machine_crashed(&mut self) {
         self.held = self.keeps_pins;
-        self.unsaved = false;
+        self.unproven = false;
     }
 
-    /// The process lets go of its pins before it ends, and what the store does until then may take what they held.
-    pub fn pins_let_go(&mut self) {
+    /// The process drops its pins before it ends, and the store may evict their objects until then.
+    pub fn pins_dropped(&mut self) {
         self.objects.iter_mut().for_each(|o| o.pins = 0);
-        self.pins_are_over();
+        self.pins_expired();
     }
 
-    /// A sync failed before this process began, on a machine that has stayed up.
-    pub fn began_behind_a_failed_sync(&mut self) {
-        self.unsaved = true;
+    /// A sync failed before this process began, on a machine that has not crashed since.
+    pub fn began_after_failed_sync(&mut self) {
+        self.unproven = true;
     }
 
-    /// What was pinned before the machine went down was looked for; from here on it may be evicted.
-    pub fn pins_are_over(&mut self) {
+    /// Objects pinned before the crash were looked up; from here on they may be evicted.
+    pub fn pins_expired(&mut self) {
         if !self.roomy {
             self.objects.iter_mut().for_each(|o| o.certain = NEVER);
         }
     }
 
-    /// A page's objects may have been dropped, for good.
+    /// A page's objects may have been dropped for good.
     pub fn may_be_dropped(&mut self, page: usize) {
         self.objects[page * PARTS..(page + 1) * PARTS].iter_mut().for_each(Object::doubt_all);
     }
 
-    /// Any object may have been dropped, for good.
+    /// Any object may have been dropped for good.
     pub fn may_all_be_dropped(&mut self) {
         self.objects.iter_mut().for_each(Object::doubt_all);
     }
@@ -192,13 +190,13 @@ impl Oracle {
         self.lies = true;
     }
 
-    /// The next moment.
+    /// The next tick.
     pub fn tick(&mut self) -> u32 {
         self.now += 1;
         self.now
     }
 
-    /// The oldest call in flight began at this moment.
+    /// Sets the start of the oldest call in flight.
     pub fn oldest(&mut self, at: u32) {
         self.oldest = at;
     }
@@ -207,7 +205,7 @@ impl Oracle {
         &mut self.objects[usize::from(oid)]
     }
 
-    /// A put begins, now.
+    /// A put begins now.
     pub fn put_begun(&mut self, oid: Oid, no: u32, len: usize) {
         let (start, oldest, lies) = (self.now, self.oldest, self.lies);
         let o = self.at(oid);
@@ -218,35 +216,35 @@ impl Oracle {
         o.versions.push(Version { no, len: len as u32, start, done, dead, gone, state: State::Maybe });
     }
 
-    /// It ended without putting anything.
+    /// The put ended without storing anything.
     pub fn put_nothing(&mut self, oid: Oid, no: u32) {
-        // The same open group may have been committed before, and that be known or not.
+        // The same open group may have been committed before, with or without a known outcome.
         self.at(oid).versions.retain(|v| v.no != no || v.done < NEVER);
     }
 
-    /// It ended, and nothing is known of it.
+    /// The put ended with an unknown effect.
     pub fn put_unknown(&mut self, oid: Oid, no: u32) {
         let now = self.now;
         let of = self.at(oid).versions.iter_mut().filter(|v| v.no == no && v.done == NEVER);
         of.for_each(|v| v.done = now);
     }
 
-    /// It ended, and waits for something else before anybody may see it.
+    /// The put ended, and becomes visible later.
     pub fn put_waits(&mut self, oid: Oid, no: u32) {
         let now = self.now;
         let of = self.at(oid).versions.iter_mut().filter(|v| v.no == no);
         of.for_each(|v| (v.done, v.state) = (now, State::Waiting));
     }
 
-    /// It ended as stored: what was put before it began was not there when it took effect.
+    /// The put was stored: earlier versions were not present when it took effect.
     pub fn put_stored(&mut self, oid: Oid, no: u32) {
         let (now, roomy, blind) = (self.now, self.roomy, self.blind);
-        let may_be_certain = !self.rotten && !self.weak && self.reads_struck < self.quarantine_after;
+        let may_be_certain = !self.rotten && !self.write_failed && self.reads_struck < self.quarantine_after;
         let read_struck = self.read_struck;
         let o = self.at(oid);
         let Some(mine) = o.versions.iter_mut().rfind(|v| v.no == no) else { return };
         let start = mine.start;
-        // It may have been stored, written, read, found damaged and dropped before anybody heard that it was stored.
+        // It may have been written, found damaged and dropped before its outcome arrived.
         let whole = read_struck < start;
         (mine.done, mine.state) = (now, if whole { State::Stored } else { State::Maybe });
         let older = o.versions.iter_mut().filter(|v| v.no != no && v.done <= start);
@@ -259,15 +257,15 @@ impl Oracle {
         self.dirty.push((oid, no));
     }
 
-    /// A remove or clear of an object begins, now.
-    pub fn take_begun(&mut self, oid: Oid) {
+    /// A remove or clear of an object begins now.
+    pub fn removal_begun(&mut self, oid: Oid) {
         let now = self.now;
         let o = self.at(oid);
         (o.certain, o.taken, o.pins) = (NEVER, now, 0);
     }
 
-    /// It succeeded: what had been put by the time it began never comes back.
-    pub fn taken(&mut self, oid: Oid) {
+    /// The remove or clear succeeded: versions put before it began never come back.
+    pub fn removed(&mut self, oid: Oid) {
         let now = self.now;
         let o = self.at(oid);
         let begun = o.taken;
@@ -276,7 +274,7 @@ impl Oracle {
         }
     }
 
-    /// The object is there, and is pinned.
+    /// The object is present and pinned.
     pub fn pinned(&mut self, oid: Oid) {
         let now = self.now;
         let o = self.at(oid);
@@ -284,7 +282,7 @@ impl Oracle {
         o.certain = o.certain.min(now);
     }
 
-    /// A pin of it ends.
+    /// A pin of the object is dropped.
     pub fn unpinned(&mut self, oid: Oid) {
         let roomy = self.roomy;
         let o = self.at(oid);
@@ -311,10 +309,10 @@ impl Oracle {
         });
     }
 
-    /// A fault struck, now.
+    /// A fault struck now.
     pub fn struck(&mut self, what: Struck) {
         match what {
-            // What cannot be looked at cannot be told from others by its fingerprint either: a remove misses it.
+            // An unreadable record has no fingerprint to compare: a remove misses it.
             Struck::Read | Struck::Rot if self.blind => self.struck(Struck::Lie),
             Struck::Read => {
                 self.reads_struck += 1;
@@ -322,8 +320,8 @@ impl Oracle {
                 self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
             Struck::Write => {
-                self.weak = true;
-                // The tier may be turned off, and what only it has is not seen before the next process.
+                self.write_failed = true;
+                // The tier may be off; objects only on it are not seen by this process.
                 self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
             Struck::Lie | Struck::Rot => {
@@ -339,16 +337,16 @@ impl Oracle {
     /// The process ended, and another one runs. `whole`: it read everything without a fault.
     pub fn rebooted(&mut self, whole: bool) {
         if !whole || self.reads_struck >= self.quarantine_after {
-            // The next checkpoint is of what this process found; that of the last one, of what a quarantine had left it.
+            // The next checkpoint has only what this process found, or what a quarantine left.
             self.may_all_be_dropped();
         }
         self.now += 1;
         let (now, roomy, lies, held) = (self.now, self.roomy, self.lies, self.held);
-        // A younger version of which no flush spoke may have taken the place of the durable one, and be lost.
+        // A later version that no flush covered may have replaced the durable one, and be lost.
         let last = |o: &Object| o.versions.last().is_some_and(|v| v.state == State::Durable);
         let durable: Vec<bool> = self.objects.iter().map(last).collect();
         for (oid, o) in (0..).zip(&mut self.objects) {
-            // What is attached may be of a base that went and was put again, and is lost with that.
+            // An attached object may be lost with its base, if that was put again.
             let held = held && o.pins > 0 && base_of(oid).chain([oid]).all(|o| durable[usize::from(o)]);
             o.versions.retain(|v| v.gone == NEVER || lies);
             for v in &mut o.versions {
@@ -363,8 +361,7 @@ impl Oracle {
             (o.pins, o.certain) = (0, NEVER);
             let last = o.versions.iter().rposition(|v| v.state == State::Durable && v.gone == NEVER);
             if let (true, Some(last)) = (roomy || held, last) {
-                // Of two puts that were in flight together either may have been the later one, and of a put and a
-                // clear.
+                // Of two puts in flight, or a put and a clear, either may be the later.
                 let start = o.versions[last].start;
                 let earlier = o.versions[..last].iter_mut().filter(|v| v.done <= start);
                 earlier.for_each(|v| v.dead = v.dead.min(now));
@@ -375,44 +372,44 @@ impl Oracle {
         }
         self.dirty.clear();
         self.held = false;
-        (self.weak, self.read_struck, self.reads_struck, self.oldest) = (false, now, 0, now);
+        (self.write_failed, self.read_struck, self.reads_struck, self.oldest) = (false, now, 0, now);
         self.now += 1;
     }
 
-    /// Whether a fault that lasts struck since the store was made.
+    /// Whether a lasting fault struck since the store was made.
     pub fn is_rotten(&self) -> bool {
         self.rotten
     }
 
-    /// All files are gone: nothing that was ever put is there.
+    /// All files are removed: no version is present.
     pub fn wiped(&mut self) {
         self.now += 1;
         self.objects.iter_mut().for_each(|o| o.versions.clear());
         (self.lied, self.rotten) = (false, false);
     }
 
-    /// The length that a get of the object must ask for: that of its last put, if there is one.
+    /// The length to request for the object: that of its last put, if any.
     pub fn length(&self, oid: Oid) -> Option<usize> {
         let alive = |v: &&Version| v.dead == NEVER && v.gone == NEVER;
         self.objects[usize::from(oid)].versions.iter().rev().find(alive).map(|v| v.len as usize)
     }
 
-    /// Whether the object may have another length than this.
+    /// Whether the object may have a length other than `len`.
     pub fn may_have_another_length(&self, oid: Oid, len: usize) -> bool {
         self.objects[usize::from(oid)].versions.iter().any(|v| v.len as usize != len)
     }
 
-    /// Whether the object may be shorter than this.
+    /// Whether the object may be shorter than `len`.
     pub fn may_be_shorter(&self, oid: Oid, len: usize) -> bool {
         self.objects[usize::from(oid)].versions.iter().any(|v| (v.len as usize) < len)
     }
 
-    /// Whether the object was certainly there since `start`.
+    /// Whether the object was certainly present since `start`.
     pub fn is_certain(&self, oid: Oid, start: u32) -> bool {
         self.objects[usize::from(oid)].certain <= start
     }
 
-    /// Whether it may have been there at any time since `start`.
+    /// Whether it may have been present at any time since `start`.
     pub fn may_be_here(&self, oid: Oid, start: u32) -> bool {
         let o = &self.objects[usize::from(oid)];
         o.versions.iter().any(|v| v.dead >= start || self.lied)
@@ -423,7 +420,7 @@ impl Oracle {
         self.objects[usize::from(oid)].taken >= start
     }
 
-    /// A get that began at `start` ends now, with these bytes of the object, `whole` of which has `len`.
+    /// A get that began at `start` ends now with `pieces`; `len` is the object's, if it got all.
     pub fn hit<'a>(
         &mut self,
         oid: Oid,
@@ -432,10 +429,10 @@ impl Oracle {
         len: Option<usize>,
     ) -> Result<Seen, Wrong> {
         let (now, lied, roomy) = (self.now, self.lied, self.roomy);
-        // A struck read of a batch that is still in flight, or of this one, may yet take what lies beside its object.
+        // A struck read of this or another batch in flight may still drop objects near its own.
         let whole = self.read_struck < start.min(self.oldest);
         let clear = whole && !self.rotten && self.reads_struck < self.quarantine_after;
-        let weak = self.weak;
+        let weak = self.write_failed;
         let is = |v: &Version| {
             let content = Content::of(oid, v.no);
             len.is_none_or(|len| len == v.len as usize)
@@ -443,40 +440,39 @@ impl Oracle {
         };
         let o = &mut self.objects[usize::from(oid)];
         let alive = |v: &Version| v.dead >= start;
-        // The youngest first: it is nearly always that.
+        // The latest first: it nearly always matches.
         let seen = o.versions.iter().rposition(|v| alive(v) && is(v));
         let (seen, returned) = match seen {
             Some(seen) => (seen, false),
             None => {
-                // The put that wrote them, if any did.
+                // The version with these bytes, if any.
                 let dead = o.versions.iter().rposition(is);
                 let Some(dead) = dead else {
                     let head: Vec<u8> = pieces.flat_map(|(_, b)| b).take(16).copied().collect();
-                    let text =
-                        format!("bytes that nobody put oid={oid} head={head:02x?} {o:?} start={start}");
+                    let text = format!("bytes of no put oid={oid} head={head:02x?} {o:?} start={start}");
                     return Err(Wrong::Bytes(text));
                 };
                 let v = o.versions[dead];
                 if !lied {
                     let what = if v.gone < NEVER { "removed or cleared" } else { "replaced" };
-                    let text = format!("bytes that were {what} oid={oid} no={} {o:?} start={start}", v.no);
+                    let text = format!("{what} bytes returned oid={oid} no={} {o:?} start={start}", v.no);
                     return Err(Wrong::Bytes(text));
                 }
                 (dead, true)
             }
         };
         let no = o.versions[seen].no;
-        if self.blind || pieces.map(|(_, bytes)| bytes.len()).sum::<usize>() < TELLING {
+        if self.blind || pieces.map(|(_, bytes)| bytes.len()).sum::<usize>() < IDENTIFYING_BYTES {
             return Ok(Seen { no, returned, sure: false });
         }
         for (at, v) in o.versions.iter_mut().enumerate() {
             if at == seen {
-                if whole && !self.unsaved && v.state == State::Maybe && v.done < NEVER && v.gone == NEVER {
+                if whole && !self.unproven && v.state == State::Maybe && v.done < NEVER && v.gone == NEVER {
                     v.state = State::Stored;
                     self.dirty.push((oid, no));
                 }
             } else if v.no != no && v.done <= start && v.state != State::Waiting {
-                // (An open group that is committed twice is two versions of the same bytes.)
+                // (An open group committed twice is two versions of the same bytes.)
                 v.dead = v.dead.min(start);
             }
         }
@@ -486,7 +482,7 @@ impl Oracle {
         Ok(Seen { no, returned, sure: true })
     }
 
-    /// A get that began at `start` ends now, with a miss.
+    /// A get that began at `start` ends now with a miss.
     pub fn miss(&self, oid: Oid, start: u32, how: &str) -> Result<(), Wrong> {
         let o = &self.objects[usize::from(oid)];
         if o.certain > start {
@@ -494,7 +490,7 @@ impl Oracle {
         }
         let synced =
             o.versions.iter().any(|v| v.state == State::Durable && v.gone == NEVER && v.dead == NEVER);
-        let text = format!("missing though it is there {how} oid={oid} {o:?} start={start}");
+        let text = format!("object is missing {how} oid={oid} {o:?} start={start}");
         Err(if synced { Wrong::SyncedLost(text) } else { Wrong::Lost(text) })
     }
 }

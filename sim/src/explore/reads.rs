@@ -1,4 +1,4 @@
-//! The operations that read, and what is made of their answers.
+//! Operations that read, and the checks of their answers.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -10,18 +10,18 @@ use pagelith::{
 };
 use pagelith_io::clock::Clock;
 
-use super::flights::{Cargo, Flight, Getting};
+use super::batches::{Batch, BatchWork, Getting};
 use super::memory::Shape;
 use super::objects::{self, NAMESPACES, Oid, PAGES, PageKind, key};
 use super::report::FindingKind;
 use super::run::Run;
 
-/// How far behind a block's beginning memory lies that is not read straight into, as an allocator's does.
-const BESIDE: usize = 16;
+/// Offset from a block boundary of memory that cannot be read into directly, like an allocator's.
+const OFFSET: usize = 16;
 
-/// What a get asked for of an object.
+/// The requested range of a get.
 pub(super) enum Asked {
-    /// All of it, taken to be so long.
+    /// The whole object, of the expected length.
     Whole(usize),
     Range(Range<usize>),
 }
@@ -49,7 +49,7 @@ impl Run<'_> {
         self.rng.below(if hot { 18 } else { PAGES as u64 }) as usize
     }
 
-    /// An object that pages of its kind have.
+    /// An object that exists on pages of its kind.
     pub(super) fn some_oid(&mut self) -> Oid {
         let page = self.some_page();
         let singles = objects::singles(page);
@@ -79,7 +79,7 @@ impl Run<'_> {
         let from = self.rng.below(all as u64) as usize;
         let len = 1 + self.rng.below((all - from) as u64) as usize;
         let (from, len) = match self.rng.below(4) {
-            // To block borders.
+            // To block boundaries.
             0 => (from / 32_768 * 32_768, all - from / 32_768 * 32_768),
             _ => (from, len),
         };
@@ -112,7 +112,7 @@ impl Run<'_> {
         }
     }
 
-    /// Two pages, mostly the first whole.
+    /// Two pages, the first mostly complete.
     pub(super) fn prefetch(&mut self) {
         let Some(store) = self.store.clone() else { return };
         let mut oids = self.parts_of_some_page();
@@ -125,10 +125,10 @@ impl Run<'_> {
         let timeout = self.rng.one_in(4).then(|| Duration::from_millis(self.rng.below(5)));
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
         let taken = store.prefetch(&keys, Options { timeout, ..self.options() });
-        self.say(|| format!("  prefetch {taken} of {}", keys.len()));
-        self.fold(taken as u64);
+        self.trace(|| format!("  prefetch {taken} of {}", keys.len()));
+        self.fold_hash(taken as u64);
         if taken > keys.len() {
-            self.find(FindingKind::Wrong, format!("{taken} of {} are read ahead", keys.len()));
+            self.report(FindingKind::Wrong, format!("prefetch accepted {taken} of {}", keys.len()));
         }
     }
 
@@ -137,7 +137,7 @@ impl Run<'_> {
         self.parts_of(page)
     }
 
-    /// Every object that a page may have.
+    /// Gets every object that the page may have.
     pub(super) fn get_all_of(&mut self, page: usize) {
         let of = objects::all().filter(|oid| objects::page_of(*oid) == page).collect::<Vec<_>>();
         let gets = of.into_iter().map(|oid| self.whole(oid)).collect();
@@ -165,7 +165,7 @@ impl Run<'_> {
     fn submit_gets(&mut self, gets: Vec<Getting>, page: bool) {
         let Some(session) = self.some_session() else { return };
         let options = self.options();
-        self.say(|| {
+        self.trace(|| {
             let of = |g: &Getting| format!("{}[{}+{}]", g.oid, g.from, g.len);
             format!("  get {}", gets.iter().map(of).collect::<Vec<_>>().join(" "))
         });
@@ -177,22 +177,22 @@ impl Run<'_> {
         let requests = gets.iter().map(request).collect();
         let (start, begun) = (self.oracle.tick(), self.world.clock.now());
         let ticket = self.sessions[session].submit_get(requests, options);
-        self.launch(session, ticket, start, begun, Cargo::Get { gets, page });
+        self.track_batch(session, ticket, start, begun, BatchWork::Get { gets, page });
     }
 
-    /// A batch in flight is done.
-    pub(super) fn land(&mut self, flight: Flight, done: Done) {
+    /// A batch in flight completed.
+    pub(super) fn complete_batch(&mut self, flight: Batch, done: Done) {
         self.oracle.tick();
-        let Flight { start, cargo, begun, crowded, .. } = flight;
-        match (cargo, done) {
-            (Cargo::Get { gets, page }, Done::Get(done)) => {
+        let Batch { start, work, begun, may_be_late, .. } = flight;
+        match (work, done) {
+            (BatchWork::Get { gets, page }, Done::Get(done)) => {
                 if done.len() != gets.len() {
-                    return self.find(FindingKind::Error, "a batch with another number of answers");
+                    return self.report(FindingKind::Error, "batch returned wrong number of outcomes");
                 }
-                self.land_gets(gets, page, (start, crowded), done);
+                self.complete_gets(gets, page, (start, may_be_late), done);
             }
-            (Cargo::Put(puts), Done::Put(done)) => self.land_puts(puts, start, done),
-            _ => self.find(FindingKind::Error, "a batch that ended as another kind"),
+            (BatchWork::Put(puts), Done::Put(done)) => self.complete_puts(puts, start, done),
+            _ => self.report(FindingKind::Error, "batch completed with wrong kind"),
         }
         let _ = begun;
         let oldest = self.flights.iter().map(|f| f.start).min();
@@ -200,23 +200,20 @@ impl Run<'_> {
         self.oracle.oldest(oldest);
     }
 
-    fn land_gets(
+    fn complete_gets(
         &mut self,
         gets: Vec<Getting>,
         page: bool,
-        (start, crowded): (u32, bool),
+        (start, may_be_late): (u32, bool),
         done: Vec<GetDone>,
     ) {
-        self.crowded = crowded;
+        self.may_be_late = may_be_late;
         let mut seen = Vec::with_capacity(gets.len());
         let oids: Vec<Oid> = gets.iter().map(|g| g.oid).collect();
         for (get, GetDone { outcome, destination, .. }) in gets.into_iter().zip(done) {
             drop(destination);
             if !get.target.guards_hold() {
-                self.find(
-                    FindingKind::Memory,
-                    format!("bytes beside a destination were written oid={}", get.oid),
-                );
+                self.report(FindingKind::Memory, format!("write outside destination oid={}", get.oid));
             }
             let from = get.from;
             let pieces = get.target.pieces().map(move |(at, bytes)| (from + at, bytes));
@@ -226,8 +223,8 @@ impl Run<'_> {
             };
             let no = self.answered(get.oid, start, &asked, &outcome, pieces);
             seen.push((no, outcome));
-            if !self.memory.rest(get.target) {
-                self.find(FindingKind::Memory, "memory of a get that was over changed");
+            if !self.memory.retire(get.target) {
+                self.report(FindingKind::Memory, "memory changed after get had ended");
             }
         }
         if page {
@@ -235,7 +232,7 @@ impl Run<'_> {
         }
     }
 
-    /// What one get brought; the number of the put whose bytes it was.
+    /// Checks the answer of one get; returns the number of the put whose bytes it returned.
     pub(super) fn answered<'a>(
         &mut self,
         oid: Oid,
@@ -244,37 +241,37 @@ impl Run<'_> {
         outcome: &Result<GetOutcome>,
         pieces: impl Iterator<Item = (usize, &'a [u8])> + Clone,
     ) -> Option<u32> {
-        self.say(|| format!("  oid={oid} {outcome:?}"));
+        self.trace(|| format!("  oid={oid} {outcome:?}"));
         let stopped = self.world.disk.stopped();
         match outcome {
             Ok(GetOutcome::Hit { tier, bytes }) => {
-                self.fold(*bytes ^ (u64::from(*tier == Tier::Ssd) << 40));
+                self.fold_hash(*bytes ^ (u64::from(*tier == Tier::Ssd) << 40));
                 self.sums.reads_checked += 1;
                 self.sums.bytes_checked += bytes;
                 if *bytes != asked.len() as u64 {
-                    self.find(FindingKind::Wrong, format!("a hit of another length oid={oid} bytes={bytes}"));
+                    self.report(FindingKind::Wrong, format!("hit has wrong length oid={oid} bytes={bytes}"));
                 }
                 let answer = self.oracle.hit(oid, start, pieces, asked.whole());
                 let seen = self.judge(answer)?;
                 self.sums.returned += u64::from(seen.returned);
-                self.fold(u64::from(seen.no));
+                self.fold_hash(u64::from(seen.no));
                 seen.sure.then_some(seen.no)
             }
             Ok(GetOutcome::Miss(cause)) => {
-                self.fold(*cause as u64 ^ 0x155);
+                self.fold_hash(*cause as u64 ^ 0x155);
                 self.sums.misses += 1;
                 if *cause == MissCause::Damaged {
-                    self.ledger.noticed(1);
+                    self.ledger.detected(1);
                 }
                 let faulty = matches!(cause, MissCause::Damaged | MissCause::Unreadable);
                 if stopped {
                     return None;
                 }
                 if faulty && !self.struck {
-                    self.find(FindingKind::Lost, format!("{cause} without a fault oid={oid}"));
+                    self.report(FindingKind::Lost, format!("{cause} without a fault oid={oid}"));
                 } else if *cause == MissCause::Late {
-                    if !self.hurried && !self.crowded {
-                        self.find(FindingKind::Late, format!("a get is late for no reason oid={oid}"));
+                    if !self.lateness_excused && !self.may_be_late {
+                        self.report(FindingKind::Late, format!("get is late without cause oid={oid}"));
                     }
                 } else {
                     let answer = self.oracle.miss(oid, start, &format!("cause={cause}"));
@@ -283,7 +280,7 @@ impl Run<'_> {
                 None
             }
             Err(error) => {
-                self.fold(error.kind as u64 ^ 0x1e44);
+                self.fold_hash(error.kind as u64 ^ 0x1e44);
                 let invalid = error.kind == pagelith::ErrorKind::Invalid;
                 let fits_not = match asked {
                     Asked::Whole(len) => self.oracle.may_have_another_length(oid, *len),
@@ -291,14 +288,14 @@ impl Run<'_> {
                 };
                 let known = self.plan.setup.constant || fits_not;
                 if !(invalid && known) {
-                    self.excuse("get", error);
+                    self.check_error("get", error);
                 }
                 None
             }
         }
     }
 
-    /// The objects of a group, asked for in one batch, are here or not.
+    /// Objects of one group, requested in one batch, all hit or all miss.
     fn check_group(&mut self, oids: &[Oid], start: u32, seen: &[(Option<u32>, Result<GetOutcome>)]) {
         let page = objects::page_of(oids[0]);
         let grouped = matches!(objects::kind(page), PageKind::Pair | PageKind::Many);
@@ -307,25 +304,24 @@ impl Run<'_> {
         let mut puts: Vec<u32> = seen.iter().filter_map(|(no, _)| *no).collect();
         puts.dedup();
         let changed = oids.iter().any(|oid| self.oracle.was_taken_since(*oid, start));
-        // With equal fingerprints a get goes from candidate to candidate, while others come.
+        // With equal fingerprints a get tries candidates while others appear.
         if !grouped || changed || self.plan.setup.constant || self.struck || self.world.disk.stopped() {
             return;
         }
         let hits = seen.iter().any(|(_, o)| matches!(o, Ok(GetOutcome::Hit { .. })));
         if puts.len() > 1 || (missing && hits) {
-            self.find(FindingKind::Wrong, format!("a part of a group page={page} {seen:?}"));
+            self.report(FindingKind::Wrong, format!("group is partial page={page} {seen:?}"));
         }
     }
 
     pub(super) fn get_lent(&mut self) {
         let count = 1 + self.rng.below(4);
         let oids: Vec<Oid> = (0..count).map(|_| self.some_oid()).collect();
-        // Bytes that begin a block are read straight into: where they lie is drawn, and not left to the allocator, which
-        // places them elsewhere in a run that is otherwise equal.
+        // Only block-aligned memory is read into directly; a drawn offset keeps runs reproducible.
         let lengths: Vec<usize> = oids.iter().map(|oid| self.length(*oid)).collect();
-        let starts: Vec<usize> = oids.iter().map(|_| [0, BESIDE][self.rng.below(2) as usize]).collect();
+        let starts: Vec<usize> = oids.iter().map(|_| [0, OFFSET][self.rng.below(2) as usize]).collect();
         let mut memory: Vec<AlignedBuf> =
-            lengths.iter().map(|len| AlignedBuf::new(len + BESIDE).expect("memory")).collect();
+            lengths.iter().map(|len| AlignedBuf::new(len + OFFSET).expect("memory")).collect();
         let mut buffers: Vec<&mut [u8]> = memory
             .iter_mut()
             .zip(lengths.iter().zip(&starts))
@@ -347,7 +343,7 @@ impl Run<'_> {
             .iter()
             .zip(&mut pieces)
             .map(|(oid, pieces)| {
-                // An empty piece is no piece.
+                // An empty piece is not allowed.
                 let pieces = match (pieces[0].is_empty(), pieces[1].is_empty()) {
                     (true, _) => &mut pieces[1..],
                     (_, true) => &mut pieces[..1],
@@ -357,7 +353,7 @@ impl Run<'_> {
             })
             .collect();
         self.touch(oids.iter().copied());
-        self.crowded = !self.flights.is_empty();
+        self.may_be_late = !self.flights.is_empty();
         let outcomes = self.timed("get_batch", None, |store| store.get_batch(&mut gets, options));
         drop(gets);
         drop(pieces);
@@ -380,24 +376,24 @@ impl Run<'_> {
 
     pub(super) fn check_exists(&mut self, store: &Rc<pagelith::Store>, oids: &[Oid]) {
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
-        let told = self.listen(store, oids);
+        let told = self.expected_presence(store, oids);
         let here = store.exists_batch(&keys, Options::default());
         let prefix = store.exists_prefix(&keys, Options::default());
         let now = self.oracle.tick();
         let holes = here.iter().position(|here| !here).unwrap_or(here.len());
         if prefix != holes {
-            self.find(FindingKind::Wrong, format!("exists_prefix={prefix} exists={here:?}"));
+            self.report(FindingKind::Wrong, format!("exists_prefix={prefix} exists={here:?}"));
         }
         let bits = here.iter().fold(0u64, |bits, here| bits.rotate_left(1) ^ u64::from(*here));
-        self.fold(bits);
-        // With equal fingerprints the index cannot tell.
+        self.fold_hash(bits);
+        // With equal fingerprints the index cannot distinguish objects.
         if self.plan.setup.constant || self.world.disk.stopped() {
             return;
         }
         for ((oid, here), told) in oids.iter().zip(&here).zip(told) {
-            self.check_told(*oid, told, *here);
+            self.check_event_presence(*oid, told, *here);
             if *here && !self.oracle.may_be_here(*oid, now) {
-                self.find(FindingKind::Wrong, format!("exists, and was never put or is gone oid={oid}"));
+                self.report(FindingKind::Wrong, format!("exists though never put or removed oid={oid}"));
             }
             if !here {
                 let answer = self.oracle.miss(*oid, now, "exists");
@@ -413,7 +409,7 @@ impl Run<'_> {
             let whole = of.len() == objects::base_form(page).len();
             let some = &here[at..at + of.len()];
             if grouped && whole && some.iter().any(|h| *h) && !some.iter().all(|h| *h) {
-                self.find(FindingKind::Wrong, format!("a part of a group exists page={page} {some:?}"));
+                self.report(FindingKind::Wrong, format!("group exists partially page={page} {some:?}"));
             }
         }
     }
@@ -441,7 +437,7 @@ impl Run<'_> {
         let query = PagesQuery { pages: &hashes, anchor: &anchor_keys, pools: &pools };
         let found = match store.exists_groups(&query, Options::default()) {
             Ok(found) => found,
-            Err(error) => return self.excuse("exists_groups", &error),
+            Err(error) => return self.check_error("exists_groups", &error),
         };
         let here = |parts: &[usize]| -> Vec<bool> {
             let ask = |page: &usize| {
@@ -451,9 +447,9 @@ impl Run<'_> {
             pages.iter().map(ask).collect()
         };
         let expected = pages_found(&here(&anchor), &[(here(&mamba), 1), (here(&swa), window)]);
-        self.fold(found.usable_pages as u64);
+        self.fold_hash(found.usable_pages as u64);
         if found != expected {
-            self.find(FindingKind::Wrong, format!("exists_groups {found:?} expected={expected:?}"));
+            self.report(FindingKind::Wrong, format!("exists_groups {found:?} expected={expected:?}"));
         }
     }
 
@@ -462,7 +458,7 @@ impl Run<'_> {
         if self.views.len() >= 2 || (!self.views.is_empty() && self.rng.one_in(2)) {
             let (view, oid, no) = self.views.remove(0);
             if !objects::Content::of(oid, no).is(0, &view) {
-                self.find(FindingKind::Wrong, format!("a view changed oid={oid} no={no}"));
+                self.report(FindingKind::Wrong, format!("bytes of view changed oid={oid} no={no}"));
             }
             return;
         }
@@ -476,13 +472,13 @@ impl Run<'_> {
                 }
             }
             Ok(None) => {}
-            Err(error) => self.excuse("view", &error),
+            Err(error) => self.check_error("view", &error),
         }
     }
 }
 
-/// What [`pagelith::Store::exists_groups`] has to answer: which pages are here in the anchor, and in each pool of
-/// which only a tail of so many pages is needed.
+/// The expected [`pagelith::Store::exists_groups`]: pages present in the anchor and, with the needed
+/// tail, in each pool.
 fn pages_found(anchor: &[bool], pools: &[(Vec<bool>, usize)]) -> PagesFound {
     let boundary = anchor.iter().position(|here| !here).unwrap_or(anchor.len());
     let allows = |(here, window): &(Vec<bool>, usize), length: usize| {

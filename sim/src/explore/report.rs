@@ -1,63 +1,64 @@
-//! What runs came to, summed up.
+//! The results of runs, summed.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What became of the faults of one kind.
+/// The results of one kind of fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultCount {
     /// How often it struck.
     pub injected: u64,
-    /// The store heard of it, or noticed.
+    /// The store got an error, or detected it.
     pub detected: u64,
-    /// It changed nothing that anybody asked for.
+    /// It changed nothing that a call requested.
     pub harmless: u64,
 }
 
-/// What is wrong with a run.
+/// A violation found by a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// Which promise.
+    /// The violated promise.
     pub kind: FindingKind,
-    /// What was seen.
+    /// The observation.
     pub text: String,
-    /// The operation, by its place in the whole plan.
+    /// The index of the operation in the whole plan.
     pub at: usize,
 }
 
-/// Which promise was broken.
+/// Violated promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
-    /// Bytes that were not put under that key, were replaced, removed or cleared; a part of a group.
+    /// Bytes that were not put under that key, or were replaced, removed or cleared; a part of a
+    /// group.
     Wrong,
-    /// What a flush covered is not there.
+    /// An object that a flush covered is missing.
     SyncedLost,
-    /// What was put is not there though nothing took it.
+    /// An object that was put is missing, though nothing removed or evicted it.
     Lost,
     /// A panic.
     Panic,
-    /// A call that does not come back, or a store that takes nothing any more.
+    /// A call that does not return, or a store that accepts nothing any more.
     Hang,
-    /// Memory, permits or locks that did not come home.
+    /// Memory, permits or locks that were not released.
     Leak,
-    /// A call that came back too late.
+    /// A call that returned too late.
     Late,
-    /// Memory that changed after its operation had returned, or beside what was asked for.
+    /// Memory that changed after its operation had ended, or outside of the requested range.
     Memory,
-    /// An error that nothing explains.
+    /// An unexplained error.
     Error,
 }
 
-/// The sums of runs. Adding is associative and commutative, so blocks of seeds may be done in any order.
+/// Sums of runs. Addition is associative and commutative, so blocks of seeds may run in any order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sums {
     /// Runs.
     pub seeds: u64,
-    /// Operations done.
+    /// Operations executed.
     pub ops: u64,
-    /// Gets that brought bytes, each byte looked at.
+    /// Gets that returned bytes; each byte was compared.
     pub reads_checked: u64,
     /// Their bytes.
     pub bytes_checked: u64,
@@ -65,7 +66,7 @@ pub struct Sums {
     pub misses: u64,
     /// Objects stored.
     pub puts_stored: u64,
-    /// Objects that were there already.
+    /// Objects that were already present.
     pub puts_present: u64,
     /// Operations of the disk.
     pub disk_ops: u64,
@@ -75,29 +76,29 @@ pub struct Sums {
     pub clean_reboots: u64,
     /// Reboots after a process dropped its store.
     pub abandons: u64,
-    /// Stores that a lying device made unreadable, and that said so when they were opened.
+    /// Stores that a lying device made unreadable, and that reported so at open.
     pub refused_opens: u64,
-    /// Objects that were removed or cleared, and came back after a device had lost what says so.
+    /// Removed or cleared objects that came back after a device had lost the tombstone.
     pub returned: u64,
     /// Objects verified by scrubs.
     pub scrubbed: u64,
-    /// Pinned objects that were gone because the store had to clear their namespace by itself.
+    /// Pinned objects that were gone because the store had to clear their namespace itself.
     pub forgotten: u64,
-    /// Objects that a later get of a store without room for doubt did find.
+    /// Objects found by a look-up that had to find them.
     pub durable_checked: u64,
     /// Wrong answers.
     pub wrong: u64,
-    /// Objects that a flush covered and that were gone.
+    /// Objects covered by a flush that were missing.
     pub synced_lost: u64,
-    /// Objects that were there and were not found.
+    /// Objects that were present for certain and were not found.
     pub lost: u64,
     /// Panics.
     pub panics: u64,
-    /// Calls that did not come back.
+    /// Calls that did not return.
     pub hangs: u64,
-    /// Things that did not come home.
+    /// Resources that were not released.
     pub leaks: u64,
-    /// Everything else that was found.
+    /// All other findings.
     pub other_findings: u64,
     /// Segments reclaimed.
     pub reclaimed: u64,
@@ -105,17 +106,17 @@ pub struct Sums {
     pub checkpoints: u64,
     /// Longest recovery in simulated microseconds.
     pub worst_recovery_us: u64,
-    /// The most by which a call was late, in simulated microseconds.
+    /// The longest delay of a call past its deadline, in simulated microseconds.
     pub longest_over_deadline_us: u64,
     /// Direct reads that came back late.
     pub late_direct: u64,
-    /// By kind of fault.
+    /// Results by kind of fault.
     pub faults: BTreeMap<String, FaultCount>,
     /// How often each kind of fault struck during each kind of operation.
     pub fault_by_operation: BTreeMap<String, u64>,
-    /// How often each operation was done.
+    /// How often each operation was executed.
     pub operations: BTreeMap<String, u64>,
-    /// The traces of all runs, in whatever order.
+    /// Combined trace hash of all runs, independent of their order.
     pub trace_hash: u64,
 }
 
@@ -130,7 +131,7 @@ fn add_up<T: Copy + Default>(
 }
 
 impl Sums {
-    /// Take other runs in.
+    /// Adds other runs.
     pub fn add(&mut self, other: &Sums) {
         macro_rules! sum {
             ($($field:ident)*) => { $(self.$field += other.$field;)* };
@@ -150,7 +151,7 @@ impl Sums {
         self.trace_hash = self.trace_hash.wrapping_add(other.trace_hash);
     }
 
-    /// Count a finding.
+    /// Counts a finding.
     pub fn found(&mut self, kind: FindingKind) {
         let count = match kind {
             FindingKind::Wrong => &mut self.wrong,
@@ -164,7 +165,7 @@ impl Sums {
         *count += 1;
     }
 
-    /// How much was found.
+    /// Number of findings.
     pub fn findings(&self) -> u64 {
         let Sums { wrong, synced_lost, lost, panics, hangs, leaks, other_findings, .. } = self;
         wrong + synced_lost + lost + panics + hangs + leaks + other_findings

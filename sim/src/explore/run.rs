@@ -1,4 +1,4 @@
-//! A plan under way: the machine, the store on it, what is in flight, and what the oracle knows.
+//! A run in progress: the machine, its store, the calls in flight, and the oracle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -7,9 +7,9 @@ use std::time::Duration;
 use pagelith::{Error, ErrorKind, GroupId, Pin, Session, Store, View};
 use pagelith_io::clock::Clock;
 
-use super::faults::{Ledger, effect, misleads};
-use super::flights::Flight;
-use super::heard::Heard;
+use super::batches::Batch;
+use super::event_mirror::EventMirror;
+use super::faults::{Ledger, effect, returns_wrong_bytes};
 use super::memory::Memory;
 use super::objects::{Oid, mix};
 use super::ops::{Op, Plan, Verb};
@@ -19,10 +19,10 @@ use crate::disk::DiskFault;
 use crate::entropy::SplitMix64;
 use crate::env::SimWorld;
 
-/// How much later than its deadline a call may return: a tenth, and the steps that things are waited for in.
+/// How much later than its deadline a call may return: a tenth of it plus the steps of waits.
 const SLACK: Duration = Duration::from_millis(45);
 
-/// An open group, and the number of the put that its bytes are of.
+/// An open group, and the put number of its bytes.
 pub(super) struct OpenGroup {
     pub page: usize,
     pub id: GroupId,
@@ -30,16 +30,16 @@ pub(super) struct OpenGroup {
     pub filled: Vec<Oid>,
 }
 
-/// A run.
+/// A run in progress.
 pub struct Run<'p> {
     pub(super) plan: &'p Plan,
     pub(super) world: SimWorld,
     pub(super) oracle: Oracle,
     pub(super) store: Option<Rc<Store>>,
     pub(super) sessions: Vec<Session>,
-    pub(super) flights: Vec<Flight>,
+    pub(super) flights: Vec<Batch>,
     pub(super) memory: Memory,
-    pub(super) heard: Heard,
+    pub(super) event_mirror: EventMirror,
     pub(super) groups: Vec<OpenGroup>,
     pub(super) pins: Vec<(Pin, Option<Oid>)>,
     pub(super) views: Vec<(View, Oid, u32)>,
@@ -47,36 +47,36 @@ pub struct Run<'p> {
     pub(super) no: u32,
     pub(super) rng: SplitMix64,
     pub(super) ledger: Ledger,
-    /// Faults were set so often.
+    /// How often fault rates were set.
     pub(super) rounds: u64,
-    /// A fault of each effect has struck in this process's life, or one that lasts before it.
+    /// A fault struck during this process, or a lasting one before it.
     pub(super) struck: bool,
-    /// A sync failed since the store was opened, or while it was.
+    /// A sync failed while the store was open or being opened.
     pub(super) sync_failed: bool,
-    /// One had failed when a process began, on a machine that had not gone down since: what it read may be damaged
-    /// when the machine does, and be found so at any time from then on.
-    pub(super) half_saved: bool,
-    /// What the store says by then that it found damaged.
+    /// A sync had failed when a process began, on a machine that had not crashed since: objects it
+    /// read may be damaged by a crash, and be found damaged at any later time.
+    pub(super) sync_unproven: bool,
+    /// Number of damaged reads that the store had reported at the last check.
     found_damaged: u64,
-    /// Steps until a machine whose disk has stopped goes down.
+    /// Steps until a machine with a stopped disk crashes.
     pub(super) dying: u32,
-    /// The clock jumped, or a device was slow: batches may be late.
-    pub(super) hurried: bool,
-    /// A read brought other bytes, since this was last set to false.
+    /// The clock jumped, or the device was slow: batches may be late.
+    pub(super) lateness_excused: bool,
+    /// A read returned other bytes since this was last set to false.
     pub(super) misled: bool,
-    /// Pages that reads in flight, and those of this operation, may be of; `None` for all.
+    /// Pages that reads in flight and of this operation may touch; `None` for all.
     pub(super) touched: Option<BTreeSet<usize>>,
-    /// What was to be read ahead may be under way still.
+    /// Prefetches may be in progress.
     pub(super) reads_ahead: bool,
-    /// Of the answers being looked at: see [`Flight::crowded`].
-    pub(super) crowded: bool,
+    /// For the answers being checked: see [`Batch::may_be_late`].
+    pub(super) may_be_late: bool,
     pub(super) sums: Sums,
     pub(super) findings: Vec<Finding>,
     pub(super) verb: Verb,
     pub(super) at: usize,
     done: BTreeMap<Verb, u64>,
     hash: u64,
-    /// What is done is told, line by line.
+    /// Receives a line for each step.
     pub(super) tell: Option<Box<dyn FnMut(String)>>,
 }
 
@@ -94,7 +94,7 @@ impl<'p> Run<'p> {
             oracle.may_be_lied_to();
         }
         oracle.quarantines_after(setup.quarantine_after);
-        // With pages kept in memory, what is pinned there may have left its segment before.
+        // With pages kept in memory, a pinned object may have left its segment before.
         if setup.objects >= 2048 && setup.dram_kib == 0 && !setup.constant {
             oracle.keeps_pins();
         }
@@ -106,7 +106,7 @@ impl<'p> Run<'p> {
             sessions: Vec::new(),
             flights: Vec::new(),
             memory: Memory::default(),
-            heard: Heard::default(),
+            event_mirror: EventMirror::default(),
             groups: Vec::new(),
             pins: Vec::new(),
             views: Vec::new(),
@@ -116,14 +116,14 @@ impl<'p> Run<'p> {
             rounds: 0,
             struck: false,
             sync_failed: false,
-            half_saved: false,
+            sync_unproven: false,
             found_damaged: 0,
             dying: 0,
-            hurried: false,
+            lateness_excused: false,
             misled: false,
             touched: Some(BTreeSet::new()),
             reads_ahead: false,
-            crowded: false,
+            may_be_late: false,
             sums: Sums::default(),
             findings: Vec::new(),
             verb: Verb::Close,
@@ -134,12 +134,12 @@ impl<'p> Run<'p> {
         }
     }
 
-    /// Tell `tell` what is done.
-    pub fn telling(&mut self, tell: Box<dyn FnMut(String)>) {
+    /// Passes each step to `tell`.
+    pub fn set_trace(&mut self, tell: Box<dyn FnMut(String)>) {
         self.tell = Some(tell);
     }
 
-    /// Do everything, up to the first finding.
+    /// Executes all operations, up to the first finding.
     pub fn go(&mut self) {
         self.open();
         for (at, op) in &self.plan.ops {
@@ -156,9 +156,9 @@ impl<'p> Run<'p> {
         }
     }
 
-    /// End the machine, and say what the run came to.
+    /// Ends the machine; returns the results of the run.
     pub fn finish(mut self) -> (Sums, Vec<Finding>) {
-        self.leave_process();
+        self.drop_process();
         self.world.crash(crate::disk::CrashMode::KeepAll);
         self.store = None;
         let mut sums = std::mem::take(&mut self.sums);
@@ -173,49 +173,49 @@ impl<'p> Run<'p> {
         (sums, self.findings)
     }
 
-    pub(super) fn say(&mut self, text: impl FnOnce() -> String) {
+    pub(super) fn trace(&mut self, text: impl FnOnce() -> String) {
         if let Some(tell) = self.tell.as_mut() {
             tell(text());
         }
     }
 
-    pub(super) fn fold(&mut self, x: u64) {
+    pub(super) fn fold_hash(&mut self, x: u64) {
         self.hash = mix(self.hash ^ x);
     }
 
-    pub(super) fn find(&mut self, kind: FindingKind, text: impl Into<String>) {
+    pub(super) fn report(&mut self, kind: FindingKind, text: impl Into<String>) {
         let text = format!("{} (at {} {:?})", text.into(), self.at, self.verb);
-        self.say(|| format!("  FOUND {kind:?}: {text}"));
+        self.trace(|| format!("  FOUND {kind:?}: {text}"));
         self.findings.push(Finding { kind, text, at: self.at });
     }
 
     pub(super) fn judge<T>(&mut self, answer: Result<T, Wrong>) -> Option<T> {
         match answer {
             Ok(t) => return Some(t),
-            Err(Wrong::Bytes(text)) => self.find(FindingKind::Wrong, text),
-            // It says so itself: there was no room for tombstones, and their namespaces are cleared.
-            Err(_) if self.forgot() => self.sums.forgotten += 1,
-            Err(Wrong::SyncedLost(text)) => self.find(FindingKind::SyncedLost, text),
-            Err(Wrong::Lost(text)) => self.find(FindingKind::Lost, text),
+            Err(Wrong::Bytes(text)) => self.report(FindingKind::Wrong, text),
+            // The store reports it: without room for tombstones it cleared the namespaces.
+            Err(_) if self.has_self_cleared() => self.sums.forgotten += 1,
+            Err(Wrong::SyncedLost(text)) => self.report(FindingKind::SyncedLost, text),
+            Err(Wrong::Lost(text)) => self.report(FindingKind::Lost, text),
         }
         None
     }
 
     /// Whether the store cleared a namespace by itself.
-    fn forgot(&self) -> bool {
+    fn has_self_cleared(&self) -> bool {
         let forgotten = self.store.as_ref().map_or(0, |s| s.stats().namespaces_forgotten);
         forgotten > 0 && !self.plan.setup.roomy
     }
 
-    /// An error that nothing explains, unless something does.
-    pub(super) fn excuse(&mut self, what: &str, error: &Error) {
+    /// Records an error as a finding, unless something explains it.
+    pub(super) fn check_error(&mut self, what: &str, error: &Error) {
         let internal = error.kind == ErrorKind::Internal;
-        // A pin of one key is a pin of all where all have one fingerprint: then no segment can be emptied.
+        // With one fingerprint a pin of one key pins all objects: then no segment can be emptied.
         let pinned = self.plan.setup.constant && !self.pins.is_empty();
         let late = error.kind == ErrorKind::Unavailable && (pinned || !self.flights.is_empty());
         let explained = self.world.disk.stopped() || self.struck || error.kind == ErrorKind::Busy || late;
         if internal || !explained {
-            self.find(FindingKind::Error, format!("{what} failed kind={:?} error={error}", error.kind));
+            self.report(FindingKind::Error, format!("{what} failed kind={:?} error={error}", error.kind));
         }
     }
 
@@ -228,7 +228,7 @@ impl<'p> Run<'p> {
             self.touched = Some(BTreeSet::new());
         }
         let at = self.at;
-        self.say(|| format!("{at} {:?}", op.verb));
+        self.trace(|| format!("{at} {:?}", op.verb));
         self.dispatch(op.verb);
         let steps = self.rng.below(self.plan.setup.steps + 1);
         for _ in 0..steps {
@@ -237,8 +237,8 @@ impl<'p> Run<'p> {
             }
         }
         self.take_strikes();
-        self.fold(self.world.disk.ops_done());
-        self.fold(self.world.clock.now().0);
+        self.fold_hash(self.world.disk.ops_done());
+        self.fold_hash(self.world.clock.now().0);
         if self.world.disk.stopped() {
             self.dying = self.dying.saturating_sub(1);
             if self.dying == 0 || self.store.is_none() {
@@ -282,7 +282,7 @@ impl<'p> Run<'p> {
             }
             Verb::Jump => {
                 let seconds = [1, 60, 3600][self.rng.below(3) as usize];
-                self.hurried |= !self.flights.is_empty();
+                self.lateness_excused |= !self.flights.is_empty();
                 self.world.clock.advance(Duration::from_secs(seconds));
             }
             Verb::NewSession => self.new_session(),
@@ -291,7 +291,7 @@ impl<'p> Run<'p> {
             Verb::Close => self.close(),
             Verb::Abandon => self.abandon(),
             Verb::Crash => self.crash(),
-            // A disk that has stopped does not run on.
+            // A stopped disk accepts no second stop point.
             Verb::CrashSoon if self.world.disk.stopped() => {}
             Verb::CrashSoon => {
                 let n = self.rng.below(40);
@@ -302,13 +302,13 @@ impl<'p> Run<'p> {
         }
     }
 
-    /// Take in what struck since the last look: before answers are judged.
+    /// Handles the faults since the last call; must run before answers are judged.
     pub(super) fn take_strikes(&mut self) {
         if self.plan.faults.is_empty() {
             return;
         }
-        if let (true, Some(store)) = (self.half_saved, &self.store) {
-            // As if the read that found it had been struck: it may cost all of a segment.
+        if let (true, Some(store)) = (self.sync_unproven, &self.store) {
+            // Like a struck read of the damaged record: it may cost the whole segment.
             let stats = store.stats();
             let found =
                 stats.damaged + stats.read_errors + stats.segments_suspect + stats.segments_quarantined;
@@ -318,16 +318,17 @@ impl<'p> Run<'p> {
             }
         }
         for struck in self.world.disk.take_struck() {
-            self.say(|| format!("  struck {struck}"));
+            self.trace(|| format!("  struck {struck}"));
             self.ledger.struck(&struck, self.verb);
-            self.misled |= misleads(struck.fault);
+            self.misled |= returns_wrong_bytes(struck.fault);
             self.struck = true;
             self.sync_failed |= struck.fault == DiskFault::SyncError;
-            self.hurried |= struck.fault.delays();
+            self.lateness_excused |= struck.fault.delays();
             let Some(effect) = effect(struck.fault) else { continue };
             self.oracle.struck(effect);
             if effect == Struck::Read {
-                // What could not be read is dropped with all that lies with it, and the next checkpoint has it so.
+                // An unreadable record is dropped with its group and attached objects, and the next
+                // checkpoint records that.
                 match &self.touched {
                     Some(pages) => pages.iter().for_each(|page| self.oracle.may_be_dropped(*page)),
                     None => self.oracle.may_all_be_dropped(),
@@ -336,7 +337,7 @@ impl<'p> Run<'p> {
         }
     }
 
-    /// Do something with the store that has a deadline.
+    /// Makes a call that has a deadline.
     pub(super) fn timed<R>(
         &mut self,
         what: &str,
@@ -357,12 +358,12 @@ impl<'p> Run<'p> {
         let over = took.saturating_sub(timeout);
         let over_us = over.as_micros() as u64;
         if over > timeout / 10 + SLACK {
-            // A direct read is waited for until the kernel gives the memory back.
+            // A direct read is waited for until the kernel returns the memory.
             let late_direct = self.store.as_ref().map_or(0, |s| s.stats().late_direct);
             if late_direct > 0 && self.plan.faults.delays() {
                 return;
             }
-            self.find(FindingKind::Late, format!("{what} took={took:?} timeout={timeout:?}"));
+            self.report(FindingKind::Late, format!("{what} took={took:?} timeout={timeout:?}"));
         }
         self.sums.longest_over_deadline_us = self.sums.longest_over_deadline_us.max(over_us);
     }

@@ -1,29 +1,30 @@
-//! What a seed makes of a store: its configuration, and how the disk under it behaves.
+//! The setup of a run: the store's configuration and the disk's behaviour, chosen by the seed.
 
 use std::time::Duration;
 
 use pagelith::config::{DramPolicy, Promote, SsdPolicy};
 use pagelith::{Config, Facts, Size, ValidConfig};
 
-use super::heard::EVENTS_MAX;
+use super::event_mirror::EVENTS_MAX;
 use crate::entropy::SplitMix64;
 
-/// How the store of a run is made. Small everything, so that every limit is met within a few thousand operations.
+/// The setup of a run's store. Everything is small, so that a few thousand operations reach every
+/// limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
     /// Directories.
     pub dirs: usize,
     /// MiB of the SSD tier, 0 for none; segments have 1 MiB.
     pub ssd_mib: u32,
-    /// The store has room for everything: nothing may be missing.
+    /// The store has room for everything: no object may be missing.
     pub roomy: bool,
     /// KiB of the arena; 0 for a write buffer.
     pub dram_kib: u32,
-    /// Which pages leave DRAM first.
+    /// Eviction policy of DRAM.
     pub dram_policy: DramPolicy,
     /// Whether reads from SSD are kept in DRAM.
     pub promote: bool,
-    /// Whether reclaim goes by recency, not first in first out.
+    /// Whether reclaim goes by recency instead of first in, first out.
     pub recency: bool,
     /// Sealed segments between checkpoints.
     pub checkpoint: u32,
@@ -39,34 +40,32 @@ pub struct Setup {
     pub objects: u64,
     /// One fingerprint for all keys.
     pub constant: bool,
-    /// Deadline of calls that bring none.
+    /// Deadline of calls without a timeout.
     pub deadline_ms: u64,
     /// Deadline of groups.
     pub group_ms: u64,
-    /// Sessions beside those of the store.
+    /// Sessions in addition to the store's own.
     pub sessions: usize,
     /// Simulated time of a disk operation.
     pub latency_us: u64,
-    /// Operations overtake one another.
+    /// Disk operations complete out of order.
     pub shuffle: bool,
-    /// Reads that fail in a segment before it is quarantined.
+    /// Failed reads in a segment before it is quarantined.
     pub quarantine_after: u32,
-    /// Milliseconds after which a device that failed is tried again.
+    /// Milliseconds before a failed device is tried again.
     pub probe_ms: u64,
-    /// KiB a second that are verified in the background; 0 for none.
+    /// KiB a second verified in the background; 0 for none.
     pub scrub_kib: u32,
-    /// How many of the background task's steps happen between two operations, at most.
+    /// Most steps of background tasks between two operations.
     pub steps: u64,
-    /// Memory for headers that are known, in KiB; 0: none.
+    /// Memory for known headers, in KiB; 0: none.
     pub headers_kib: u32,
-    /// Parts of the order in which pages leave DRAM.
-    pub lanes: u64,
-    /// Its memory and its files are for processes of its host to look at. Not drawn: no explorer's run has such.
+    /// Memory is shared with processes on the host. Not drawn: no run of the explorer has it.
     pub shared: bool,
 }
 
 impl Setup {
-    /// What the seed's generator draws.
+    /// A random setup by the seed's generator.
     pub fn draw(rng: &mut SplitMix64, constant: bool) -> Setup {
         let pick = |rng: &mut SplitMix64, of: &[u32]| of[rng.below(of.len() as u64) as usize];
         let constant = constant || rng.one_in(24);
@@ -79,9 +78,9 @@ impl Setup {
         };
         let objects = match roomy {
             true => 4096,
-            // Every operation looks at all of them.
+            // Every operation examines all of them.
             false if constant => 40,
-            // An index that fills up, one that hardly does, one that never does.
+            // An index that fills up, one that rarely does, one that never does.
             false => u64::from(pick(rng, &[96, 320, 2048, 2048])),
         };
         Setup {
@@ -108,10 +107,8 @@ impl Setup {
             probe_ms: u64::from(pick(rng, &[1, 20, 1000])),
             scrub_kib: pick(rng, &[0, 0, 0, 4096]),
             steps: u64::from(pick(rng, &[1, 4, 12])),
-            // Not drawn anew, so that seeds stay what they were.
+            // Derived instead of drawn, so that the plans of existing seeds do not change.
             headers_kib: [0, 64, 1024][(objects as usize + dirs) % 3],
-            // Nor is this.
-            lanes: [1, 4, 16][(objects as usize + dirs + dram_kib as usize / 1024) % 3],
             shared: false,
         }
     }
@@ -121,12 +118,11 @@ impl Setup {
         let (deadline_ms, close_timeout_ms) = (self.deadline_ms, self.deadline_ms);
         let mut c = Config { deadline_ms, close_timeout_ms, namespaces_max: 8, ..Config::default() };
         c.groups.deadline_ms = self.group_ms;
-        // With equal fingerprints an event may name another of its group.
+        // With equal fingerprints an event may name another object of its group.
         c.events.max = if self.constant { 0 } else { EVENTS_MAX };
         c.dram.bytes = Size::kib(self.dram_kib);
-        (c.dram.shared, c.ssd.shared) = (self.shared, self.shared);
+        c.dram.shared = self.shared;
         c.dram.policy = self.dram_policy;
-        c.dram.lanes = Some(self.lanes);
         c.dram.promote = if self.promote { Promote::Always } else { Promote::Never };
         if self.ssd_mib > 0 {
             c.ssd.bytes = Size::mib(self.ssd_mib);
@@ -145,13 +141,13 @@ impl Setup {
         c.staging.bytes = Size::kib(self.staging_kib);
         c.staging.chunk_bytes = Size::kib(64);
         c.index.max_objects = Some(self.objects);
-        c.index.constant_fingerprint = self.constant;
         c.read.depth = self.read_depth;
         let facts = Facts { memory_bytes: 1 << 40, memory_source: "simulated".into() };
-        c.validate(&facts).expect("a valid configuration")
+        let valid = c.validate(&facts).expect("a valid configuration");
+        if self.constant { valid.with_constant_fingerprint() } else { valid }
     }
 
-    /// The deadline of calls that bring none.
+    /// Deadline of calls without a timeout.
     pub fn deadline(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
     }

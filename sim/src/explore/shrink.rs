@@ -1,23 +1,24 @@
-//! The fewest operations of a plan that still show what is wrong (delta debugging: Zeller and Hildebrandt,
-//! "Simplifying and isolating failure-inducing input", 2002), within a bounded number of runs.
+//! The fewest operations of a plan that still show its violation (delta debugging: Zeller and
+//! Hildebrandt, "Simplifying and isolating failure-inducing input", 2002), within a bounded number
+//! of runs.
 
 use super::explore;
 use super::ops::Plan;
 use super::report::Finding;
 
-/// A plan that fails, made short.
+/// A failing plan, reduced.
 #[derive(Debug)]
 pub struct Shrunk {
     /// The plan.
     pub plan: Plan,
-    /// What is wrong with it.
+    /// Its violation.
     pub finding: Finding,
-    /// Runs it took.
+    /// Number of runs used.
     pub runs: usize,
 }
 
-/// Leave out of `plan`, which has shown `finding`, what can be left out, with at most `runs_max` runs. Whatever
-/// breaks the same promise counts as the same.
+/// Removes operations from `plan`, which has shown `finding`, with at most `runs_max` runs. A
+/// violation of the same promise counts as the same.
 pub fn shrink(plan: &Plan, finding: &Finding, runs_max: usize) -> Shrunk {
     let mut best = Shrunk { plan: plan.keeping(|at| at <= finding.at), finding: finding.clone(), runs: 0 };
     let mut parts = 2;

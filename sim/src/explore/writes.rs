@@ -1,4 +1,4 @@
-//! The operations that put, and what is made of their answers.
+//! Operations that put, and the checks of their answers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use pagelith::{Error, ErrorKind, Options, Put, PutDone, PutGroup, PutOutcome, PutSlice, Result, Source};
 use pagelith_io::clock::Clock;
 
-use super::flights::{Cargo, Putting};
+use super::batches::{BatchWork, Putting};
 use super::objects::{self, Content, OTHER_FORM, Oid, PageKind, key};
 use super::report::FindingKind;
 use super::run::{OpenGroup, Run};
 
-/// Bytes more than an object has, where it is put with another length.
+/// Additional bytes of an object that is put with another length.
 const LONGER: usize = 3;
 
 fn bytes_of(oid: Oid, no: u32, len: usize) -> Arc<[u8]> {
@@ -27,7 +27,7 @@ impl Run<'_> {
         self.no
     }
 
-    /// Something that the page is put as: its group, or one of its singles.
+    /// A form of the page: its group, or one of its singles.
     fn form(&mut self, page: usize) -> Vec<Oid> {
         let singles = objects::singles(page);
         let single = match objects::kind(page) {
@@ -60,7 +60,7 @@ impl Run<'_> {
         self.submit_puts(puts, 0);
     }
 
-    /// A put of another length, or of a group that the page is not.
+    /// A put with another length, or of a conflicting group.
     pub(super) fn put_other(&mut self) {
         let page = self.some_page();
         let no = self.next_no();
@@ -92,7 +92,7 @@ impl Run<'_> {
 
     fn submit_puts(&mut self, puts: Vec<Putting>, longer: usize) {
         let Some(session) = self.some_session() else { return };
-        self.say(|| {
+        self.trace(|| {
             let of = |p: &Putting| format!("no={} {:?} base={:?}", p.no, p.members, p.base);
             format!("  put {}", puts.iter().map(of).collect::<Vec<_>>().join("; "))
         });
@@ -109,10 +109,10 @@ impl Run<'_> {
         let depth = self.rng.below(8) as u32;
         let options = Options { depth, ..Options::default() };
         let ticket = self.sessions[session].submit_put(groups, options);
-        self.launch(session, ticket, start, begun, Cargo::Put(puts));
+        self.track_batch(session, ticket, start, begun, BatchWork::Put(puts));
     }
 
-    pub(super) fn land_puts(&mut self, puts: Vec<Putting>, start: u32, done: Vec<PutDone>) {
+    pub(super) fn complete_puts(&mut self, puts: Vec<Putting>, start: u32, done: Vec<PutDone>) {
         let mut outcomes = done.into_iter().map(|d| d.outcome);
         for put in puts {
             let own: Vec<_> = outcomes.by_ref().take(put.members.len()).collect();
@@ -120,32 +120,32 @@ impl Run<'_> {
         }
     }
 
-    /// A put of a group ended: one outcome an object.
+    /// The put of a group ended, with one outcome per object.
     fn put_ended(&mut self, put: Putting, start: u32, outcomes: Vec<Result<PutOutcome>>) {
-        self.say(|| format!("  no={} {outcomes:?}", put.no));
+        self.trace(|| format!("  no={} {outcomes:?}", put.no));
         let nothing = |run: &mut Self| {
             put.members.iter().for_each(|oid| run.oracle.put_nothing(*oid, put.no));
         };
-        // Otherwise it is open still, or the next who joins it is told another id.
+        // Otherwise it is still open, or the next caller that joins it gets another id.
         let over = |o: &Result<PutOutcome>| matches!(o, Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent));
         if put.open.is_some() && outcomes.iter().all(over) {
             self.groups.retain(|g| Some(g.id) != put.open);
         }
         if outcomes.is_empty() {
-            // The group was open no more.
+            // The group was not open any more.
             return nothing(self);
         }
         if outcomes.len() != put.members.len() {
-            return self.find(FindingKind::Error, "a put with another number of answers");
+            return self.report(FindingKind::Error, "put returned wrong number of outcomes");
         }
         if let Some(Err(error)) = outcomes.iter().find(|o| o.is_err()) {
-            self.fold(error.kind as u64 ^ 0xbad);
+            self.fold_hash(error.kind as u64 ^ 0xbad);
             return self.put_failed(&put, error);
         }
         let count = |outcome| outcomes.iter().filter(|o| **o == Ok(outcome)).count();
         let (stored, present) = (count(PutOutcome::Stored), count(PutOutcome::AlreadyPresent));
         let (waiting, refused) = (count(PutOutcome::Waiting), count(PutOutcome::Refused));
-        self.fold((stored << 24 | present << 16 | waiting << 8 | refused) as u64);
+        self.fold_hash((stored << 24 | present << 16 | waiting << 8 | refused) as u64);
         self.sums.puts_stored += stored as u64;
         self.sums.puts_present += present as u64;
         let all = put.members.len();
@@ -153,10 +153,10 @@ impl Run<'_> {
         let uniform = [stored, present, waiting, refused].contains(&all);
         let taken_in = mixed && stored > 0 && stored + present == all;
         if !uniform && !taken_in {
-            self.find(FindingKind::Wrong, format!("outcomes that cannot be together {outcomes:?}"));
+            self.report(FindingKind::Wrong, format!("outcomes that cannot be together {outcomes:?}"));
         }
         if waiting > 0 && put.base.is_none() && put.open.is_none() {
-            self.find(FindingKind::Wrong, format!("it has no base and waits no={}", put.no));
+            self.report(FindingKind::Wrong, format!("put without base waits no={}", put.no));
         }
         for (oid, outcome) in put.members.iter().zip(&outcomes) {
             match outcome {
@@ -165,8 +165,8 @@ impl Run<'_> {
                 Ok(PutOutcome::AlreadyPresent) => {
                     self.oracle.put_nothing(*oid, put.no);
                     if !self.oracle.may_be_here(*oid, start) {
-                        let text = format!("present, and was never put or is gone oid={oid} no={}", put.no);
-                        self.find(FindingKind::Wrong, text);
+                        let text = format!("present though never put or removed oid={oid} no={}", put.no);
+                        self.report(FindingKind::Wrong, text);
                     }
                 }
                 _ => self.oracle.put_nothing(*oid, put.no),
@@ -188,7 +188,7 @@ impl Run<'_> {
         let gone = put.open.is_some() && error.kind == ErrorKind::Unavailable;
         let right = error.kind == ErrorKind::Invalid && conflict;
         if !right && !gone {
-            self.excuse("put", error);
+            self.check_error("put", error);
         }
     }
 
@@ -228,7 +228,7 @@ impl Run<'_> {
             let mixed = objects::kind(objects::page_of(put.members[0])) == PageKind::Mixed;
             let each: Vec<_> = put.members.iter().map(|_| outcome.clone()).collect();
             if mixed && put.members.len() > 1 && outcome == Ok(PutOutcome::Stored) {
-                // Which of them kept the bytes they had is not told.
+                // The outcome does not say which of them kept their bytes.
                 self.oracle.put_stored(put.members[0], put.no);
                 put.members[1..].iter().for_each(|oid| self.oracle.put_unknown(*oid, put.no));
                 continue;
@@ -237,10 +237,10 @@ impl Run<'_> {
         }
     }
 
-    /// Pages of which groups may be begun.
+    /// Pages with groups that may be begun.
     fn some_grouped_page(&mut self) -> usize {
         loop {
-            // Few, so that what is begun is gone on with.
+            // Few pages, so that begun groups are continued.
             let page = self.rng.below(24) as usize;
             if !objects::base_form(page).is_empty() {
                 return page;
@@ -257,7 +257,7 @@ impl Run<'_> {
         let group = match store.begin_group(&keys, Options::default()) {
             Ok(group) => group,
             Err(error) if mixed && error.kind == ErrorKind::Invalid => return,
-            Err(error) => return self.excuse("begin_group", &error),
+            Err(error) => return self.check_error("begin_group", &error),
         };
         let at = match self.groups.iter().position(|g| g.id == group.id()) {
             Some(at) => at,
@@ -283,20 +283,23 @@ impl Run<'_> {
                     outcomes.and_then(|mut o| o.pop()).unwrap_or(Ok(PutOutcome::Refused))
                 }
             };
-            self.say(|| format!("  fill oid={oid} no={no} {outcome:?}"));
+            self.trace(|| format!("  fill oid={oid} no={no} {outcome:?}"));
             let filled = self.groups[at].filled.contains(oid);
             match outcome {
                 Ok(PutOutcome::Waiting) => self.groups[at].filled.push(*oid),
                 Ok(PutOutcome::AlreadyPresent) if filled || self.oracle.may_be_here(*oid, start) => {}
-                Ok(other) => self.find(FindingKind::Wrong, format!("put into a group oid={oid} {other:?}")),
-                // Its deadline is over, or its namespace was cleared.
+                Ok(other) => self.report(FindingKind::Wrong, format!("put into a group oid={oid} {other:?}")),
+                // Its deadline has passed, or its namespace was cleared.
                 Err(error) if error.kind == ErrorKind::Unavailable => {}
-                Err(error) => self.excuse("put into a group", &error),
+                Err(error) => self.check_error("put into a group", &error),
             }
         }
         let missing = group.missing();
         if missing.iter().any(|key| !keys.contains(key)) {
-            self.find(FindingKind::Wrong, format!("misses what it does not require {missing:?}"));
+            self.report(
+                FindingKind::Wrong,
+                format!("group misses objects that it does not require {missing:?}"),
+            );
         }
     }
 
@@ -306,18 +309,19 @@ impl Run<'_> {
         }
         let at = self.rng.below(self.groups.len() as u64) as usize;
         let OpenGroup { page, id, no, .. } = self.groups[at];
-        let busy = |c: &Cargo| matches!(c, Cargo::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
-        if self.flights.iter().any(|f| busy(&f.cargo)) {
+        let busy =
+            |c: &BatchWork| matches!(c, BatchWork::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
+        if self.flights.iter().any(|f| busy(&f.work)) {
             return;
         }
         let Some(session) = self.some_session() else { return };
         let members = objects::oids(page, objects::base_form(page));
         let put = Putting { no, base: None, members, odd: false, open: Some(id) };
         let (start, begun) = (self.oracle.tick(), self.world.clock.now());
-        self.say(|| format!("  commit page={page} no={no}"));
+        self.trace(|| format!("  commit page={page} no={no}"));
         self.begun(&put, 0);
         let ticket = self.sessions[session].submit_commit(id, Options::default());
-        self.launch(session, ticket, start, begun, Cargo::Put(vec![put]));
+        self.track_batch(session, ticket, start, begun, BatchWork::Put(vec![put]));
     }
 
     pub(super) fn abort(&mut self) {
@@ -327,8 +331,9 @@ impl Run<'_> {
         }
         let at = self.rng.below(self.groups.len() as u64) as usize;
         let OpenGroup { page, id, .. } = self.groups[at];
-        let busy = |c: &Cargo| matches!(c, Cargo::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
-        if self.flights.iter().any(|f| busy(&f.cargo)) {
+        let busy =
+            |c: &BatchWork| matches!(c, BatchWork::Put(puts) if puts.iter().any(|p| p.open == Some(id)));
+        if self.flights.iter().any(|f| busy(&f.work)) {
             return;
         }
         self.groups.remove(at);
@@ -340,7 +345,7 @@ impl Run<'_> {
     }
 }
 
-/// Without an empty first piece.
+/// The pieces without an empty first one.
 fn non_empty<'a, 'b>(pieces: &'a [&'b [u8]; 2]) -> &'a [&'b [u8]] {
     if pieces[0].is_empty() { &pieces[1..] } else { &pieces[..] }
 }

@@ -6,10 +6,7 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::{Clock, Mono};
-use pagelith_io::disk::Disk;
-use pagelith_io::fault::IoFault;
 use pagelith_io::runtime::Runtime;
-use pagelith_io::shm::{CatalogView, Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::greeting::Feature;
@@ -19,12 +16,12 @@ use pagelith_transport::closed::Closed;
 use pagelith_transport::limits::Limits;
 use pagelith_transport::link::{Counts, Event, Facts, Link, Push, Room};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::shown::{FilePlace, Shown};
+use pagelith_transport::shown::{Regions, Shown};
 
-use super::landing::Landing;
-use super::owed::Owed;
-use super::plant::{Landed, Plant};
-use super::shares::{Shares, Sharing, copied, over};
+use super::exposed::ExposedMemory;
+use super::owed_outcomes::OwedOutcomes;
+use super::plant::{ArrivedSums, Plant};
+use super::shares::{SharingState, pushed_event, ref_bytes};
 use super::wire::Packet;
 use super::{PACKET_BYTES, SimNet};
 
@@ -39,25 +36,24 @@ pub struct SimLink {
     limits: Limits,
     facts: Facts,
     counts: Counts,
-    landing: Landing,
-    happened: Vec<Event>,
-    /// What leaves in this order: frames behind the pushes before them, each push when its memory was looked at.
-    outbox: VecDeque<Out>,
-    /// Operations that this end gave up, or is done with.
-    over: BTreeSet<OpId>,
+    exposed: ExposedMemory,
+    ready: Vec<Event>,
+    /// Items leave in this order: frames after earlier pushes, a push when its memory is read.
+    outbox: VecDeque<Queued>,
+    /// Operations that this end gave up or finished.
+    finished: BTreeSet<OpId>,
     plant: Plant,
-    /// What was asked last.
+    /// The operation of the last request.
     newest: OpId,
-    landed: Landed,
-    sharing: Sharing,
-    owed: Owed,
+    arrived_sums: ArrivedSums,
+    sharing: SharingState,
+    owed: OwedOutcomes,
     open: bool,
 }
 
-enum Out {
+enum Queued {
     Frame(Frame),
     Push(Mono, Push),
-    Lend(Push, FilePlace),
     Taken(Stretch),
 }
 
@@ -68,7 +64,7 @@ impl SimLink {
             peer: format!("simulated {:?}", side.other()),
             peer_instance: [0x51; 16],
             version: VERSION_MAX,
-            features: Feature::ALL.iter().fold(0, |all, feature| all | feature.bit()),
+            features: Feature::of_this_build(),
             missing: Vec::new(),
             alignment: 4096,
             control_bytes_max: CONTROL_BYTES_MAX,
@@ -77,8 +73,8 @@ impl SimLink {
             key_name: None,
             rights: Rights::all(),
         };
-        let (counts, landing, happened, outbox, over) = Default::default();
-        let (plant, newest, landed) = (Plant::None, OpId(0), Landed::default());
+        let (counts, exposed, ready, outbox, finished) = Default::default();
+        let (plant, newest, arrived_sums) = (Plant::None, OpId(0), ArrivedSums::default());
         SimLink {
             side,
             net,
@@ -86,90 +82,86 @@ impl SimLink {
             limits,
             facts,
             counts,
-            landing,
-            happened,
+            exposed,
+            ready,
             outbox,
-            over,
+            finished,
             plant,
             newest,
-            landed,
-            sharing: Sharing::default(),
-            owed: Owed::default(),
+            arrived_sums,
+            sharing: SharingState::default(),
+            owed: OwedOutcomes::default(),
             open: true,
         }
     }
 
-    /// As this end is, of a build that has not heard of `feature`.
+    /// This end without support for `feature`, as an older build.
     #[must_use]
     pub fn without(mut self, feature: Feature) -> SimLink {
         self.facts.features &= !feature.bit();
         self
     }
 
-    /// As this end is, with a bug in it.
+    /// This end with a planted bug.
     #[must_use]
     pub fn with(mut self, plant: Plant) -> SimLink {
         self.plant = plant;
         self
     }
 
-    /// As this end is, on the host of the other.
+    /// This end on the same host as the other: what each side has handed over.
     #[must_use]
-    pub fn sharing(mut self, shares: Shares) -> SimLink {
-        self.sharing.shares = shares;
+    pub fn sharing(mut self, regions: Regions) -> SimLink {
+        self.sharing.regions = regions;
         self
     }
 
     fn end(&mut self, why: Closed, goodbye: bool, events: &mut Vec<Event>) {
         self.open = false;
         self.net.wire().close(self.side, goodbye);
-        self.landing.retract(None, events);
-        self.unsent(None, events);
+        self.exposed.retract(None, events);
+        self.return_unsent(None, events);
         self.sharing.give_up(&mut self.net.wire(), self.side, None, events);
         events.push(Event::Closed(why));
     }
 
-    /// Hand back pushes of `op`, or all, that did not leave.
-    fn unsent(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
+    /// Returns pushes of `op`, or all, that did not leave.
+    fn return_unsent(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
         for out in std::mem::take(&mut self.outbox) {
             match out {
-                // They were said to be back.
-                Out::Push(..) if self.plant == Plant::PushedEarly && op.is_none() => {}
-                out @ Out::Push(..) if self.plant == Plant::PushedEarly => self.outbox.push_back(out),
-                Out::Push(_, push) if op.is_none_or(|op| op == push.op) => {
-                    events.push(over(push, false));
+                // Their completion was already reported.
+                Queued::Push(..) if self.plant == Plant::PushedEarly && op.is_none() => {}
+                out @ Queued::Push(..) if self.plant == Plant::PushedEarly => self.outbox.push_back(out),
+                Queued::Push(_, push) if op.is_none_or(|op| op == push.op) => {
+                    events.push(pushed_event(push, false));
                 }
-                Out::Lend(push, _) if op.is_none_or(|op| op == push.op) => events.push(over(push, false)),
                 out => self.outbox.push_back(out),
             }
         }
     }
 
-    /// Behind all that is queued.
-    fn queue(&mut self, out: Out) {
+    /// Queues an item after all others.
+    fn queue(&mut self, out: Queued) {
         self.outbox.push_back(out);
-        let mut happened = std::mem::take(&mut self.happened);
-        self.leave(&mut happened);
-        self.happened = happened;
+        let mut ready = std::mem::take(&mut self.ready);
+        self.send_due(&mut ready);
+        self.ready = ready;
     }
 
-    /// Let leave what may by now.
-    fn leave(&mut self, events: &mut Vec<Event>) {
+    /// Sends the items that may leave by now.
+    fn send_due(&mut self, events: &mut Vec<Event>) {
         let now = self.net.wire().clock.now();
         while let Some(out) = self.outbox.pop_front() {
             match out {
-                Out::Frame(frame) => {
+                Queued::Frame(frame) => {
                     self.counts.frames_out += 1;
                     self.sharing.passes(&mut self.net.wire(), &frame);
                     let mut wire = self.net.wire();
-                    wire.fates.unowed += u64::from(self.side == Side::Server && !self.owed.leaves(&frame));
+                    wire.net_stats.unowed += u64::from(self.side == Side::Server && !self.owed.sent(&frame));
                     wire.send(self.side, Packet::Frame(frame));
                 }
-                Out::Lend(push, place) => {
-                    self.sharing.lend(&mut self.net.wire(), self.side, push, place);
-                }
-                Out::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
-                Out::Push(at, push) if at <= now => {
+                Queued::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
+                Queued::Push(at, push) if at <= now => {
                     if let Some(pieces) =
                         self.sharing.pieces(&push).filter(|_| self.plant != Plant::PushedEarly)
                     {
@@ -179,12 +171,12 @@ impl SimLink {
                     let pushed = self.packets(push);
                     events.extend(Some(pushed).filter(|_| self.plant != Plant::PushedEarly));
                 }
-                out @ Out::Push(..) => return self.outbox.push_front(out),
+                out @ Queued::Push(..) => return self.outbox.push_front(out),
             }
         }
     }
 
-    /// The bytes as they are now, as packets.
+    /// Copies the current bytes into packets.
     fn packets(&mut self, push: Push) -> Event {
         let Push { op, item, mut offset, parts, token, may_show: _ } = push;
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect();
@@ -197,24 +189,26 @@ impl SimLink {
         Event::Pushed { op, token, sent: true, parts }
     }
 
-    /// How long until something leaves.
-    fn leaves(&self, now: Mono) -> Option<Duration> {
+    /// Time until the next queued item leaves.
+    fn next_send(&self, now: Mono) -> Option<Duration> {
         match self.outbox.front()? {
-            Out::Frame(_) | Out::Lend(..) | Out::Taken(_) => Some(Duration::ZERO),
-            Out::Push(at, _) => Some(at.since(now)),
+            Queued::Frame(_) | Queued::Taken(_) => Some(Duration::ZERO),
+            Queued::Push(at, _) => Some(at.since(now)),
         }
     }
 
-    fn take(&mut self, packet: Packet, events: &mut Vec<Event>) -> Result<(), Closed> {
+    fn receive(&mut self, packet: Packet, events: &mut Vec<Event>) -> Result<(), Closed> {
         match packet {
             Packet::Frame(mut frame) => {
-                self.net.wire().fates.late += u64::from(self.over.contains(&frame.op));
+                self.net.wire().net_stats.late += u64::from(self.finished.contains(&frame.op));
                 self.counts.frames_in += 1;
                 match self.plant {
-                    Plant::StaleOutcome if frame.kind == Kind::Outcome && self.over.contains(&frame.op) => {
+                    Plant::StaleOutcome
+                        if frame.kind == Kind::Outcome && self.finished.contains(&frame.op) =>
+                    {
                         frame.op = self.newest;
                     }
-                    Plant::Unverified => frame = self.landed.vouched(frame),
+                    Plant::Unverified => frame = self.arrived_sums.replace_checksums(frame),
                     _ => {}
                 }
                 if frame.kind == Kind::Request {
@@ -225,26 +219,25 @@ impl SimLink {
                 }
                 events.push(Event::Frame(frame));
             }
-            Packet::Data { op, item, offset, bytes } => match self.landing.land(op, item, offset, &bytes) {
+            Packet::Data { op, item, offset, bytes } => match self.exposed.write(op, item, offset, &bytes) {
                 Some(whole) => {
                     self.counts.bytes_in += bytes.len() as u64;
                     if let (Plant::Unverified, Some(Event::Landed { op, item, parts, .. })) =
                         (self.plant, &whole)
                     {
-                        self.landed.note(*op, *item, parts);
+                        self.arrived_sums.note(*op, *item, parts);
                     }
                     events.extend(whole);
                 }
                 None => {
                     self.counts.bytes_late += bytes.len() as u64;
-                    self.net.wire().fates.late += 1;
+                    self.net.wire().net_stats.late += 1;
                 }
             },
             Packet::Shown { stretch, pieces } => {
                 let shown = self.sharing.arrived(stretch, pieces);
                 self.shown(shown.ok_or(Closed::Ended)?, events);
             }
-            Packet::Lent { stretch, place } => self.shown(Shown::in_file(stretch, place), events),
             Packet::Taken(stretch) => {
                 events.extend(self.sharing.taken(&mut self.net.wire(), self.side, stretch));
             }
@@ -254,43 +247,39 @@ impl SimLink {
         Ok(())
     }
 
-    /// The other end shows bytes: who has memory exposed for them is told where they lie.
+    /// The other end passes bytes by reference, to exposed memory if possible.
     fn shown(&mut self, shown: Shown, events: &mut Vec<Event>) {
         let (stretch, length) = (shown.stretch(), shown.length());
         let (op, item, offset) = stretch;
-        if let Some(parts) = self.landing.unused(stretch, length) {
+        if let Some(parts) = self.exposed.unused(stretch, length) {
             self.counts.bytes_in += length;
-            if shown.file().is_none() {
-                self.sharing.look(&mut self.net.wire(), self.side, &shown);
-                if self.plant == Plant::Unverified {
-                    self.landed.note_bytes(op, item, &copied(&shown));
-                }
+            self.sharing.look(&mut self.net.wire(), self.side, &shown);
+            if self.plant == Plant::Unverified {
+                self.arrived_sums.note_bytes(op, item, &ref_bytes(&shown));
             }
             events.push(Event::Shown { op, item, offset, parts, shown });
             return;
         }
-        if shown.file().is_none()
-            && let Some(whole) = self.landing.land(op, item, offset, &copied(&shown))
-        {
-            // A piece of what is exposed: it lands as if it had been sent.
+        if let Some(whole) = self.exposed.write(op, item, offset, &ref_bytes(&shown)) {
+            // A part of an exposed range: it arrives like sent bytes.
             self.counts.bytes_in += length;
             events.extend(whole);
         } else {
             self.counts.bytes_late += length;
-            self.net.wire().fates.late += 1;
+            self.net.wire().net_stats.late += 1;
         }
-        self.outbox.push_back(Out::Taken(stretch));
+        self.outbox.push_back(Queued::Taken(stretch));
     }
 
-    fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
-        self.leave(events);
+    fn poll_once(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
+        self.send_due(events);
         let (arrived, silent, cut) = {
             let mut wire = self.net.wire();
-            wire.fates.unowed += self.owed.overdue(wire.clock.now());
+            wire.net_stats.unowed += self.owed.overdue(wire.clock.now());
             (wire.receive(self.side), wire.silent(), wire.is_cut())
         };
         for packet in arrived {
-            self.take(packet, events)?;
+            self.receive(packet, events)?;
         }
         if cut {
             return Err(Closed::Ended);
@@ -319,7 +308,7 @@ impl Link for SimLink {
             frames: of(self.limits.frames_max),
             frame_bytes: of(self.limits.frame_bytes_max),
             pushes: of(self.limits.pushes_max),
-            exposures: of(self.limits.exposures_max.saturating_sub(self.landing.len())),
+            exposures: of(self.limits.exposures_max.saturating_sub(self.exposed.len())),
             operations: of(if self.side == Side::Client { u32::MAX as usize } else { 0 }),
         }
     }
@@ -336,74 +325,30 @@ impl Link for SimLink {
         if frame.kind == Kind::Request {
             self.newest = frame.op;
         }
-        self.queue(Out::Frame(frame));
+        self.queue(Queued::Frame(frame));
         Ok(())
     }
 
     fn shows(&self, parts: &[Part]) -> bool {
-        self.sharing.shares.regions.pieces(parts).is_some()
+        self.sharing.regions.pieces(parts).is_some()
     }
 
     fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
-        match self.sharing.shares.regions.pieces(parts)?.as_slice() {
+        match self.sharing.regions.pieces(parts)?.as_slice() {
             [piece] => Some((piece.region, piece.at)),
             _ => None,
         }
-    }
-
-    fn stays(&self, parts: &[Part]) -> bool {
-        self.sharing.shares.regions.stay(parts)
-    }
-
-    fn steady(&self) -> Option<Steady> {
-        self.sharing.shares.regions.steady.as_ref()?.begin()
-    }
-
-    fn claim(&self, number: u64) -> Option<Claim> {
-        Some(self.sharing.shares.regions.steady.as_ref()?.claim(number))
     }
 
     fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
         self.sharing.arrived(stretch, std::iter::once(ShownPiece::new(region, at, length)).collect())
     }
 
-    fn catalog(&self) -> Option<&Arc<CatalogView>> {
-        self.sharing.shares.regions.catalog.as_ref()
-    }
-
-    fn is_there(&self) -> bool {
-        let mut wire = self.net.wire();
-        wire.fates.unasked += 1;
-        self.open && wire.is_there(self.side)
-    }
-
-    fn lends(&self) -> bool {
-        self.open && self.sharing.shares.lends.is_some()
-    }
-
-    fn lend(&mut self, op: OpId, item: u32, token: u64, place: FilePlace) -> bool {
-        let is_there = self.open && place.length > 0 && self.sharing.has_file(place);
-        if is_there {
-            let (offset, parts, may_show) = (0, Vec::new(), true);
-            self.queue(Out::Lend(Push { op, item, offset, parts, token, may_show }, place));
-        }
-        is_there
-    }
-
-    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
-        let files = self.sharing.shares.reads.clone();
-        Ok(files.map(|files| if self.plant == Plant::ReadOn { files.reading_on() } else { files }))
-            .map(|files| files.map(|files| Arc::new(files) as Arc<dyn Disk>))
-    }
-
     fn took(&mut self, shown: Shown) {
-        if shown.file().is_some() {
-            self.sharing.look(&mut self.net.wire(), self.side, &shown);
-        }
-        self.queue(Out::Taken(shown.stretch()));
+        self.queue(Queued::Taken(shown.stretch()));
     }
 
-    /// The bytes are copied into packets at once, or when the memory was held for a while; it comes back with a poll behind that.
+    /// Copies the bytes into packets now or when the hold ends; a later poll returns the memory.
     fn push(&mut self, push: Push) -> Result<(), Push> {
         let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
         if !self.open || len == 0 || push.op.0 == 0 || push.offset.checked_add(len).is_none() {
@@ -415,9 +360,9 @@ impl Link for SimLink {
         };
         if self.plant == Plant::PushedEarly {
             let (op, token, parts) = (push.op, push.token, Vec::new());
-            self.happened.push(Event::Pushed { op, token, sent: true, parts });
+            self.ready.push(Event::Pushed { op, token, sent: true, parts });
         }
-        self.queue(Out::Push(now.after(hold), push));
+        self.queue(Queued::Push(now.after(hold), push));
         Ok(())
     }
 
@@ -425,31 +370,31 @@ impl Link for SimLink {
         if self.room().exposures == 0 {
             return Err(parts);
         }
-        self.landing.expose((op, item, offset), parts)
+        self.exposed.expose((op, item, offset), parts)
     }
 
     fn retract(&mut self, op: OpId) {
-        self.over.insert(op);
+        self.finished.insert(op);
         match self.plant {
             Plant::KeptAfterRetract => {
-                let said = self.landing.names(op).map(|(op, item, offset)| {
+                let said = self.exposed.names(op).map(|(op, item, offset)| {
                     let parts = Vec::new();
                     Event::Retracted { op, item, offset, parts }
                 });
-                self.happened.extend(said);
+                self.ready.extend(said);
             }
-            _ => self.landing.retract(Some(op), &mut self.happened),
+            _ => self.exposed.retract(Some(op), &mut self.ready),
         }
-        let mut happened = std::mem::take(&mut self.happened);
-        self.unsent(Some(op), &mut happened);
-        self.sharing.give_up(&mut self.net.wire(), self.side, Some(op), &mut happened);
-        self.happened = happened;
+        let mut ready = std::mem::take(&mut self.ready);
+        self.return_unsent(Some(op), &mut ready);
+        self.sharing.give_up(&mut self.net.wire(), self.side, Some(op), &mut ready);
+        self.ready = ready;
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {
-        events.append(&mut self.happened);
+        events.append(&mut self.ready);
         if self.open
-            && let Err(why) = self.turn(events)
+            && let Err(why) = self.poll_once(events)
         {
             self.end(why, false, events);
         }
@@ -472,16 +417,16 @@ impl Link for SimLink {
             }
             let left = until.since(now);
             let arrives = self.net.wire().due(self.side);
-            let due = arrives.into_iter().chain(self.leaves(now)).min().map_or(left, |due| due.min(left));
+            let due = arrives.into_iter().chain(self.next_send(now)).min().map_or(left, |due| due.min(left));
             self.runtime.pause(&signal, seen, due);
         }
     }
 
     fn close(&mut self) {
         if self.open {
-            let mut events = std::mem::take(&mut self.happened);
+            let mut events = std::mem::take(&mut self.ready);
             self.end(Closed::Here, true, &mut events);
-            self.happened = events;
+            self.ready = events;
         }
     }
 }
@@ -489,7 +434,7 @@ impl Link for SimLink {
 impl Drop for SimLink {
     fn drop(&mut self) {
         let mut wire = self.net.wire();
-        wire.watch.forget_all(self.side);
+        wire.reference_check.forget_all(self.side);
         wire.close(self.side, false);
     }
 }

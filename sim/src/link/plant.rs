@@ -1,5 +1,5 @@
-//! Bugs of a link, planted on order: what runs over links hold against it must notice each. They are values and not builds, so
-//! that the tests of every run plant them.
+//! Planted bugs of a link. The checks of runs over links must detect each. They are values, not
+//! builds, so that every test run plants them.
 
 use std::collections::BTreeMap;
 
@@ -9,38 +9,30 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::outcome::{self, Answer, Item, Verdict, Written};
 use pagelith_layouts::wire::{Frame, Kind, List};
 
-use super::shares::gathered;
+use super::shares::concat_bytes;
 
-/// A bug of a client's end.
+/// A planted bug of a client's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plant {
-    /// None.
+    /// No bug.
     #[default]
     None,
-    /// The outcome of an operation that is over is believed for the one that was asked last.
+    /// The outcome of a finished operation is taken for the outcome of the newest request.
     StaleOutcome,
-    /// Memory that is given up is said to be back, and bytes land in it still.
+    /// Retracted memory is reported as returned, and bytes still arrive in it.
     KeptAfterRetract,
-    /// A push is said to be over before its memory was looked at.
+    /// A push is reported as complete before its memory was read.
     PushedEarly,
-    /// What landed is vouched for, whatever it is: a reader that does not verify.
+    /// Checksums are recomputed from the bytes that arrived: a reader that does not verify.
     Unverified,
-    /// A read of a file that the other lends is said to have failed, and goes on.
-    ReadOn,
 }
 
 impl Plant {
-    /// All of them, and none.
-    pub const ALL: [Plant; 6] = [
-        Plant::None,
-        Plant::StaleOutcome,
-        Plant::KeptAfterRetract,
-        Plant::PushedEarly,
-        Plant::Unverified,
-        Plant::ReadOn,
-    ];
+    /// Every bug, and `None`.
+    pub const ALL: [Plant; 5] =
+        [Plant::None, Plant::StaleOutcome, Plant::KeptAfterRetract, Plant::PushedEarly, Plant::Unverified];
 
-    /// Its name on a command line: that of the variant.
+    /// Its name on a command line: the name of the variant.
     pub fn name(self) -> String {
         format!("{self:?}")
     }
@@ -50,28 +42,28 @@ impl std::str::FromStr for Plant {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Plant, String> {
-        Plant::ALL
-            .into_iter()
-            .find(|plant| plant.name() == name)
-            .ok_or_else(|| format!("no such plant: {name}"))
+        Plant::ALL.into_iter().find(|plant| plant.name() == name).ok_or_else(|| {
+            format!("unknown plant: {name}; use a variant of link::Plant, such as StaleOutcome")
+        })
     }
 }
 
-/// Checksums of what landed, as who believes it would make them.
+/// Checksums of the bytes that arrived, by operation and item.
 #[derive(Default)]
-pub(super) struct Landed(BTreeMap<(OpId, u32), Vec<Checksum>>);
+pub(super) struct ArrivedSums(BTreeMap<(OpId, u32), Vec<Checksum>>);
 
-impl Landed {
+impl ArrivedSums {
     pub fn note(&mut self, op: OpId, item: u32, parts: &[Part]) {
-        self.note_bytes(op, item, &gathered(parts));
+        self.note_bytes(op, item, &concat_bytes(parts));
     }
 
     pub fn note_bytes(&mut self, op: OpId, item: u32, bytes: &[u8]) {
         self.0.insert((op, item), bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect());
     }
 
-    /// The outcome, with the checksums of what landed in place of those that were sent.
-    pub fn vouched(&self, frame: Frame) -> Frame {
+    /// The outcome with the checksums of the bytes that arrived instead of the checksums that were
+    /// sent.
+    pub fn replace_checksums(&self, frame: Frame) -> Frame {
         let said = match (frame.kind, outcome::decode(&frame.body)) {
             (Kind::Outcome, Ok((verb, Answer::Items(items)))) => {
                 let block_bytes = items.block_bytes();

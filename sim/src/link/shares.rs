@@ -1,148 +1,111 @@
-//! What an end shares with the other, where both are of one host: memory that bytes are shown in, and files that it lends.
+//! Memory that two ends on one host share, for bytes passed by reference.
 //!
-//! The memory is real ([`pagelith_io::shm`]), in one process here: what lies where in it follows from the seed. The files are the simulated
-//! disk's. What the ends say about them travels as other packets do, and is lost, late and repeated as they are.
+//! The memory is real ([`pagelith_io::shm`]), within one process; its layout follows from the seed.
+//! Messages about
+//! it are packets like any other: lost,
+//! late and repeated.
 
 use std::collections::BTreeMap;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::names::SEGMENTS;
-use pagelith_layouts::wire::shown::Stretch;
+use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, Kind, Side};
 use pagelith_transport::link::{Event, Push};
-use pagelith_transport::shown::{FilePlace, Pieces, Regions, Shown};
+use pagelith_transport::shown::{Regions, Shown};
 
-use super::watch::{Vouching, sum};
+use super::reference_check::{OutcomeCheck, sum};
 use super::wire::{Packet, Wire};
-use crate::disk::{Handed, SimDisk};
 
-/// What each side has handed over, as one end has it. The default is nothing: as between two hosts.
-#[derive(Clone, Default)]
-pub struct Shares {
-    /// Memory, this end's and the other's.
-    pub regions: Regions,
-    /// The disk whose segment files this end lends, and in how many directories they are.
-    pub lends: Option<(SimDisk, usize)>,
-    /// The files that the other lends.
-    pub reads: Option<Handed>,
-}
-
-/// The same at work.
+/// Shared memory in use.
 #[derive(Default)]
-pub(super) struct Sharing {
-    pub shares: Shares,
-    /// What the other was shown, and has not taken.
+pub(super) struct SharingState {
+    /// What each side has handed over, as this end has it. The default is nothing: as between two hosts.
+    pub regions: Regions,
+    /// References sent to the other end and not yet released.
     shown: BTreeMap<Stretch, Push>,
-    /// Whether outcomes are of what was shown.
-    vouching: Vouching,
+    /// Checks that outcomes match the referenced bytes.
+    outcome_check: OutcomeCheck,
 }
 
-/// How a push is named.
+/// The identity of a push.
 fn stretch_of(push: &Push) -> Stretch {
     (push.op, push.item, push.offset)
 }
 
-/// The bytes, one behind the other.
-pub(super) fn gathered(parts: &[Part]) -> Vec<u8> {
+/// The bytes of all parts, concatenated.
+pub(super) fn concat_bytes(parts: &[Part]) -> Vec<u8> {
     parts.iter().flat_map(|part| part.bytes().iter().copied()).collect()
 }
 
-/// All that is shown in memory.
-pub(super) fn copied(shown: &Shown) -> Vec<u8> {
+/// All bytes of a reference.
+pub(super) fn ref_bytes(shown: &Shown) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(shown.length()).unwrap_or(0)];
     shown.copy_out(0, &mut bytes);
     bytes
 }
 
-/// What became of a push.
-pub(super) fn over(push: Push, sent: bool) -> Event {
+/// The completion of a push.
+pub(super) fn pushed_event(push: Push, sent: bool) -> Event {
     let Push { op, token, parts, .. } = push;
     Event::Pushed { op, token, sent, parts }
 }
 
-impl Sharing {
-    /// Where the bytes of a push lie, if they are to be shown.
-    pub fn pieces(&self, push: &Push) -> Option<Pieces> {
+impl SharingState {
+    /// The location of a push's bytes, if they are passed by reference.
+    pub fn pieces(&self, push: &Push) -> Option<Vec<ShownPiece>> {
         let may_show = push.may_show && !self.shown.contains_key(&stretch_of(push));
-        if may_show { self.shares.regions.pieces(&push.parts) } else { None }
+        if may_show { self.regions.pieces(&push.parts) } else { None }
     }
 
-    /// Show what is pushed.
-    pub fn show(&mut self, wire: &mut Wire, side: Side, push: Push, pieces: Pieces) {
-        let (stretch, bytes) = (stretch_of(&push), gathered(&push.parts));
-        self.vouching.shown(stretch, &bytes);
-        wire.watch.show(side, stretch, sum(&bytes));
-        wire.fates.shown += 1;
+    /// Passes a push by reference.
+    pub fn show(&mut self, wire: &mut Wire, side: Side, push: Push, pieces: Vec<ShownPiece>) {
+        let (stretch, bytes) = (stretch_of(&push), concat_bytes(&push.parts));
+        self.outcome_check.shown(stretch, &bytes);
+        wire.reference_check.show(side, stretch, sum(&bytes));
+        wire.net_stats.shown += 1;
         wire.send(side, Packet::Shown { stretch, pieces });
         self.shown.insert(stretch, push);
     }
 
-    /// Whether there is such a file.
-    pub fn has_file(&self, place: FilePlace) -> bool {
-        self.shares.lends.as_ref().is_some_and(|(_, dirs)| place.file < *dirs)
-    }
-
-    fn in_file(&self, place: FilePlace) -> Option<Vec<u8>> {
-        let (disk, _) = self.shares.lends.as_ref()?;
-        disk.peek(place.file, SEGMENTS, place.at, usize::try_from(place.length).ok()?)
-    }
-
-    /// Say where all of an item lies in a file.
-    pub fn lend(&mut self, wire: &mut Wire, side: Side, push: Push, place: FilePlace) {
-        let (stretch, bytes) = (stretch_of(&push), self.in_file(place).unwrap_or_default());
-        self.vouching.shown(stretch, &bytes);
-        wire.watch.show(side, stretch, sum(&bytes));
-        wire.fates.lent += 1;
-        wire.send(side, Packet::Lent { stretch, place });
-        self.shown.insert(stretch, push);
-    }
-
-    /// The other has taken it.
+    /// The other end released a reference.
     pub fn taken(&mut self, wire: &mut Wire, side: Side, stretch: Stretch) -> Option<Event> {
-        wire.watch.forget(side, stretch);
-        self.shown.remove(&stretch).map(|push| over(push, true))
+        wire.reference_check.forget(side, stretch);
+        self.shown.remove(&stretch).map(|push| pushed_event(push, true))
     }
 
-    /// Nothing is shown any more of `op`, or of all.
+    /// Withdraws the references of `op`, or all.
     pub fn give_up(&mut self, wire: &mut Wire, side: Side, op: Option<OpId>, events: &mut Vec<Event>) {
-        self.vouching.forget(op);
+        self.outcome_check.forget(op);
         for (stretch, push) in std::mem::take(&mut self.shown) {
             if op.is_some_and(|op| op != stretch.0) {
                 self.shown.insert(stretch, push);
                 continue;
             }
-            wire.watch.forget(side, stretch);
-            events.push(over(push, false));
+            wire.reference_check.forget(side, stretch);
+            events.push(pushed_event(push, false));
         }
     }
 
-    /// What the other says it shows; `None` if it has handed over no such memory.
-    pub fn arrived(&self, stretch: Stretch, pieces: Pieces) -> Option<Shown> {
-        self.shares.regions.shown(stretch, pieces.into_iter())
+    /// The reference that the other end sent; `None` if that end shares no such memory.
+    pub fn arrived(&self, stretch: Stretch, pieces: Vec<ShownPiece>) -> Option<Shown> {
+        self.regions.shown(stretch, pieces.into_iter())
     }
 
-    /// This end looks at what it was shown.
+    /// This end reads the bytes of a reference.
     pub fn look(&self, wire: &mut Wire, side: Side, shown: &Shown) {
-        let bytes = match shown.file() {
-            None => copied(shown),
-            Some(place) => match &self.shares.reads {
-                Some(files) => files.peek(place).unwrap_or_default(),
-                None => return,
-            },
-        };
-        match wire.watch.look(side.other(), shown.stretch(), sum(&bytes)) {
-            None => wire.fates.looked_late += 1,
+        match wire.reference_check.look(side.other(), shown.stretch(), sum(&ref_bytes(shown))) {
+            None => wire.net_stats.looked_late += 1,
             Some(true) => {}
-            Some(false) => wire.fates.broken += 1,
+            Some(false) => wire.net_stats.broken += 1,
         }
     }
 
-    /// A request came to this end, or an outcome leaves it.
+    /// A request arrived at this end, or an outcome leaves it.
     pub fn passes(&mut self, wire: &mut Wire, frame: &Frame) {
         match frame.kind {
-            Kind::Request => self.vouching.asked(frame),
-            Kind::Outcome => wire.fates.broken += u64::from(!self.vouching.outcome(frame)),
+            Kind::Request => self.outcome_check.asked(frame),
+            Kind::Outcome => wire.net_stats.broken += u64::from(!self.outcome_check.outcome(frame)),
             _ => {}
         }
     }

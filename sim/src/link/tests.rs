@@ -24,7 +24,7 @@ fn world(seed: u64) -> World {
     World { clock, net, client, server }
 }
 
-/// What byte `at` of an operation's item is: no two operations have the same.
+/// The bytes of an operation's item; they differ between operations.
 fn content(op: u64, item: u32, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     SplitMix64::new(op << 8 | u64::from(item)).fill(&mut bytes);
@@ -38,7 +38,7 @@ fn memory(bytes: &[u8]) -> Vec<Part> {
     vec![first, rest]
 }
 
-fn gathered(parts: &[Part]) -> Vec<u8> {
+fn concat_bytes(parts: &[Part]) -> Vec<u8> {
     parts.iter().flat_map(|part| part.bytes().to_vec()).collect()
 }
 
@@ -54,8 +54,8 @@ fn push(op: u64, item: u32, bytes: &[u8]) -> Push {
     Push { op: OpId(op), item, offset: 0, parts: memory(bytes), token: op, may_show: true }
 }
 
-/// Words for what happened, without memory.
-fn told(events: &[Event]) -> Vec<String> {
+/// The events as text, without memory.
+fn event_names(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Frame(frame) => format!("{:?} {}", frame.kind, frame.op.0),
         Event::Landed { op, item, .. } => format!("landed {} {item}", op.0),
@@ -67,7 +67,7 @@ fn told(events: &[Event]) -> Vec<String> {
     events.iter().map(line).collect()
 }
 
-/// Poll both ends over a second of simulated time.
+/// Polls both ends for a second of simulated time.
 fn settle(world: &mut World) -> (Vec<Event>, Vec<Event>) {
     let (mut at_client, mut at_server) = (Vec::new(), Vec::new());
     for _ in 0..1000 {
@@ -79,32 +79,32 @@ fn settle(world: &mut World) -> (Vec<Event>, Vec<Event>) {
 }
 
 #[test]
-fn left_alone_frames_and_bytes_arrive_in_order() {
+fn link_without_faults_delivers_in_order() {
     let mut world = world(1);
     let bytes = content(1, 0, 100_000);
     world.client.expose(OpId(1), 0, 0, memory(&vec![0; bytes.len()])).expect("room");
     world.client.send(request(1)).expect("room");
     let (_, asked) = settle(&mut world);
-    assert_eq!(told(&asked), ["Request 1"]);
+    assert_eq!(event_names(&asked), ["Request 1"]);
     world.server.push(push(1, 0, &bytes)).expect("room");
     world.server.send(outcome(1)).expect("room");
     let (got, sent) = settle(&mut world);
     assert_eq!(
-        (told(&got), told(&sent)),
+        (event_names(&got), event_names(&sent)),
         (vec!["landed 1 0".into(), "Outcome 1".into()], vec!["pushed 1".to_owned()])
     );
     let Event::Landed { parts, .. } = &got[0] else { panic!("{got:?}") };
-    assert!(gathered(parts) == bytes);
+    assert!(concat_bytes(parts) == bytes);
     world.server.close();
     let (got, sent) = settle(&mut world);
     assert_eq!(
-        (told(&got), told(&sent)),
+        (event_names(&got), event_names(&sent)),
         (vec!["closed: closed by the peer".into()], vec!["closed: closed by this side".to_owned()])
     );
 }
 
 #[test]
-fn half_open_partitioned_and_broken_connections_end_as_such() {
+fn half_open_partitioned_and_cut_links_report_their_reason() {
     let dead = Limits::default().dead_after;
     let pending = |world: &mut World| {
         world.client.expose(OpId(1), 0, 0, memory(&[0; 9])).expect("room");
@@ -112,50 +112,50 @@ fn half_open_partitioned_and_broken_connections_end_as_such() {
     };
     let mut deaf = world(2);
     pending(&mut deaf);
-    deaf.net.deafen(Side::Client);
-    assert_eq!(told(&settle(&mut deaf).0), Vec::<String>::new());
+    deaf.net.stop_receiving(Side::Client);
+    assert_eq!(event_names(&settle(&mut deaf).0), Vec::<String>::new());
     deaf.clock.advance(dead);
     let (at_client, at_server) = settle(&mut deaf);
-    assert_eq!(told(&at_client)[0], "retracted 1 0");
+    assert_eq!(event_names(&at_client)[0], "retracted 1 0");
     assert!(
-        told(&at_client)[1].starts_with("closed: nothing was heard of the peer"),
+        event_names(&at_client)[1].starts_with("closed: nothing was heard of the peer"),
         "{:?}",
-        told(&at_client)
+        event_names(&at_client)
     );
     assert!(
-        told(&at_server)[0].starts_with("closed: nothing was heard of the peer"),
+        event_names(&at_server)[0].starts_with("closed: nothing was heard of the peer"),
         "{:?}",
-        told(&at_server)
+        event_names(&at_server)
     );
 
     let mut apart = world(3);
     pending(&mut apart);
     apart.net.partition(dead / 2);
-    assert_eq!(told(&settle(&mut apart).0), Vec::<String>::new());
+    assert_eq!(event_names(&settle(&mut apart).0), Vec::<String>::new());
     apart.clock.advance(dead / 2);
-    assert_eq!(told(&settle(&mut apart).0), ["landed 1 0"], "what was held arrives");
+    assert_eq!(event_names(&settle(&mut apart).0), ["landed 1 0"], "what was held arrives");
 
     let mut broken = world(4);
     pending(&mut broken);
     broken.net.cut();
     let (at_client, at_server) = settle(&mut broken);
-    assert_eq!(told(&at_client), ["retracted 1 0", "closed: the connection ended"]);
-    assert_eq!(told(&at_server), ["pushed 1", "closed: the connection ended"]);
+    assert_eq!(event_names(&at_client), ["retracted 1 0", "closed: the connection ended"]);
+    assert_eq!(event_names(&at_server), ["pushed 1", "closed: the connection ended"]);
 }
 
 #[test]
-fn a_wait_passes_the_time_to_what_arrives_and_no_further() {
+fn wait_advances_time_only_to_next_arrival() {
     let mut world = world(5);
     world.server.send(outcome(1)).expect("room");
     let mut events = Vec::new();
     world.client.wait(&mut events, Duration::from_secs(60));
-    assert_eq!(told(&events), ["Outcome 1"]);
+    assert_eq!(event_names(&events), ["Outcome 1"]);
     assert!(world.clock.now().0 <= LinkFaults::default().delay_max.as_nanos() as u64 + 10_000);
     world.client.wait(&mut events, Duration::from_secs(60));
     assert!(world.clock.now().0 >= 60_000_000_000, "nothing came, and all of the time passed");
 }
 
-/// What a run of one seed came to.
+/// The result of a run of one seed.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     trace: u64,
@@ -167,7 +167,7 @@ struct Tally {
     connections: u64,
 }
 
-/// Gets with retracts at random moments, over a network on which everything goes wrong.
+/// Gets with retracts at random moments, over a network with all faults.
 fn run(seed: u64, steps: u32) -> Tally {
     let mut rng = SplitMix64::new(seed);
     let mut tally = Tally::default();
@@ -247,7 +247,7 @@ fn length(op: u64) -> usize {
     3 + (op as usize * 7919) % (3 * PACKET_BYTES)
 }
 
-/// Memory that comes back holds its own operation's bytes, or none.
+/// Returned memory has the bytes of its own operation, or none.
 fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
     for event in events {
         assert!(!*ended, "an event behind the last: {event:?}");
@@ -255,14 +255,14 @@ fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
             Event::Landed { op, item, parts, .. } => {
                 tally.landed += 1;
                 assert!(
-                    gathered(parts) == content(op.0, *item, length(op.0)),
+                    concat_bytes(parts) == content(op.0, *item, length(op.0)),
                     "wrong bytes landed {op} item={item}"
                 );
             }
             Event::Retracted { op, item, parts, .. } => {
                 tally.retracted += 1;
                 let own = content(op.0, *item, length(op.0));
-                let clean = gathered(parts).iter().zip(&own).all(|(byte, own)| *byte == 0 || byte == own);
+                let clean = concat_bytes(parts).iter().zip(&own).all(|(byte, own)| *byte == 0 || byte == own);
                 assert!(clean, "another operation's bytes landed {op} item={item}");
             }
             Event::Closed(_) => *ended = true,
@@ -272,9 +272,9 @@ fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
     }
 }
 
-/// `TEST_PAGELITH_LINK_STEPS=700000` makes it a million packets.
+/// `TEST_PAGELITH_LINK_STEPS=700000` runs a million packets.
 #[test]
-fn whatever_the_network_does_memory_comes_back_once_with_its_own_bytes_or_none() {
+fn exposed_memory_returns_once_with_own_bytes_or_none() {
     let steps = std::env::var("TEST_PAGELITH_LINK_STEPS").ok().and_then(|text| text.parse().ok());
     let tally = run(7, steps.unwrap_or(20_000));
     assert_eq!(tally.exposed, tally.landed + tally.retracted, "{tally:?}");
@@ -283,7 +283,7 @@ fn whatever_the_network_does_memory_comes_back_once_with_its_own_bytes_or_none()
 }
 
 #[test]
-fn one_seed_is_one_run() {
+fn link_same_seed_gives_same_trace() {
     assert_eq!(run(11, 3000), run(11, 3000));
     assert_ne!(run(11, 3000).trace, run(12, 3000).trace);
 }

@@ -1,4 +1,4 @@
-//! What is between the two ends: packets under way, and what becomes of them.
+//! The network between the two ends: packets in transit, and the faults that strike them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,16 +9,15 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::signal::Signal;
 use pagelith_layouts::checksum::checksum64;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::shown::Stretch;
+use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, Kind, Side};
-use pagelith_transport::shown::{FilePlace, Pieces};
 
-use super::watch::Watch;
-use super::{Fates, LinkFaults};
+use super::reference_check::ReferenceCheck;
+use super::{LinkFaults, NetStats};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
 
-/// What travels.
+/// A message between the ends.
 #[derive(Clone, Debug)]
 pub(super) enum Packet {
     Frame(Frame),
@@ -28,31 +27,26 @@ pub(super) enum Packet {
         offset: u64,
         bytes: Vec<u8>,
     },
-    /// Bytes that lie in the sender's memory.
+    /// A reference to bytes in the sender's memory.
     Shown {
         stretch: Stretch,
-        pieces: Pieces,
+        pieces: Vec<ShownPiece>,
     },
-    /// Bytes that lie in a file of the sender's.
-    Lent {
-        stretch: Stretch,
-        place: FilePlace,
-    },
-    /// The sender looks at what it was shown no more.
+    /// The sender no longer reads the bytes of a reference.
     Taken(Stretch),
-    /// The sender closed; with a goodbye, or its process ended.
+    /// The sender closed: with a goodbye, or because its process ended.
     End {
         goodbye: bool,
     },
 }
 
-/// One end, as the wire sees it.
+/// The network's state for one end.
 #[derive(Default)]
 struct End {
-    /// When the last packet in order arrives: none behind it comes earlier.
+    /// Arrival time of the last in-order packet: later packets arrive no earlier.
     last: Mono,
-    /// Since when it hears nothing.
-    deaf: Option<Mono>,
+    /// Since when the end receives nothing.
+    deaf_since: Option<Mono>,
     closed: bool,
     arrived: Signal,
 }
@@ -60,17 +54,17 @@ struct End {
 pub(super) struct Wire {
     pub clock: SimClock,
     pub faults: LinkFaults,
-    pub fates: Fates,
+    pub net_stats: NetStats,
     pub trace: u64,
-    pub watch: Watch,
-    pub of_stores: Option<Arc<AtomicU64>>,
+    pub reference_check: ReferenceCheck,
+    pub request_counter: Option<Arc<AtomicU64>>,
     rng: SplitMix64,
-    under_way: BTreeMap<(Mono, u64), (Side, Packet)>,
+    in_transit: BTreeMap<(Mono, u64), (Side, Packet)>,
     ends: [End; 2],
-    /// Nothing arrives before.
-    apart_until: Mono,
-    /// Since when nothing arrives, and until when that lasts.
-    apart: Option<(Mono, Mono)>,
+    /// No packet arrives before this time.
+    partitioned_until: Mono,
+    /// Start and end of the last partition.
+    last_partition: Option<(Mono, Mono)>,
     cut: bool,
     dead_after: Duration,
 }
@@ -87,15 +81,15 @@ impl Wire {
         Wire {
             clock,
             faults: LinkFaults::default(),
-            fates: Fates::default(),
+            net_stats: NetStats::default(),
             trace: 0,
-            watch: Watch::default(),
-            of_stores: None,
+            reference_check: ReferenceCheck::default(),
+            request_counter: None,
             rng: SplitMix64::new(seed),
-            under_way: BTreeMap::new(),
+            in_transit: BTreeMap::new(),
             ends: Default::default(),
-            apart_until: Mono::default(),
-            apart: None,
+            partitioned_until: Mono::default(),
+            last_partition: None,
             cut: false,
             dead_after,
         }
@@ -106,7 +100,6 @@ impl Wire {
             Packet::Frame(f) => format!("{:?} {} {}", f.kind, f.op, checksum64(&f.body)),
             Packet::Data { op, item, offset, bytes } => format!("{op} {item} {offset} {}", checksum64(bytes)),
             Packet::Shown { stretch, pieces } => format!("shown {stretch:?} {pieces:?}"),
-            Packet::Lent { stretch, place } => format!("lent {stretch:?} {place:?}"),
             Packet::Taken(stretch) => format!("taken {stretch:?}"),
             Packet::End { goodbye } => format!("end {goodbye}"),
         };
@@ -114,28 +107,28 @@ impl Wire {
         self.trace = checksum64(line.as_bytes());
     }
 
-    /// Send a packet from `side`.
+    /// Sends a packet from `side`.
     pub fn send(&mut self, side: Side, mut packet: Packet) {
-        self.fates.packets += 1;
+        self.net_stats.packets += 1;
         let asks = matches!(&packet, Packet::Frame(frame) if frame.kind == Kind::Request);
-        if let Some(questions) = self.of_stores.as_ref().filter(|_| asks) {
-            self.fates.questions += 1;
+        if let Some(questions) = self.request_counter.as_ref().filter(|_| asks) {
+            self.net_stats.questions += 1;
             questions.fetch_add(1, Relaxed);
         }
         let strikes = |rng: &mut SplitMix64, rate: u32| rng.below(1_000_000) < rate.into();
         let faults = self.faults;
-        // Drawn for every packet, so that one rate does not shift the others' luck.
+        // Drawn for every packet, so that one rate does not shift the draws of the others.
         let [lost, twice, late, cut, flip] =
             [faults.drop, faults.duplicate, faults.reorder, faults.cut, faults.flip]
                 .map(|rate| strikes(&mut self.rng, rate));
         let ends = matches!(packet, Packet::End { .. });
         if cut && !ends {
             self.note("cut", side, &packet);
-            self.fates.dropped += 1;
+            self.net_stats.dropped += 1;
             return self.cut();
         }
         if self.cut || (lost && !ends) {
-            self.fates.dropped += 1;
+            self.net_stats.dropped += 1;
             return self.note("lost", side, &packet);
         }
         if let Packet::Data { bytes, .. } = &mut packet
@@ -143,25 +136,26 @@ impl Wire {
         {
             let bit = self.rng.below(bytes.len() as u64 * 8);
             bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
-            self.fates.flipped += 1;
+            self.net_stats.flipped += 1;
         }
         self.note("sent", side, &packet);
         if twice && !ends {
-            self.fates.duplicated += 1;
+            self.net_stats.duplicated += 1;
             let at = self.arrival(side.other(), true);
             self.put(at, side.other(), packet.clone());
         }
-        self.fates.reordered += u64::from(late && !ends);
+        self.net_stats.reordered += u64::from(late && !ends);
         let at = self.arrival(side.other(), late && !ends);
         self.put(at, side.other(), packet);
     }
 
-    /// When a packet sent now arrives: behind all others, or, overtaken, some time later than it should.
+    /// Arrival time of a packet sent now: after all others, or later than its turn if it is
+    /// overtaken.
     fn arrival(&mut self, to: Side, overtaken: bool) -> Mono {
         let (least, most) = (self.faults.delay_min, self.faults.delay_max);
         let spread = u64::try_from(most.saturating_sub(least).as_nanos()).unwrap_or(u64::MAX);
         let delay = least + Duration::from_nanos(self.rng.below(spread.saturating_add(1)));
-        let at = self.clock.now().after(delay).max(self.apart_until);
+        let at = self.clock.now().after(delay).max(self.partitioned_until);
         let end = &mut self.ends[index(to)];
         if overtaken {
             return at.max(end.last).after(most);
@@ -171,42 +165,42 @@ impl Wire {
     }
 
     fn put(&mut self, at: Mono, to: Side, packet: Packet) {
-        let packets = self.fates.packets;
-        let number = packets * 2 + u64::from(self.under_way.contains_key(&(at, packets * 2)));
-        self.under_way.insert((at, number), (to, packet));
+        let packets = self.net_stats.packets;
+        let number = packets * 2 + u64::from(self.in_transit.contains_key(&(at, packets * 2)));
+        self.in_transit.insert((at, number), (to, packet));
         self.ends[index(to)].arrived.raise();
     }
 
-    /// What has arrived at `side` by now, in order of arrival.
+    /// Packets that have arrived at `side` by now, in order of arrival.
     pub fn receive(&mut self, side: Side) -> Vec<Packet> {
         let now = self.clock.now();
-        let here = self.under_way.range(..=(now, u64::MAX)).filter(|(_, (to, _))| *to == side);
+        let here = self.in_transit.range(..=(now, u64::MAX)).filter(|(_, (to, _))| *to == side);
         let names: Vec<_> = here.map(|(name, _)| *name).collect();
         let arrived: Vec<Packet> =
-            names.iter().filter_map(|name| self.under_way.remove(name)).map(|(_, packet)| packet).collect();
-        if self.ends[index(side)].deaf.is_some() {
+            names.iter().filter_map(|name| self.in_transit.remove(name)).map(|(_, packet)| packet).collect();
+        if self.ends[index(side)].deaf_since.is_some() {
             return Vec::new();
         }
         arrived.iter().for_each(|packet| self.note("arrived", side, packet));
         arrived
     }
 
-    /// How long until something arrives at `side`, or it must find that nothing does.
+    /// Time until a packet arrives at `side`, or until it must detect that none does.
     pub fn due(&self, side: Side) -> Option<Duration> {
         let now = self.clock.now();
-        let next = self.under_way.iter().find(|(_, (to, _))| *to == side).map(|((at, _), _)| at.since(now));
+        let next = self.in_transit.iter().find(|(_, (to, _))| *to == side).map(|((at, _), _)| at.since(now));
         let dead = self.silent_since().map(|since| since.after(self.dead_after).since(now));
         next.into_iter().chain(dead).min()
     }
 
-    /// Since when pings go unanswered: both ways are needed for an answer.
+    /// Since when pings get no reply: a reply needs both directions.
     fn silent_since(&self) -> Option<Mono> {
         let now = self.clock.now();
-        let apart = self.apart.filter(|(_, until)| now < *until).map(|(since, _)| since);
-        self.ends.iter().filter_map(|end| end.deaf).chain(apart).min()
+        let apart = self.last_partition.filter(|(_, until)| now < *until).map(|(since, _)| since);
+        self.ends.iter().filter_map(|end| end.deaf_since).chain(apart).min()
     }
 
-    /// How long nothing has been heard, if that is too long.
+    /// How long nothing was received, if that exceeds the limit.
     pub fn silent(&self) -> Option<Duration> {
         let silent = self.clock.now().since(self.silent_since()?);
         (silent >= self.dead_after).then_some(silent)
@@ -221,51 +215,46 @@ impl Wire {
         self.ends[index(side)].arrived.clone()
     }
 
-    /// Whether the other end is there, as the system of a host that both are on knows.
-    pub fn is_there(&self, side: Side) -> bool {
-        !self.cut && !self.ends[index(side.other())].closed
-    }
-
-    /// Whether neither end can hear anything more.
+    /// Whether neither end can receive anything more.
     pub fn is_over(&self) -> bool {
         self.cut || self.ends.iter().all(|end| end.closed)
     }
 
-    /// How long the next push is held.
+    /// How long the next push's memory is held before it is read.
     pub fn hold(&mut self) -> Duration {
         let most = u64::try_from(self.faults.hold_max.as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(if most == 0 { 0 } else { self.rng.below(most) })
     }
 
     pub fn cut(&mut self) {
-        self.fates.cuts += u64::from(!self.cut);
+        self.net_stats.cuts += u64::from(!self.cut);
         self.cut = true;
-        self.under_way.clear();
+        self.in_transit.clear();
         self.ends.iter().for_each(|end| end.arrived.raise());
     }
 
-    pub fn deafen(&mut self, side: Side) {
+    pub fn stop_receiving(&mut self, side: Side) {
         let now = self.clock.now();
-        self.ends[index(side)].deaf.get_or_insert(now);
+        self.ends[index(side)].deaf_since.get_or_insert(now);
     }
 
-    /// What is under way arrives when the partition ends, in the order in which it would have.
+    /// Packets in transit arrive when the partition ends, in their original order.
     pub fn partition(&mut self, time: Duration) {
         let now = self.clock.now();
-        let until = now.after(time).max(self.apart_until);
-        let since = self.apart.filter(|(_, until)| now < *until).map_or(now, |(since, _)| since);
-        (self.apart, self.apart_until) = (Some((since, until)), until);
-        for ((at, number), packet) in std::mem::take(&mut self.under_way) {
-            self.under_way.insert((at.max(until), number), packet);
+        let until = now.after(time).max(self.partitioned_until);
+        let since = self.last_partition.filter(|(_, until)| now < *until).map_or(now, |(since, _)| since);
+        (self.last_partition, self.partitioned_until) = (Some((since, until)), until);
+        for ((at, number), packet) in std::mem::take(&mut self.in_transit) {
+            self.in_transit.insert((at.max(until), number), packet);
         }
         self.ends.iter_mut().for_each(|end| end.last = end.last.max(until));
     }
 
-    /// This side closes; the other is told if it can be.
+    /// Closes this side; notifies the other if possible.
     pub fn close(&mut self, side: Side, goodbye: bool) {
         if !std::mem::replace(&mut self.ends[index(side)].closed, true) {
             self.send(side, Packet::End { goodbye });
         }
-        self.under_way.retain(|_, (to, _)| *to != side);
+        self.in_transit.retain(|_, (to, _)| *to != side);
     }
 }

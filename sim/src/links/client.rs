@@ -1,42 +1,42 @@
-//! A client: it asks for one thing after the other, gives up at deadlines, and uses its memory again.
+//! A client: it makes one call after the other, gives up at deadlines, and reuses its memory.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::{Done, Get, GetDone, Options, PutDone, PutGroup, Result, Session, Store};
 use pagelith_io::runtime::{Step, Task};
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
 
-use super::looks::Looks;
+use super::machine::Machine;
 use super::oracle::{NAMESPACES, OBJECTS, Oracle};
 use super::report::Tally;
-use super::site::Machine;
+use super::views::Views;
 use crate::entropy::SplitMix64;
 use crate::explore::memory::{Memory, Target};
 use crate::explore::objects;
 
-/// What asks.
-pub enum Face {
+/// The store or client under test.
+pub enum StoreHandle {
     /// A client of a store process, and that store's number.
     Attached(Arc<Attached>, Machine, usize),
     /// A store with peers, and its number.
     Front(Arc<Store>, Box<Session>, usize),
 }
 
-/// What the clients of a run share.
+/// State shared by the clients of a run.
 #[derive(Clone)]
 pub struct Shared {
     pub oracle: Arc<Mutex<Oracle>>,
     pub tally: Arc<Mutex<Tally>>,
-    /// The object that any of them asked for last.
+    /// The object that any client requested last.
     pub asked_last: Arc<AtomicUsize>,
-    /// And put last.
+    /// The object that any client put last.
     pub put_last: Arc<AtomicUsize>,
-    /// And one that is being removed, 1 more than its number; 0 without any.
+    /// The object that is being removed, plus 1; 0 if there is none.
     pub removing: Arc<AtomicUsize>,
 }
 
@@ -49,46 +49,47 @@ impl Shared {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Have objects removed by way of the store `by`, with what goes with them.
+    /// Removes objects through store `by`, with the objects that are removed with them.
     fn removed(&self, by: usize, some: Vec<usize>, remove: impl FnOnce(&[ObjectKey]) -> Result<usize>) {
         let keys: Vec<ObjectKey> = some.iter().flat_map(|object| group(*object)).map(key).collect();
-        let some: Vec<usize> = some.into_iter().flat_map(goes_with).collect();
+        let some: Vec<usize> = some.into_iter().flat_map(removed_with).collect();
         let begun = self.oracle().moment();
         if remove(&keys).is_ok() {
-            some.into_iter().for_each(|object| self.oracle().gone(by, object, begun));
+            some.into_iter().for_each(|object| self.oracle().removed(by, object, begun));
             self.tally().removals += 1;
         }
     }
 }
 
 pub struct Client {
-    pub face: Face,
+    pub handle: StoreHandle,
     pub shared: Shared,
-    /// What stores have asked their peers, of all that they were asked.
+    /// Requests that stores have sent to their peers.
     pub questions: Arc<AtomicU64>,
     pub rng: SplitMix64,
     pub memory: Memory,
-    pub looks: Looks,
+    pub views: Views,
     pub left: u32,
-    /// It asks for so many objects, the first of all.
-    pub of: usize,
-    /// It has several batches under way at once, now and then.
-    pub several: bool,
-    /// It removes what others are busy with, and asks for what they remove.
-    pub meets: bool,
-    /// So many stores have clients that ask for the same, and put it.
+    /// It uses the objects `0..of`.
+    pub objects_used: usize,
+    /// Now and then it has several batches in progress at once.
+    pub has_batches: bool,
+    /// It removes objects that others use, and requests objects that others remove.
+    pub overlaps_removals: bool,
+    /// Number of stores whose clients request and put the same objects.
     pub stores: usize,
-    /// What it put last.
+    /// The objects that it put last.
     pub put_last: Vec<usize>,
-    /// The last call found no store.
-    pub alone: bool,
+    /// The last call found the store unavailable.
+    pub store_unavailable: bool,
 }
 
 fn namespace(object: usize) -> NamespaceId {
     objects::namespace(object % NAMESPACES)
 }
 
-/// Objects of one page: those of every third page are put as a group, and of every third the second is attached to the first.
+/// Objects of one page. Those of every third page are put as a group; of another third, the second
+/// is attached to the first.
 const PAGE: usize = NAMESPACES * 2;
 
 pub fn key(object: usize) -> ObjectKey {
@@ -98,7 +99,7 @@ pub fn key(object: usize) -> ObjectKey {
         .expect("a key")
 }
 
-/// Which objects are put together with one.
+/// The objects that are put together with an object.
 fn group(object: usize) -> Vec<usize> {
     let first = object / PAGE * PAGE + object % NAMESPACES;
     match object / PAGE % 3 {
@@ -107,45 +108,45 @@ fn group(object: usize) -> Vec<usize> {
     }
 }
 
-/// What an object is attached to.
+/// The base of an attached object.
 pub(super) fn base(object: usize) -> Option<usize> {
     let first = object / PAGE * PAGE + object % NAMESPACES;
     (object / PAGE % 3 == 2 && object != first).then_some(first)
 }
 
-/// What goes with an object that is removed: its group, and what is attached to it.
-fn goes_with(object: usize) -> Vec<usize> {
+/// The objects that are removed with an object: its group, and objects attached to it.
+fn removed_with(object: usize) -> Vec<usize> {
     let attached = Some(object + NAMESPACES).filter(|other| base(*other) == Some(object));
     group(object).into_iter().chain(attached).collect()
 }
 
-impl Face {
+impl StoreHandle {
     pub(super) fn links(&self) -> u64 {
         match self {
-            Face::Attached(_, machine, _) => machine.dialled(),
-            Face::Front(..) => 0,
+            StoreHandle::Attached(_, machine, _) => machine.dialled(),
+            StoreHandle::Front(..) => 0,
         }
     }
 
-    /// Whether it is shown the store's memory.
-    pub(super) fn is_shown(&self) -> bool {
+    /// Whether the store passes bytes by reference to it.
+    pub(super) fn shares_memory(&self) -> bool {
         match self {
-            Face::Attached(_, machine, _) => machine.shows(),
-            Face::Front(..) => false,
+            StoreHandle::Attached(_, machine, _) => machine.shows(),
+            StoreHandle::Front(..) => false,
         }
     }
 
-    /// Whose answers these are.
+    /// The store that answers.
     pub(super) fn store(&self) -> usize {
         match self {
-            Face::Attached(_, _, number) | Face::Front(_, _, number) => *number,
+            StoreHandle::Attached(_, _, number) | StoreHandle::Front(_, _, number) => *number,
         }
     }
 
     fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
         match self {
-            Face::Attached(client, ..) => client.put(groups, options),
-            Face::Front(_, session, _) => {
+            StoreHandle::Attached(client, ..) => client.put(groups, options),
+            StoreHandle::Front(_, session, _) => {
                 let ticket = session.submit_put(groups, options);
                 match session.wait(ticket, FOREVER) {
                     Some(Done::Put(done)) => done,
@@ -155,11 +156,11 @@ impl Face {
         }
     }
 
-    /// A store does something else meanwhile.
+    /// `meanwhile` runs while the get is in progress.
     fn get(&mut self, gets: Vec<Get>, options: Options, meanwhile: impl FnOnce(&Store)) -> Vec<GetDone> {
         match self {
-            Face::Attached(client, ..) => client.get(gets, options),
-            Face::Front(store, session, _) => {
+            StoreHandle::Attached(client, ..) => client.get(gets, options),
+            StoreHandle::Front(store, session, _) => {
                 let ticket = session.submit_get(gets, options);
                 meanwhile(store);
                 match session.wait(ticket, FOREVER) {
@@ -172,35 +173,36 @@ impl Face {
 
     fn exists(&mut self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
         match self {
-            Face::Attached(client, ..) => client.exists_batch(keys, options),
-            Face::Front(store, ..) => Ok(store.exists_batch(keys, options)),
+            StoreHandle::Attached(client, ..) => client.exists_batch(keys, options),
+            StoreHandle::Front(store, ..) => Ok(store.exists_batch(keys, options)),
         }
     }
 
     fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
         match self {
-            Face::Attached(client, ..) => client.remove(keys, options),
-            Face::Front(store, ..) => store.remove(keys, options),
+            StoreHandle::Attached(client, ..) => client.remove(keys, options),
+            StoreHandle::Front(store, ..) => store.remove(keys, options),
         }
     }
 
     fn clear(&self, namespace: NamespaceId, options: Options) -> Result<()> {
         match self {
-            Face::Attached(client, ..) => client.clear(namespace, options).map(drop),
-            Face::Front(store, ..) => store.clear(namespace, options).map(drop),
+            StoreHandle::Attached(client, ..) => client.clear(namespace, options).map(drop),
+            StoreHandle::Front(store, ..) => store.clear(namespace, options).map(drop),
         }
     }
 
     fn flush(&self, options: Options) -> Result<()> {
         match self {
-            Face::Attached(client, ..) => client.flush(options).map(drop),
-            Face::Front(store, ..) => store.flush(options).map(drop),
+            StoreHandle::Attached(client, ..) => client.flush(options).map(drop),
+            StoreHandle::Front(store, ..) => store.flush(options).map(drop),
         }
     }
 }
 
-/// Requests of stores to their peers that an object which a client asks for or puts, or a call, may cause: a third of one does, where
-/// nothing goes wrong. And how many more there may be, since much is asked at once.
+/// Requests of stores to their peers that one object of a client's get or put, or one call, may
+/// cause; without faults it is a third of one. `QUESTIONS_FREE` more are allowed, since many calls
+/// run at once.
 const QUESTIONS_MAX: u64 = 2;
 const QUESTIONS_FREE: u64 = 100;
 /// Longer than any deadline.
@@ -213,8 +215,8 @@ impl Client {
     }
 
     fn object(&mut self) -> usize {
-        // Some are asked for much more than others, so that what was asked for meets what is.
-        let of = if self.rng.one_in(2) { 12 } else { self.of };
+        // Some objects are requested much more often, so that operations on one object overlap.
+        let of = if self.rng.one_in(2) { 12 } else { self.objects_used };
         self.rng.below(of as u64) as usize
     }
 
@@ -225,33 +227,34 @@ impl Client {
         some
     }
 
-    /// Keep memory that came back for a while, with bytes in it that no object has; what had it too long, and what changed
-    /// in it since it came back.
-    pub(super) fn rest(&mut self, mut target: Target) {
-        let held = !target.is_alone();
+    /// Keeps returned memory for a while, filled with bytes that no object has, and checks for late
+    /// owners and late writes.
+    pub(super) fn retire(&mut self, mut target: Target) {
+        let held = !target.is_sole_owner();
         target.fill_with(0xC3);
-        let touched = !self.memory.rest(target);
+        let touched = !self.memory.retire(target);
         let mut tally = self.shared.tally();
         tally.touched_late += u64::from(touched);
         tally.held_late += u64::from(held);
         if touched {
-            tally.found("memory was written after its operation had ended".into());
+            tally.add_finding("memory was written after its operation had ended".into());
         }
         if held {
-            tally.found("the link has memory of an operation that ended".into());
+            tally.add_finding("link still owns memory of an ended operation".into());
         }
     }
 
-    /// Which of these it puts, of those that several stores have clients for: most are put by one of them, and asked of it by the others.
+    /// The objects of `some` that this client puts, if several stores have clients for them: one
+    /// store's clients put most objects, and the other clients request them from it.
     pub(super) fn puts(&mut self, mut some: Vec<usize>) -> Vec<usize> {
         if self.stores > 1 && !self.rng.one_in(4) {
-            let (own, stores) = (self.face.store(), self.stores);
+            let (own, stores) = (self.handle.store(), self.stores);
             some.retain(|object| (object / PAGE + object / PAGE / stores) % stores == own);
         }
         some
     }
 
-    /// The groups that these objects are put in: a third of the time all of theirs, else the first's.
+    /// The groups that contain these objects: a third of the time all of them, else the first's.
     pub(super) fn groups(&mut self, some: Vec<usize>) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = match some {
             some if self.rng.one_in(3) => some.into_iter().map(group).collect(),
@@ -265,45 +268,46 @@ impl Client {
         let options = self.options();
         let groups = self.groups(some);
         self.put_last = groups.iter().map(|group| group[0]).collect();
-        let (puts, lent) = self.lend_put(&groups);
-        let done = self.face.put(puts, options);
-        self.put_over(lent, Some(done));
+        let (puts, lent) = self.prepare_put(&groups);
+        let done = self.handle.put(puts, options);
+        self.put_completed(lent, Some(done));
         self.shared.put_last.store(groups[0][0], Relaxed);
     }
 
     fn get(&mut self, some: Vec<usize>) {
         let options = self.options();
         let objects = some.clone();
-        let (gets, lent) = self.lend_get(some);
-        // What comes from a peer and is removed on its way must not stay.
-        let removes = matches!(self.face, Face::Front(..)) && self.rng.one_in(8);
-        let (shared, of, removing) = (&self.shared, self.face.store(), options);
-        let done = self.face.get(gets, options, |store| {
+        let (gets, lent) = self.prepare_get(some);
+        // An object that is removed while it arrives from a peer must not stay.
+        let removes = matches!(self.handle, StoreHandle::Front(..)) && self.rng.one_in(8);
+        let (shared, of, removing) = (&self.shared, self.handle.store(), options);
+        let done = self.handle.get(gets, options, |store| {
             if removes {
                 shared.removed(of, objects, |keys| store.remove(keys, removing));
             }
         });
-        self.got(lent, Some(done));
+        self.get_completed(lent, Some(done));
     }
 
     fn exists(&mut self) {
         let (some, options) = (self.objects(12), self.options());
         let keys: Vec<ObjectKey> = some.iter().map(|object| key(*object)).collect();
         let since = self.shared.oracle().moment();
-        let Ok(found) = self.face.exists(&keys, options) else { return };
+        let Ok(found) = self.handle.exists(&keys, options) else { return };
         for (object, _) in some.into_iter().zip(found).filter(|(_, here)| *here) {
             let mut tally = self.shared.tally();
             tally.found_here += 1;
-            if let Some(wrong) = self.shared.oracle().exists(self.face.store(), object, since) {
+            if let Some(wrong) = self.shared.oracle().exists(self.handle.store(), object, since) {
                 tally.wrong += 1;
-                tally.found(wrong);
+                tally.add_finding(wrong);
             }
         }
     }
 
     fn remove(&mut self) {
-        // What was put a moment ago may be on its way to peers, and what another asks for on its way from one.
-        let some = match if self.meets { self.rng.below(3) } else { 2 } {
+        // A recent put may still be sent to peers, and an object that another client requests may
+        // arrive from one.
+        let some = match if self.overlaps_removals { self.rng.below(3) } else { 2 } {
             0 if self.rng.one_in(2) => std::mem::take(&mut self.put_last),
             0 => vec![self.shared.put_last.load(Relaxed)],
             1 => vec![self.shared.asked_last.load(Relaxed)],
@@ -314,47 +318,47 @@ impl Client {
         }
         let options = self.options();
         self.shared.removing.store(some[0] + 1, Relaxed);
-        let face = &self.face;
-        self.shared.removed(face.store(), some, |keys| face.remove(keys, options));
+        let handle = &self.handle;
+        self.shared.removed(handle.store(), some, |keys| handle.remove(keys, options));
         self.shared.removing.store(0, Relaxed);
     }
 
-    /// Whether stores asked their peers more than the clients gave cause to: what one asks another goes no further.
-    fn is_circled(&self) -> bool {
+    /// Whether stores sent their peers more requests than clients' calls explain: a store must not
+    /// forward a peer's request.
+    fn is_forwarding(&self) -> bool {
         let questions = self.questions.load(Relaxed);
         let mut tally = self.shared.tally();
         let cause = tally.operations + tally.gets + tally.puts;
-        let is_circled = questions > QUESTIONS_FREE + QUESTIONS_MAX * cause;
-        if is_circled && tally.circles == 0 {
+        let is_forwarding = questions > QUESTIONS_FREE + QUESTIONS_MAX * cause;
+        if is_forwarding && tally.circles == 0 {
             tally.circles = 1;
-            tally
-                .found(format!("stores ask each other what they are asked questions={questions} of={cause}"));
+            tally.add_finding(format!("stores forward requests of peers requests={questions} calls={cause}"));
         }
-        is_circled
+        is_forwarding
     }
 
-    fn rests(&mut self) -> Step {
-        if std::mem::take(&mut self.alone) {
-            // Who is not there is left alone for a second; asking meanwhile shows nothing.
+    fn pause(&mut self) -> Step {
+        if std::mem::take(&mut self.store_unavailable) {
+            // An unavailable store is not contacted for a second; calls meanwhile test nothing.
             return Step::Idle(Duration::from_micros(self.rng.below(400_000)));
         }
         Step::Idle(Duration::from_micros(self.rng.below(600)))
     }
 
-    fn look(&mut self) {
-        if self.looks.is_full() || self.rng.one_in(2) {
-            return self.looks.end_one(&mut self.rng, &self.shared);
+    fn use_views(&mut self) {
+        if self.views.is_full() || self.rng.one_in(2) {
+            return self.views.recheck_one(&mut self.rng, &self.shared);
         }
         let (some, options) = (self.objects(3), self.options());
-        self.alone = self.looks.begin(&self.face, &some, options, &self.shared);
+        self.store_unavailable = self.views.open(&self.handle, &some, options, &self.shared);
     }
 
     fn clear(&mut self) {
         let (number, options) = (self.rng.below(NAMESPACES as u64) as usize, self.options());
         let begun = self.shared.oracle().moment();
-        if self.face.clear(namespace(number), options).is_ok() {
+        if self.handle.clear(namespace(number), options).is_ok() {
             let of = (0..OBJECTS).filter(|object| object % NAMESPACES == number);
-            of.for_each(|object| self.shared.oracle().gone(self.face.store(), object, begun));
+            of.for_each(|object| self.shared.oracle().removed(self.handle.store(), object, begun));
             self.shared.tally().removals += 1;
         }
     }
@@ -366,22 +370,22 @@ impl Task for Client {
             return Step::Done;
         }
         self.left -= 1;
-        if self.is_circled() {
+        if self.is_forwarding() {
             self.left = 0;
         }
-        if self.face.is_shown() && self.rng.one_in(12) {
-            self.look();
+        if self.handle.shares_memory() && self.rng.one_in(12) {
+            self.use_views();
             return Step::Idle(Duration::from_micros(self.rng.below(600)));
         }
-        if self.several && self.rng.one_in(10) {
-            self.several();
-            return self.rests();
+        if self.has_batches && self.rng.one_in(10) {
+            self.run_batches();
+            return self.pause();
         }
-        let removing = if self.meets { self.shared.removing.load(Relaxed) } else { 0 };
+        let removing = if self.overlaps_removals { self.shared.removing.load(Relaxed) } else { 0 };
         match self.rng.below(100) {
-            // What one store has removed and another has not may be sent back.
+            // A store that has not yet applied the removal may send the object back.
             0..70 if removing > 0 => self.get(group(removing - 1)),
-            // A store that removes something itself keeps nothing.
+            // A store that removes an object itself keeps no copy.
             86..97 if removing > 0 && !self.rng.one_in(8) => self.get(group(removing - 1)),
             0..36 => {
                 let some = self.objects(4);
@@ -398,23 +402,24 @@ impl Task for Client {
             86..97 => self.remove(),
             97 => self.clear(),
             98 => drop(
-                self.face.flush(Options { timeout: Some(Duration::from_millis(100)), ..Options::default() }),
+                self.handle
+                    .flush(Options { timeout: Some(Duration::from_millis(100)), ..Options::default() }),
             ),
-            // So that what is not asked for a while, or is left alone, comes back.
+            // Pauses, so that peers that were given up or are idle are contacted again.
             _ => return Step::Idle(Duration::from_millis(1 + self.rng.below(1500))),
         }
         self.shared.tally().operations += 1;
-        self.rests()
+        self.pause()
     }
 }
 
 impl Drop for Client {
-    /// What rests is looked at once more.
+    /// Checks the retained memory once more.
     fn drop(&mut self) {
-        if !self.memory.wake_all() {
+        if !self.memory.check_all() {
             let mut tally = self.shared.tally();
             tally.touched_late += 1;
-            tally.found("memory was written after its operation had ended".into());
+            tally.add_finding("memory was written after its operation had ended".into());
         }
     }
 }

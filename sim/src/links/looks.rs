@@ -1,6 +1,6 @@
 //! What a client looks at where it lies in the store's memory, and for how long that is held.
 
-use pagelith::attach::View;
+use pagelith::client::View;
 use pagelith::{ErrorKind, Options};
 use pagelith_layouts::key::ObjectKey;
 

@@ -1,18 +1,19 @@
-//! Stores and clients over simulated links, each run of one seed: clients attached to a store process, which may have a peer itself, or one
-//! or two stores with the same peers. Packets are dropped, repeated, overtaken, changed and late; links break, fall silent and are parted; store
-//! processes are killed and come back; clients give up at deadlines and use their memory again.
+//! Stores and clients over simulated links, one run per seed: clients attached to a store process,
+//! which may have a peer itself, or one or two stores with the same peers. Packets are dropped,
+//! duplicated, overtaken, corrupted and delayed. Links break, fall silent and are partitioned.
+//! Store processes are killed and restart. Clients give up at deadlines and reuse their memory.
 //!
-//! Held against it: every byte of every hit, every object that is found, and memory that came back, which nothing may
-//! write or have any more.
+//! Checked are every byte of every hit, every object that is found, and returned memory, which
+//! nothing may write or own any more.
 
+mod batch_memory;
+mod batches;
 mod client;
-mod lent;
-mod looks;
+mod machine;
 mod oracle;
 mod report;
-mod several;
 mod shape;
-mod site;
+mod views;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,9 +25,9 @@ use pagelith_io::runtime::{Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 
 use self::client::{Client, Shared};
-use self::looks::Looks;
+use self::machine::{Machine, RunContext};
 use self::oracle::{NAMESPACES, Oracle};
-use self::site::{Ground, Machine};
+use self::views::Views;
 use crate::clock::SimClock;
 use crate::entropy::{SimEntropy, SplitMix64};
 use crate::explore::{message, objects};
@@ -36,47 +37,48 @@ use crate::runtime::SimRuntime;
 pub use report::Tally;
 pub use shape::Shape;
 
-/// Simulated time after which a run that goes on is said to hang.
+/// Simulated time after which a run that has not ended counts as hanging.
 const TIME_MAX: Duration = Duration::from_secs(3600);
-/// How long a call of a client that names no time may take.
+/// Time limit of a client's call without its own timeout.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Within so long what was held for who is gone is let go.
-const LET_GO: Duration = Duration::from_secs(10);
+/// Time limit for a store to release the resources of clients that are gone.
+const RELEASE_MAX: Duration = Duration::from_secs(10);
 
-/// After so long a server whose link is gone is gone, too.
-const UNDER_WAY: Duration = Duration::from_millis(100);
+/// Time limit for a server to end after its link ended.
+const SERVER_END_MAX: Duration = Duration::from_millis(100);
 
-/// What a seed stands for, beside its number.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Its number.
+    /// The seed.
     pub seed: u64,
     /// Operations of all clients together.
     pub ops: u32,
-    /// Nothing goes wrong.
+    /// No faults.
     pub calm: bool,
-    /// Who stands where, whatever the seed says.
+    /// Arrangement of stores and clients, in place of the seed's choice.
     pub shape: Option<Shape>,
-    /// The bug that clients' ends of links have.
+    /// The planted bug of the clients' ends of links.
     pub plant: Plant,
 }
 
-/// What goes wrong in between, in whatever another task is doing.
-struct Fate {
+/// Injects faults while other tasks run.
+struct FaultTask {
     machines: Vec<Machine>,
     shared: Shared,
     clock: SimClock,
-    /// What ended before this moment is settled at that time: every link of then is gone.
+    /// Puts that ended before this moment are settled at that time: every link of that moment has
+    /// ended.
     cut: Option<(u64, Mono)>,
-    /// The clients have ended.
+    /// All clients have ended.
     over: Arc<AtomicBool>,
-    /// Something goes wrong within so many microseconds.
+    /// Most microseconds between faults.
     pace: u64,
     rng: SplitMix64,
 }
 
-impl Task for Fate {
+impl Task for FaultTask {
     fn step(&mut self) -> Step {
         if self.over.load(Ordering::Relaxed) {
             return Step::Done;
@@ -96,7 +98,7 @@ impl Task for Fate {
             1..5 => {
                 self.machines.iter().for_each(Machine::cut_all);
                 let moment = self.shared.oracle().moment();
-                self.cut.get_or_insert((moment, self.clock.now().after(UNDER_WAY)));
+                self.cut.get_or_insert((moment, self.clock.now().after(SERVER_END_MAX)));
             }
             _ => machine.strike(&mut self.rng),
         }
@@ -121,7 +123,7 @@ fn faults(rng: &mut SplitMix64) -> LinkFaults {
     }
 }
 
-/// Do a plan, and say what it came to.
+/// Executes a plan and returns its counts.
 pub fn run(plan: &Plan) -> Tally {
     let (oracle, tally) = (Mutex::new(Oracle::new()), Mutex::default());
     let (asked_last, put_last, removing) = Default::default();
@@ -131,7 +133,7 @@ pub fn run(plan: &Plan) -> Tally {
     tally.seeds = 1;
     if let Err(panic) = ended {
         tally.panics += 1;
-        tally.found(format!("panicked: {}", message(&*panic)));
+        tally.add_finding(format!("panicked: {}", message(&*panic)));
     }
     tally
 }
@@ -140,120 +142,121 @@ fn go(plan: &Plan, shared: &Shared) {
     let mut rng = SplitMix64::new(plan.seed);
     let clock = SimClock::new();
     let runtime = SimRuntime::new(clock.clone(), rng.next_u64());
-    let ground = Ground {
+    let ctx = RunContext {
         clock,
         runtime,
         entropy: Arc::new(SimEntropy::new(rng.next_u64())),
         questions: Arc::default(),
     };
     // Tasks hold the runtime that holds them.
-    let _end = Ended(ground.runtime.clone());
+    let _end = KillOnDrop(ctx.runtime.clone());
     let drawn = (Shape::draw(&mut rng), faults(&mut rng));
     let shape = plan.shape.unwrap_or(drawn.0);
     let faults = if plan.calm { LinkFaults::default() } else { drawn.1 };
     let machines: Vec<Machine> = (0..shape.machines(&mut rng))
         .map(|_| {
             let setup = shape.setup(&mut rng);
-            let machine = Machine::new(&ground, setup, faults, rng.next_u64());
+            let machine = Machine::new(&ctx, setup, faults, rng.next_u64());
             machine.plant(plan.plant);
             machine
         })
         .collect();
-    shape.introduce(&machines);
-    // What their peers remove they are told behind what was offered, and have to refuse by themselves.
+    shape.connect_peers(&machines);
+    // Their peers send notifications of removals after offers, and they must refuse the offers
+    // themselves.
     if shape == Shape::Fronts && rng.one_in(2) {
-        machines.iter().for_each(Machine::of_before);
+        machines.iter().for_each(Machine::without_holds);
     }
     if shape == Shape::Mutual {
-        shared.oracle().together();
+        shared.oracle().answer_together();
     }
     machines.iter().for_each(Machine::start);
-    let faces = shape.faces(&ground, &machines, &mut rng);
-    let (left, of) = (plan.ops / faces.len() as u32, shape.objects());
+    let handles = shape.handles(&ctx, &machines, &mut rng);
+    let (left, objects_used) = (plan.ops / handles.len() as u32, shape.objects());
     let mut joins = Vec::new();
-    for (face, memory) in faces {
-        let (own, shared, looks) = (SplitMix64::new(rng.next_u64()), shared.clone(), Looks::default());
-        let questions = ground.questions.clone();
+    for (handle, memory) in handles {
+        let (own, shared, views) = (SplitMix64::new(rng.next_u64()), shared.clone(), Views::default());
+        let questions = ctx.questions.clone();
         let client = Client {
-            face,
+            handle,
             shared,
             questions,
             rng: own,
             memory,
-            looks,
+            views,
             left,
-            of,
-            several: shape.has_several(),
-            meets: shape == Shape::Mutual,
+            objects_used,
+            has_batches: shape.has_batches(),
+            overlaps_removals: shape == Shape::Mutual,
             stores: if shape == Shape::Mutual { machines.len() } else { 1 },
             put_last: Vec::new(),
-            alone: false,
+            store_unavailable: false,
         };
-        joins.push(ground.runtime.spawn("client", Box::new(client), Signal::default()).expect("alive"));
+        joins.push(ctx.runtime.spawn("client", Box::new(client), Signal::default()).expect("alive"));
     }
     let over = Arc::new(AtomicBool::new(false));
     if !plan.calm {
         let (machines, shared) = (machines.clone(), shared.clone());
-        let clock = ground.clock.clone();
+        let clock = ctx.clock.clone();
         let (pace, over) = (shape.pace(&mut rng), over.clone());
         let rng = SplitMix64::new(rng.next_u64());
-        let fate = Fate { machines, shared, clock, cut: None, over, pace, rng };
-        ground.runtime.spawn("fate", Box::new(fate), Signal::default()).expect("alive");
+        let faults_task = FaultTask { machines, shared, clock, cut: None, over, pace, rng };
+        ctx.runtime.spawn("faults", Box::new(faults_task), Signal::default()).expect("alive");
     }
     for join in joins {
         if !join.join(TIME_MAX) {
             shared.tally().panics += 1;
-            shared.tally().found("a client hangs".into());
+            shared.tally().add_finding("client does not end".into());
         }
     }
     over.store(true, Ordering::Relaxed);
     let mut tally = shared.tally();
     for machine in &machines {
-        let (fates, trace) = machine.fates();
-        tally.travelled(fates);
+        let (net_stats, trace) = machine.net_stats();
+        tally.add_net_stats(net_stats);
         tally.links += machine.dialled();
         tally.trace = tally.trace.rotate_left(7) ^ trace;
     }
     drop(tally);
-    leave(&ground, &machines, shape, shared);
+    check_released(&ctx, &machines, shape, shared);
 }
 
-/// Nobody asks any more: what stores hold for whom was there is let go within the time that an operation may take, and their memory is
-/// free once all is cleared.
-fn leave(ground: &Ground, machines: &[Machine], shape: Shape, shared: &Shared) {
+/// After the last call: stores release all resources of clients that are gone within the time limit
+/// of an operation, and their memory is free once all namespaces are cleared.
+fn check_released(ctx: &RunContext, machines: &[Machine], shape: Shape, shared: &Shared) {
     let left = |what: &str| {
         shared.tally().left += 1;
-        shared.tally().found(what.to_owned());
+        shared.tally().add_finding(what.to_owned());
     };
-    if !soon(ground, machines, Machine::holds_nothing) {
-        return left("a store holds something for clients that are gone");
+    if !wait_until(ctx, machines, Machine::holds_nothing) {
+        return left("store keeps resources of disconnected clients");
     }
-    // Others may be offered something still.
+    // Other shapes may still receive offers from peers.
     if shape.is_alone() {
         machines[0].clear((0..NAMESPACES).map(objects::namespace));
-        if !soon(ground, machines, Machine::is_empty) {
-            left("memory of a store is lost");
+        if !wait_until(ctx, machines, Machine::is_empty) {
+            left("store memory leaked after clear");
         }
     }
 }
 
-/// Whether it is so of all machines, once their links have ended.
-fn soon(ground: &Ground, machines: &[Machine], is_so: fn(&Machine) -> bool) -> bool {
-    let until = ground.clock.now().after(LET_GO);
+/// Waits until `is_so` holds for all machines after their links ended; false after [`RELEASE_MAX`].
+fn wait_until(ctx: &RunContext, machines: &[Machine], is_so: fn(&Machine) -> bool) -> bool {
+    let until = ctx.clock.now().after(RELEASE_MAX);
     loop {
         machines.iter().for_each(Machine::cut_all);
         match machines.iter().all(is_so) {
             true => return true,
-            false if ground.clock.now() >= until => return false,
-            false => ground.runtime.run_for(LET_GO / 100),
+            false if ctx.clock.now() >= until => return false,
+            false => ctx.runtime.run_for(RELEASE_MAX / 100),
         }
     }
 }
 
 /// Ends every task with the run.
-struct Ended(SimRuntime);
+struct KillOnDrop(SimRuntime);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         self.0.kill_all();
     }

@@ -1,16 +1,18 @@
-//! What gets and look-ups may say, whatever links and servers do meanwhile.
+//! The results that gets and look-ups may have, whatever links and servers do meanwhile.
 //!
-//! A put whose call ended without a word, or that was asked for over more than one link, may take effect later: requests
-//! that were given up are still on their way somewhere. It is settled when nothing of it can be under way any more. Who reads
-//! may be told of any version, but not of one that was settled before a removal began that was acked before the read began.
+//! A put whose call ended without an outcome, or that was sent over more than one link, may take
+//! effect later: abandoned requests are still in transit. It is settled when no part of it can be
+//! in transit any more. A reader may see any version except one that was settled before a removal
+//! began that was acked before the read began.
 //!
-//! Of stores that share peers, and do not know each other, each answers for itself alone: what it put and then removed it does not bring
-//! back. What another put of the same key, or is about to offer, it may have again. Stores that are all each other's peers answer together:
-//! what any of them removed none has that any of them put before.
+//! Stores that share peers, but do not know each other, answer each for itself: a store does not
+//! bring back an object that it put and then removed. It may get another store's put of the same
+//! key, or one that a peer is about to offer. Stores that are all each other's peers answer
+//! together: after any of them acked a removal, none returns a version that any of them put before.
 
 use std::ops::Range;
 
-/// Objects of a run; object `n` is in namespace `n % NAMESPACES` and has `n`'s length.
+/// Objects of a run; object `n` is in namespace `n % NAMESPACES` and has length `length(n)`.
 pub const OBJECTS: usize = 384;
 /// Namespaces of a run.
 pub const NAMESPACES: usize = 2;
@@ -21,13 +23,13 @@ struct Version {
     /// The store that put it.
     by: usize,
     ended: Option<u64>,
-    /// Since when it can take effect no more; `None` while it can.
+    /// The moment from which it cannot take effect any more; `None` while it can.
     settled: Option<u64>,
 }
 
-/// A removal or clear that was acked.
+/// An acked removal or clear.
 #[derive(Clone, Copy, Debug)]
-struct Gone {
+struct Removal {
     by: usize,
     begun: u64,
     acked: u64,
@@ -36,15 +38,15 @@ struct Gone {
 #[derive(Clone, Debug, Default)]
 struct Object {
     versions: Vec<Version>,
-    gone: Vec<Gone>,
+    gone: Vec<Removal>,
 }
 
-/// What was said so far.
+/// The puts and removals so far.
 #[derive(Debug, Default)]
 pub struct Oracle {
     now: u64,
     objects: Vec<Object>,
-    /// All stores answer for all of them.
+    /// Each removal counts for all stores.
     together: bool,
 }
 
@@ -68,37 +70,37 @@ pub fn content(object: usize, version: usize, stretch: Range<usize>) -> Vec<u8> 
 }
 
 impl Oracle {
-    /// Nothing was put.
+    /// An oracle without any put.
     pub fn new() -> Oracle {
         Oracle { now: 0, objects: vec![Object::default(); OBJECTS], together: false }
     }
 
-    /// All stores know each other, and answer for all of them.
-    pub fn together(&mut self) {
+    /// From now on all stores know each other and answer together.
+    pub fn answer_together(&mut self) {
         self.together = true;
     }
 
-    /// This moment; no two are the same.
+    /// A new moment; all moments differ.
     pub fn moment(&mut self) -> u64 {
         self.now += 1;
         self.now
     }
 
-    /// A put begins, of the store `by`: its version.
+    /// Begins a put by the store `by`; returns its version.
     pub fn put(&mut self, by: usize, object: usize) -> usize {
         let versions = &mut self.objects[object].versions;
         versions.push(Version { by, ended: None, settled: None });
         versions.len() - 1
     }
 
-    /// Its call ended; whether nothing of it can be under way.
+    /// Ends its call; `settled` if no part of it can be in transit.
     pub fn put_ended(&mut self, object: usize, version: usize, settled: bool) {
         let now = self.moment();
         let version = &mut self.objects[object].versions[version];
         (version.ended, version.settled) = (Some(now), settled.then_some(now));
     }
 
-    /// Nothing is under way of calls that ended before `moment`.
+    /// No part of the calls that ended before `moment` is in transit.
     pub fn settle(&mut self, moment: u64) {
         let now = self.moment();
         for version in self.objects.iter_mut().flat_map(|object| &mut object.versions) {
@@ -108,21 +110,22 @@ impl Oracle {
         }
     }
 
-    /// A removal that began at `begun` was acked by the store `by`.
-    pub fn gone(&mut self, by: usize, object: usize, begun: u64) {
+    /// Records that the store `by` acked a removal that began at `begun`.
+    pub fn removed(&mut self, by: usize, object: usize, begun: u64) {
         let acked = self.moment();
-        self.objects[object].gone.push(Gone { by, begun, acked });
+        self.objects[object].gone.push(Removal { by, begun, acked });
     }
 
     fn may_be_seen(&self, by: usize, object: usize, version: &Version, since: u64) -> bool {
-        let answers = |gone: &Gone| self.together || gone.by == by && version.by == by;
-        let over = |gone: &Gone| {
+        let answers = |gone: &Removal| self.together || gone.by == by && version.by == by;
+        let over = |gone: &Removal| {
             answers(gone) && version.settled.is_some_and(|at| at < gone.begun) && gone.acked < since
         };
         !self.objects[object].gone.iter().any(over)
     }
 
-    /// What is wrong about these bytes of an object, which a read by way of the store `by` that began at `since` brought.
+    /// The error, if any, of a read through the store `by` that began at `since` and returned these
+    /// bytes.
     pub fn read(
         &self,
         by: usize,
@@ -138,20 +141,19 @@ impl Oracle {
         });
         let Some(no) = found else {
             let head = &bytes[..bytes.len().min(16)];
-            return Some(format!("bytes that nobody put object={object} {stretch:?} head={head:02x?}"));
+            return Some(format!("bytes of no put object={object} {stretch:?} head={head:02x?}"));
         };
         let version = &versions[no];
         let seen = self.may_be_seen(by, object, version, since);
-        (!seen).then(|| {
-            format!("bytes that were removed object={object} version={no} {version:?} since={since}")
-        })
+        (!seen)
+            .then(|| format!("removed bytes returned object={object} version={no} {version:?} since={since}"))
     }
 
-    /// What is wrong about an object's being there, as a look-up says that began at `since`.
+    /// The error, if any, of a look-up that began at `since` and found the object.
     pub fn exists(&self, by: usize, object: usize, since: u64) -> Option<String> {
         let versions = &self.objects[object].versions;
         let seen = versions.iter().any(|version| self.may_be_seen(by, object, version, since));
-        (!seen).then(|| format!("it exists, and was never put or is gone object={object} since={since}"))
+        (!seen).then(|| format!("exists though never put or removed object={object} since={since}"))
     }
 }
 
@@ -160,41 +162,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_removed_may_not_be_read_and_what_may_come_late_may() {
+    fn removed_version_is_forbidden_but_late_put_is_allowed() {
         let mut oracle = Oracle::new();
         assert!(oracle.exists(0, 3, 0).is_some());
         let (settled, late) = (oracle.put(0, 3), oracle.put(0, 3));
         oracle.put_ended(3, settled, true);
         oracle.put_ended(3, late, false);
         let begun = oracle.moment();
-        oracle.gone(0, 3, begun);
+        oracle.removed(0, 3, begun);
         let since = oracle.moment();
         let read = |oracle: &Oracle, no| oracle.read(0, 3, &(5..500), &content(3, no, 5..500), since + 10);
         assert!(read(&oracle, settled).is_some_and(|wrong| wrong.contains("removed")));
         assert_eq!(read(&oracle, late), None);
-        assert!(read(&oracle, 7).is_some_and(|wrong| wrong.contains("nobody")));
+        assert!(read(&oracle, 7).is_some_and(|wrong| wrong.contains("no put")));
         assert_eq!(oracle.read(0, 3, &(0..9), &content(3, settled, 0..9), begun), None, "it began before");
         let all = oracle.moment();
         oracle.settle(all);
         let begun = oracle.moment();
-        oracle.gone(0, 3, begun);
+        oracle.removed(0, 3, begun);
         let since = oracle.moment();
         assert!(oracle.exists(0, 3, since).is_some());
     }
 
     #[test]
-    fn a_store_answers_for_itself_and_those_that_know_each_other_for_all() {
+    fn removal_counts_per_store_or_for_all_peers() {
         let mut oracle = Oracle::new();
         let (own, others) = (oracle.put(0, 3), oracle.put(1, 3));
         [own, others].into_iter().for_each(|version| oracle.put_ended(3, version, true));
         let begun = oracle.moment();
-        oracle.gone(0, 3, begun);
+        oracle.removed(0, 3, begun);
         let since = oracle.moment();
         let read = |by, no| oracle.read(by, 3, &(0..9), &content(3, no, 0..9), since + 1);
         assert!(read(0, own).is_some());
         assert_eq!((read(0, others), read(1, own), read(1, others)), (None, None, None));
-        // What each other's peers put may come late still, and what they removed stays gone.
-        oracle.together();
+        // A late put through one of the peers may still arrive; removed versions stay removed.
+        oracle.answer_together();
         let late = oracle.put(1, 3);
         oracle.put_ended(3, late, false);
         let read = |by, no| oracle.read(by, 3, &(0..9), &content(3, no, 0..9), since + 1);
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_is_part_of_the_whole() {
+    fn range_content_is_part_of_whole() {
         let all = content(9, 4, 0..1000);
         assert_eq!(content(9, 4, 13..777), all[13..777]);
         assert_ne!(content(9, 5, 0..1000), all);

@@ -1,17 +1,17 @@
-//! What runs over links came to.
+//! The results of runs over links.
 
 use serde::{Deserialize, Serialize};
 
-use crate::link::Fates;
+use crate::link::NetStats;
 
-/// Findings that are kept in words.
-const TOLD_MAX: usize = 5;
+/// Most findings kept as text.
+const FINDINGS_MAX: usize = 5;
 
-impl Fates {
-    /// Both together.
+impl NetStats {
+    /// The sum of both.
     #[must_use]
-    pub fn and(self, other: Fates) -> Fates {
-        Fates {
+    pub fn and(self, other: NetStats) -> NetStats {
+        NetStats {
             packets: self.packets + other.packets,
             dropped: self.dropped + other.dropped,
             duplicated: self.duplicated + other.duplicated,
@@ -20,8 +20,6 @@ impl Fates {
             late: self.late + other.late,
             cuts: self.cuts + other.cuts,
             shown: self.shown + other.shown,
-            lent: self.lent + other.lent,
-            unasked: self.unasked + other.unasked,
             looked_late: self.looked_late + other.looked_late,
             questions: self.questions + other.questions,
             broken: self.broken + other.broken,
@@ -37,29 +35,23 @@ pub struct Tally {
     pub seeds: u64,
     /// Packets sent.
     pub packets: u64,
-    /// Of those, that never arrived.
+    /// Packets that never arrived.
     pub dropped: u64,
-    /// That came twice.
+    /// Packets that arrived twice.
     pub duplicated: u64,
-    /// That were overtaken.
+    /// Packets that were overtaken.
     pub reordered: u64,
-    /// That had a bit changed.
+    /// Packets with a flipped bit.
     pub flipped: u64,
-    /// That arrived for an operation which was over.
+    /// Packets that arrived for a finished operation.
     pub late: u64,
-    /// Stretches that were shown where they lie in memory.
+    /// Ranges passed by reference to memory.
     #[serde(default)]
     pub shown: u64,
-    /// Stretches that were lent where they lie in a file.
-    #[serde(default)]
-    pub lent: u64,
-    /// Batches that a client copied without asking.
-    #[serde(default)]
-    pub unasked: u64,
-    /// Of both, those that were looked at when they were shown no more.
+    /// Of `shown` and `lent`, ranges read after the reference was withdrawn.
     #[serde(default)]
     pub looked_late: u64,
-    /// Objects that were looked at where they lie, and said to be held all the while: every byte was compared, twice.
+    /// Valid views of objects: every byte was compared, twice.
     #[serde(default)]
     pub viewed: u64,
     /// Requests of stores to their peers.
@@ -71,89 +63,86 @@ pub struct Tally {
     pub cuts: u64,
     /// Store processes that were killed.
     pub kills: u64,
-    /// Calls.
+    /// Calls of clients.
     pub operations: u64,
-    /// Objects that were to be put.
+    /// Objects in puts.
     pub puts: u64,
-    /// Of those, that were acked.
+    /// Objects whose put was acked.
     pub stored: u64,
-    /// Objects that were asked for.
+    /// Objects in gets.
     pub gets: u64,
-    /// Of those, that were brought: every byte was compared.
+    /// Objects that gets returned: every byte was compared.
     pub hits: u64,
-    /// Bytes of them.
+    /// Bytes of the hits.
     pub bytes: u64,
     /// Objects that a look-up found.
     pub found_here: u64,
     /// Removals and clears that were acked.
     pub removals: u64,
-    /// Hits with bytes that they may not have, and objects found that are not there.
+    /// Hits with forbidden bytes, and objects found that must not exist.
     pub wrong: u64,
-    /// Memory that was written after its operation had ended.
+    /// Buffers written after their operation had ended.
     pub touched_late: u64,
-    /// Memory that a link had still when its operation had ended.
+    /// Buffers still owned by a link when their operation had ended.
     pub held_late: u64,
-    /// What was shown or lent and changed meanwhile, or is not what its outcome vouches for; what was cancelled and has no outcome.
+    /// Referenced ranges that changed or do not match the outcome's checksums; cancelled requests
+    /// without an outcome.
     #[serde(default)]
     pub broken: u64,
-    /// Stores that held something for clients when these were gone.
+    /// Stores that kept resources of clients after these were gone.
     #[serde(default)]
     pub left: u64,
-    /// Seeds in which stores asked each other what they were asked.
+    /// Seeds in which stores forwarded their peers' requests.
     #[serde(default)]
     pub circles: u64,
-    /// Panics, and clients that did not come to their end.
+    /// Panics, and clients that did not end.
     pub panics: u64,
-    /// A hash of everything that travelled.
+    /// A hash of all packets.
     pub trace: u64,
     /// The first findings.
     pub findings: Vec<String>,
 }
 
 impl Tally {
-    /// Note what is wrong, in words.
-    pub fn found(&mut self, what: String) {
-        if self.findings.len() < TOLD_MAX {
+    /// Records a finding as text.
+    pub fn add_finding(&mut self, what: String) {
+        if self.findings.len() < FINDINGS_MAX {
             self.findings.push(what);
         }
     }
 
-    /// Whether nothing is wrong.
+    /// Whether there is no finding.
     pub fn is_clean(&self) -> bool {
         let held = self.touched_late + self.held_late + self.broken + self.left;
         self.wrong + held + self.circles + self.panics == 0
     }
 
-    /// What became of packets.
-    pub fn travelled(&mut self, fates: Fates) {
-        self.packets += fates.packets;
-        self.dropped += fates.dropped;
-        self.duplicated += fates.duplicated;
-        self.reordered += fates.reordered;
-        self.flipped += fates.flipped;
-        self.late += fates.late;
-        self.cuts += fates.cuts;
-        self.shown += fates.shown;
-        self.lent += fates.lent;
-        self.unasked += fates.unasked;
-        self.looked_late += fates.looked_late;
-        self.questions += fates.questions;
-        self.broken += fates.broken + fates.unowed;
-        if fates.unowed > 0 {
-            self.found(
-                "what was cancelled has no outcome, or something has one that nobody asked for".into(),
-            );
+    /// Adds the counters of packets.
+    pub fn add_net_stats(&mut self, net_stats: NetStats) {
+        self.packets += net_stats.packets;
+        self.dropped += net_stats.dropped;
+        self.duplicated += net_stats.duplicated;
+        self.reordered += net_stats.reordered;
+        self.flipped += net_stats.flipped;
+        self.late += net_stats.late;
+        self.cuts += net_stats.cuts;
+        self.shown += net_stats.shown;
+        self.looked_late += net_stats.looked_late;
+        self.questions += net_stats.questions;
+        self.broken += net_stats.broken + net_stats.unowed;
+        if net_stats.unowed > 0 {
+            self.add_finding("cancelled request has no outcome, or outcome has no request".into());
         }
-        if fates.broken > 0 {
-            self.found("what was shown or lent changed meanwhile, or is not what was vouched for".into());
+        if net_stats.broken > 0 {
+            self.add_finding("referenced bytes changed or do not match the checksums of the outcome".into());
         }
     }
 
-    /// Another's counts.
+    /// Adds another tally.
     pub fn add(&mut self, other: &Tally) {
         let Tally { packets, dropped, duplicated, reordered, flipped, late, cuts, .. } = *other;
-        let Tally { shown, lent, unasked, looked_late, questions, broken, .. } = *other;
-        self.travelled(Fates {
+        let Tally { shown, looked_late, questions, broken, .. } = *other;
+        self.add_net_stats(NetStats {
             packets,
             dropped,
             duplicated,
@@ -162,8 +151,6 @@ impl Tally {
             late,
             cuts,
             shown,
-            lent,
-            unasked,
             looked_late,
             questions,
             broken,
@@ -188,6 +175,6 @@ impl Tally {
         self.held_late += other.held_late;
         self.panics += other.panics;
         self.trace ^= other.trace;
-        other.findings.iter().for_each(|what| self.found(what.clone()));
+        other.findings.iter().for_each(|what| self.add_finding(what.clone()));
     }
 }

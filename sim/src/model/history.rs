@@ -1,4 +1,4 @@
-//! What was done to one key.
+//! The history of one key.
 
 use super::{Allowed, Put};
 
@@ -7,9 +7,9 @@ const PUTS_IN_FRONT: u32 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// May be there or not.
+    /// May be present or not.
     Maybe,
-    /// Acked by the process that runs.
+    /// Acked by the running process.
     Stored,
     /// Acked, and covered by a flush.
     Flushed,
@@ -24,22 +24,22 @@ pub(super) struct Item {
     pub gone: bool,
 }
 
-/// All of them.
+/// All puts of the key.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     pub items: Vec<Item>,
-    /// The first so many puts may have been taken by a remove or a clear.
+    /// The first `doubt` puts may have been taken by a remove or a clear.
     pub doubt: usize,
-    /// By one that this process began and that may not be durable yet.
+    /// A remove or clear began in this process and may not be durable yet.
     pub pending: bool,
     pub pinned: bool,
-    /// Puts stored since its own was: what was put long ago may have left the SSD and be in memory only, where
-    /// a pin keeps it, but not across a crash.
+    /// Puts stored since its own. An object put long ago may have left the SSD and be in memory
+    /// only, where a pin keeps it, but not across a crash.
     pub since: u32,
 }
 
 impl History {
-    /// The youngest put that is there for certain, if none was taken or evicted.
+    /// The latest put that is present for certain, unless it was taken or evicted.
     fn certain(&self) -> Option<usize> {
         self.items.iter().rposition(|i| i.state != State::Maybe && !i.gone)
     }
@@ -52,7 +52,7 @@ impl History {
         self.items.push(Item { put, state: State::Maybe, gone: false });
     }
 
-    /// A put was acked: none of the older ones was there.
+    /// A put was acked: none of the older ones was present.
     pub fn store(&mut self, put: Put) {
         let Some(at) = self.items.iter().position(|i| i.put == put) else { return };
         self.items[..at].iter_mut().for_each(|i| i.state = State::Maybe);
@@ -69,7 +69,7 @@ impl History {
         self.pending = false;
     }
 
-    /// The first so many never come back.
+    /// The first `all` puts never come back.
     pub fn take(&mut self, all: usize) {
         self.items[..all].iter_mut().for_each(|i| i.gone = true);
     }

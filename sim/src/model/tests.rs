@@ -1,4 +1,4 @@
-//! What the model allows, event by event.
+//! Tests of the model, event by event.
 
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::Role;
@@ -37,7 +37,7 @@ fn allowed_of(component: &str, events: &[Event]) -> (Vec<u64>, bool) {
 }
 
 #[test]
-fn an_acked_put_hits_until_a_crash_and_after_it_if_flushed() {
+fn acked_put_hits_until_crash_and_after_it_if_flushed() {
     let [begun, ended] = put(1, &["k"]);
     assert_eq!(allowed(&[]), (vec![], true));
     assert_eq!(allowed(std::slice::from_ref(&begun)), (vec![1], true));
@@ -50,13 +50,13 @@ fn an_acked_put_hits_until_a_crash_and_after_it_if_flushed() {
 }
 
 #[test]
-fn a_flush_covers_what_was_put_before_it_began() {
+fn flush_covers_only_earlier_puts() {
     let late = [&[Event::FlushBegun][..], &put(1, &["k"]), &[Event::FlushEnded(true), Event::Died]];
     assert_eq!(allowed(&late.concat()), (vec![1], true));
 }
 
 #[test]
-fn what_was_removed_or_cleared_never_comes_back() {
+fn removed_or_cleared_object_never_comes_back() {
     let flushed = [&put(1, &["k"])[..], &[Event::FlushBegun, Event::FlushEnded(true)]].concat();
     let removed = |end: &[Event]| allowed(&[&flushed[..], &[Event::RemoveBegun(key("k"))], end].concat());
     assert_eq!(removed(&[Event::Died]), (vec![1], true));
@@ -69,7 +69,7 @@ fn what_was_removed_or_cleared_never_comes_back() {
 }
 
 #[test]
-fn what_was_seen_stays_so() {
+fn seen_answer_stays_after_crash() {
     let crashed = [&put(1, &["k"])[..], &[Event::Died]].concat();
     let seen = |put| allowed(&[&crashed[..], &[Event::Seen(key("k"), put)]].concat());
     assert_eq!(seen(Some(Put(1))), (vec![1], false));
@@ -77,7 +77,7 @@ fn what_was_seen_stays_so() {
 }
 
 #[test]
-fn a_part_of_a_group_is_told_from_the_whole() {
+fn partial_group_is_judged_wrong() {
     let events = [&put(1, &["k", "v"])[..], &[Event::Died]].concat();
     let judge = |k: Option<Put>, v: Option<Put>| {
         told(false, &events).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
@@ -85,11 +85,11 @@ fn a_part_of_a_group_is_told_from_the_whole() {
     assert_eq!(judge(None, None), 0);
     assert_eq!(judge(Some(Put(1)), Some(Put(1))), 0);
     assert_eq!(judge(Some(Put(1)), None), 1);
-    assert_eq!(judge(Some(Put(2)), Some(Put(2))), 2, "bytes nobody put");
+    assert_eq!(judge(Some(Put(2)), Some(Put(2))), 2, "bytes of no put");
 }
 
 #[test]
-fn only_the_pinned_must_stay_where_the_log_wraps() {
+fn wrapping_log_may_miss_unpinned_objects_only() {
     let events = [&put(1, &["k"])[..], &[Event::FlushBegun, Event::FlushEnded(true)]].concat();
     assert!(told(true, &events).allowed(&key("k")).miss);
     let pinned = [&events[..], &[Event::Pinned(key("k")), Event::Died]].concat();
@@ -99,18 +99,18 @@ fn only_the_pinned_must_stay_where_the_log_wraps() {
 const FLUSH: [Event; 2] = [Event::FlushBegun, Event::FlushEnded(true)];
 
 #[test]
-fn a_remove_takes_the_group_for_good() {
+fn remove_takes_whole_group_for_good() {
     let flushed = [&put(1, &["k", "v"])[..], &FLUSH].concat();
     let removed = [Event::RemoveBegun(key("k")), Event::RemoveEnded(key("k"), true), Event::Died];
     assert_eq!(allowed_of("v", &[&flushed[..], &removed].concat()), (vec![], true));
-    // That of an object that is here by itself takes nothing else.
+    // Removing an object that was stored alone removes nothing else.
     let single = [&flushed[..], &put(2, &["x"]), &FLUSH].concat();
     let removed = [Event::RemoveBegun(key("x")), Event::RemoveEnded(key("x"), true), Event::Died];
     assert_eq!(allowed_of("v", &[&single[..], &removed].concat()), (vec![1], false));
 }
 
 #[test]
-fn what_is_kept_keeps_its_bytes_and_is_judged_with_the_group() {
+fn kept_member_keeps_bytes_and_is_judged_with_group() {
     let group = put_as(2, None, &["k", "v"], PutEnd::Stored(vec![key("v")]));
     let events = [&put(1, &["v"])[..], &FLUSH, &group].concat();
     assert_eq!(allowed_of("v", &events), (vec![1], false));
@@ -129,7 +129,7 @@ fn what_is_kept_keeps_its_bytes_and_is_judged_with_the_group() {
 }
 
 #[test]
-fn what_is_attached_is_here_with_its_base_alone() {
+fn attached_group_is_visible_only_with_base() {
     let attached = put_as(2, Some("k"), &["m", "n"], PutEnd::Stored(Vec::new()));
     let both = [&put(1, &["k", "v"])[..], &attached, &FLUSH].concat();
     assert_eq!(allowed_of("m", &both), (vec![2], false));
@@ -159,7 +159,7 @@ fn what_is_attached_is_here_with_its_base_alone() {
 }
 
 #[test]
-fn what_waits_comes_with_its_base_or_not_at_all() {
+fn waiting_group_appears_with_base_or_never() {
     let waits = put_as(1, Some("k"), &["m"], PutEnd::Waiting);
     assert_eq!(allowed_of("m", &waits), (vec![], true));
     assert_eq!(allowed_of("m", &[&waits[..], &put(2, &["k", "v"])].concat()), (vec![1], false));

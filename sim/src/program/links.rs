@@ -23,42 +23,44 @@ pub struct LinksArgs {
     /// The seeds, as in 0..100.
     #[arg(long, value_parser = parse_range)]
     seeds: Range<u64>,
-    /// Operations a seed.
+    /// Operations per seed.
     #[arg(long, default_value_t = 1000)]
     ops: u32,
-    /// Seeds at a time.
+    /// Number of threads; each runs one seed at a time.
     #[arg(long, default_value_t = 1)]
     jobs: usize,
-    /// Nothing goes wrong.
+    /// No faults.
     #[arg(long)]
     calm: bool,
-    /// This alone of what may stand where: `Attached`, `Behind`, `Fronts`, `Shown`, `Mutual`.
+    /// Only one arrangement of stores and clients: `Attached`, `Behind`, `Fronts`, `Shown`,
+    /// `Mutual`.
     #[arg(long)]
     shape: Option<Shape>,
-    /// Begin no other seed after the first that finds something.
+    /// Start no further seed after the first with a finding.
     #[arg(long)]
     hunt: bool,
-    /// The bug to be planted in clients' ends of links, one of `StaleOutcome`, `KeptAfterRetract`, `PushedEarly`, `Unverified`, `ReadOn`.
+    /// The bug to plant in the clients' ends of links: `StaleOutcome`, `KeptAfterRetract`,
+    /// `PushedEarly`, `Unverified`.
     #[arg(long, default_value = "None")]
     plant: Plant,
-    /// The sum as a JSON object, instead of a line.
+    /// Print the sums as a JSON object instead of a line.
     #[arg(long)]
     json: bool,
 }
 
-/// A report that was kept.
+/// A stored report.
 #[derive(Deserialize)]
 pub struct Done {
     /// The first seed.
     pub seeds_from: u64,
-    /// Behind the last.
+    /// The seed after the last.
     pub seeds_to: u64,
-    /// Operations a seed.
+    /// Operations per seed.
     pub ops: u32,
-    /// Who stood where, if that was one alone.
+    /// The arrangement, if only one was run.
     #[serde(default)]
     pub shape: Option<String>,
-    /// What they came to.
+    /// The results.
     #[serde(flatten)]
     pub sums: Tally,
 }
@@ -75,7 +77,7 @@ struct Report<'a> {
     sums: &'a Tally,
 }
 
-/// Run them, and say what they came to; fails if something is wrong.
+/// Runs the seeds and prints the results; fails if there is a finding.
 pub fn links(args: &LinksArgs) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let began = Instant::now();
@@ -132,16 +134,9 @@ pub fn links(args: &LinksArgs) -> ExitCode {
         let Tally { seeds, packets, reordered, duplicated, late, hits, wrong, touched_late, .. } = tally;
         println!(
             "links: {seeds} seeds, {packets} packets, {reordered} reordered, {duplicated} duplicated, {late} late; {hits} hits \
-             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {} shown, {} lent, {} unasked, {} viewed, {} \
+             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {} shown, {} viewed, {} \
              broken, {} left; {seconds:.1} s",
-            tally.held_late,
-            tally.panics,
-            tally.shown,
-            tally.lent,
-            tally.unasked,
-            tally.viewed,
-            tally.broken,
-            tally.left
+            tally.held_late, tally.panics, tally.shown, tally.viewed, tally.broken, tally.left
         );
     }
     if tally.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

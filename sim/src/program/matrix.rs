@@ -1,15 +1,15 @@
-//! The fault matrix: its rows, which faults of the simulated disk belong to each, and the tests that hold a row beside
-//! the seeds and the lanes over the real kernel.
+//! The fault matrix: for each row the faults of the simulated disk and the tests that cover it, in
+//! addition to the seeds and the lanes over the real kernel.
 
 /// A row.
 pub struct Row {
     /// Its number.
     pub number: u32,
-    /// What goes wrong.
+    /// The fault.
     pub fault: &'static str,
-    /// Kinds of the simulated disk.
+    /// Faults of the simulated disk.
     pub kinds: &'static [&'static str],
-    /// Tests of its own.
+    /// Tests for this row.
     pub tests: &'static str,
 }
 
@@ -17,7 +17,7 @@ const fn row(number: u32, fault: &'static str, kinds: &'static [&'static str], t
     Row { number, fault, kinds, tests }
 }
 
-/// All of them.
+/// All rows.
 pub const ROWS: [Row; 30] = [
     row(1, "torn write", &["torn_write"], "`sim/tests/damage/torn.rs`"),
     row(2, "lost write after ack", &["lost_write"], "`engine/tests/suite/damage.rs`"),
@@ -66,7 +66,7 @@ pub const ROWS: [Row; 30] = [
         19,
         "stale key of a region",
         &[],
-        "there are no keys of regions; what is shown or lent too late: `pagelith-sim links`, `engine/src/remote/tests_shown.rs`, `engine/src/remote/tests_lent.rs`",
+        "there are no keys of regions; what is shown too late: `pagelith-sim links`, `engine/src/server/tests_shown.rs`",
     ),
     row(
         20,

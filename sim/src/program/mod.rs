@@ -1,6 +1,6 @@
 //! The program `pagelith-sim`.
 
-// These stand before those of the standard library, which panic if nobody takes what they print.
+// Defined before use, in place of the standard macros, which panic when stdout is closed.
 macro_rules! println {
     ($($text:tt)*) => { $crate::program::printed(format_args!("{}\n", format_args!($($text)*))) };
 }
@@ -26,7 +26,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::explore::{FaultChoice, Plan};
 
-/// Print; whoever has read enough ends the program.
+/// Prints to stdout; exits quietly when the reader has closed the pipe.
 fn printed(text: std::fmt::Arguments<'_>) {
     use std::io::{ErrorKind, Write, stdout};
     let mut out = stdout().lock();
@@ -49,27 +49,29 @@ struct Program {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a range of seeds; at the end one JSON object of what they came to.
+    /// Run a range of seeds; prints one JSON object with the sums at the end.
     Run(seeds::RunArgs),
     /// Run a range of seeds of stores and clients over simulated links.
     Links(links::LinksArgs),
-    /// Run one seed and tell every step and answer.
+    /// Run one seed and print every step and answer.
     Replay(replay::ReplayArgs),
-    /// Run seeds until something is wrong.
+    /// Run seeds until the first finding.
     Hunt(mutants::HuntArgs),
-    /// Plant each bug in turn and see it caught; only in a build with `--cfg pagelith_mutants`.
+    /// Plant each bug in turn and check that it is caught; only in a build that has them, which `sim/mutants.sh`
+    /// makes.
     Mutants(mutants::MutantsArgs),
-    /// Write `docs/faults.md` from the results that are kept.
+    /// Write `docs/faults.md` from the stored results.
     Report(report::ReportArgs),
 }
 
-/// What a seed stands for, beside its number.
+/// The parameters of a plan, apart from its seed.
 #[derive(Args, Clone, Debug)]
 struct PlanArgs {
-    /// Operations a seed.
+    /// Operations per seed.
     #[arg(long, default_value_t = 5000)]
     ops: usize,
-    /// Which faults strike: `mixed` (by seed all, each alone, or none), `none`, or one by name.
+    /// Which faults strike: `mixed` (chosen by seed: all, a single one, or none), `none`, or one by
+    /// name.
     #[arg(long, default_value_t = FaultChoice::Mixed)]
     faults: FaultChoice,
     /// Give all keys one fingerprint.
@@ -82,14 +84,14 @@ impl PlanArgs {
         Plan::of_seed(seed, self.ops, self.faults, self.constant_fingerprint)
     }
 
-    /// The arguments as they are given.
+    /// The arguments as text.
     fn text(&self) -> String {
         let constant = if self.constant_fingerprint { " --constant-fingerprint" } else { "" };
         format!("--ops {} --faults {}{constant}", self.ops, self.faults)
     }
 }
 
-/// Do what the command line says.
+/// Runs the command line.
 pub fn main() -> ExitCode {
     match Program::parse().command {
         Command::Run(args) => seeds::run(&args),

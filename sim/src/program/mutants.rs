@@ -1,4 +1,5 @@
-//! `hunt`: seeds until something is wrong. `mutants`: a hunt for each planted bug, in a process of its own.
+//! `hunt`: runs seeds until the first finding. `mutants`: a hunt for each planted bug, each in its
+//! own process.
 
 #![expect(
     clippy::disallowed_methods,
@@ -14,49 +15,51 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pagelith_layouts::mutant::Mutant;
+use pagelith_mutants::Mutant;
 use serde::{Deserialize, Serialize};
 
 use crate::explore::{FaultChoice, FindingKind, Plan, explore};
 use crate::links::Shape;
 
-/// What names the mutant of a process; see `layouts::mutant`.
+/// The environment variable that selects the mutant of a process; see `pagelith_mutants`.
 const CHOICE: &str = "TEST_PAGELITH_MUTANT";
 /// Seeds of stores over links; they are shorter than the explorer's.
 const LINK_SEEDS: u64 = 1000;
-/// A process that has not ended by now is ended, which is an error: the longest hunt takes a quarter of an hour of a slow machine.
+/// A process that runs longer is killed, which is an error: the longest hunt takes a quarter of an
+/// hour on a slow machine.
 const HANGS: Duration = Duration::from_secs(3600);
 
 #[derive(Args)]
 pub struct HuntArgs {
-    /// Seeds that are tried. Not a time: a slow machine finds what a fast one finds.
+    /// Number of seeds to try. Not a time: a slow machine finds the same as a fast one.
     #[arg(long, default_value_t = 500)]
     seeds: u64,
-    /// Operations a seed.
+    /// Operations per seed.
     #[arg(long, default_value_t = 2000)]
     ops: usize,
 }
 
-/// The first thing found.
+/// The first finding.
 #[derive(Serialize, Deserialize)]
 pub struct Caught {
-    /// By this seed.
+    /// Its seed.
     pub seed: u64,
     /// Whether all keys had one fingerprint.
     pub constant_fingerprint: bool,
-    /// Which promise was broken.
+    /// The violated promise.
     pub kind: FindingKind,
-    /// What was seen.
+    /// The observation.
     pub text: String,
 }
 
-/// Seeds from 0 on, every other one without faults, every fourth with one fingerprint for all keys, until something is
-/// found. Ends with failure if it was.
+/// Runs seeds from 0 until the first finding: every other one without faults, every fourth with one
+/// fingerprint for all keys. Fails if there is a finding.
 pub fn hunt(args: &HuntArgs) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     for seed in 0..args.seeds {
         let constant_fingerprint = seed % 4 == 3;
-        // Without faults nothing excuses a miss: most of what a crash may uncover shows there.
+        // Without faults nothing excuses a miss: most violations that a crash may uncover show
+        // there.
         let faults = if seed % 2 == 0 { FaultChoice::None } else { FaultChoice::Mixed };
         let plan = Plan::of_seed(seed, args.ops, faults, constant_fingerprint);
         if let Some(found) = explore(&plan).1.into_iter().next() {
@@ -71,43 +74,44 @@ pub fn hunt(args: &HuntArgs) -> ExitCode {
 
 #[derive(Args)]
 pub struct MutantsArgs {
-    /// Only these, by the names of `layouts::mutant`.
+    /// Only these mutants, by their names in `pagelith_mutants`.
     #[arg(long)]
     only: Vec<String>,
-    /// Processes at a time.
+    /// Number of processes at a time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// NAME=FILE, the test programs `io`, `groups`, `pins_and_clears`, `peers` and `tombstones` of the same build: they have to catch what the explorer cannot
-    /// show, or not soon.
+    /// NAME=FILE, the test programs `io`, `groups`, `pins_and_clears`, `peers` and `tombstones` of
+    /// the same build: they must catch the bugs that the explorer cannot show, or not soon.
     #[arg(long = "tests", value_parser = test_program)]
     tests: Vec<(String, PathBuf)>,
-    /// Where a line of JSON for each is appended.
+    /// File to which a line of JSON is appended for each mutant.
     #[arg(long)]
     results: Option<PathBuf>,
 }
 
-/// What became of one.
+/// The result for one mutant.
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
     /// Its name.
     pub mutant: String,
     /// Whether it was caught.
     pub caught: bool,
-    /// How long that took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What looked for it.
+    /// The checker that looked for it.
     pub by: String,
-    /// The first thing that was seen.
+    /// The first observation.
     pub how: String,
 }
 
-/// Who stands where on simulated links that have to catch it, if it is one between a store and its peers or clients.
+/// The arrangement over simulated links that must catch it, if the bug is between a store and its
+/// peers or clients.
 fn shape_for(mutant: Mutant) -> Option<Shape> {
     match mutant {
         Mutant::PeersUntold | Mutant::KeptBehindRemoval => Some(Shape::Fronts),
-        Mutant::ShownLetGo | Mutant::LentFromStart => Some(Shape::Shown),
+        Mutant::ShownLetGo => Some(Shape::Shown),
         Mutant::ViewLetGo | Mutant::HeldForTheGone => Some(Shape::Shown),
-        Mutant::ShownUnchecked | Mutant::SteadyUnasked | Mutant::CatalogKept => Some(Shape::Shown),
+        Mutant::ShownUnchecked => Some(Shape::Shown),
         Mutant::SessionGoesAtOnce | Mutant::CancelledUnanswered => Some(Shape::Attached),
         Mutant::PeersAskOn | Mutant::ToldAndKept | Mutant::ServedUntold => Some(Shape::Mutual),
         Mutant::ToldOwnerAlone => Some(Shape::Mutual),
@@ -115,35 +119,36 @@ fn shape_for(mutant: Mutant) -> Option<Shape> {
     }
 }
 
-/// Seeds of another length than the usual, where fewer of them show a planted bug.
+/// Other lengths of seeds, where fewer of them show a planted bug.
 fn seeds_of(mutant: Option<Mutant>) -> &'static [&'static str] {
     match mutant {
-        // Groups have to come and go on SSD while a checkpoint is taken, and a crash to follow: the first 2,000 operations show it once
-        // in some 500 seeds.
+        // Groups must come and go on SSD while a checkpoint is taken, and a crash must follow: the
+        // first 2,000 operations show it once in some 500 seeds.
         Some(Mutant::WithdrawalsLost) => &["--ops", "4000"],
         _ => &[],
     }
 }
 
-/// The tests that have to catch a planted bug; the explorer for most.
+/// The tests that must catch a planted bug; the explorer for most.
 fn tests_for(mutant: Mutant) -> Option<&'static str> {
     match mutant {
-        // On the real sides of the disk seam.
+        // On the real backends of the disk seam.
         Mutant::ShortIsOk | Mutant::StaleCompletion => Some("io"),
-        // A read has to last for a lap of the log.
+        // A read must last for a lap of the log.
         Mutant::ReadersIgnored => Some("pins_and_clears"),
-        // It takes a crash at one moment: these try every one.
+        // It needs a crash at one moment: these tests try every one.
         Mutant::FreeBeforeMoved => Some("pins_and_clears"),
         Mutant::AttachedAlone => Some("groups"),
-        // A segment has to outlast another with its tombstone, and the store to be opened again then.
+        // A segment must outlive another with its tombstone, and the store must be reopened then.
         Mutant::TombstoneDropped => Some("tombstones"),
-        // Over links it takes what one of three stores sends another just then: one seed of 1,333 showed it.
+        // Over links it needs a message between two of three stores at one moment: one seed of
+        // 1,333 showed it.
         Mutant::HoldDropped => Some("peers"),
-        // A link has to end in the moment between two others' removals.
+        // A link must end between two other stores' removals.
         Mutant::HoldUnasked => Some("peers"),
-        // Over links it takes a frame that is late by several answers.
+        // Over links it needs a frame that is late by several replies.
         Mutant::ToldBeforeOffers => Some("peers"),
-        // Over links it takes an offer on its way to a third store that was told already.
+        // Over links it needs an offer in transit to a third store that was notified already.
         Mutant::AnsweredBeforeOffers => Some("peers"),
         _ => None,
     }
@@ -154,7 +159,8 @@ fn test_program(text: &str) -> Result<(String, PathBuf), String> {
     Ok((name.to_owned(), PathBuf::from(file)))
 }
 
-/// Run a command to its end, at most `limit`: whether it failed, and the last line it printed.
+/// Runs a command to its end, at most `limit`; returns whether it failed and the last line it
+/// printed.
 fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, String)> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let began = Instant::now();
@@ -164,7 +170,10 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
             None if began.elapsed() > limit => {
                 child.kill()?;
                 child.wait()?;
-                return Err(std::io::Error::other(format!("not over after {} s", limit.as_secs())));
+                return Err(std::io::Error::other(format!(
+                    "process did not end within {} s",
+                    limit.as_secs()
+                )));
             }
             None => std::thread::sleep(Duration::from_millis(20)),
         }
@@ -173,7 +182,7 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
     if let Some(mut out) = child.stdout.take() {
         std::io::Read::read_to_string(&mut out, &mut said)?;
     }
-    let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no word").to_owned();
+    let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no output").to_owned();
     Ok((failed, last))
 }
 
@@ -204,7 +213,7 @@ fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option
     };
     let began = Instant::now();
     let (caught, how) = fails(&mut command, HANGS)?;
-    // What a test program says in its last line is not to be taken for a line of this one's own tests.
+    // A test program's last line must not look like the result of this program's own tests.
     let how = match how.split_once("FAILED. ").filter(|_| tests.is_some()) {
         Some((_, counts)) => counts.split("; 0 ignored").next().unwrap_or(counts).to_owned(),
         None => how,
@@ -224,7 +233,7 @@ fn name_of(mutant: Option<Mutant>) -> String {
     mutant.map_or_else(|| "none".to_owned(), Mutant::name)
 }
 
-/// Whether a planted bug is caught, and nothing where none is.
+/// Whether a planted bug is caught, and nothing is found without one.
 fn is_right(args: &MutantsArgs, mutant: Option<Mutant>, skipped: &AtomicUsize) -> bool {
     let name = name_of(mutant);
     match try_one(args, mutant) {
@@ -236,7 +245,7 @@ fn is_right(args: &MutantsArgs, mutant: Option<Mutant>, skipped: &AtomicUsize) -
             noted.is_ok() && *caught == mutant.is_some()
         }
         Ok(None) => {
-            println!("{name}: skipped, it needs --tests");
+            println!("{name}: skipped: needs --tests");
             skipped.fetch_add(1, Ordering::SeqCst);
             true
         }
@@ -247,10 +256,11 @@ fn is_right(args: &MutantsArgs, mutant: Option<Mutant>, skipped: &AtomicUsize) -
     }
 }
 
-/// Plant each bug and see it caught; fails if one is missed, or if something is found without any.
+/// Plants each bug and checks that it is caught; fails if one is missed, or if there is a finding
+/// without any.
 pub fn mutants(args: &MutantsArgs) -> ExitCode {
-    if !cfg!(pagelith_mutants) {
-        eprintln!("error: this build has no planted bugs; sim/mutants.sh makes and runs one that has");
+    if !pagelith_mutants::ARE_BUILT {
+        eprintln!("error: this build has no planted bugs; run sim/mutants.sh, which makes one that has");
         return ExitCode::from(2);
     }
     let wanted = |m: &Mutant| args.only.is_empty() || args.only.contains(&m.name());

@@ -1,11 +1,11 @@
-//! `replay`: one seed again, told step by step.
+//! `replay`: runs one seed again and prints every step.
 
 use std::process::ExitCode;
 
 use clap::Args;
 
 use super::PlanArgs;
-use crate::explore::{Plan, explore, explore_telling, shrink};
+use crate::explore::{Plan, explore, explore_with_trace, shrink};
 
 #[derive(Args)]
 pub struct ReplayArgs {
@@ -14,21 +14,22 @@ pub struct ReplayArgs {
     seed: u64,
     #[command(flatten)]
     plan: PlanArgs,
-    /// Do only these of its operations: places and ranges, as in `3,17,20..25` (the end of a range not included).
+    /// Run only these operations: indices and ranges, as in `3,17,20..25` (the end of a range is
+    /// excluded).
     #[arg(long)]
     keep: Option<String>,
     /// A file with such a list.
     #[arg(long, conflicts_with = "keep")]
     plan_file: Option<std::path::PathBuf>,
-    /// Shorten the plan before it is told, with at most this many runs.
+    /// Shorten the plan before the replay, with at most this many runs.
     #[arg(long, default_value_t = 0)]
     shrink: usize,
-    /// Say only what was found.
+    /// Print only the findings.
     #[arg(long)]
     quiet: bool,
 }
 
-/// Whether a list of places and ranges has a place.
+/// Parses a list of indices and ranges.
 fn parse_keep(text: &str) -> Result<Vec<(usize, usize)>, String> {
     let part = |part: &str| -> Result<(usize, usize), String> {
         let number = |s: &str| s.trim().parse::<usize>().map_err(|_| format!("not a number: {s:?}"));
@@ -89,7 +90,7 @@ pub fn replay(args: &ReplayArgs) -> ExitCode {
             println!("keep {}", keep_of(&plan));
         }
     }
-    // What the store says of itself, as `RUST_LOG` has it.
+    // The store's own log, filtered by `RUST_LOG`.
     let filter = tracing_subscriber::EnvFilter::from_default_env();
     tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stdout).init();
     println!("{:?}\n{:?}", plan.setup, plan.faults);
@@ -97,7 +98,7 @@ pub fn replay(args: &ReplayArgs) -> ExitCode {
         true => None,
         false => Some(Box::new(|line| println!("{line}"))),
     };
-    let (sums, findings) = explore_telling(&plan, tell);
+    let (sums, findings) = explore_with_trace(&plan, tell);
     println!("ops={} trace_hash={:016x}", sums.ops, sums.trace_hash);
     for finding in &findings {
         println!("FOUND {:?}: {}", finding.kind, finding.text);
@@ -111,7 +112,7 @@ mod tests {
     use crate::explore::FaultChoice;
 
     #[test]
-    fn a_list_of_places_names_the_same_plan() {
+    fn keep_list_round_trips() {
         let plan = Plan::of_seed(1, 50, FaultChoice::None, false).keeping(|at| at % 7 < 3 || at > 40);
         let keep = parse_keep(&keep_of(&plan)).expect("its own text");
         let again = Plan::of_seed(1, 50, FaultChoice::None, false)

@@ -1,5 +1,5 @@
-//! `report`: what runs have shown, as `docs/faults.md`. It is made of the results that are kept in `sim/results`,
-//! so that anybody can make it again and see that it says what they say.
+//! `report`: writes `docs/faults.md` from the results stored in `sim/results`, so that it can be
+//! reproduced and compared with them.
 
 #![expect(clippy::disallowed_methods, reason = "reads results and writes a document")]
 
@@ -19,15 +19,16 @@ use crate::explore::Sums;
 
 #[derive(Args)]
 pub struct ReportArgs {
-    /// Where the results are: `seeds.jsonl`, `links.jsonl`, `lanes.jsonl`, `mutants.jsonl`, `coverage.txt`.
+    /// Directory of the results: `seeds.jsonl`, `links.jsonl`, `lanes.jsonl`, `mutants.jsonl`,
+    /// `coverage.txt`.
     #[arg(long, default_value = "sim/results")]
     results: PathBuf,
-    /// Where the report is written; printed without it.
+    /// Output file; without it the report is printed.
     #[arg(long)]
     out: Option<PathBuf>,
 }
 
-/// What a lane over the real kernel says of itself.
+/// The results of a lane over the real kernel.
 #[derive(Deserialize)]
 struct Lane {
     lane: String,
@@ -52,7 +53,7 @@ fn lines<T: for<'a> Deserialize<'a>>(file: &Path) -> Result<Vec<T>, String> {
     text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()).map(parse).collect()
 }
 
-/// The results of a directory as a document.
+/// Renders the results of a directory as a document.
 pub fn render(results: &Path) -> Result<String, String> {
     let blocks: Vec<Block> = lines(&results.join("seeds.jsonl"))?;
     let lanes: Vec<Lane> = lines(&results.join("lanes.jsonl"))?;
@@ -72,16 +73,16 @@ pub fn render(results: &Path) -> Result<String, String> {
     Ok(out)
 }
 
-const HEAD: &str = "# Faults, and what the store made of them
+const HEAD: &str = "# Faults, and how the store handled them
 
 Written by `cargo run --release -p pagelith-sim -- report --out docs/faults.md` from the results kept in `sim/results`; a
-test compares the two. The lanes and the fault matrix are those of the project's fault specification; how each fault is made
-is told in [sim/README.md](../sim/README.md) and [sim/kernel/README.md](../sim/kernel/README.md).
+test compares the two. The lanes and the fault matrix are those of the project's fault specification;
+[sim/README.md](../sim/README.md) and [sim/kernel/README.md](../sim/kernel/README.md) describe how each fault is made.
 
-*Injected* is how often a fault struck; *detected*, that the operation failed, or that the store said that something did
-not verify; *harmless*, that it changed nothing that anybody asked for. `injected = detected + harmless` because no answer
-was wrong: every byte of every hit was compared. Of silent faults the split is the simulator's, which holds each word of the
-store against the oldest silent fault.
+*Injected* is how often a fault struck. *Detected* means that the operation failed, or that the store reported data that did
+not verify. *Harmless* means that the fault changed nothing that a call requested. `injected = detected + harmless` because no
+answer was wrong: every byte of every hit was compared. For silent faults the simulator splits the two: it matches each
+report of the store with the oldest silent fault.
 ";
 
 /// The seeds that were run, by plan; returns the sums of all.
@@ -124,21 +125,21 @@ fn seeds(out: &mut String, blocks: &[Block]) -> Sums {
     }
     let _ = writeln!(
         out,
-        "\nTimes are simulated. Reboots after a close: {}; stores dropped: {}; segments reclaimed: {}; checkpoints: {}. A device that \
-         lied made {} stores refuse to open, and undid {} removals or clears.",
+        "\nTimes are simulated. Reboots after a close: {}; stores dropped: {}; segments reclaimed: {}; checkpoints: {}. Lying \
+         devices made {} stores refuse to open, and undid {} removals or clears.",
         all.clean_reboots, all.abandons, all.reclaimed, all.checkpoints, all.refused_opens, all.returned
     );
     all
 }
 
-/// What was run over simulated links, and what they held.
+/// The runs over simulated links and their results.
 fn links(out: &mut String, done: &[Done]) {
     *out += LINKS;
     for Done { seeds_from, seeds_to, ops, shape, sums: s } in done {
         let shape = shape.as_ref().map_or_else(String::new, |shape| format!(" --shape {shape}"));
         let _ = writeln!(
             out,
-            "| {seeds_from}..{seeds_to}, `--ops {ops}{shape}` | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {seeds_from}..{seeds_to}, `--ops {ops}{shape}` | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
             s.packets,
             s.reordered,
             s.duplicated,
@@ -149,7 +150,6 @@ fn links(out: &mut String, done: &[Done]) {
             s.kills,
             s.hits,
             s.shown,
-            s.lent,
             s.broken + s.left + s.circles,
             s.wrong,
             s.touched_late,
@@ -160,52 +160,69 @@ fn links(out: &mut String, done: &[Done]) {
 }
 
 const LINKS: &str = "\n## Links\n
-`pagelith-sim links --seeds A..B --ops N --jobs 2 --json`: stores and clients over simulated links, a fifth of the seeds each with
-clients that are attached, with the same of a store that has a peer itself, with one store or two that have the same two peers, with clients of the store's host, which are shown its
-memory and lent its files, and with two or three stores that are each other's peers and have clients each (`--shape NAME` is one of these alone). Clients of a single store have several batches in flight now and then ([0053](decisions/0053-batches-in-flight-of-clients.md)). *Late* arrived for an operation that was over; *touched late* is memory
-that was written after its operation had ended, *held late* memory that a link had still then; *broken* are promises of what is shown and lent, what is held for the
-gone, questions that go in a circle, and (since the last row) operations that were cancelled and have no outcome, or have one too many. Hits and look-ups are
-compared with puts, removals and clears. A put of a client that was not answered, or was asked twice, may take effect until its links are gone; one of a store with
-peers is over with its outcome, and removed, with the peers told, it does not come back to that store (what another has of the key or puts may); of stores that are each other's peers none has what one of them removed and any of
-them had put ([0051](decisions/0051-removals-that-peers-hold-for.md)). Of what is shown
-(decisions 0024, 0038) and lent (0044), which half of these links' clients copy out of the store's memory without asking ([0063](decisions/0063-hits-that-nobody-is-asked-for.md)), it is also held that it stays as it is until it is taken or given up, that it is what its outcome vouches for, and that nothing of it is held for who is
-gone; of stores with peers that what one asks another goes no further ([0049](decisions/0049-promises-that-checksums-hide.md)). The first row is of before the last two shapes, the last one of all of them.
+`pagelith-sim links --seeds A..B --ops N --jobs 2 --json`: stores and clients over simulated links. Each fifth of the seeds has
+one arrangement (`--shape NAME` runs only one): clients attached to a store; the same with a store that has a peer itself; one
+or two stores with the same two peers; clients on the store's host, with bytes passed by reference in both
+directions; two or three stores that are each other's peers, with clients each. Clients of a single store sometimes have
+several batches in flight ([0053](decisions/0053-batches-in-flight-of-clients.md)).
 
-| seeds | packets | reordered | duplicated | late | dropped | flipped | links cut | stores killed | hits | shown | lent | broken | wrong | touched late | held late |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| column | meaning |
+| --- | --- |
+| late | packets that arrived for a finished operation |
+| shown | ranges passed by reference to memory (decisions 0024, 0038) |
+| broken | referenced ranges that changed or did not match the outcome, resources kept for clients that are gone, requests that peers forwarded, and (since the last row) cancelled operations without an outcome, or with one too many |
+| touched late | memory written after its operation had ended |
+| held late | memory still owned by a link when its operation had ended |
+
+Hits and look-ups are compared with puts, removals and clears:
+
+- A client's put without an outcome, or sent twice, may take effect until its links are gone.
+- A put of a store with peers ends with its outcome. After a removal, of which the peers are notified, it does not come back to that
+  store; a put of the key by another store, or another store's copy, may.
+- Among stores that are each other's peers, none returns an object that one of them removed and any of them had put
+  ([0051](decisions/0051-removals-that-peers-hold-for.md)).
+- A range passed by reference stays unchanged until it is released or withdrawn, and matches the checksums of its outcome. No
+  resource is kept for it once its client is gone.
+- A store does not forward a peer's request ([0049](decisions/0049-promises-that-checksums-hide.md)).
+
+The first row is from before the last two arrangements, the last row is of all of them.
+
+| seeds | packets | reordered | duplicated | late | dropped | flipped | links cut | stores killed | hits | shown | broken | wrong | touched late | held late |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 ";
 
 const RACES: &str = "
 ## Threads, memory and any input
 
-What was last run, beside the gate, of what [sim/concurrency](../sim/concurrency/README.md) and [fuzz](../fuzz/README.md) have; of 0714350, whose rings, sends, puts out of a
-client's memory and views were new.
+The last runs, outside of `.ci/run`, of the checks in [sim/concurrency](../sim/concurrency/README.md) and
+[fuzz](../fuzz/README.md). At 0714350, which introduced rings, sends, puts out of a client's memory and views:
 
-| command | what was seen |
+| command | result |
 | --- | --- |
-| `sim/concurrency.sh loom` | 17 kernels, 170,599 orders: nothing |
-| `sim/concurrency.sh shuttle` | 22 scenarios, 44,400 schedules: nothing |
-| `cargo +nightly fuzz run server -- -max_total_time=300 -timeout=60` | 34,797 inputs under AddressSanitizer: nothing wrong; one input was said to take too long while the process was stopped from outside, and by itself takes 0.03 s |
-| `cargo +nightly fuzz run rings -- -max_total_time=300 -timeout=60` | 31,449 inputs: nothing |
-| the same of `wire_decode` (120 s), `ops_model` (240 s), `store_open` (120 s), and 45 s each of `key_text`, `client_names`, `record_decode`, `segment_scan`, `footer_decode`, `manifest_decode`, `checkpoint_decode`, `config` and `trace` | 347,276, 69 and 255 inputs on a machine in full use; 2.08 million of the others together: nothing |
+| `sim/concurrency.sh loom` | 17 kernels, 170,599 orders: no finding |
+| `sim/concurrency.sh shuttle` | 22 scenarios, 44,400 schedules: no finding |
+| `cargo +nightly fuzz run server -- -max_total_time=300 -timeout=60` | 34,797 inputs under AddressSanitizer: no finding; one input was reported as too slow while the process was stopped from outside, and takes 0.03 s alone |
+| `cargo +nightly fuzz run rings -- -max_total_time=300 -timeout=60` | 31,449 inputs: no finding |
+| the same for `wire_decode` (120 s), `ops_model` (240 s), `store_open` (120 s), and 45 s each of `key_text`, `client_names`, `record_decode`, `segment_scan`, `footer_decode`, `manifest_decode`, `checkpoint_decode`, `config` and `trace` | 347,276, 69 and 255 inputs on a machine under full load; 2.08 million inputs of the others together: no finding |
 
-Of ac65ba4, which has catalogs ([0063](decisions/0063-hits-that-nobody-is-asked-for.md)): `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 9.9 million inputs, `catalog`, `rings` and `server` with 184,224, 23,582 and 9,363 of them: nothing. Of 62ebf55 `sim/sanitize.sh address io engine`: clean.
-`sim/sanitize.sh thread io engine`: a test that ends by a signal ends otherwise, and eight reports of memory that is handed on under a mutex or `Once` of `std`, whose waiting half is not built with the sanitizer; the suite behind them was not begun.
+At ac65ba4: `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 9.9 million inputs, with 23,582 and 9,363 for `catalog`, `rings` and `server`: no finding. At 62ebf55 `sim/sanitize.sh address io engine`: clean.
+`sim/sanitize.sh thread io engine`: a test that expects a signal ended differently, and there were eight reports about memory handed over under a mutex or `Once` of `std`, whose waiting half is not built with the sanitizer; the rest of the suite did not run.
 
-Of 7373163, which puts in lanes ([0064](decisions/0064-puts-in-lanes.md)): `sim/concurrency.sh loom`, 20 kernels, 202,600 orders, and `TEST_PAGELITH_SCHEDULES=50 sim/concurrency.sh shuttle`, 23 scenarios, 23,700 schedules: nothing. ThreadSanitizer over the engine's tests of puts and of the index (`put::`, `index::several`): clean.
+At 62cdb4b and ca9b9b3, which prepare a run of puts before they copy it ([0065](decisions/0065-what-is-moved-behind-a-copy.md)): `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 5.7 million inputs, `server`, `rings` and `ops_model` among them: no finding.
+`pagelith-sim links --seeds 0..300 --ops 2000`: 2,943,685 packets, 441,291 reordered, 291,915 duplicated, 508,182 late; 173,997 hits compared, 0 wrong, 0 buffers touched late. `TEST_PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills`: 1,000 clients killed over TCP and 1,000 over shared memory, 0 wrong bytes at the surviving clients, no resources left.
 
-Of 62cdb4b and ca9b9b3, which prepare a run of puts before they copy it ([0065](decisions/0065-what-is-moved-behind-a-copy.md)): `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 5.7 million inputs, `server`, `rings` and `ops_model` among them: nothing.
-`pagelith-sim links --seeds 0..300 --ops 2000`: 2,943,685 packets, 441,291 reordered, 291,915 duplicated, 508,182 late; 173,997 hits compared, 0 wrong, 0 buffers touched late. `TEST_PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills`: 1,000 clients killed over TCP and 1,000 over shared memory, 0 wrong bytes of those that lived, nothing left.
-
-Not run: loom and shuttle over these two, and all of the table over what [decision 0047](decisions/0047-stores-with-peers-that-serve.md) changed.
+Not run: loom and shuttle at these two commits, and the whole table after the changes of [decision 0047](decisions/0047-stores-with-peers-that-serve.md).
 ";
 
 const PLANTS: &str = "
-Bugs of a client's end of these links, planted by `--plant NAME` in any build; `sim/tests/links.rs` has each noticed within 400 seeds:
-`StaleOutcome` (the outcome of an operation that is over is believed for the one asked last; seen as a look-up of what is gone),
-`KeptAfterRetract` (memory that was given up is written still; seen as touched and held late), `PushedEarly` (a push is said to be over
-before its memory was looked at; seen as held late), `Unverified` (what landed is vouched for; seen as bytes that nobody put),
-`ReadOn` (a read of what is lent is said to have failed, and goes on; seen as held late).
+Bugs of a client's end of these links, planted by `--plant NAME` in any build; `sim/tests/links.rs` detects each within 400 seeds:
+
+| bug | what it does | detected as |
+| --- | --- | --- |
+| `StaleOutcome` | the outcome of a finished operation is taken for that of the newest request | a look-up that finds a removed object |
+| `KeptAfterRetract` | retracted memory is still written | memory touched and held late |
+| `PushedEarly` | a push is reported as complete before its memory was read | memory held late |
+| `Unverified` | checksums are recomputed from the bytes that arrived | bytes that no put wrote |
 ";
 
 fn matrix(out: &mut String, sums: &Sums, lanes: &[Lane]) {
@@ -251,9 +268,9 @@ fn matrix(out: &mut String, sums: &Sums, lanes: &[Lane]) {
             let _ = writeln!(out, "| {} | {} | {where_} | | | | | | |", row.number, row.fault);
         }
     }
-    *out += "\nOf seeds, *wrong* and *synced lost* are those of all seeds together, since faults are mixed: no answer was wrong under any. \
-             Of the kernel's lanes, a device that lies or rots may cost what was flushed to it, and that is counted here; where \
-             the device kept what it acked nothing was lost.\n";
+    *out += "\nFor seeds, *wrong* and *synced lost* count all seeds together, because faults are mixed: no answer was wrong with any fault. \
+             For the kernel's lanes, *synced lost* counts flushed objects that a device lost by lying or rotting; on devices that kept \
+             acked data nothing was lost.\n";
 }
 
 fn kernel(out: &mut String, lanes: &[Lane]) {
@@ -275,12 +292,12 @@ fn kernel(out: &mut String, lanes: &[Lane]) {
             l.longest_over_deadline_ms
         );
     }
-    *out += "\nTimes are of a busy machine. A removal is undone only where the device acked a write or sync and did not do it.\n";
+    *out += "\nTimes are from a busy machine. A removal is undone only if the device acked a write or sync and did not execute it.\n";
 }
 
 fn planted(out: &mut String, mutants: &[Outcome]) {
-    *out += "\n## Planted bugs\n\n`sim/mutants.sh`: one build, one bug a process (`layouts::mutant` says what each breaks).\n\n";
-    *out += "| planted | caught | seconds | by | what was seen |\n| --- | --- | ---: | --- | --- |\n";
+    *out += "\n## Planted bugs\n\n`sim/mutants.sh`: one build, one bug per process (`sim/mutants/src/lib.rs` describes each).\n\n";
+    *out += "| planted | caught | seconds | by | first observation |\n| --- | --- | ---: | --- | --- |\n";
     for m in mutants {
         let said = serde_json::from_str::<Caught>(&m.how);
         let how =
@@ -295,14 +312,14 @@ fn planted(out: &mut String, mutants: &[Outcome]) {
     }
 }
 
-/// Which fault struck during which operation.
+/// How often each fault struck during each operation.
 fn pairs(out: &mut String, sums: &Sums) {
     let split = |name: &str| name.split_once(' ').map(|(f, v)| (f.to_owned(), v.to_owned()));
     let verbs: BTreeSet<String> = sums.operations.keys().cloned().collect();
     let faults: BTreeSet<String> = sums.faults.keys().cloned().collect();
     let counts: BTreeMap<(String, String), u64> =
         sums.fault_by_operation.iter().filter_map(|(name, n)| Some((split(name)?, *n))).collect();
-    *out += "\n## Faults by operation\n\nHow often a fault struck while an operation was being done; an empty cell is a pair that was never met.\n\n";
+    *out += "\n## Faults by operation\n\nHow often a fault struck during an operation; an empty cell is a pair that never occurred.\n\n";
     let _ = writeln!(out, "| operation | {} |", faults.iter().cloned().collect::<Vec<_>>().join(" | "));
     let _ = writeln!(out, "| --- |{}", " ---: |".repeat(faults.len()));
     for verb in verbs {
@@ -336,12 +353,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_says_what_the_results_say() {
+    fn report_matches_stored_results() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let said = std::fs::read_to_string(root.join("../docs/faults.md")).expect("the report");
         assert!(
             said == render(&root.join("results")).expect("results"),
-            "docs/faults.md is to be written anew"
+            "docs/faults.md is stale: run pagelith-sim report --out docs/faults.md"
         );
     }
 }

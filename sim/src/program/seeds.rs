@@ -1,4 +1,4 @@
-//! `run`: a range of seeds on several threads, resumable.
+//! `run`: runs a range of seeds on several threads; can be resumed.
 
 #![expect(
     clippy::disallowed_methods,
@@ -22,33 +22,33 @@ use super::PlanArgs;
 use super::replay::keep_of;
 use crate::explore::{Finding, Sums, explore, shrink};
 
-/// Seeds that are noted as done together.
+/// Seeds per stored block.
 const BLOCK: u64 = 100;
-/// Time that one seed may take: the loop it hangs in is not one that simulated time gets out of.
+/// Time limit of one seed: a seed that exceeds it loops without progress of simulated time.
 const SEED_TIME: Duration = Duration::from_secs(120);
-/// How often progress is said.
+/// Interval of progress messages.
 const SAY_EVERY: Duration = Duration::from_secs(15);
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// The seeds, as `FROM..TO`, the end not included.
+    /// The seeds, as `FROM..TO`; `TO` is excluded.
     #[arg(long, value_parser = parse_range)]
     seeds: Range<u64>,
     #[command(flatten)]
     plan: PlanArgs,
-    /// Threads.
+    /// Number of threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Failing seeds that are told and shortened.
+    /// Number of failing seeds to print and shorten.
     #[arg(long, default_value_t = 3)]
     tell: usize,
-    /// Runs that shortening a failing plan may take.
+    /// Most runs to shorten a failing plan.
     #[arg(long, default_value_t = 150)]
     shrink: usize,
-    /// Where finished blocks of seeds are noted, a line each; those that are there are not done again.
+    /// File for finished blocks of seeds, one line each; blocks already in it are not run again.
     #[arg(long)]
     done: Option<PathBuf>,
-    /// The commit under test, for the report; by default that of `TEST_PAGELITH_COMMIT`.
+    /// The commit under test, for the report; by default the value of `TEST_PAGELITH_COMMIT`.
     #[arg(long)]
     commit: Option<String>,
 }
@@ -66,22 +66,22 @@ pub(super) fn parse_range(text: &str) -> Result<Range<u64>, String> {
     Ok(number(parts.0)?..number(parts.1)?)
 }
 
-/// A finished block, as it is noted.
+/// A finished block, as it is stored.
 #[derive(Serialize, Deserialize)]
 pub struct Block {
     /// Its first seed.
     pub from: u64,
-    /// The first seed behind it.
+    /// The seed after its last.
     pub to: u64,
-    /// The arguments beside the seed.
+    /// The arguments apart from the seeds.
     pub plan: String,
-    /// What was under test.
+    /// The commit under test.
     pub commit: String,
-    /// What the seeds came to.
+    /// The results of its seeds.
     pub sums: Sums,
 }
 
-/// The end of it all.
+/// The final report.
 #[derive(Serialize)]
 struct Report<'a> {
     version: &'a str,
@@ -101,7 +101,7 @@ struct Shared<'a> {
     seeds_done: AtomicU64,
     sums: Mutex<Sums>,
     failed: Mutex<Vec<(u64, Finding)>>,
-    /// What each thread is at, and since when.
+    /// The seed that each thread runs, and its start.
     busy: Vec<Mutex<Option<(u64, Instant)>>>,
 }
 
@@ -109,7 +109,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Every block that a file says is done, neighbours of one plan and commit as one.
+/// The blocks of a file; adjacent blocks of one plan and commit are joined.
 fn done_before(file: &Path) -> Vec<Block> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     joined(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
@@ -133,7 +133,7 @@ fn joined(mut blocks: Vec<Block>) -> Vec<Block> {
     joined
 }
 
-/// Write a file of blocks anew, with neighbours as one.
+/// Rewrites a file of blocks with adjacent blocks joined.
 fn compact(file: &Path) -> std::io::Result<()> {
     let lines: String = done_before(file)
         .iter()
@@ -152,7 +152,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
     let mut before = args.done.as_deref().map(done_before).unwrap_or_default();
     before.retain(|b| b.plan == plan);
     let mut sums = Sums::default();
-    // What reaches beyond the range that is asked for is done, and cannot be divided.
+    // A block that exceeds the requested range is done, but cannot be split.
     let inside = |b: &&Block| b.from >= args.seeds.start && b.to <= args.seeds.end;
     before.iter().filter(inside).for_each(|block| sums.add(&block.sums));
     let is_done = |b: &Range<u64>| before.iter().any(|done| done.from <= b.start && b.end <= done.to);
@@ -174,7 +174,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
         watch(shared, began, || workers.iter().all(|w| w.is_finished()));
     });
     if let Some(Err(error)) = args.done.as_deref().map(compact) {
-        eprintln!("cannot write the blocks error={error}");
+        eprintln!("cannot rewrite the file of blocks error={error}");
     }
     end(&shared, &plan, began)
 }
@@ -214,11 +214,11 @@ fn note(file: &Path, args: &RunArgs, block: &Range<u64>, sums: &Sums) {
         .open(file)
         .and_then(|mut f| f.write_all(line.as_bytes()));
     if let Err(error) = appended {
-        eprintln!("cannot note a block file={} error={error}", file.display());
+        eprintln!("cannot store a block file={} error={error}", file.display());
     }
 }
 
-/// Say how far it is, and end the program if a seed hangs.
+/// Prints progress, and ends the program if a seed hangs.
 fn watch(shared: &Shared<'_>, began: Instant, finished: impl Fn() -> bool) {
     let mut said = Instant::now();
     while !finished() {
@@ -226,7 +226,7 @@ fn watch(shared: &Shared<'_>, began: Instant, finished: impl Fn() -> bool) {
         for busy in &shared.busy {
             let Some((seed, since)) = *lock(busy) else { continue };
             if since.elapsed() > SEED_TIME {
-                println!("HANG seed={seed} runs since {:?}", since.elapsed());
+                println!("HANG seed={seed} running for {:?}", since.elapsed());
                 println!("replay: pagelith-sim replay --seed {seed} {}", shared.args.plan.text());
                 std::process::exit(1);
             }
@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_of_one_commit_are_one_block_and_no_seed_counts_twice() {
+    fn adjacent_blocks_of_commit_join_without_double_counting() {
         let block = |from: u64, to: u64, commit: &str| Block {
             from,
             to,

@@ -56,7 +56,7 @@ impl Sched {
         self.alive.contains(&process)
     }
 
-    /// Add a task; a dead process gets it back.
+    /// Adds a task; a dead process gets it back.
     pub(super) fn add(
         &mut self,
         process: u64,
@@ -74,7 +74,7 @@ impl Sched {
         Ok(id)
     }
 
-    /// Take one of the tasks that can run, to be stepped and put back.
+    /// Takes one of the runnable tasks, to be stepped and put back.
     pub(super) fn pick(&mut self, now: Mono) -> Option<(u64, Box<dyn Task>)> {
         let ready: Vec<usize> =
             self.slots.iter().enumerate().filter(|(_, s)| s.can_run(now)).map(|(i, _)| i).collect();
@@ -84,7 +84,7 @@ impl Sched {
         Some((slot.id, slot.task.take()?))
     }
 
-    /// Put a stepped task back. If it is done, or was killed meanwhile, the caller gets it to drop.
+    /// Puts a stepped task back. If it is done or was killed meanwhile, the caller gets it to drop.
     pub(super) fn put_back(
         &mut self,
         id: u64,
@@ -105,7 +105,7 @@ impl Sched {
         None
     }
 
-    /// When the first idle task runs by itself.
+    /// When the first idle task becomes runnable by timeout.
     pub(super) fn next_wake(&self) -> Option<Mono> {
         self.slots.iter().filter(|s| s.task.is_some()).filter_map(|s| s.idle_until).min()
     }
@@ -118,7 +118,7 @@ impl Sched {
         self.slots.iter().map(|s| s.name.clone()).collect()
     }
 
-    /// End processes; the caller drops their tasks.
+    /// Ends processes; the caller drops their tasks.
     pub(super) fn kill(&mut self, doomed: impl Fn(u64) -> bool) -> Vec<Box<dyn Task>> {
         self.alive.retain(|process| !doomed(*process));
         let mut tasks = Vec::new();

@@ -31,7 +31,7 @@ fn spawn(on: &SimRuntime, name: &str, step: impl FnMut() -> Step + Send + 'stati
     on.spawn(name, Box::new(Do(step)), Signal::default()).expect("a live process")
 }
 
-/// A counter and a task that counts its steps in it, and always wants what `step` says.
+/// A counter, and a task that increments it at each step and returns `step`.
 fn counting(on: &SimRuntime, step: Step) -> (Arc<AtomicU64>, Box<dyn Join>) {
     let count = Arc::new(AtomicU64::new(0));
     let inner = count.clone();
@@ -43,7 +43,7 @@ fn counting(on: &SimRuntime, step: Step) -> (Arc<AtomicU64>, Box<dyn Join>) {
 }
 
 #[test]
-fn a_pause_steps_tasks_until_the_signal_is_raised() {
+fn pause_steps_tasks_until_signal_is_raised() {
     let (rt, clock) = runtime(1);
     let signal = Signal::default();
     let raise = signal.clone();
@@ -66,7 +66,7 @@ fn a_pause_steps_tasks_until_the_signal_is_raised() {
 }
 
 #[test]
-fn a_pause_ends_at_its_timeout_in_simulated_time() {
+fn pause_ends_at_timeout_in_simulated_time() {
     let (rt, clock) = runtime(1);
     let signal = Signal::default();
     rt.pause(&signal, 0, MS);
@@ -79,13 +79,13 @@ fn a_pause_ends_at_its_timeout_in_simulated_time() {
 }
 
 #[test]
-fn a_raised_signal_ends_a_tasks_idling() {
+fn raised_signal_ends_idle_of_task() {
     let (rt, clock) = runtime(1);
     let wake = Signal::default();
     let count = Arc::new(AtomicU64::new(0));
     let (inner, own) = (count.clone(), wake.clone());
     let task = Do(move || {
-        // A raise during the step counts, as it would on a thread that looked before it stepped.
+        // A raise during the step counts, as on a thread that read the signal before it stepped.
         if inner.fetch_add(1, Ordering::SeqCst) == 0 {
             own.raise();
         }
@@ -102,7 +102,7 @@ fn a_raised_signal_ends_a_tasks_idling() {
 }
 
 #[test]
-fn a_task_that_pauses_has_the_others_stepped_but_not_itself() {
+fn pause_inside_task_steps_only_other_tasks() {
     let (rt, _clock) = runtime(3);
     let (inside, inner_rt) = (Arc::new(AtomicU64::new(0)), rt.clone());
     let (others, _join) = counting(&rt, Step::Idle(MS));
@@ -120,7 +120,7 @@ fn a_task_that_pauses_has_the_others_stepped_but_not_itself() {
 }
 
 #[test]
-fn joins_wait_for_the_end_or_the_timeout() {
+fn join_waits_for_end_or_timeout() {
     let (rt, clock) = runtime(1);
     let mut left = 3;
     let join = spawn(&rt, "short", move || {
@@ -134,7 +134,7 @@ fn joins_wait_for_the_end_or_the_timeout() {
 }
 
 #[test]
-fn a_killed_process_never_steps_again_and_its_calls_still_end() {
+fn killed_process_tasks_stop_and_calls_return() {
     let (rt, clock) = runtime(1);
     let other = rt.fresh();
     let (steps, join) = counting(&rt, Step::Idle(MS));
@@ -156,7 +156,7 @@ fn a_killed_process_never_steps_again_and_its_calls_still_end() {
     assert_eq!(other.tasks(), Vec::<String>::new());
 }
 
-/// Pauses in its drop, as a store's background work does that waits for its last write.
+/// Pauses in its drop, like a store's background task that waits for its last write.
 struct Lingering(SimRuntime);
 
 impl Task for Lingering {
@@ -172,7 +172,7 @@ impl Drop for Lingering {
 }
 
 #[test]
-fn a_task_may_use_the_runtime_while_it_is_dropped() {
+fn task_may_use_runtime_in_drop() {
     let (rt, clock) = runtime(1);
     rt.spawn("done", Box::new(Lingering(rt.clone())), Signal::default()).expect("a live process");
     rt.run_until_idle();
@@ -184,7 +184,7 @@ fn a_task_may_use_the_runtime_while_it_is_dropped() {
 }
 
 #[test]
-fn a_kill_from_inside_a_step_drops_the_task_after_it() {
+fn kill_inside_step_drops_task_after_step() {
     let (rt, _clock) = runtime(1);
     let killer = rt.clone();
     let join = spawn(&rt, "killer", move || {
@@ -213,7 +213,7 @@ fn order_of(seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_seed_decides_the_order_of_steps() {
+fn seed_decides_order_of_steps() {
     let orders: std::collections::BTreeSet<_> = (0..10).map(order_of).collect();
     assert_eq!(orders.len(), 10, "every seed has an order of its own");
     assert_eq!(order_of(4), order_of(4));
@@ -222,7 +222,7 @@ fn a_seed_decides_the_order_of_steps() {
 
 #[test]
 #[should_panic(expected = "tasks never went idle")]
-fn a_livelock_is_named() {
+fn livelock_panics() {
     let (rt, _clock) = runtime(1);
     let (_steps, _join) = counting(&rt, Step::Again);
     rt.run_until_idle();
@@ -230,7 +230,7 @@ fn a_livelock_is_named() {
 
 #[test]
 #[should_panic(expected = "no task can ever run")]
-fn a_deadlock_is_named() {
+fn deadlock_panics() {
     let (rt, _clock) = runtime(1);
     rt.pause(&Signal::default(), 0, Duration::MAX);
 }

@@ -1,6 +1,7 @@
 //! Every bit of every structure, flipped at rest (rows 4 and 23 of the fault matrix).
 //!
-//! Structures that fall by themselves are flipped together, one bit in each, so that one reopening judges many.
+//! Structures that fail independently are damaged together, one bit in each, so that one reopening
+//! checks many.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ use pagelith_sim::entropy::SplitMix64;
 use super::report::Sums;
 use super::scene::{Made, SEGMENT, Scene, Seen};
 
-/// Of the bits that are zero in every store, one in so many is flipped unless all are asked for.
+/// Of the bits that are zero in every store, one in this many is flipped, unless all are requested.
 const PADDING_ONE_IN: usize = 211;
 
 /// A bit of a file.
@@ -26,14 +27,14 @@ struct Flip {
 }
 
 impl Flip {
-    /// Bit `bit` behind byte `start`.
+    /// Bit number `bit` after byte `start`.
     fn new(file: &'static str, start: u64, bit: u64) -> Flip {
         Flip { file, at: start + bit / 8, bit: (bit % 8) as u8 }
     }
 }
 
 impl Made {
-    /// Reopen with these bits flipped.
+    /// Reopens with these bits flipped.
     fn flipped(&mut self, flips: &[Flip]) -> Seen {
         self.reopen(|disk| {
             for Flip { file, at, bit } in flips {
@@ -44,14 +45,14 @@ impl Made {
     }
 }
 
-/// Bits of a structure of so many bytes of which `used` are not padding.
+/// Bits of a structure of `bytes` bytes; `used` is the part that is not padding.
 fn bits(used: std::ops::Range<u64>, bytes: u64) -> Vec<u64> {
     let step = if super::report::all() { 1 } else { PADDING_ONE_IN };
     let padding = (0..used.start * 8).chain(used.end * 8..bytes * 8);
     (used.start * 8..used.end * 8).chain(padding.step_by(step)).collect()
 }
 
-/// One in `by` of them, unless all are asked for: where the same code judges the same structure elsewhere in full.
+/// One in `by` of them, unless all are requested: another test checks the same structure in full.
 fn thin(mut bits: Vec<u64>, by: usize) -> Vec<u64> {
     let mut i = 0;
     bits.retain(|_| {
@@ -61,13 +62,14 @@ fn thin(mut bits: Vec<u64>, by: usize) -> Vec<u64> {
     bits
 }
 
-/// The bit that structure `i` of `count` has flipped in a round; over all rounds each bit is flipped in one of them.
+/// The bit that each of `count` structures has flipped in a round; over all rounds each bit is
+/// flipped once.
 fn turns(bits: &[u64], count: usize) -> impl Iterator<Item = Vec<u64>> + '_ {
     let rounds = bits.len().div_ceil(count);
     (0..rounds).map(move |round| (0..count).map(|i| bits[(i * rounds + round) % bits.len()]).collect())
 }
 
-/// Record headers: whoever needs the record may miss it, nobody else does.
+/// Record headers: objects that need the record may be missed, others not.
 fn headers(scene: Scene, by: usize, what: &str, sort: impl Fn(RecordKind, GroupKind) -> bool) -> Sums {
     let mut made = scene.make();
     let records: Vec<_> = made.records.iter().filter(|r| sort(r.kind, r.group)).cloned().collect();
@@ -89,7 +91,7 @@ fn headers(scene: Scene, by: usize, what: &str, sort: impl Fn(RecordKind, GroupK
     sums
 }
 
-/// All sorts of headers.
+/// Headers of all kinds.
 fn all_headers(scene: Scene, by: usize) {
     use GroupKind::*;
     for (what, group) in [("single", Single), ("base", Base), ("attached", Attached)] {
@@ -104,16 +106,17 @@ fn record_headers_in_an_open_segment() {
 }
 
 #[test]
-fn record_headers_behind_footers() {
+fn record_headers_with_footers() {
     all_headers(Scene::Sealed, 1);
 }
 
 #[test]
-fn record_headers_behind_a_checkpoint() {
+fn record_headers_with_checkpoint() {
     all_headers(Scene::Closed, 5);
 }
 
-/// A tombstone is on SSD once, until its segment has a footer: before that, what it removed comes back.
+/// A tombstone is on SSD once, until its segment has a footer: before that, damage to it revives
+/// removed objects.
 #[test]
 fn tombstones() {
     let is = |kind, _| kind == RecordKind::Tombstones;
@@ -125,14 +128,14 @@ fn tombstones() {
     }
 }
 
-/// One bit of the payloads of every record at once: a record falls exactly if it was hit.
+/// One bit in the payloads of many records at once: exactly the damaged records are lost.
 fn payloads(scene: Scene, rounds: u64) {
     let mut made = scene.make();
     let mut sums = Sums::default();
     let mut rng = SplitMix64::new(1);
     let records: Vec<_> = made.records.iter().filter(|r| !r.needed_by.is_empty()).cloned().collect();
     for _ in 0..rounds {
-        // One record in four is left alone: it must stay.
+        // One record in four is left intact: it must stay.
         let hit: Vec<_> = records.iter().filter(|_| !rng.one_in(4)).collect();
         let mut flips = Vec::new();
         for record in &hit {
@@ -155,7 +158,8 @@ fn payloads_in_every_scene() {
     [Scene::Open, Scene::Sealed, Scene::Closed].into_iter().for_each(|scene| payloads(scene, rounds));
 }
 
-/// Structures without which the store holds the same: nothing is lost. `noticed` says how many flips it told of.
+/// Structures without which the store holds the same: nothing is lost. `noticed` returns the
+/// detected flips.
 fn harmless(
     scene: Scene,
     what: &str,
@@ -188,7 +192,7 @@ fn heads_of_segments() {
     }
 }
 
-/// Every segment whose footer was hit falls back to its records, whatever bit it was.
+/// Every segment with a damaged footer falls back to its records, whichever bit it was.
 #[test]
 fn footers() {
     let made = Scene::Sealed.make();
@@ -196,7 +200,7 @@ fn footers() {
         let last = made.on_disk().peek(0, "segments", (segment + 1) * SEGMENT - ALIGN, ALIGN as usize);
         let bytes = footer::claimed_bytes(&last.expect("a segment"), SEGMENT).expect("a footer");
         let start = [("segments", (segment + 1) * SEGMENT - bytes)];
-        // Entries are alike: one of them whole, others like padding; then the tail.
+        // Entries are alike: one of them in full, others like padding; then the tail.
         let mut which = bits(0..192, bytes - 128);
         which.extend((bytes - 128) * 8..bytes * 8);
         if i > 0 && !super::report::all() {
@@ -217,7 +221,7 @@ const BLOCKS: [(u64, std::ops::Range<u64>); 3] = [(0, 0..384), (1, 0..64 + 4 * 3
 fn blocks_of_one_copy_of_the_manifest() {
     for copy in [0, 1] {
         for (block, used) in BLOCKS {
-            // Of the other blocks the other copy is hit.
+            // For the other blocks the other copy is damaged.
             let which = thin(bits(used, ALIGN), 1 + 6 * copy);
             let starts: Vec<_> =
                 (0..3).map(|b| (MANIFESTS[usize::from((b == block) == (copy == 1))], b * ALIGN)).collect();
@@ -230,11 +234,11 @@ fn blocks_of_one_copy_of_the_manifest() {
 }
 
 #[test]
-fn blocks_of_both_copies_of_the_manifest_are_refused_by_name() {
+fn damage_in_both_manifest_copies_is_refused_by_name() {
     let mut made = Scene::Sealed.make();
     let mut sums = Sums::default();
     for (block, used) in BLOCKS {
-        // One bit a byte, and not the same in both.
+        // One bit per byte, and not the same in both.
         for byte in (used.start..used.end).step_by(if super::report::all() { 1 } else { 7 }) {
             let flips: Vec<_> = MANIFESTS
                 .iter()
@@ -254,18 +258,18 @@ fn blocks_of_both_copies_of_the_manifest_are_refused_by_name() {
     sums.print(23, "both copies of a manifest block");
 }
 
-/// The newer checkpoint, the older one, or none at all: the store holds the same.
+/// With the newer checkpoint, the older one, or none at all, the store holds the same.
 #[test]
 fn checkpoints() {
     const CHUNK: u64 = 65_536;
     let heads = ["checkpoint.0", "checkpoint.1"].map(|file| (file, 0));
     let told = |_: &Seen, seen: &Seen| 2 * u64::from(!seen.from_checkpoint);
     harmless(Scene::Closed, "heads of both checkpoints", &heads, &thin(bits(0..128, ALIGN), 3), told);
-    // Without the newer one what came since the older one is replayed.
+    // Without the newer one, records since the older one are replayed.
     let told = |before: &Seen, seen: &Seen| u64::from(seen.footers > before.footers);
     let mut noticed = Vec::new();
     for file in ["checkpoint.0", "checkpoint.1"] {
-        // Marks of segments, then entries: those of a kind are all alike, so some are taken in full.
+        // Marks of segments, then entries: those of a kind are alike, so some are taken in full.
         let parts = [
             ("head", 0, 0..128, ALIGN),
             ("marks", ALIGN, 0..64 + 3 * 32, CHUNK),

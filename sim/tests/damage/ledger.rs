@@ -1,4 +1,4 @@
-//! What was put, and what a store may and must say of it.
+//! The objects that were put, and the allowed and required answers of a store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -42,7 +42,7 @@ fn length(key: &ObjectKey) -> usize {
     }
 }
 
-/// The bytes that the `version`-th put of a key has.
+/// The bytes of the `version`-th put of a key.
 fn bytes(key: &ObjectKey, version: usize) -> Vec<u8> {
     let mut out = vec![0; length(key)];
     let page = u32::from_le_bytes(key.hash().0[..4].try_into().expect("four bytes"));
@@ -51,51 +51,51 @@ fn bytes(key: &ObjectKey, version: usize) -> Vec<u8> {
     out
 }
 
-/// What is known of a key.
+/// The history of a key.
 #[derive(Clone, Debug, Default)]
-pub struct Thing {
+pub struct KeyHistory {
     versions: Vec<Vec<u8>>,
-    /// Versions that a get may bring.
+    /// Versions that a get may return.
     pub allowed: BTreeSet<usize>,
-    /// A put of it was acked, and nothing has happened since that may have taken it.
+    /// A put of it was acked, and nothing since may have removed it.
     acked: bool,
     /// A flush covered that put: only damage excuses a miss.
     pub must: bool,
 }
 
-/// Everything that was ever put.
+/// Every object that was put.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    pub things: BTreeMap<ObjectKey, Thing>,
-    /// Makes the bytes of all objects others.
+    pub things: BTreeMap<ObjectKey, KeyHistory>,
+    /// Changes the bytes of all objects.
     pub salt: usize,
     /// Errors that only a fault excuses.
     pub errors: Vec<String>,
 }
 
-/// What a store was seen to hold.
+/// The observed contents of a store.
 #[derive(Default)]
-pub struct Look {
-    /// Bytes that nobody put under that key, or part of a group.
+pub struct Observed {
+    /// Bytes that were not put under their key, or part of a group.
     pub wrong: Vec<String>,
-    /// What was removed, cleared or replaced and came back.
+    /// Objects that were removed, cleared or replaced and came back.
     pub returned: BTreeSet<ObjectKey>,
-    /// What must be here and is not.
+    /// Objects that must be present and are missing.
     pub lost: BTreeSet<ObjectKey>,
-    /// The longest that a get took.
+    /// The longest duration of a get.
     pub longest: Duration,
 }
 
-impl fmt::Debug for Look {
+impl fmt::Debug for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let texts = |keys: &BTreeSet<ObjectKey>| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let Look { wrong, returned, lost, .. } = self;
+        let Observed { wrong, returned, lost, .. } = self;
         write!(f, "wrong={wrong:?} returned={:?} lost={:?}", texts(returned), texts(lost))
     }
 }
 
 impl Ledger {
-    /// Put components of a page together, attached to `base` if it is given.
+    /// Puts components of a page together, attached to `base` if given.
     pub fn put(&mut self, store: &Store, page: u32, base: Option<&str>, components: &[&str]) {
         let keys: Vec<ObjectKey> = components.iter().map(|c| key(page, c)).collect();
         let news: Vec<Vec<u8>> = keys.iter().map(|k| self.next(k)).collect();
@@ -118,7 +118,7 @@ impl Ledger {
                 Ok(PutOutcome::Stored) => {
                     (thing.allowed, thing.acked, thing.must) = (BTreeSet::from([version]), true, false);
                 }
-                // It may have happened, or happen yet.
+                // It may have happened, or may still happen.
                 Ok(PutOutcome::Waiting | PutOutcome::Refused) | Err(_) => _ = thing.allowed.insert(version),
             }
             thing.versions.push(new);
@@ -129,7 +129,8 @@ impl Ledger {
         bytes(key, self.salt + self.things.get(key).map_or(0, |t| t.versions.len()))
     }
 
-    /// Flush; what it covers is there for good. Whether it succeeded and lost nothing.
+    /// Flushes; covered objects must be present from now on. Returns whether it succeeded without
+    /// losses.
     pub fn flush(&mut self, store: &Store) -> bool {
         let error = match store.flush(Options::default()) {
             Ok(report) if report.lost_objects == 0 => None,
@@ -137,7 +138,7 @@ impl Ledger {
             Err(error) => Some(format!("flush error={error}")),
         };
         for thing in self.things.values_mut() {
-            // It does not say which ones it lost, and does not count them again.
+            // It does not report which objects it lost, and does not count them again.
             thing.acked &= error.is_none() || thing.must;
             thing.must = thing.acked;
         }
@@ -145,12 +146,12 @@ impl Ledger {
         error.is_none()
     }
 
-    /// The process ended: what no flush covered may be here or not.
+    /// The process ended: objects that no flush covered may be present or not.
     pub fn died(&mut self) {
         self.things.values_mut().for_each(|t| t.acked = t.must);
     }
 
-    /// Remove an object, and with it its group and what is attached to that.
+    /// Removes an object, with its group and the objects attached to that.
     pub fn remove(&mut self, store: &Store, page: u32, component: &str) {
         let outcome = store.remove(&[key(page, component)], Options::default());
         let own = key(page, component);
@@ -161,7 +162,7 @@ impl Ledger {
         self.take(outcome, gone, &format!("remove page={page}"));
     }
 
-    /// Clear a page's namespace.
+    /// Clears a page's namespace.
     pub fn clear(&mut self, store: &Store, page: u32) {
         let ns = namespace(page);
         let outcome = store.clear(ns, Options::default()).map(|_| ());
@@ -180,33 +181,33 @@ impl Ledger {
         }
     }
 
-    /// Get everything there ever was, and once more: the first look may be what finds the damage.
-    pub fn look(&self, store: &Store, scratch: &mut AlignedBuf) -> Look {
+    /// Gets every object twice: the first get may be the one that detects the damage.
+    pub fn look(&self, store: &Store, scratch: &mut AlignedBuf) -> Observed {
         self.look_at(store, scratch, &SimClock::new(), || 0)
     }
 
-    /// As [`Ledger::look`], by this clock, and until a look in which nothing was struck: what was asked for in the same
-    /// breath as an object that was struck may have come without it.
+    /// Like [`Ledger::look`], with this clock, and repeated until no fault strikes during it: an
+    /// object requested in the same batch as a struck one may have been returned without it.
     pub fn look_at(
         &self,
         store: &Store,
         scratch: &mut AlignedBuf,
         clock: &SimClock,
         strikes: impl Fn() -> usize,
-    ) -> Look {
-        let mut look = Look::default();
-        self.glance(store, scratch, clock, &mut look);
+    ) -> Observed {
+        let mut look = Observed::default();
+        self.get_all_pages(store, scratch, clock, &mut look);
         let got = loop {
             let before = strikes();
-            let got = self.glance(store, scratch, clock, &mut look);
+            let got = self.get_all_pages(store, scratch, clock, &mut look);
             if strikes() == before {
                 break got;
             }
         };
-        let missing = |(key, thing): &(&ObjectKey, &Thing)| thing.must && !got.contains_key(key);
+        let missing = |(key, thing): &(&ObjectKey, &KeyHistory)| thing.must && !got.contains_key(key);
         look.lost = self.things.iter().filter(missing).map(|(key, _)| *key).collect();
         for key in self.things.keys() {
-            // What is late is not gone, so whoever is there is right.
+            // A late object is not missing, so its group may be present.
             let here = |component| got.get(&sibling(key, component)).copied();
             let alike =
                 |a, b| here(a).is_none() == here(b).is_none() || [here(a), here(b)].contains(&Some(false));
@@ -222,13 +223,14 @@ impl Ledger {
         look
     }
 
-    /// Get everything, page after page; returns what was got, and what was late (false).
-    fn glance(
+    /// Gets every object, page after page; returns the objects found, and those that were late
+    /// (false).
+    fn get_all_pages(
         &self,
         store: &Store,
         scratch: &mut AlignedBuf,
         clock: &SimClock,
-        look: &mut Look,
+        look: &mut Observed,
     ) -> BTreeMap<ObjectKey, bool> {
         let keys: Vec<ObjectKey> = self.things.keys().copied().collect();
         let mut got = BTreeMap::new();
@@ -236,7 +238,7 @@ impl Ledger {
             let mut rest = &mut scratch[..];
             let mut places = Vec::new();
             for key in page {
-                // Half of them are read straight into aligned memory, the others through staging.
+                // Half of them are read directly into aligned memory, the others through staging.
                 let skip = if key.component().as_bytes()[0] % 2 == 0 { 0 } else { 8 };
                 let (place, behind) = rest.split_at_mut((skip + length(key)).next_multiple_of(4096));
                 let place = &mut place[skip..][..length(key)];
@@ -268,12 +270,12 @@ impl Ledger {
         got
     }
 
-    fn judge(&self, key: &ObjectKey, bytes: &[u8], look: &mut Look) {
+    fn judge(&self, key: &ObjectKey, bytes: &[u8], look: &mut Observed) {
         let thing = &self.things[key];
         match thing.versions.iter().position(|version| **version == *bytes) {
             Some(version) if thing.allowed.contains(&version) => {}
             Some(_) => _ = look.returned.insert(*key),
-            None => look.wrong.push(format!("bytes that nobody put key={key}")),
+            None => look.wrong.push(format!("bytes of no put key={key}")),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Pairs of places of which one has what was meant for the other (row 3): every pair of records, the blocks of the
-//! manifest's copies, whole segments, the checkpoints.
+//! Pairs of places of which one holds the data meant for the other (row 3): every pair of records,
+//! the blocks of the manifest's copies, whole segments, the checkpoints.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use super::report::{Sums, all};
 use super::scene::{Made, Placed, SEGMENT, Scene, Seen};
 
 impl Made {
-    /// Reopen with what is at the first place also at the second: the write that was misdirected is missing where
-    /// it was meant to be, if `moved`.
+    /// Reopens with the data of the first place also at the second; with `moved`, the first place
+    /// has zeros, as if the write was misdirected.
     fn misdirected(&mut self, from: (&str, u64), to: (&str, u64), len: u64, moved: bool) -> Seen {
         self.reopen(|disk| {
             let bytes = disk.peek(0, from.0, from.1, len as usize).expect("a place");
@@ -30,7 +30,8 @@ fn touches(record: &Placed, at: u64, len: u64) -> bool {
     record.at < at + len && at < record.at + record.bytes
 }
 
-/// Write each record where another one is, or reads as if: only what was hit may be missed.
+/// Writes each record at the place of another, or reads it from there: only objects at these places
+/// may be missed.
 fn records(scene: Scene) {
     let mut made = scene.make();
     let records = made.records.clone();
@@ -50,7 +51,7 @@ fn records(scene: Scene) {
         sums.injected += 1;
         sums.detected += u64::from(!seen.look.lost.is_empty());
         sums.returned += seen.look.returned.len() as u64;
-        // What comes back was removed by a tombstone that was hit, in a segment without a footer.
+        // Removed objects come back only if their tombstone was hit, in a segment without a footer.
         let returns = scene == Scene::Open && records.iter().filter(hit).any(|r| r.needed_by.is_empty());
         assert!(returns || seen.look.returned.is_empty(), "{place} {seen:?}");
     }
@@ -58,12 +59,12 @@ fn records(scene: Scene) {
 }
 
 #[test]
-fn records_at_the_place_of_others() {
+fn misdirected_records_lose_only_affected_objects() {
     [Scene::Open, Scene::Sealed, Scene::Closed].into_iter().for_each(records);
 }
 
 #[test]
-fn whole_segments_at_the_place_of_others() {
+fn misdirected_segments_lose_only_affected_objects() {
     for scene in [Scene::Sealed, Scene::Closed] {
         let mut made = scene.make();
         let mut sums = Sums::default();
@@ -79,7 +80,8 @@ fn whole_segments_at_the_place_of_others() {
                 .collect();
             sums.injected += 1;
             if let Some(refusal) = &seen.refused {
-                // By this the store knows directories that were swapped, so it takes segment 0 for one of them.
+                // The store detects swapped directories by this, so it takes segment 0 for one of
+                // them.
                 assert!(b == 0 && refusal.contains("is not the one it was"), "a={a} {refusal}");
                 sums.detected += 1;
                 continue;
@@ -94,7 +96,7 @@ fn whole_segments_at_the_place_of_others() {
 }
 
 #[test]
-fn blocks_of_the_manifest_at_the_place_of_others() {
+fn misdirected_manifest_blocks_lose_nothing() {
     let mut made = Scene::Sealed.make();
     let blocks = ["manifest.0", "manifest.1"].map(|file| (0..3).map(move |block| (file, block * ALIGN)));
     let blocks: Vec<(&str, u64)> = blocks.into_iter().flatten().collect();
@@ -106,7 +108,7 @@ fn blocks_of_the_manifest_at_the_place_of_others() {
             let place = format!("from={from:?} to={to:?} moved={moved}");
             sums.injected += 1;
             if moved && from.1 == to.1 {
-                // Where one copy should be there is nothing, and the other is that.
+                // One place has no copy, and the other place has it.
                 assert!(seen.refused.is_none() && seen.mended == 1, "{place} {seen:?}");
             }
             sums.detected += u64::from(seen.mended > 0);
@@ -118,7 +120,7 @@ fn blocks_of_the_manifest_at_the_place_of_others() {
 }
 
 #[test]
-fn blocks_of_checkpoints_at_the_place_of_others() {
+fn misdirected_checkpoint_blocks_lose_nothing() {
     let mut made = Scene::Closed.make();
     let places: Vec<(&str, u64)> = ["checkpoint.0", "checkpoint.1"]
         .into_iter()

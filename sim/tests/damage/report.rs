@@ -1,6 +1,6 @@
-//! What a test counts and says at its end.
+//! Counts of a test, printed at its end.
 
-/// Whether nothing is to be left out.
+/// Whether nothing is to be skipped.
 pub fn all() -> bool {
     std::env::var("TEST_PAGELITH_SIM_DAMAGE").is_ok_and(|v| v == "all")
 }
@@ -9,14 +9,14 @@ pub fn all() -> bool {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sums {
     pub injected: u64,
-    /// The store told of it, or missed what was hit.
+    /// The store reported it, or the damaged object was missed.
     pub detected: u64,
     /// Removed objects that came back, with their own bytes.
     pub returned: u64,
 }
 
 impl Sums {
-    /// Say it, for a row of the fault matrix.
+    /// Prints the sums, for a row of the fault matrix.
     pub fn print(&self, row: u32, what: &str) {
         let Sums { injected, detected, returned } = self;
         let harmless = injected - detected;

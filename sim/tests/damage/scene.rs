@@ -1,5 +1,5 @@
-//! Small stores that have something of everything in them, ready to be damaged: what they hold, where it lies,
-//! and what a reopened one says of it.
+//! Small stores that contain every structure, ready to be damaged: their contents, the places of
+//! these, and the checks of the reopened store.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,25 +11,25 @@ use pagelith::{AlignedBuf, Config, Facts, Size, Store, ValidConfig};
 use pagelith_sim::disk::{CrashMode, DiskSnapshot, SimDisk};
 use pagelith_sim::env::SimWorld;
 
-use super::ledger::{Ledger, Look, SECOND, sibling};
+use super::ledger::{Ledger, Observed, SECOND, sibling};
 
 /// Length of a segment in bytes.
 pub const SEGMENT: u64 = 1 << 20;
 /// A page that no scene has.
 const NEW_PAGE: u32 = 999;
 
-/// What the process that wrote the store left behind.
+/// The state that the process that wrote the store left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scene {
     /// One open segment, without a footer.
     Open,
     /// Sealed segments with footers and no checkpoint.
     Sealed,
-    /// Closed: a checkpoint speaks for all segments. There is an older one in the other file.
+    /// Closed: a checkpoint covers all segments. There is an older one in the other file.
     Closed,
 }
 
-/// A scene, made.
+/// A store of a scene.
 pub struct Made {
     pub disk: DiskSnapshot,
     pub ledger: Ledger,
@@ -43,26 +43,27 @@ pub struct Placed {
     /// Byte offset in the file of segments.
     pub at: u64,
     pub header_bytes: u64,
-    /// Of the header: not padding.
+    /// Bytes of the header that are not padding.
     pub used_bytes: u64,
     /// Header and payloads.
     pub bytes: u64,
-    /// Where each member's payload begins in the file of segments, and its length.
+    /// Offset of each member's payload in the segments file, and its length.
     pub payloads: Vec<(u64, u64)>,
     pub kind: RecordKind,
     pub group: GroupKind,
     pub keys: Vec<ObjectKey>,
-    /// Its objects, and those attached to them, that are not to be had without it.
+    /// Its objects, and objects attached to them, that cannot be read without it.
     pub needed_by: BTreeSet<ObjectKey>,
 }
 
 /// The configuration of every scene.
 pub fn config() -> ValidConfig {
-    // Many structures are damaged at once, to judge each by itself.
+    // Many structures are damaged at once, to check each by itself.
     config_of(12, 1_000_000)
 }
 
-/// The same with an SSD tier of so many MiB, of which a segment is out of use after so many failures.
+/// The same with an SSD tier of `ssd_mib` MiB, in which `quarantine_after` failures quarantine a
+/// segment.
 pub fn config_of(ssd_mib: u32, quarantine_after: u32) -> ValidConfig {
     let mut c = Config { deadline_ms: 2_000, namespaces_max: 8, ..Config::default() };
     c.dram.bytes = Size::ZERO;
@@ -85,7 +86,7 @@ pub fn open(world: &SimWorld) -> Store {
     Store::open_in(config(), world.env()).expect("a store on a device that is well")
 }
 
-/// What one process puts, removes and clears.
+/// The puts, removes and clears of one process.
 fn life(ledger: &mut Ledger, store: &Store, life: u32) {
     let page = |i: u32| life * 20 + i;
     for i in 0..8 {
@@ -103,7 +104,8 @@ fn life(ledger: &mut Ledger, store: &Store, life: u32) {
     ledger.put(store, page(13), None, &["k", "v"]);
     ledger.put(store, page(14), None, &["x"]);
     ledger.flush(store);
-    // One removed, a group removed, one replaced by other bytes, and one of an earlier life.
+    // One object removed, a group removed, one replaced by other bytes, and one of an earlier life
+    // removed.
     ledger.remove(store, page(12), "x");
     ledger.remove(store, page(13), "k");
     ledger.remove(store, page(14), "x");
@@ -119,12 +121,12 @@ fn life(ledger: &mut Ledger, store: &Store, life: u32) {
 }
 
 impl Scene {
-    /// Make it.
+    /// Makes the store.
     pub fn make(self) -> Made {
         self.made(0)
     }
 
-    /// Make it with other bytes in every object: the same store in all else.
+    /// Makes it with other bytes in every object, and otherwise identical.
     pub fn twin(self) -> Made {
         self.made(1 << 16)
     }
@@ -141,11 +143,11 @@ impl Scene {
                 Scene::Open | Scene::Sealed => drop(store),
             }
             ledger.died();
-            // What a flush covered is all there is to be.
+            // Only objects covered by a flush remain.
             world.crash(CrashMode::DropAll);
         }
         if self == Scene::Sealed {
-            // The last segment gets its footer from the process that finds it.
+            // The last segment gets its footer from the process that recovers it.
             drop(open(&world));
             world.crash(CrashMode::KeepAll);
         }
@@ -160,11 +162,11 @@ impl Scene {
     }
 }
 
-/// What a store opened on damaged files said.
+/// The observations of a store opened on damaged files.
 #[derive(Debug, Default)]
 pub struct Seen {
-    pub look: Look,
-    /// Why it did not open.
+    pub look: Observed,
+    /// The error of a failed open.
     pub refused: Option<String>,
     pub footers: u32,
     pub scanned: u32,
@@ -189,7 +191,7 @@ impl Made {
     fn find_records(&self, disk: &SimDisk) -> Vec<Placed> {
         let len = disk.peek(0, "segments", 0, 0).map(|_| config().ssd_bytes() / SEGMENT * SEGMENT);
         let mut records = Vec::new();
-        // Nothing wraps in a scene: what looks like a record is one.
+        // Nothing wraps in a scene: every block that decodes as a record is one.
         for at in (0..len.expect("the file")).step_by(ALIGN as usize) {
             let Some(head) = disk.peek(0, "segments", at, ALIGN as usize) else { break };
             let Ok(record) = Record::decode(&head) else { continue };
@@ -223,14 +225,15 @@ impl Made {
         records
     }
 
-    /// A copy of the disk, to look at.
+    /// A copy of the disk, for inspection.
     pub fn on_disk(&self) -> SimDisk {
         let world = SimWorld::new(8);
         world.disk.restore(&self.disk);
         world.disk.clone()
     }
 
-    /// Damage a copy of the disk, open the store, look at everything, and see that it takes new things.
+    /// Damages a copy of the disk, opens the store, reads everything, and checks that it accepts
+    /// new objects.
     pub fn reopen(&mut self, damage: impl FnOnce(&SimDisk)) -> Seen {
         let world = SimWorld::new(8);
         world.disk.restore(&self.disk);

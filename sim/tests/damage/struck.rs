@@ -1,8 +1,10 @@
-//! A store at work on a device of which the first, the second, the third, ... operation is struck, until a run has
-//! no fault: once for each kind of fault (rows 2, 3, 4, 7, 8, 9, 10, 11 and 14 of the fault matrix).
+//! A store in use on a device of which the first, the second, the third, ... operation is struck,
+//! until a run has no fault: once for each kind of fault (rows 2, 3, 4, 7, 8, 9, 10, 11 and 14 of
+//! the fault matrix).
 //!
-//! Whatever happens, nobody gets bytes that were not put under that key, every call ends in time, and the store opens
-//! again once the device is well. What the device says it failed costs nothing that a flush covered.
+//! In every run, no get returns bytes that were not put under its key, every call ends in time, and
+//! the store reopens once the faults end. Failures that the device reports cost no object that a
+//! flush covered.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,17 +21,17 @@ use super::ledger::{Ledger, SECOND};
 use super::report::all;
 use super::scene::config_of;
 
-/// Operations of a kind that a run makes at most.
-const MOST: u64 = 2_000;
-/// The deadline of the configuration, and a tenth.
+/// Most operations of a kind in a run.
+const OPERATIONS_MAX: u64 = 2_000;
+/// The deadline of the configuration plus a tenth.
 const LONGEST: Duration = Duration::from_millis(2_200);
-/// As often as an open is tried while the device is sick.
+/// Attempts to open a store while the device has faults.
 const OPENINGS: usize = 4;
 
-/// What is done in a run.
+/// The workload of a run.
 type Body = for<'a, 'b> fn(&'a mut Run<'b>);
 
-/// A run under way.
+/// A run in progress.
 struct Run<'a> {
     world: &'a SimWorld,
     ssd_mib: u32,
@@ -37,10 +39,10 @@ struct Run<'a> {
     scratch: AlignedBuf,
     wrong: Vec<String>,
     returned: BTreeSet<ObjectKey>,
-    /// Whether the store told of anything.
-    told: bool,
+    /// Whether the store reported anything.
+    reported: bool,
     longest: Duration,
-    /// Calls longer than that, because a read into the caller's memory had not come back.
+    /// Calls longer than that because a read into the caller's memory had not completed.
     late: usize,
 }
 
@@ -51,19 +53,19 @@ impl Run<'_> {
             match Store::open_in(config_of(self.ssd_mib, 3), self.world.env()) {
                 Ok(store) => {
                     let r = store.opened();
-                    self.told |= r.torn_records + u64::from(r.mended_blocks + r.refused_checkpoints) > 0;
+                    self.reported |= r.torn_records + u64::from(r.mended_blocks + r.refused_checkpoints) > 0;
                     return Some(store);
                 }
-                Err(error) => (self.told, refusal) = (true, error.to_string()),
+                Err(error) => (self.reported, refusal) = (true, error.to_string()),
             }
-            // What is stuck ends, and a process that waits for it.
+            // Stuck operations end, and so do processes that wait for them.
             self.world.runtime.run_for(Duration::from_secs(20));
         }
         self.wrong.push(format!("it does not open error={refusal}"));
         None
     }
 
-    /// Do one call, and see how long it took.
+    /// Makes one call and checks its duration.
     fn timed<T>(&mut self, what: &str, store: &Store, call: impl FnOnce(&mut Self) -> T) -> T {
         let (from, late): (Mono, u64) = (self.world.clock.now(), store.stats().late_direct);
         let out = call(self);
@@ -90,7 +92,7 @@ impl Run<'_> {
         self.timed("remove", store, |run| run.ledger.remove(store, page, component));
     }
 
-    /// Look at everything; returns what is missing.
+    /// Reads every object; returns the missing ones.
     fn look(&mut self, store: &Store) -> BTreeSet<ObjectKey> {
         let strikes = || self.world.disk.struck().len();
         let look = self.ledger.look_at(store, &mut self.scratch, &self.world.clock, strikes);
@@ -101,15 +103,15 @@ impl Run<'_> {
         self.wrong.extend(look.wrong);
         self.returned.extend(look.returned);
         let stats = store.stats();
-        self.told |= stats.read_errors + stats.flush_errors + stats.damaged > 0;
+        self.reported |= stats.read_errors + stats.flush_errors + stats.damaged > 0;
         look.lost
     }
 
     fn end(&mut self, store: Store, closed: bool) {
         let stats = store.stats();
-        self.told |= stats.read_errors + stats.flush_errors + stats.damaged > 0;
+        self.reported |= stats.read_errors + stats.flush_errors + stats.damaged > 0;
         if closed {
-            self.told |= store.close().is_err();
+            self.reported |= store.close().is_err();
         } else {
             drop(store);
             self.world.crash(CrashMode::KeepAll);
@@ -117,7 +119,7 @@ impl Run<'_> {
         self.ledger.died();
     }
 
-    /// Everything once: put, flush, read back, remove, clear, seal, close, open.
+    /// Every operation once: put, flush, read back, remove, clear, seal, close, open.
     fn live(&mut self) {
         let Some(store) = self.open() else { return };
         for page in 0..3 {
@@ -177,13 +179,13 @@ impl Run<'_> {
     }
 }
 
-/// What a run came to.
+/// The result of a run.
 struct Outcome {
     wrong: Vec<String>,
     struck: Vec<Struck>,
     lost: usize,
     returned: usize,
-    told: bool,
+    reported: bool,
     longest: Duration,
     late: usize,
     /// Operations that the fault can strike.
@@ -192,7 +194,7 @@ struct Outcome {
 
 fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
     let world = SimWorld::new(nth);
-    // The n-th strike of each run has other chances: which sectors, which bit, which other place.
+    // The n-th strike of each run draws other sectors, bits and places.
     world.disk.set_faults(pagelith_sim::disk::FaultRates::new(nth));
     world.disk.inject(FaultPlan::Strike { fault, nth });
     let scratch = AlignedBuf::new(1 << 17).expect("memory");
@@ -204,7 +206,7 @@ fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
         scratch,
         wrong: Vec::new(),
         returned: BTreeSet::new(),
-        told: false,
+        reported: false,
         longest: Duration::ZERO,
         late: 0,
     };
@@ -212,14 +214,14 @@ fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
     let ended = catch_unwind(AssertUnwindSafe(|| {
         body(&mut run);
         world.disk.clear_faults();
-        // The device is well again; what is stuck in it may happen or not.
+        // The faults end; stuck operations may execute or not.
         world.crash(if nth.is_multiple_of(2) { CrashMode::DropAll } else { CrashMode::KeepAll });
-        run.told |= !run.ledger.errors.is_empty();
+        run.reported |= !run.ledger.errors.is_empty();
         run.ledger.died();
         let Some(store) = run.open() else { return };
         lost = run.look(&store);
         run.end(store, true);
-        // A process that has met too much damage takes no more; the next one does.
+        // A process with too much damage accepts nothing more; the next one does.
         let Some(store) = run.open() else { return };
         let mut new = Ledger::default();
         new.put(&store, 999, None, &["k", "v"]);
@@ -233,15 +235,15 @@ fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
     if ended.is_err() {
         run.wrong.push("panicked".to_string());
     }
-    let Run { wrong, returned, told, longest, late, .. } = run;
+    let Run { wrong, returned, reported, longest, late, .. } = run;
     let could = world.disk.log().iter().filter(|op| fault.strikes(op.kind)).count() as u64;
     let struck = world.disk.take_struck();
     world.crash(CrashMode::KeepAll);
-    Outcome { wrong, struck, lost: lost.len(), returned: returned.len(), told, longest, late, could }
+    Outcome { wrong, struck, lost: lost.len(), returned: returned.len(), reported, longest, late, could }
 }
 
-/// Strike one operation after the other. Of the many reads each kind of fault strikes one in six, each kind others,
-/// and delays one operation in nine, unless all are asked for.
+/// Strikes one operation after the other. Faults of reads strike one read in six, with other reads
+/// for each kind; delays strike one operation in nine, unless all are requested.
 fn strike_each(fault: DiskFault, name: &str, ssd_mib: u32, evicts: bool, body: Body) {
     let (mut injected, mut detected, mut lost, mut returned, mut late) = (0u64, 0u64, 0, 0, 0);
     let (mut worst, mut worst_lost) = (String::new(), 0);
@@ -252,7 +254,7 @@ fn strike_each(fault: DiskFault, name: &str, ssd_mib: u32, evicts: bool, body: B
         _ if fault.strikes(FaultOp::Read) => (6, 1 + fault as u64 % 6),
         _ => (if evicts { 4 } else { 1 }, 1),
     };
-    for nth in (first..MOST).step_by(step) {
+    for nth in (first..OPERATIONS_MAX).step_by(step) {
         let o = run(fault, nth, ssd_mib, body);
         let place = format!(
             "fault={fault} nth={nth} plan={name} struck={:?}",
@@ -261,16 +263,20 @@ fn strike_each(fault: DiskFault, name: &str, ssd_mib: u32, evicts: bool, body: B
         assert!(o.wrong.is_empty(), "{place}\n{}", o.wrong.join("\n"));
         longest = longest.max(o.longest);
         if o.struck.is_empty() {
-            assert!(!o.told && o.returned == 0 && (evicts || o.lost == 0), "told of nothing {place}");
+            assert!(
+                !o.reported && o.returned == 0 && (evicts || o.lost == 0),
+                "reported damage without a fault {place}"
+            );
             if nth > o.could {
                 break;
             }
             continue;
         }
         injected += 1;
-        let seen = o.told || (o.lost > 0 && !evicts);
+        let seen = o.reported || (o.lost > 0 && !evicts);
         detected += u64::from(seen);
-        // A device that lies may take what was acked; one that fails may not, but for what an open cannot read.
+        // A lying device may lose acked objects; a failing one may not, except for those that an
+        // open cannot read.
         let honest = fault.failure().is_some() || fault.delays();
         let unread = fault.strikes(FaultOp::Read) && !fault.delays();
         assert!(!honest || o.returned == 0, "{place} returned={}", o.returned);
@@ -293,7 +299,7 @@ fn strike_each(fault: DiskFault, name: &str, ssd_mib: u32, evicts: bool, body: B
     assert!(injected > 0, "fault={fault} strikes nothing");
 }
 
-/// Through a life of a store, and through a log that wraps.
+/// With a whole life of a store, and with a log that wraps.
 fn both(fault: DiskFault) {
     strike_each(fault, "live", 12, false, |run| run.live());
     strike_each(fault, "wrap", 7, true, |run| run.wrap());
@@ -310,7 +316,7 @@ fn each_read_is_short() {
 }
 
 #[test]
-fn each_read_meets_a_bad_block() {
+fn each_read_hits_bad_block() {
     both(DiskFault::BadBlock);
 }
 
@@ -365,7 +371,7 @@ fn each_sync_fails() {
 }
 
 #[test]
-fn each_create_finds_no_room() {
+fn each_create_has_no_space() {
     strike_each(DiskFault::NoSpace, "live", 12, false, |run| run.live());
 }
 

@@ -1,5 +1,6 @@
-//! One record torn at every sector (row 1), over zeros and over a twin: a record of the same key, length, place,
-//! store, life and sequence with other bytes, as the same machine would have written it in another world.
+//! One record torn at every sector (row 1), over zeros and over a twin: a record of the same key,
+//! length, place, store, life and sequence with other bytes, as an identical machine would have
+//! written it.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,14 +13,15 @@ use super::scene::{Made, Placed, Scene};
 
 const SECTOR: usize = 512;
 
-/// What lies where the write did not land.
+/// The old content of the sectors that were not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Under {
     Zeros,
     Twin,
 }
 
-/// Which sectors of `count` landed: every prefix, every suffix, every single one, and all but a single one.
+/// Which sectors of `count` were written: every prefix, every suffix, every single one, and all but
+/// a single one.
 fn tears(count: usize) -> Vec<Vec<bool>> {
     let mut tears = Vec::new();
     for at in 1..count {
@@ -37,7 +39,8 @@ fn bytes_of(disk: &SimDisk, record: &Placed) -> Vec<u8> {
     disk.peek(0, "segments", record.at, record.bytes as usize).expect("a record")
 }
 
-/// What checksums cover of a record: its header, and its payloads without the zeros behind them.
+/// The ranges of a record that checksums cover: its header, and its payloads without the zeros
+/// after them.
 fn covered(record: &Placed) -> impl Iterator<Item = Range<usize>> + '_ {
     let payloads = record.payloads.iter().map(|(start, len)| {
         let start = (start - record.at) as usize;
@@ -83,7 +86,7 @@ fn tear(scene: Scene, group: GroupKind, under: Under) {
         });
         let place = format!("{scene:?} {group:?} over {under:?} landed={landed:?}");
         assert!(seen.is_whole() && seen.look.returned.is_empty(), "{place} {seen:?}");
-        // Behind the last byte of a payload nobody looks.
+        // No read uses bytes after the end of a payload.
         let lost = if differs { record.needed_by.clone() } else { BTreeSet::new() };
         assert_eq!(seen.look.lost, lost, "{place}");
         sums.injected += 1;
@@ -103,16 +106,16 @@ fn tear_all(scene: Scene) {
 }
 
 #[test]
-fn a_record_of_an_open_segment_torn_at_every_sector() {
+fn torn_record_in_open_segment_is_lost_alone() {
     tear_all(Scene::Open);
 }
 
 #[test]
-fn a_record_of_a_sealed_segment_torn_at_every_sector() {
+fn torn_record_in_sealed_segment_is_lost_alone() {
     tear_all(Scene::Sealed);
 }
 
 #[test]
-fn a_record_under_a_checkpoint_torn_at_every_sector() {
+fn torn_record_under_checkpoint_is_lost_alone() {
     tear_all(Scene::Closed);
 }

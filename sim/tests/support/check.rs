@@ -1,4 +1,4 @@
-//! Every crash point of a plan, every way to fall, and what the store says afterwards.
+//! Every crash point of a plan, every kind of crash, and the checks of the reopened store.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,8 +10,8 @@ use super::plan::{Plan, Shape, Step};
 use super::run::Run;
 use super::world::Contents;
 
-/// Ways to fall: what the crash does, and its seed.
-pub const WAYS: [(CrashMode, u64); 5] = [
+/// Kinds of crash, with seeds.
+pub const CRASHES: [(CrashMode, u64); 5] = [
     (CrashMode::DropAll, 0),
     (CrashMode::KeepAll, 0),
     (CrashMode::Random, 1),
@@ -19,15 +19,15 @@ pub const WAYS: [(CrashMode, u64); 5] = [
     (CrashMode::Random, 3),
 ];
 
-/// A page that no plan puts: shows that a recovered store takes new things.
+/// A page that no plan puts: shows that a recovered store accepts new objects.
 const NEW_PAGE: u32 = 999_983;
 
-/// Changes after reopening at which it is crashed again: recovery itself makes fewer.
+/// Changes after the reopening at which it crashes again: recovery itself makes fewer.
 const RECOVERY_MOST: usize = 8;
 /// Puts by a reopened store are numbered from here.
 const PUTS_AFTER: u64 = 1 << 20;
 
-/// One run of a plan: the disk after every change, and what the model knew by then.
+/// One run of a plan: the disk after every change, and the events for the model.
 pub struct Recorded {
     pub plan: Plan,
     pub points: Vec<DiskSnapshot>,
@@ -36,11 +36,12 @@ pub struct Recorded {
     pub log: Vec<String>,
 }
 
-/// Which syncs a disk acknowledges without making anything durable: by file name and number.
-pub type Lie = Box<dyn Fn(&str, u64) -> bool + Send>;
+/// Decides which syncs a disk acknowledges without making anything durable: by file name and
+/// number.
+pub type SyncFilter = Box<dyn Fn(&str, u64) -> bool + Send>;
 
-/// Run a plan to its end and keep every crash point.
-pub fn record(plan: &Plan, lie: Option<Lie>) -> Recorded {
+/// Runs a plan to its end and keeps every crash point.
+pub fn record(plan: &Plan, lie: Option<SyncFilter>) -> Recorded {
     let world = SimWorld::with_dirs(1, plan.shape.dirs);
     world.disk.keep_points();
     if let Some(lie) = lie {
@@ -48,7 +49,7 @@ pub fn record(plan: &Plan, lie: Option<Lie>) -> Recorded {
     }
     let mut run = Run::new(&world, plan.shape);
     run.run(plan);
-    run.look_at_everything();
+    run.check_all_keys();
     let points = world.disk.take_points();
     let (events, wrong) = (std::mem::take(&mut run.events), std::mem::take(&mut run.wrong));
     let log = world.disk.log().iter().map(ToString::to_string).collect();
@@ -58,7 +59,7 @@ pub fn record(plan: &Plan, lie: Option<Lie>) -> Recorded {
 }
 
 impl Recorded {
-    /// What the model knew when `n` changes had been executed.
+    /// The model after `n` changes.
     fn model_at(&self, n: u64) -> Model {
         let mut model = Model::new(self.plan.shape.evicts);
         self.events.iter().take_while(|(at, _)| *at <= n).for_each(|(_, e)| model.apply(e));
@@ -84,8 +85,8 @@ impl Recorded {
         self.log.iter().any(|line| line.starts_with(&start))
     }
 
-    /// Whether a crash of this mode after `n` changes leaves what one after `n + 1` leaves, when the model
-    /// knows more: then only the later one is looked at.
+    /// Whether crashes of this mode after `n` and after `n + 1` changes leave the same disk: then
+    /// only the later one, at which the model knows more, is checked.
     fn is_same_next(&self, n: u64, mode: CrashMode) -> bool {
         match mode {
             CrashMode::DropAll => self.is(n + 1, "write"),
@@ -94,8 +95,8 @@ impl Recorded {
         }
     }
 
-    /// Crash after each change in each of `ways`, reopen, and check; with `twice`, crash also at each change
-    /// that recovery makes. Returns what was wrong, about `most` findings.
+    /// Crashes in each of `ways` after each change, reopens, and checks; with `twice`, crashes also
+    /// at each change of the recovery. Returns about `most` findings.
     pub fn findings(&self, ways: &[(CrashMode, u64)], twice: bool, most: usize) -> Vec<String> {
         let mut found = self.wrong.clone();
         let contents = self.contents();
@@ -108,10 +109,10 @@ impl Recorded {
                 if self.is_same_next(n as u64, mode) {
                     continue;
                 }
-                let fallen =
-                    Fallen { recorded: self, model: &model, n: n as u64, mode, fall, contents: &contents };
-                // Of the ways to fall one after the other is followed into recovery.
-                found.extend(fallen.check(point, twice && (n + i) % 3 == 0 && i < 3));
+                let crash =
+                    Crash { recorded: self, model: &model, n: n as u64, mode, fall, contents: &contents };
+                // Recovery is checked for one kind of crash after the other.
+                found.extend(crash.check(point, twice && (n + i) % 3 == 0 && i < 3));
             }
         }
         found
@@ -119,7 +120,7 @@ impl Recorded {
 }
 
 #[derive(Clone, Copy)]
-struct Fallen<'a> {
+struct Crash<'a> {
     recorded: &'a Recorded,
     model: &'a Model,
     n: u64,
@@ -128,20 +129,20 @@ struct Fallen<'a> {
     contents: &'a Contents,
 }
 
-impl Fallen<'_> {
+impl Crash<'_> {
     fn check(self, point: &DiskSnapshot, twice: bool) -> Vec<String> {
         let (mut wrong, recovery) = self.reopen(point, twice);
         let mut second = Vec::new();
-        // The first is the crash itself again.
+        // The first point is the crash itself.
         for (m, again) in recovery.iter().enumerate().skip(1).take(RECOVERY_MOST) {
             for (mode, fall) in [(CrashMode::DropAll, 0), (CrashMode::Random, self.n + m as u64)] {
-                let deeper = Fallen { mode, fall, ..self };
+                let deeper = Crash { mode, fall, ..self };
                 let (more, _) = deeper.reopen(again, false);
                 second.extend(more.into_iter().map(|w| format!("second crash m={m} {mode:?}: {w}")));
             }
         }
         wrong.extend(second);
-        let Fallen { recorded, n, mode, fall, .. } = self;
+        let Crash { recorded, n, mode, fall, .. } = self;
         let log = &recorded.log;
         let line = |w: String| {
             let end = log.iter().position(|l| l.starts_with(&format!("n={} ", n + 1))).unwrap_or(log.len());
@@ -151,9 +152,9 @@ impl Fallen<'_> {
         wrong.into_iter().map(line).collect()
     }
 
-    /// Crash, reopen, look; with `keep`, every point of the reopening.
+    /// Crashes, reopens and checks; with `keep`, returns every point of the reopening.
     fn reopen(&self, point: &DiskSnapshot, keep: bool) -> (Vec<String>, Vec<DiskSnapshot>) {
-        // Nothing that is asked here is asked twice, and copies cost time.
+        // No object is read twice here, and promotion costs time.
         let shape = Shape { promote: false, ..self.recorded.plan.shape };
         let world = SimWorld::with_dirs(2, shape.dirs);
         world.disk.restore(point);
@@ -170,7 +171,7 @@ impl Fallen<'_> {
             }
             run.reopened();
             points = world.disk.take_points();
-            // It takes new things, and with a checkpoint behind all says the same again.
+            // It accepts new objects, and answers the same after a checkpoint.
             for step in &self.recorded.plan.after {
                 run.step(*step);
             }

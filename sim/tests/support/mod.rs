@@ -1,5 +1,5 @@
-//! What the crash tests share: plans of operations, the driver that runs one against a store and tells the
-//! model, and the checker that asks a reopened store for everything.
+//! Shared code of the crash tests: plans of operations, the driver that runs a plan against a store
+//! and feeds the model, and the checker that reads every object of a reopened store.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 

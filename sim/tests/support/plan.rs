@@ -1,36 +1,36 @@
-//! Plans: what is done to a store, step by step.
+//! Plans: sequences of steps against a store.
 
 use pagelith_sim::entropy::SplitMix64;
 
 use super::world::{ATTACHED, FORMS};
 
-/// One step. Pages are numbers; a page has the components `k` and `v`, put as a group, and `x`, put alone, or one of
-/// the other [`FORMS`], and what is [`ATTACHED`].
+/// One step. Pages are numbers. A page has the components `k` and `v`, put as a group, and `x`, put
+/// alone, or another of the [`FORMS`], and the attached groups [`ATTACHED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Put `k` and `v` of a page as a group.
     Group(u32),
-    /// Put a page in this of the [`FORMS`].
+    /// Put a page in one of the [`FORMS`].
     Base(u32, usize),
-    /// Attach this of [`ATTACHED`] to a page.
+    /// Attach one of [`ATTACHED`] to a page.
     Attach(u32, usize),
     /// Begin the group of a page in this form, or join it.
     Begin(u32, usize),
-    /// Put this object into it.
+    /// Put one object into it.
     Member(u32, usize, usize),
-    /// Put all of its objects that are not there.
+    /// Put all missing objects into it.
     Members(u32, usize),
     /// Commit it.
     Commit(u32, usize),
-    /// Give it up.
+    /// Abort it.
     Abort(u32, usize),
-    /// Let the time of all groups that wait be over.
+    /// Let the deadline of all waiting groups pass.
     Expire,
     /// Remove a component of a page, and with it its group.
     Take(u32, &'static str),
     /// Put `x` of a page.
     Single(u32),
-    /// Put groups of this many pages that no other step names, from this one on.
+    /// Put groups of this many pages that no other step uses, from this one on.
     Fill(u32, u32),
     /// Flush.
     Flush,
@@ -40,7 +40,7 @@ pub enum Step {
     RemoveSingle(u32),
     /// Clear a namespace; page `p` is in namespace `p % 2`.
     Clear(u32),
-    /// Clear a namespace and do not wait until that is durable.
+    /// Clear a namespace without waiting until that is durable.
     Hasty(u32),
     /// Get every component of a page.
     Get(u32),
@@ -48,17 +48,17 @@ pub enum Step {
     Warm(u32, u32),
     /// Pin every component of a page.
     Pin(u32),
-    /// Let go of all pins.
+    /// Drop all pins.
     Unpin,
     /// Let time pass, in microseconds.
     Idle(u64),
-    /// End without goodbye and open again.
+    /// Drop the store without a close and reopen.
     Abandon,
-    /// Close and open again.
+    /// Close and reopen.
     Close,
 }
 
-/// How the store is made, and what is done to it.
+/// The store's configuration and the steps.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// For messages.
@@ -67,7 +67,7 @@ pub struct Plan {
     pub shape: Shape,
     /// The steps.
     pub steps: Vec<Step>,
-    /// What is done behind each crash, once the store was looked at.
+    /// Steps after each crash, once the store was checked.
     pub after: Vec<Step>,
 }
 
@@ -78,22 +78,22 @@ pub struct Shape {
     pub dirs: usize,
     /// Capacity of the SSD tier in MiB; segments have 1 MiB.
     pub ssd_mib: u32,
-    /// Whether reclaim goes by recency, not first in first out.
+    /// Whether reclaim goes by recency instead of first in, first out.
     pub recency: bool,
     /// Whether every key has the same fingerprint.
     pub constant: bool,
-    /// Sealed segments between checkpoints; 0 for none but at close.
+    /// Sealed segments between checkpoints; 0 for none except at close.
     pub checkpoint: u32,
-    /// Whether there is no DRAM tier but a write buffer.
+    /// Whether DRAM is only a write buffer.
     pub cold: bool,
-    /// Whether what is read from SSD is kept in DRAM too.
+    /// Whether reads from SSD are kept in DRAM too.
     pub promote: bool,
-    /// Whether the log may wrap, so that a miss is right unless it is pinned.
+    /// Whether the log may wrap, so that a miss is allowed unless the object is pinned.
     pub evicts: bool,
 }
 
 impl Shape {
-    /// A store in which nothing is evicted, without checkpoints.
+    /// A store without eviction and checkpoints.
     pub const ROOMY: Shape = Shape {
         dirs: 1,
         ssd_mib: 12,
@@ -104,7 +104,7 @@ impl Shape {
         promote: true,
         evicts: false,
     };
-    /// A store of five segments that wraps.
+    /// A store of five segments, whose log wraps.
     pub const TIGHT: Shape = Shape {
         dirs: 1,
         ssd_mib: 7,
@@ -132,9 +132,9 @@ pub fn random(rng: &mut SplitMix64, len: usize) -> Plan {
     let shape = Shape { evicts: shape.ssd_mib < 40, ..shape };
     let mut fresh = 1000;
     let steps = (0..len).map(|_| match step(rng, &mut fresh, shape.evicts) {
-        // With equal fingerprints a pin of one object is one of all.
+        // With equal fingerprints a pin of one object is a pin of all.
         Step::Pin(page) if shape.constant => Step::Get(page),
-        // And what is the base of one is that of all.
+        // And the base of one group is the base of all.
         Step::Attach(page, _) if shape.constant => Step::Group(page),
         step => step,
     });

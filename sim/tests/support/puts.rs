@@ -1,5 +1,5 @@
-//! The steps that put something: groups at once, groups begun and committed, and what is attached. What the
-//! store says of each is held against what the model allowed before.
+//! The steps that put: groups at once, groups begun and committed, and attached groups. Each
+//! outcome of the store is compared with what the model allowed before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,21 +16,21 @@ use pagelith_sim::model::{Allowed, Event, Model, Put, PutEnd};
 use super::run::Run;
 use super::world::GROUP_DEADLINE_MS;
 
-/// Longest that a step is tried again while the store is busy.
+/// Longest time that a step is retried while the store is busy.
 const BUSY: Duration = Duration::from_secs(2);
 
-/// A group that is open.
+/// An open group.
 #[derive(Debug)]
 struct Opened {
     keys: Vec<ObjectKey>,
     id: GroupId,
     put: Put,
     filled: BTreeSet<ObjectKey>,
-    /// Put, and perhaps removed since, with an object that was in a group with it.
+    /// Members that were put, and perhaps removed since together with an object of a common group.
     unsure: BTreeSet<ObjectKey>,
 }
 
-/// Those that this process opened.
+/// The groups that this process opened.
 #[derive(Debug, Default)]
 pub struct OpenGroups(Vec<Opened>);
 
@@ -40,7 +40,7 @@ impl OpenGroups {
         self.0.retain(|o| o.keys[0].namespace() != ns);
     }
 
-    /// An object is removed, and what it was in a group with: what was put of them for an open group is too.
+    /// An object and its groups are removed, with the objects put of them for an open group.
     pub fn removed(&mut self, key: &ObjectKey) {
         for open in self.0.iter_mut().filter(|o| o.keys[0].same_page(key)) {
             open.unsure.append(&mut open.filled);
@@ -48,18 +48,18 @@ impl OpenGroups {
         }
     }
 
-    /// Whether any of these objects is required by an open group of others.
+    /// Whether an open group of other objects requires any of these objects.
     fn conflict(&self, keys: &[ObjectKey]) -> bool {
         self.0.iter().any(|o| o.keys != keys && o.keys.iter().any(|k| keys.contains(k)))
     }
 }
 
 type Outcomes = Vec<Result<PutOutcome>>;
-/// What a get of each object of a put, and of its base, could bring before.
+/// The allowed results of a get of each object of a put, and of its base, before the put.
 type Before = BTreeMap<ObjectKey, Allowed>;
 
 impl Run<'_> {
-    /// Put a group, attached to `base` if there is one.
+    /// Puts a group, attached to `base` if given.
     pub(super) fn put(&mut self, base: Option<ObjectKey>, keys: &[ObjectKey]) {
         let Some(store) = self.store.take() else { return };
         self.puts += 1;
@@ -102,7 +102,7 @@ impl Run<'_> {
         keys.iter().map(|key| (*key, self.model.allowed(key))).collect()
     }
 
-    /// Submit until the store is not busy any more; one outcome an object.
+    /// Submits until the store is not busy any more; returns one outcome per object.
     fn insist(&mut self, store: &Store, submit: impl Fn(&mut Session) -> Ticket) -> Outcomes {
         let until = self.world.clock.now().after(BUSY);
         loop {
@@ -127,7 +127,7 @@ impl Run<'_> {
         }
     }
 
-    /// What the outcomes of a group's objects say of it.
+    /// The outcome of a group, from the outcomes of its objects.
     fn end(
         &mut self,
         base: Option<ObjectKey>,
@@ -163,7 +163,7 @@ impl Run<'_> {
         end
     }
 
-    /// An error that is right: objects in two groups, or what is excused anyway.
+    /// Checks an error: objects in two groups conflict, or the error is excused anyway.
     fn refused(&mut self, base: Option<ObjectKey>, keys: &[ObjectKey], error: &Error) {
         let conflict = || self.model.may_conflict(base, keys) || self.opened.conflict(keys);
         if error.kind != ErrorKind::Invalid || !conflict() {
@@ -171,9 +171,9 @@ impl Run<'_> {
         }
     }
 
-    /// What a put was told to be present is present.
+    /// Checks that objects reported as present are present.
     fn present(&mut self, keys: &[ObjectKey]) {
-        let Some(answers) = self.ask(keys) else { return };
+        let Some(answers) = self.get_keys(keys) else { return };
         for (key, answer) in &answers {
             let allowed = self.model.allowed(key);
             if answer.map_or(!self.shape.evicts, |put| !allowed.puts.contains(&put)) {
@@ -182,7 +182,7 @@ impl Run<'_> {
         }
     }
 
-    /// Begin a group, or join it: its place in the list.
+    /// Begins a group, or joins it; returns its index in the list.
     fn join<'s>(&mut self, store: &'s Store, keys: &[ObjectKey]) -> Option<(Group<'s>, usize)> {
         let group = match store.begin_group(keys, Options::default()) {
             Ok(group) => group,
@@ -216,7 +216,7 @@ impl Run<'_> {
         self.store = Some(store);
     }
 
-    /// Put one object of an open group, or all: none of them is visible by that.
+    /// Puts one object of an open group, or all: none of them becomes visible by that.
     pub(super) fn members(&mut self, keys: &[ObjectKey], which: Option<usize>) {
         let Some(store) = self.store.take() else { return };
         if let Some((group, at)) = self.join(&store, keys) {
@@ -290,7 +290,7 @@ impl Run<'_> {
         self.get(keys);
     }
 
-    /// The time of everything that waits is over.
+    /// The deadline of everything that waits has passed.
     pub(super) fn expire(&mut self) {
         self.world.clock.advance(Duration::from_millis(GROUP_DEADLINE_MS));
         self.world.runtime.run_for(Duration::from_millis(200));

@@ -1,5 +1,5 @@
-//! Runs a plan against a store in a simulated world and notes what the model has to know, with the number of
-//! changes that the disk had executed by then.
+//! Runs a plan against a store in a simulated world. Records events for the model, each with the
+//! number of changes that the disk had executed.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use super::plan::{Plan, Shape, Step};
 use super::puts::OpenGroups;
 use super::world::{ATTACHED, Contents, FORMS, components, config, key, keys, namespace};
 
-/// A number for bytes that nobody put.
-pub const NOBODYS: Put = Put(u64::MAX);
+/// A number for bytes that no put wrote.
+pub const UNKNOWN_PUT: Put = Put(u64::MAX);
 
-/// A plan under way.
+/// A plan in progress.
 pub struct Run<'a> {
     pub world: &'a SimWorld,
     pub shape: Shape,
@@ -23,7 +23,7 @@ pub struct Run<'a> {
     pub contents: Contents,
     /// Every event, with the changes executed when it happened.
     pub events: Vec<(u64, Event)>,
-    /// What was wrong on the way.
+    /// Errors so far.
     pub wrong: Vec<String>,
     /// Checkpoints written by processes of this run.
     pub checkpoints: u64,
@@ -31,16 +31,16 @@ pub struct Run<'a> {
     pins: Vec<Pin>,
     /// The number of the last put.
     pub puts: u64,
-    /// The device fails operations: calls may fail, and what was there may be gone.
+    /// The device fails operations: calls may fail, and stored objects may be missing.
     pub faulty: bool,
     pub(super) opened: OpenGroups,
 }
 
-/// Tries to open a store on a device that fails a few operations.
+/// Attempts to open a store on a device that fails a few operations.
 const OPENINGS: usize = 6;
 
 impl<'a> Run<'a> {
-    /// Begin in `world`, whose disk is empty.
+    /// Begins in `world`, whose disk is empty.
     pub fn new(world: &'a SimWorld, shape: Shape) -> Run<'a> {
         Run {
             world,
@@ -58,10 +58,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Open the store; false if that failed, which only a stopped disk may cause.
+    /// Opens the store; false if that failed, which only a stopped disk may cause.
     pub fn open(&mut self) -> bool {
         if self.faulty {
-            // Whatever the device does: once it is well again the store opens.
+            // After any fault: once the faults end the store opens.
             let open = |_| Store::open_in(config(self.shape), self.world.env());
             self.store = (0..OPENINGS).map(open).find_map(Result::ok);
             if self.store.is_none() {
@@ -87,7 +87,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Run the steps of a plan until the disk stops.
+    /// Runs the steps of a plan until the disk stops.
     pub fn run(&mut self, plan: &Plan) {
         for step in &plan.steps {
             if self.world.disk.stopped() || (self.store.is_none() && !self.open()) {
@@ -102,14 +102,14 @@ impl<'a> Run<'a> {
         self.events.push((self.world.disk.ops_done(), event));
     }
 
-    /// An error that is no bug: the disk is gone, or the arena was full for too long.
+    /// Accepts an error that is no bug: the disk is stopped, or the arena was full for too long.
     pub(super) fn excused(&mut self, what: &str, error: &pagelith::Error) {
         if !self.world.disk.stopped() && error.kind != ErrorKind::Busy && !self.faulty {
             self.wrong.push(format!("{what} failed error={error}"));
         }
     }
 
-    /// Do one step.
+    /// Executes one step.
     pub fn step(&mut self, step: Step) {
         match step {
             Step::Group(page) => self.put(None, &keys(page, FORMS[0])),
@@ -162,7 +162,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// How many operations the device has failed.
+    /// Number of operations that the device has failed.
     fn faults(&self) -> usize {
         self.world.disk.log().iter().filter(|op| op.fault.is_some()).count()
     }
@@ -210,7 +210,7 @@ impl<'a> Run<'a> {
             let pin = store.pin(&[*key]);
             let holds = pin.pinned() == 1;
             self.pins.push(pin);
-            // With one fingerprint for all, a pin may be on another object.
+            // With equal fingerprints a pin may be on another object.
             if holds && !self.shape.constant {
                 self.event(Event::Pinned(*key));
             }
@@ -232,7 +232,7 @@ impl<'a> Run<'a> {
         self.reopened();
     }
 
-    /// The process ended; open again and look at everything.
+    /// The process ended; reopens and checks everything.
     pub fn reopened(&mut self) {
         self.pins.clear();
         self.store = None;
@@ -241,14 +241,14 @@ impl<'a> Run<'a> {
         if self.open() {
             let keep: Vec<ObjectKey> = self.model.keys().copied().collect();
             let pin = self.store.as_ref().map(|s| s.pin(&keep));
-            self.look_at_everything();
+            self.check_all_keys();
             drop(pin);
             self.event(Event::Unpinned);
         }
     }
 
-    /// Get every key there ever was, and judge the answers.
-    pub fn look_at_everything(&mut self) {
+    /// Gets every key ever put, and judges the answers.
+    pub fn check_all_keys(&mut self) {
         let keys: Vec<ObjectKey> = self.model.keys().copied().collect();
         self.get(&keys);
         let Some(store) = &self.store else { return };
@@ -261,14 +261,14 @@ impl<'a> Run<'a> {
     pub(super) fn get(&mut self, keys: &[ObjectKey]) {
         let answers = loop {
             let faults = self.faults();
-            let Some(answers) = self.ask(keys) else { return };
+            let Some(answers) = self.get_keys(keys) else { return };
             if !self.faulty || self.faults() == faults {
                 break answers;
             }
-            // An object that the device does not give is that object's miss; its group goes with it, but what was
-            // asked for in the same breath may have come. So groups are judged by answers without a fault.
-            let nobodys = answers.iter().filter(|(_, put)| **put == Some(NOBODYS));
-            self.wrong.extend(nobodys.map(|(key, _)| format!("bytes that nobody put key={key}")));
+            // A failed read makes that object a miss, and drops its group, but other objects of the
+            // same batch may have been returned. So groups are judged by answers without a fault.
+            let unknown = answers.iter().filter(|(_, put)| **put == Some(UNKNOWN_PUT));
+            self.wrong.extend(unknown.map(|(key, _)| format!("bytes of no put key={key}")));
         };
         let wrong = self.model.judge(&answers);
         self.wrong.extend(wrong);
@@ -277,11 +277,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Get these keys; `None` if the disk stopped meanwhile.
-    pub fn ask(&mut self, keys: &[ObjectKey]) -> Option<BTreeMap<ObjectKey, Option<Put>>> {
+    /// Gets these keys; `None` if the disk stopped meanwhile.
+    pub fn get_keys(&mut self, keys: &[ObjectKey]) -> Option<BTreeMap<ObjectKey, Option<Put>>> {
         let store = self.store.as_ref()?;
         let mut answers = BTreeMap::new();
-        // The objects of a page in one batch: between two a page may be evicted.
+        // The objects of a page in one batch: between two batches a page may be evicted.
         for some in keys.chunk_by(|a, b| a.same_page(b)) {
             let exists = store.exists_batch(some, Options::default());
             let mut bufs: Vec<_> = some.iter().map(super::world::Memory::of).collect();
@@ -295,7 +295,7 @@ impl<'a> Run<'a> {
             for (((key, buf), outcome), exists) in some.iter().zip(&bufs).zip(outcomes).zip(exists) {
                 let answer = match outcome {
                     Ok(GetOutcome::Hit { .. }) => {
-                        Some(self.contents.whose(key, buf.bytes()).unwrap_or(NOBODYS))
+                        Some(self.contents.whose(key, buf.bytes()).unwrap_or(UNKNOWN_PUT))
                     }
                     Ok(GetOutcome::Miss(cause)) => {
                         let torn = cause == MissCause::Damaged || cause == MissCause::Late;
@@ -305,7 +305,7 @@ impl<'a> Run<'a> {
                         }
                         None
                     }
-                    // Of all the fingerprints that are equal one may have another length.
+                    // Another object with the same fingerprint may have another length.
                     Err(error) if self.world.disk.stopped() || error.kind == ErrorKind::Busy => None,
                     Err(error) => {
                         self.wrong.push(format!("get failed key={key} error={error}"));

@@ -14,7 +14,7 @@ use pagelith_sim::model::Put;
 
 use super::plan::Shape;
 
-/// Longer than any plan takes by itself: groups are dropped when a step says so.
+/// Longer than any plan takes by itself: only a step lets groups expire.
 pub const GROUP_DEADLINE_MS: u64 = 3_600_000;
 
 /// The configuration of a shape.
@@ -24,7 +24,8 @@ pub fn config(shape: Shape) -> ValidConfig {
     c.dram.bytes = if shape.cold { Size::ZERO } else { Size::mib(2) };
     c.dram.promote = if shape.promote { Promote::Always } else { Promote::Never };
     c.ssd.bytes = Size::mib(shape.ssd_mib);
-    // Without a DRAM tier everything asked for is read from the device, headers too: what becomes of damage is seen there.
+    // Without a DRAM tier every read goes to the device, headers too: that shows the effects of
+    // damage.
     c.ssd.headers_bytes = if shape.cold { Size::ZERO } else { Size::kib(64) };
     c.ssd.dirs = (0..shape.dirs).map(|d| format!("sim{d}").into()).collect();
     c.ssd.segment_bytes = Some(Size::mib(1));
@@ -35,9 +36,9 @@ pub fn config(shape: Shape) -> ValidConfig {
     c.staging.bytes = Size::mib(1);
     c.staging.chunk_bytes = Size::kib(64);
     c.index.max_objects = Some(512);
-    c.index.constant_fingerprint = shape.constant;
     let facts = Facts { memory_bytes: 1 << 40, memory_source: "test".into() };
-    c.validate(&facts).expect("a valid configuration")
+    let valid = c.validate(&facts).expect("a valid configuration");
+    if shape.constant { valid.with_constant_fingerprint() } else { valid }
 }
 
 /// The namespace of a page.
@@ -45,7 +46,7 @@ pub fn namespace(page: u32) -> NamespaceId {
     Namespace { model: format!("model-{}", page % 2), ..Namespace::default() }.id()
 }
 
-/// A component of a page.
+/// The key of a component of a page.
 pub fn key(page: u32, component: &str) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..4].copy_from_slice(&page.to_le_bytes());
@@ -53,7 +54,7 @@ pub fn key(page: u32, component: &str) -> ObjectKey {
         .expect("a key")
 }
 
-/// All components of a page: of the base groups, then of what is attached to them.
+/// All components of a page: of the base groups, then of the attached groups.
 pub const COMPONENTS: [&str; 17] =
     ["k", "v", "x", "a", "b", "c", "d", "e", "f", "g", "h", "m", "n", "o", "q", "r", "w"];
 
@@ -62,8 +63,8 @@ pub fn components(page: u32) -> [ObjectKey; COMPONENTS.len()] {
     COMPONENTS.map(|component| key(page, component))
 }
 
-/// The base groups of two to ten objects that a page may be put as, in which only `x` is ever put by itself. All
-/// have `k`, so a page is in one of them at a time.
+/// The base groups of two to ten objects of a page. Of their members only `x` is ever put by
+/// itself. All have `k`, so a page is in one of them at a time.
 pub const FORMS: [&[&str]; 5] = [
     &["k", "v"],
     &["k", "x"],
@@ -72,16 +73,16 @@ pub const FORMS: [&[&str]; 5] = [
     &["h", "k", "x"],
 ];
 
-/// What may be attached, and to which component's group.
+/// The attached groups, each with the component whose group is its base.
 pub const ATTACHED: [(&str, &[&str]); 3] = [("k", &["m", "n"]), ("k", &["w"]), ("v", &["o", "q", "r"])];
 
-/// These components of a page.
+/// The keys of these components of a page.
 pub fn keys(page: u32, components: &[&str]) -> Vec<ObjectKey> {
     components.iter().map(|component| key(page, component)).collect()
 }
 
-/// An object's length in bytes, always the same of one key: `k`, `v`, `x` and `m` have 40 to 140 KB, the others
-/// are around a block of 32 KiB, around a page of 4096, or tiny.
+/// An object's length in bytes, constant for a key: `k`, `v`, `x` and `m` have 40 to 140 KB; the
+/// others are around a block of 32 KiB, around a page of 4096, or tiny.
 pub fn length(key: &ObjectKey) -> usize {
     let page = u32::from_le_bytes(key.hash().0[..4].try_into().expect("four bytes")) as usize;
     let own = key.component().as_bytes()[0];
@@ -104,8 +105,8 @@ pub fn length(key: &ObjectKey) -> usize {
 /// The bytes of each put, made once.
 type Made = HashMap<(ObjectKey, Put), Arc<[u8]>>;
 
-/// What each put wrote. Contents are random by key and put, so none is a part of another.
-/// Clones share them.
+/// The bytes of each put. Contents are random by key and put, so none is part of another. Clones
+/// share them.
 #[derive(Clone, Default)]
 pub struct Contents(Arc<Mutex<Made>>);
 
@@ -114,7 +115,7 @@ impl Contents {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bytes of a put. They begin with its number.
+    /// The bytes of a put. They start with its number.
     pub fn of(&self, key: &ObjectKey, put: Put) -> Arc<[u8]> {
         let make = || {
             let mut bytes = vec![0; length(key)];
@@ -126,7 +127,7 @@ impl Contents {
         self.lock().entry((*key, put)).or_insert_with(make).clone()
     }
 
-    /// Which put wrote these bytes, all of them; `None` if none did.
+    /// The put that wrote all of these bytes; `None` if none did.
     pub fn whose(&self, key: &ObjectKey, bytes: &[u8]) -> Option<Put> {
         let put = Put(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?));
         let known = self.lock().get(&(*key, put))?.clone();
@@ -134,15 +135,15 @@ impl Contents {
     }
 }
 
-/// Memory to get an object into: aligned or not by the key, never by where the allocator happens to put it,
-/// because the store reads aligned memory in another way.
+/// Memory for a get: aligned or not depending on the key, never on the allocator, because the store
+/// reads aligned memory in another way.
 pub struct Memory {
     buf: AlignedBuf,
     at: std::ops::Range<usize>,
 }
 
 impl Memory {
-    /// For this key.
+    /// Memory for this key.
     pub fn of(key: &ObjectKey) -> Memory {
         let start = usize::from("xaw".contains(key.component())) * 8;
         let len = length(key);
@@ -150,12 +151,12 @@ impl Memory {
         Memory { buf, at: start..start + len }
     }
 
-    /// What it holds.
+    /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.buf[self.at.clone()]
     }
 
-    /// To be filled.
+    /// Its bytes, to be filled.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buf[self.at.clone()]
     }

@@ -1,14 +1,16 @@
-//! The arena's memory: one mapping, of this process alone or one that others can be shown, that frames are filled into, read from, and written to the SSD
-//! from without another copy. The only file of this crate with `unsafe`.
+//! The arena's memory: one mapping, private or shared with other processes. Frames are filled in
+//! it, read from it, and written to SSD from it without another copy. This is the only file of this
+//! crate with `unsafe`.
 //!
-//! Memory and bookkeeping are apart. [`ArenaSpace`] says which pages belong to whom, and lives under the
-//! store's lock. [`ArenaMemory`] is shared and lockless, and knows nothing: that a writer is alone and that
-//! nobody writes under a reader is the promise of the caller, once for each [`ExtentWriter`], slice of bytes
-//! or part, and it is what makes the use of those three safe.
+//! Memory and allocation are separate. [`ArenaSpace`] records which pages are allocated, and is
+//! protected by the store's lock. [`ArenaMemory`] is shared without a lock and tracks nothing. For
+//! each [`ExtentWriter`], slice and part, the caller promises that a writer has exclusive access
+//! and that nothing is written while it is read. The safety of these three types rests on that
+//! promise.
 //!
-//! Extents are not zeroed when they are freed: [`ExtentWriter::fill`] overwrites every byte of an extent,
-//! padding included, so nothing of an earlier owner reaches a reader or the SSD. Pages that were never used
-//! cost no memory until they are first filled.
+//! Extents are not zeroed when they are freed: [`ExtentWriter::fill`] overwrites every byte of an
+//! extent, padding included, so that no byte of an earlier owner reaches a reader or the SSD. Pages
+//! use no memory until they are first filled.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -20,36 +22,35 @@ use pagelith_io::shm::Region;
 use pagelith_layouts::align::{ALIGN, is_aligned};
 use pagelith_layouts::checksum::{Checksum, Checksums, block_count, block_lengths};
 
-pub use super::shared_space::SharedSpace;
 pub use super::space::{ArenaSpace, Extent};
 
-/// Arenas from this size on ask for huge pages (the size of one on x86-64 and most arm64): fewer TLB misses
-/// in copies, fewer faults while the arena fills.
+/// Arenas of at least this size request huge pages: fewer TLB misses in copies, fewer page faults
+/// while the arena fills. It is the size of a huge page on x86-64 and most arm64.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Longest arena in bytes: pages are counted in 32 bits.
+/// Longest arena in bytes: page numbers have 32 bits.
 pub const ARENA_BYTES_MAX: u64 = u32::MAX as u64 * ALIGN;
 
-/// Why there is no arena.
+/// The arena could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
     /// Not a positive multiple of 4096, or more than 2^32 - 1 pages (16 TiB).
     #[error("an arena has a whole number of 4096-byte pages, from 1 to 2^32 - 1 bytes={bytes}")]
     Capacity {
-        /// What was asked for, in bytes.
+        /// Requested size in bytes.
         bytes: u64,
     },
-    /// The system has no such memory.
+    /// The system cannot provide the memory.
     #[error("no memory for the arena: {source} bytes={bytes}")]
     Map {
-        /// What was asked for, in bytes.
+        /// Requested size in bytes.
         bytes: u64,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// Why an extent was not filled. It then holds what it held before.
+/// An extent was not filled; its content is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FillError {
     /// The parts' lengths do not add up to the extent's.
@@ -62,28 +63,31 @@ pub enum FillError {
         /// Length of the extent without padding.
         extent_bytes: u64,
     },
-    /// Blocks of no bytes.
+    /// The block size is 0.
     #[error("a block has at least one byte block_bytes=0")]
     Block,
 }
 
-/// A new arena: its memory, to be shared, and its space, to be owned by whoever hands out extents.
+/// A new arena: its memory, to be shared among threads, and its allocator, to be owned by the
+/// store's core.
 #[derive(Debug)]
 pub struct Arena {
-    /// The bytes.
+    /// The memory.
     pub memory: Arc<ArenaMemory>,
-    /// Who has which of them.
+    /// The allocator of its pages.
     pub space: ArenaSpace,
 }
 
 impl Arena {
-    /// Map `capacity_bytes` bytes, a multiple of 4096, zeroed. Huge pages are asked for from 2 MiB up; that
-    /// the system declines is no error (see [`ArenaMemory::huge_pages_advised`]).
+    /// Map `capacity_bytes` zeroed bytes, a multiple of 4096. From 2 MiB up, huge pages are
+    /// requested; if the system declines them, that is not an error (see
+    /// [`ArenaMemory::huge_pages_advised`]).
     pub fn new(capacity_bytes: u64) -> Result<Arena, ArenaError> {
         Arena::of(capacity_bytes, false)
     }
 
-    /// The same, of memory that other processes can be shown ([`ArenaMemory::region`]).
+    /// As [`Arena::new`], with memory that can be shared with other processes
+    /// ([`ArenaMemory::region`]).
     pub fn shared(capacity_bytes: u64) -> Result<Arena, ArenaError> {
         Arena::of(capacity_bytes, true)
     }
@@ -100,7 +104,8 @@ impl Arena {
             ArenaMemory { map: Map::Shared(region), huge_pages_advised: bytes >= HUGE_PAGE_BYTES }
         } else {
             let map = MmapMut::map_anon(len).map_err(failed)?;
-            // A parent that puts while a child lives would copy it page by page.
+            // Without this, puts of a process with a forked child would copy the arena page by
+            // page.
             let _ = map.advise(Advice::DontFork);
             let huge_pages_advised = bytes >= HUGE_PAGE_BYTES && map.advise(Advice::HugePage).is_ok();
             ArenaMemory { map: Map::Own(MmapRaw::from(map)), huge_pages_advised }
@@ -110,7 +115,7 @@ impl Arena {
     }
 }
 
-/// The mapping. Unmapped when its last writer, borrower and part are gone.
+/// The mapping. It is unmapped when its last writer, borrower and part are dropped.
 #[derive(Debug)]
 pub struct ArenaMemory {
     map: Map,
@@ -132,7 +137,8 @@ impl ArenaMemory {
         }
     }
 
-    /// The memory as what other processes can be shown, if it was made so.
+    /// The memory as a region to share with other processes, if it was created by
+    /// [`Arena::shared`].
     pub fn region(&self) -> Option<&Arc<Region>> {
         match &self.map {
             Map::Own(_) => None,
@@ -147,8 +153,9 @@ impl ArenaMemory {
         }
     }
 
-    /// Give every page its memory now, so that nobody who fills it first waits for the kernel to clear it. Takes as long as
-    /// that takes in one thread. Fails if the system does not do this (Linux before 5.14) or has not as much memory.
+    /// Populate every page now, so that no put waits for the kernel to clear a page. Runs in the
+    /// calling thread. Fails if the system does not support it (Linux before 5.14) or does not have
+    /// enough memory.
     pub fn prefault(&self) -> std::io::Result<()> {
         match &self.map {
             Map::Own(map) => map.advise(Advice::PopulateWrite),
@@ -156,7 +163,7 @@ impl ArenaMemory {
         }
     }
 
-    /// Whether the system took the advice to use huge pages; not whether it found any.
+    /// Whether the system accepted the advice to use huge pages. It may still have found none.
     pub fn huge_pages_advised(&self) -> bool {
         self.huge_pages_advised
     }
@@ -164,11 +171,11 @@ impl ArenaMemory {
     /// Access to fill an extent.
     ///
     /// # Safety
-    /// Until the writer is dropped, nothing else reads or writes the extent's pages: nobody has its bytes, and there
-    /// is no other writer and no part of an extent that shares a page with it.
+    /// Until the writer is dropped, nothing else reads or writes the extent's pages: there is no
+    /// slice, no other writer and no part of an extent that shares a page with it.
     ///
     /// # Panics
-    /// If the extent does not lie in this arena.
+    /// If the extent is not inside this arena.
     pub unsafe fn writer(&self, extent: Extent) -> ExtentWriter<'_> {
         self.start(extent);
         ExtentWriter { memory: self, extent }
@@ -177,54 +184,57 @@ impl ArenaMemory {
     /// An extent's bytes, without the padding.
     ///
     /// # Safety
-    /// As long as the slice is used, nothing writes the extent's pages: there is no writer of an extent that
-    /// shares a page with it.
+    /// While the slice is used, nothing writes the extent's pages: there is no writer of an extent
+    /// that shares a page with it.
     ///
     /// # Panics
-    /// If the extent does not lie in this arena.
+    /// If the extent is not inside this arena.
     pub unsafe fn bytes(&self, extent: Extent) -> &[u8] {
         pagelith_io::sync::step();
         let start = self.start(extent);
-        // SAFETY: `start` checked that the extent lies in the mapping, which is initialised and which stays
-        // mapped while `self` is borrowed; the caller keeps writers away.
+        // SAFETY: `start` checked that the extent is inside the mapping, which is initialised and
+        // stays mapped while `self` is borrowed; the caller promises that nothing writes it.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), extent.bytes as usize) }
     }
 
-    /// The extent as a shared part of a disk operation, aligned to 4096; with its padding if `padded`, so
-    /// that the length is a multiple of 4096 too. The part keeps the arena mapped.
+    /// The extent as a shared part of a disk operation, aligned to 4096. With `padded` it includes
+    /// the padding, so that the length is a multiple of 4096 too. The part keeps the arena mapped.
     ///
     /// # Safety
     /// As for [`ArenaMemory::bytes`], until the part is dropped.
     ///
     /// # Panics
-    /// If the extent does not lie in this arena.
+    /// If the extent is not inside this arena.
     pub unsafe fn part(self: &Arc<Self>, extent: Extent, padded: bool) -> Part {
         let start = self.start(extent);
         let bytes = if padded { extent.padded_bytes() } else { extent.bytes };
         let keep: Keep = Arc::clone(self) as Keep;
-        // SAFETY: `start` checked that the padded extent lies in the mapping, which is initialised (new
-        // memory reads as zeros) and stays mapped while `keep` lives; the caller promises that nothing
-        // writes it.
+        // SAFETY: `start` checked that the padded extent is inside the mapping, which is
+        // initialised (new memory reads as zeros) and stays mapped while `keep` lives; the caller
+        // promises that nothing writes it.
         unsafe { Part::shared(start, bytes as usize, Some(keep)) }
     }
 
-    /// The extent and its padding as memory that something may arrive in. `keep` stays until the part is dropped.
+    /// The extent and its padding as the exclusive destination of a transfer. `keep` is dropped
+    /// with the part.
     ///
     /// # Safety
-    /// As for [`ArenaMemory::writer`], until the part is dropped; and `keep` keeps the arena.
+    /// As for [`ArenaMemory::writer`], until the part is dropped; and `keep` keeps the arena
+    /// mapped.
     ///
     /// # Panics
-    /// If the extent does not lie in this arena.
+    /// If the extent is not inside this arena.
     pub unsafe fn exclusive_part(&self, extent: Extent, keep: Keep) -> Part {
         let start = self.start(extent);
-        // SAFETY: `start` checked that the padded extent lies in the mapping, which is initialised and stays while `keep`
-        // lives; the caller promises that nothing else reads or writes it.
+        // SAFETY: `start` checked that the padded extent is inside the mapping, which is
+        // initialised and stays mapped while `keep` lives; the caller promises that nothing else
+        // reads or writes it.
         unsafe { Part::exclusive(start, extent.padded_bytes() as usize, Some(keep)) }
     }
 
-    /// Where the extent starts, once it is known to lie in the mapping with its padding. Checked in release
-    /// builds too: against a copy of the extent's bytes it costs nothing, and a wrong extent from a bug
-    /// elsewhere must not become a wild pointer.
+    /// Address of the extent. Panics unless the extent and its padding are inside the mapping. The
+    /// check runs in release builds too: its cost is negligible against a copy of the extent, and a
+    /// bug in other code must not produce a wild pointer.
     fn start(&self, extent: Extent) -> NonNull<u8> {
         let end = extent.offset().checked_add(extent.padded_bytes());
         assert!(
@@ -234,13 +244,14 @@ impl ArenaMemory {
             extent.bytes,
             self.capacity_bytes()
         );
-        // SAFETY: the offset was just checked to lie in the mapping, and a mapping is never at null.
+        // SAFETY: the offset was just checked to be inside the mapping, and a mapping never starts
+        // at null.
         unsafe { NonNull::new_unchecked(self.base().add(extent.offset() as usize)) }
     }
 }
 
-/// The right to fill an extent. Dropped without having been filled, the extent holds what an earlier
-/// owner left there, and must not be read.
+/// The right to fill an extent. If it is dropped without a fill, the extent has bytes of an earlier
+/// owner and must not be read.
 #[derive(Debug)]
 pub struct ExtentWriter<'a> {
     memory: &'a ArenaMemory,
@@ -253,8 +264,9 @@ impl ExtentWriter<'_> {
         self.extent
     }
 
-    /// Copy `parts` one after the other into the extent, past the cache, and zero its padding. The checksums of every block
-    /// of `block_bytes` (the last may be shorter), made of the bytes as they were copied.
+    /// Copy `parts` in order into the extent with non-temporal stores, and zero its padding.
+    /// Returns the checksum of every block of `block_bytes` (the last may be shorter), computed
+    /// over the copied bytes.
     pub fn fill(&mut self, parts: &[&[u8]], block_bytes: u32) -> Result<Checksums, FillError> {
         let mut sums = Checksums::new();
         if block_bytes > 0 {
@@ -264,7 +276,8 @@ impl ExtentWriter<'_> {
         Ok(sums)
     }
 
-    /// The same by a copier that copies more; `sum` hears the checksums.
+    /// As [`ExtentWriter::fill`], with a copier that the caller reuses; `sum` is called with each
+    /// checksum.
     pub fn fill_by(
         &mut self,
         copier: &mut Copier,
@@ -283,11 +296,11 @@ impl ExtentWriter<'_> {
         let lengths = block_lengths(0..extent_bytes, block_bytes);
         let copied =
             self.fill_with(|to| copier.copy([to], parts.iter().map(|part| Piece::Lent(part)), lengths, sum));
-        assert!(copied, "the parts are as long as the extent: that was looked at");
+        assert!(copied, "the lengths of the parts were checked against the extent");
         Ok(())
     }
 
-    /// Let `copy` write all of the extent, and zero its padding.
+    /// Zero the padding and let `copy` write all of the extent.
     pub fn fill_with<T>(&mut self, copy: impl FnOnce(&mut [u8]) -> T) -> T {
         pagelith_io::sync::step();
         let bytes = self.extent.bytes as usize;
@@ -298,9 +311,9 @@ impl ExtentWriter<'_> {
 
     fn padded_mut(&mut self) -> &mut [u8] {
         let start = self.memory.start(self.extent);
-        // SAFETY: `start` checked that the padded extent lies in the mapping, which is initialised and which
-        // `memory` keeps mapped; `writer`'s contract makes this the only access to it, and the borrow of
-        // `self` the only one through this writer.
+        // SAFETY: `start` checked that the padded extent is inside the mapping, which is
+        // initialised and which `memory` keeps mapped; the contract of `writer` makes this the only
+        // access to it, and the borrow of `self` the only one through this writer.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.extent.padded_bytes() as usize) }
     }
 }

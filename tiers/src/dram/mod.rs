@@ -1,5 +1,4 @@
-//! The DRAM tier's memory: the arena's bytes, and who has which part of it.
+//! The DRAM tier: the memory of the arena, and the allocator of its pages.
 
 pub mod arena;
-mod shared_space;
 pub mod space;

@@ -1,24 +1,28 @@
-//! Which pages of the arena are taken. Plain numbers: the memory itself is
-//! [`ArenaMemory`](super::arena::ArenaMemory), which readers and writers use without this allocator's lock.
+//! The allocator of the arena's pages. It works on page numbers; the memory itself is
+//! [`ArenaMemory`](super::arena::ArenaMemory), which readers and writers use without this
+//! allocator's lock.
 //!
-//! Invariant: extents that are out never share a page. Whatever else is wrong with a store, two objects are
-//! never in the same memory.
+//! Invariant: allocated extents never share a page. Two objects never use the same memory, even if
+//! other state of the store is wrong.
 //!
-//! Waste. Inside: less than 4096 bytes an extent, 6 % at 64 KiB objects in the worst case, 0.005 % at 75 MB.
-//! Outside: an extent is one run, so free pages can be too scattered for a large one; `alloc` then says
-//! `None` while [`ArenaSpace::free_bytes`] would be enough. Equal sizes (one pool) do not scatter. With mixed
-//! sizes the answer is eviction: freed neighbours join, and evicting by recency frees the pages of one chain,
-//! which mostly lie side by side. [`ArenaSpace::largest_free_bytes`] beside `free_bytes` shows how bad it is.
-//! Nothing is ever moved: readers hold addresses.
+//! Fragmentation:
+//! - Internal: less than 4096 bytes per extent, that is at most 6 % for objects of 64 KiB and 0.005
+//!   % for 75 MB.
+//! - External: an extent is one run of pages, so `alloc` may return `None` for a large one although
+//!   [`ArenaSpace::free_bytes`] suffices. Extents of equal size (one pool) do not cause this. With
+//!   mixed sizes, eviction resolves it: freed neighbours merge, and eviction by recency frees the
+//!   pages of one chain, which are mostly adjacent. The ratio of [`ArenaSpace::largest_free_bytes`]
+//!   to `free_bytes` is the measure.
+//! - Extents are never moved, because readers hold addresses.
 
 use pagelith_io::runs::Runs;
 use pagelith_layouts::align::{ALIGN, align_up};
 
-/// A run of whole pages of the arena that holds `bytes` bytes, then zeros up to the next multiple of 4096.
-/// Plain numbers: holding one gives no right to the memory.
+/// A run of whole pages of the arena with `bytes` bytes, padded with zeros to a multiple of 4096.
+/// It is only a pair of numbers and gives no access to the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
-    /// Where it starts, in pages of 4096 bytes.
+    /// Number of its first page of 4096 bytes.
     pub first_page: u32,
     /// Length in bytes without the padding, at least 1.
     pub bytes: u64,
@@ -35,19 +39,19 @@ impl Extent {
         align_up(self.bytes)
     }
 
-    /// The same pages for `bytes` bytes, if those take as many.
+    /// The same pages with `bytes` bytes, if that length needs as many pages.
     pub fn of_as_many_pages(self, bytes: u64) -> Option<Extent> {
         let other = Extent { bytes, ..self };
         (bytes > 0 && other.pages() == self.pages()).then_some(other)
     }
 
-    /// Where it starts in the arena, in bytes.
+    /// Offset in the arena in bytes.
     pub fn offset(self) -> u64 {
         u64::from(self.first_page) * ALIGN
     }
 }
 
-/// Allocates extents. Not shared: the store's locked core owns it.
+/// The allocator of extents. It is not shared: the store's core owns it, under the core lock.
 #[derive(Debug)]
 pub struct ArenaSpace {
     runs: Runs,
@@ -56,13 +60,13 @@ pub struct ArenaSpace {
 }
 
 impl ArenaSpace {
-    /// All of `pages` pages of 4096 bytes free.
+    /// An allocator of `pages` free pages of 4096 bytes.
     pub(super) fn new(pages: u32) -> ArenaSpace {
         ArenaSpace { runs: Runs::new(pages), pages, in_use_peak: 0 }
     }
 
-    /// An extent for `bytes` bytes, whose memory still holds what was there before. `None` if no run of free
-    /// pages is long enough, or for 0 bytes.
+    /// Allocate an extent for `bytes` bytes; its memory has bytes of earlier owners. `None` if no
+    /// run of free pages is long enough, or if `bytes` is 0.
     pub fn alloc(&mut self, bytes: u64) -> Option<Extent> {
         let pages = u32::try_from(bytes.div_ceil(ALIGN)).ok().filter(|pages| *pages > 0)?;
         let first_page = self.runs.alloc(pages)?;
@@ -70,11 +74,11 @@ impl ArenaSpace {
         Some(Extent { first_page, bytes })
     }
 
-    /// Take an extent back that `alloc` gave out, once nothing reads or writes it any more.
+    /// Free an extent that nothing reads or writes any more.
     ///
     /// # Panics
-    /// If a page of the extent is free already: to go on would hand out the same memory twice, and that is
-    /// the one thing a store may never do.
+    /// If a page of the extent is free already. To continue would allocate the same memory twice,
+    /// which a store must never do.
     pub fn free(&mut self, extent: Extent) {
         self.runs.free(extent.first_page, extent.pages());
     }
@@ -89,17 +93,17 @@ impl ArenaSpace {
         u64::from(self.runs.free_pages()) * ALIGN
     }
 
-    /// Bytes in pages that are out, padding included.
+    /// Bytes in allocated pages, padding included.
     pub fn in_use_bytes(&self) -> u64 {
         u64::from(self.pages_in_use()) * ALIGN
     }
 
-    /// The most that `in_use_bytes` ever was.
+    /// Maximum of `in_use_bytes` so far.
     pub fn peak_bytes(&self) -> u64 {
         u64::from(self.in_use_peak) * ALIGN
     }
 
-    /// Bytes of the longest run of free pages: the largest extent that can be had now.
+    /// Bytes of the longest run of free pages: the largest extent that can be allocated now.
     pub fn largest_free_bytes(&self) -> u64 {
         u64::from(self.runs.largest_free()) * ALIGN
     }
@@ -116,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_round_up_to_pages_and_the_whole_arena_is_one_extent() {
+    fn extent_size_rounds_up_to_pages() {
         let mut space = ArenaSpace::new(4);
         let pages = |space: &mut ArenaSpace, bytes| {
             let extent = space.alloc(bytes)?;
@@ -133,14 +137,14 @@ mod tests {
     }
 
     #[test]
-    fn scattered_free_pages_are_visible_in_the_figures() {
+    fn fragmentation_shows_in_largest_free_bytes() {
         let mut space = ArenaSpace::new(4);
         let extents: Vec<Extent> = (0..4).map(|_| space.alloc(4096).expect("room")).collect();
         assert_eq!((space.in_use_bytes(), space.free_bytes(), space.alloc(1)), (16384, 0, None));
         space.free(extents[0]);
         space.free(extents[2]);
         assert_eq!((space.free_bytes(), space.largest_free_bytes()), (8192, 4096));
-        assert_eq!(space.alloc(8192), None, "two pages are free, but not side by side");
+        assert_eq!(space.alloc(8192), None, "two pages are free, but not adjacent");
         space.free(extents[1]);
         assert_eq!(space.largest_free_bytes(), 3 * 4096);
         assert_eq!((space.peak_bytes(), space.capacity_bytes()), (16384, 16384));
@@ -148,7 +152,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn extents_that_are_out_never_overlap(
+        fn allocated_extents_never_overlap(
             steps in prop::collection::vec(
                 (any::<bool>(), 1u64..40_000, any::<prop::sample::Index>()),
                 1..200,
@@ -189,7 +193,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "freed twice")]
-    fn freeing_twice_is_not_survived() {
+    fn double_free_panics() {
         let mut space = ArenaSpace::new(4);
         let extent = space.alloc(4096).expect("room");
         space.free(extent);

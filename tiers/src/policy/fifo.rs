@@ -1,13 +1,14 @@
-//! First in, first out, by the request that filled the frame: what is asked for again does not stay longer.
+//! FIFO eviction by the request that filled the frame: later requests for the frame do not extend
+//! its stay.
 
-use super::lanes::Spread;
 use super::order::Order;
 use super::slab::Slab;
 use super::{FrameId, FramePolicy, Recency};
 
-/// First in, first out. "In" is the epoch at insertion, not the moment of the call, so that the pages of two
-/// requests filled side by side do not interleave and each chain leaves from its tail. About 50 bytes a
-/// frame of a request of many pages, and three times that of one that is alone.
+/// FIFO eviction. The order is that of the epoch at insertion, not of the calls, so that the pages
+/// of two concurrent requests do not interleave and each chain leaves from its tail. Memory is
+/// about 50 bytes per frame of a request with many pages, and three times that for a request with
+/// one page.
 #[derive(Debug)]
 pub struct Fifo {
     order: Order,
@@ -17,12 +18,7 @@ pub struct Fifo {
 impl Fifo {
     /// An empty one.
     pub fn new() -> Fifo {
-        Fifo::in_lane(Spread::NONE)
-    }
-
-    /// The same of the frames of one lane.
-    pub(super) fn in_lane(spread: Spread) -> Fifo {
-        Fifo { order: Order::new(), at: Slab::of(spread) }
+        Fifo { order: Order::new(), at: Slab::new() }
     }
 }
 
@@ -65,10 +61,6 @@ impl FramePolicy for Fifo {
         Some(frame)
     }
 
-    fn oldest(&self) -> Option<Recency> {
-        self.order.oldest()
-    }
-
     fn len(&self) -> usize {
         self.order.len()
     }
@@ -79,9 +71,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_leave_in_order_each_from_its_tail_however_often_they_are_touched() {
+    fn fifo_ignores_touches_and_evicts_chains_from_tail() {
         let mut fifo = Fifo::new();
-        // Two requests whose pages arrive side by side.
+        // Two requests whose pages arrive interleaved.
         for depth in 0..3 {
             fifo.insert(FrameId(depth), 1, 0, Recency { epoch: 1, depth });
             fifo.insert(FrameId(10 + depth), 1, 0, Recency { epoch: 2, depth });
@@ -93,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_frame_is_passed_over_and_keeps_its_place() {
+    fn fifo_skips_pinned_frame_and_keeps_its_place() {
         let mut fifo = Fifo::new();
         for frame in 0..4 {
             fifo.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });

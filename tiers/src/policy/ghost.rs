@@ -1,9 +1,10 @@
-//! The memory of what left: fingerprints of evicted pages, first in, first out.
+//! The ghost queue: a FIFO of fingerprints of evicted pages.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// A bounded queue of fingerprints. A forgotten one stays in `queue` until it comes up or the queue is twice
-/// as long as what it stands for; `turns` says which entry of the queue counts.
+/// A bounded queue of fingerprints. A recalled fingerprint stays in `queue` until it reaches the
+/// front, or until the queue has twice the allowed length. An entry of `queue` is valid only if
+/// `turns` has its turn.
 #[derive(Debug, Default)]
 pub(super) struct Ghost {
     turns: BTreeMap<u128, u64>,
@@ -17,7 +18,7 @@ impl Ghost {
         self.turns.len()
     }
 
-    /// Remember a page as the newest, and forget the oldest beyond `len_max`.
+    /// Add a page as the newest, and drop the oldest pages beyond `len_max`.
     pub(super) fn remember(&mut self, fingerprint: u128, len_max: usize) {
         self.turn += 1;
         self.turns.insert(fingerprint, self.turn);
@@ -30,7 +31,7 @@ impl Ghost {
         }
     }
 
-    /// Forget a page; whether it was remembered.
+    /// Remove a page; returns whether it was in the queue.
     pub(super) fn recall(&mut self, fingerprint: u128) -> bool {
         self.turns.remove(&fingerprint).is_some()
     }
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_is_forgotten_first() {
+    fn ghost_queue_drops_oldest_first() {
         let mut ghost = Ghost::default();
         for page in 0..5 {
             ghost.remember(page, 3);
@@ -52,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn remembering_again_makes_it_the_newest() {
+    fn ghost_remembered_again_is_newest() {
         let mut ghost = Ghost::default();
         for page in [1, 2, 1, 3, 4] {
             ghost.remember(page, 3);
@@ -61,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_whatever_is_recalled() {
+    fn ghost_queue_length_is_bounded() {
         let mut ghost = Ghost::default();
         for page in 0..10_000 {
             ghost.remember(page % 7, 4);

@@ -1,14 +1,14 @@
-//! Reclaim the segment whose objects were, in the mean, asked for longest ago, and write the most recent of
-//! them again.
+//! Reclaims the segment with the lowest mean recency of its objects, and reinserts its most
+//! recently used objects.
 
 use super::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
 
-/// Lowest mean tick of the live objects first; a segment without any before all others. Up to `ratio` of a
-/// segment's payload is written again. A store makes it through [`super::segment_policy`], which checks the
-/// ratio.
+/// The victim is the segment with the lowest mean tick of its live objects; a segment without live
+/// objects precedes all others. Up to `ratio` of a segment's payload is reinserted. A store creates
+/// it with [`super::segment_policy`], which checks the ratio.
 #[derive(Clone, Copy, Debug)]
 pub struct LowestMeanRecency {
-    /// Share of a segment's payload that may be written again, 0 to [`super::REINSERT_RATIO_MAX`].
+    /// Share of a segment's payload that may be reinserted, 0 to [`super::REINSERT_RATIO_MAX`].
     pub ratio: f64,
 }
 
@@ -38,8 +38,9 @@ impl SegmentPolicy for LowestMeanRecency {
         let mut recent: Vec<usize> = (0..extents.len()).filter(warm).collect();
         recent.sort_by_key(|&i| std::cmp::Reverse(extents[i].tick));
         for i in recent {
-            // Stop at the first that does not fit rather than look for smaller ones: what follows is deeper
-            // in its chain or older, and of no use behind the hole that this one leaves.
+            // Stop at the first extent that does not fit, instead of searching for smaller ones:
+            // later extents are deeper in their chain or older, and useless after the gap that this
+            // one leaves.
             if extents[i].bytes > budget {
                 break;
             }
@@ -51,7 +52,7 @@ impl SegmentPolicy for LowestMeanRecency {
     }
 }
 
-/// Compares means without dividing; no live object counts as a mean below all others.
+/// Compare means without division; a segment without live objects has a mean below all others.
 fn mean_cmp(a: &SegmentFacts, b: &SegmentFacts) -> std::cmp::Ordering {
     match (a.live_objects, b.live_objects) {
         (0, _) | (_, 0) => a.live_objects.min(1).cmp(&b.live_objects.min(1)),
@@ -88,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_mean_is_the_victim_not_the_lowest_sum() {
+    fn segment_with_lowest_mean_is_victim() {
         let sealed = [segment(1, 10, 1000), segment(2, 1, 200), segment(3, 3, 297)];
         assert_eq!(POLICY.victim(&sealed), Some(2), "99 is below 100 and 200");
         assert_eq!(POLICY.victim(&[]), None);
     }
 
     #[test]
-    fn means_that_differ_by_less_than_one_are_told_apart() {
+    fn means_differing_by_less_than_one_are_distinguished() {
         // 299 / 3 and 199 / 2 both divide to 99.
         assert_eq!(POLICY.victim(&[segment(1, 3, 299), segment(2, 2, 199)]), Some(1));
         let huge = [segment(1, u32::MAX, u64::MAX), segment(2, u32::MAX, u64::MAX - 1)];
@@ -103,14 +104,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_segment_goes_first_and_ties_go_to_the_oldest() {
+    fn empty_segment_is_first_victim_and_oldest_wins_ties() {
         let sealed = [segment(1, 1, 0), segment(8, 0, 0), segment(7, 0, 0)];
         assert_eq!(POLICY.victim(&sealed), Some(2));
         assert_eq!(POLICY.victim(&[segment(5, 2, 8), segment(4, 1, 4), segment(6, 3, 12)]), Some(1));
     }
 
     #[test]
-    fn a_pinned_segment_is_never_the_victim() {
+    fn pinned_segment_is_never_victim() {
         let mut sealed = [segment(1, 0, 0), segment(2, 4, 400)];
         sealed[0].pinned = true;
         assert_eq!(POLICY.victim(&sealed), Some(1));
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_recent_are_chosen_and_appended_oldest_first() {
+    fn most_recent_extents_are_reinserted_oldest_first() {
         let extents = [extent(4, 30), extent(4, 50), extent(4, 10), extent(4, 40)];
         assert_eq!(POLICY.reinsert(&extents, 0, 12), [0, 3, 1]);
         assert_eq!(POLICY.reinsert(&extents, 0, 11), [3, 1]);
@@ -128,20 +129,20 @@ mod tests {
     }
 
     #[test]
-    fn only_extents_above_the_mean_qualify() {
+    fn only_extents_above_mean_are_reinserted() {
         let extents = [extent(4, 30), extent(4, 31), extent(4, 29)];
         assert_eq!(POLICY.reinsert(&extents, 30, 1 << 20), [1]);
         assert!(POLICY.reinsert(&extents, 31, 1 << 20).is_empty());
     }
 
     #[test]
-    fn nothing_is_reinserted_behind_the_hole_of_one_that_did_not_fit() {
+    fn reinsertion_stops_at_first_extent_over_budget() {
         let extents = [extent(4, 50), extent(16, 40), extent(4, 30)];
         assert_eq!(POLICY.reinsert(&extents, 0, 12), [0]);
     }
 
     #[test]
-    fn pinned_extents_come_first_and_are_charged_to_the_budget_that_cannot_refuse_them() {
+    fn pinned_extents_are_reinserted_first_and_count_against_budget() {
         let mut extents = [extent(8, 90), extent(8, 5), extent(4, 80), extent(8, 2)];
         extents[1].pinned = true;
         extents[3].pinned = true;

@@ -1,22 +1,23 @@
-//! Least recently used, by [`Recency`], so within a request the chain's tail goes before its head.
+//! LRU eviction by [`Recency`]: within a request, the tail of the chain leaves before its head.
 //!
-//! A request only notes when it was, in constant time: frames are moved to where they belong when they come up as
-//! victims, since most requests never matter to one. The victim is exactly the least recently used frame as long as the
-//! frames that come up fit into one walk ([`LOOKS_MAX`](super::order::LOOKS_MAX)); where a walk meets only frames that
-//! were asked for since, it is the least recently used of those.
+//! A request only records its recency, in constant time. A frame is moved to its position in the
+//! order when it comes up as a victim, since most requests never affect a victim. The victim is
+//! exactly the least recently used frame if the frames that come up fit one walk
+//! ([`LOOKS_MAX`](super::order::LOOKS_MAX)). If a walk meets only frames that were used again, the
+//! victim is the least recently used of those.
 
 use std::sync::Arc;
 
-use super::lanes::Spread;
 use super::order::{Order, Walk};
 use super::slab::Slab;
 use super::{FrameId, FramePolicy, Recency, Touches};
 
-/// Least recently used. About 50 bytes a frame of a request of many pages, and three times that of one that is alone.
+/// LRU eviction. Memory is about 50 bytes per frame of a request with many pages, and three times
+/// that for a request with one page.
 #[derive(Debug)]
 pub struct Lru {
     order: Order,
-    /// As of when each frame stands in the order.
+    /// The recency under which each frame is in `order`.
     placed: Slab<Recency>,
     touches: Arc<Touches>,
 }
@@ -24,12 +25,7 @@ pub struct Lru {
 impl Lru {
     /// An empty one, of frames whose last requests `touches` has.
     pub fn new(touches: Arc<Touches>) -> Lru {
-        Lru::in_lane(touches, Spread::NONE)
-    }
-
-    /// The same of the frames of one lane.
-    pub(super) fn in_lane(touches: Arc<Touches>, spread: Spread) -> Lru {
-        Lru { order: Order::new(), placed: Slab::of(spread), touches }
+        Lru { order: Order::new(), placed: Slab::new(), touches }
     }
 }
 
@@ -67,12 +63,12 @@ impl FramePolicy for Lru {
         let mut walk = Walk::default();
         let mut moved: Option<(Recency, FrameId)> = None;
         while let Some(place) = self.order.look(&mut walk) {
-            let asked = self.touches.get(place.frame).unwrap_or(place.at);
-            if asked > place.at {
-                let newer = (asked, place.frame);
+            let last_use = self.touches.get(place.frame).unwrap_or(place.at);
+            if last_use > place.at {
+                let newer = (last_use, place.frame);
                 self.order.remove(place.frame, place.at);
-                self.order.insert(place.frame, asked);
-                self.placed.set(place.frame, asked);
+                self.order.insert(place.frame, last_use);
+                self.placed.set(place.frame, last_use);
                 if moved.is_none_or(|moved| newer < moved) && evictable(place.frame) {
                     moved = Some(newer);
                 }
@@ -85,14 +81,6 @@ impl FramePolicy for Lru {
         let (_, frame) = moved?;
         self.remove(frame);
         Some(frame)
-    }
-
-    fn ahead(&self, frames: usize, into: &mut Vec<FrameId>) {
-        into.extend(self.order.front().take(frames).inspect(|frame| self.placed.prefetch(*frame)));
-    }
-
-    fn oldest(&self) -> Option<Recency> {
-        self.order.oldest()
     }
 
     fn len(&self) -> usize {
@@ -108,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// More than any of the tests but one names.
+    /// Enough frames for all tests except one.
     const FRAMES: u32 = 32;
 
     fn lru(frames: u32) -> Lru {
@@ -136,7 +124,7 @@ mod tests {
         ]
     }
 
-    /// A list that is searched from end to end each time.
+    /// A list that is searched linearly.
     #[derive(Default)]
     struct Model(Vec<(u32, u64, u32)>);
 
@@ -152,7 +140,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_a_brute_force_model(steps in prop::collection::vec(step(), 1..200)) {
+        fn lru_equals_brute_force_model(steps in prop::collection::vec(step(), 1..200)) {
             let mut lru = lru(FRAMES);
             let mut model = Model::default();
             for step in steps {
@@ -186,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_leaves_from_its_tail() {
+    fn lru_evicts_chain_from_tail() {
         let mut lru = lru(FRAMES);
         for depth in 0..5 {
             lru.insert(FrameId(depth), 1, 0, Recency { epoch: 1, depth });
@@ -198,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_frame_is_passed_over_and_keeps_its_place() {
+    fn lru_skips_pinned_frame_and_keeps_its_place() {
         let mut lru = lru(FRAMES);
         for frame in 0..4 {
             lru.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });
@@ -209,9 +197,10 @@ mod tests {
         assert_eq!(lru.len(), 2);
     }
 
-    /// More than a walk looks at: all were asked for since, and the oldest of those that came up goes.
+    /// More frames than one walk covers, all used again: the oldest of the frames that came up is
+    /// the victim.
     #[test]
-    fn where_everything_was_asked_for_again_a_victim_is_found_in_one_call() {
+    fn lru_finds_victim_in_one_call_if_all_frames_were_used_again() {
         let frames = 3 * super::super::order::LOOKS_MAX as u32;
         let mut lru = lru(frames);
         for frame in 0..frames {

@@ -1,19 +1,19 @@
-//! Eviction policies as small traits: which frame leaves DRAM next, which segment of the SSD log is
-//! reclaimed next and which of its extents are worth writing again.
+//! Eviction policies as small traits. They choose the next frame to evict from DRAM, the next
+//! segment of the SSD log to reclaim, and the extents of that segment to reinsert.
 //!
 //! Invariants:
-//! - A policy decides an order and nothing else. It holds no memory of the store and no pin; whether a
-//!   candidate may leave is the caller's answer, asked under the caller's lock.
-//! - A candidate that may not leave keeps its place in the order.
-//! - Same calls, same answers: no clock, no randomness, no order that depends on an address or on a hasher.
-//! - One call looks at a bounded number of candidates, whatever the store holds.
+//! - A policy decides only an order. It owns no memory of the store and no pin. The caller decides,
+//!   under its own lock, whether a candidate may be evicted.
+//! - A candidate that may not be evicted keeps its place in the order.
+//! - Policies are deterministic: no clock, no randomness, no order that depends on an address or on
+//!   a hasher.
+//! - One call examines a bounded number of candidates, independent of the size of the store.
 //!
-//! The cut follows CacheLib Navy's eviction interfaces: a handful of methods, and everything that is not
-//! order stays outside.
+//! The interfaces follow those of CacheLib Navy: a few methods, and everything except the order
+//! stays outside.
 
 mod fifo;
 mod ghost;
-mod lanes;
 mod lowest_mean_recency;
 mod lru;
 mod order;
@@ -32,35 +32,34 @@ use std::sync::Arc;
 use pagelith_layouts::ids::SegmentId;
 
 pub use fifo::Fifo;
-pub use lanes::{AllLanes, LANES_MAX, Lanes};
 pub use lowest_mean_recency::LowestMeanRecency;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 pub use segment_fifo::SegmentFifo;
 pub use touches::Touches;
 
-/// Names that [`frame_policy`] knows, for configuration messages.
+/// Names that [`frame_policy`] accepts, for configuration messages.
 pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];
 
-/// Names that [`segment_policy`] knows, for configuration messages.
+/// Names that [`segment_policy`] accepts, for configuration messages.
 pub const SEGMENT_POLICIES: [&str; 2] = ["fifo", "lowest-mean-recency"];
 
-/// Most of a segment's payload that a policy may ask to have written again. At this share reinsertion alone
-/// raises write amplification to at most 1 / (1 - 0.25) = 1.33, and a lap of the log still frees three
-/// quarters of what it reclaims.
+/// Largest share of a segment's payload that a policy may reinsert. At this share, reinsertion
+/// alone raises write amplification to at most 1 / (1 - 0.25) = 1.33, and a pass over the log still
+/// frees three quarters of the reclaimed bytes.
 pub const REINSERT_RATIO_MAX: f64 = 0.25;
 
-/// Names a frame: the memory of one page's group of objects. The store hands numbers out from 0 and uses
-/// them again, because policies keep a table as long as the largest number they have seen.
+/// Number of a frame: the memory of one page's group of objects. The store assigns numbers from 0
+/// and reuses them, because policies keep a table as long as the largest number they have seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u32);
 
-/// When a frame was last asked for. Ordered so that the smallest leaves first: the older request, and within
-/// a request the deeper page, so that children leave before their parents (a parent serves every prefix
-/// that passes through it; a child without its parent serves none).
+/// The last request for a frame. The smallest value leaves first: that of the older request, and
+/// within a request that of the deeper page, so that children leave before their parents. A parent
+/// serves every prefix that includes it; a child without its parent serves none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recency {
-    /// Number of the request, rising with time.
+    /// Number of the request, increasing with time.
     pub epoch: u64,
     /// Position of the page in its prefix chain, 0 for the head.
     pub depth: u32,
@@ -80,40 +79,34 @@ impl PartialOrd for Recency {
 
 /// Chooses the frame that leaves DRAM next.
 ///
-/// **Cost.** Every method is O(log frames), plus one call of `evictable` for each frame that `victim` passes
-/// over. Frames are placed by their [`Recency`], not by the moment of the call, so a store may insert a dirty
-/// frame only once it is clean, with the recency of its put, and nothing about the order is lost. It should
-/// where much of the arena can be dirty: dirty frames are the newest and `victim` of an LRU or a FIFO meets
-/// them last, but S3-FIFO keeps exactly the newest frames in its small queue and looks there first.
+/// **Cost.** Every method is O(log frames), plus one call of `evictable` for each frame that
+/// `victim` examines. The order is that of [`Recency`], not of the calls. So a store may insert a
+/// dirty frame once it is clean, with the recency of its put, without changing the order. It should
+/// do so if much of the arena can be dirty: `victim` of LRU and FIFO examines dirty frames last,
+/// since they are the newest, but S3-FIFO examines its small queue first, which has exactly the
+/// newest frames.
 pub trait FramePolicy: Send {
-    /// The name that [`frame_policy`] knows it by.
+    /// The name under which [`frame_policy`] creates it.
     fn name(&self) -> &'static str;
-    /// There will be at most `frames` frames: make room where that is better done at once.
+    /// Reserve memory for at most `frames` frames, if that is better done at once.
     fn expect(&mut self, _frames: usize) {}
-    /// Take a frame of `bytes` that was filled for a request at `at`. `fingerprint` names its page across
-    /// evictions. A frame that is already known is replaced.
+    /// Add a frame of `bytes` that was filled for a request at `at`. `fingerprint` identifies its
+    /// page across evictions. A frame that is already known is replaced.
     fn insert(&mut self, frame: FrameId, bytes: u64, fingerprint: u128, at: Recency);
-    /// The frame was asked for again. Unknown frames are ignored. Requests may report out of order: an older
-    /// `at` than the one known changes nothing.
+    /// Note a request for the frame. Unknown frames are ignored. Requests may arrive out of order:
+    /// an `at` older than the known one changes nothing.
     fn touch(&mut self, frame: FrameId, at: Recency);
-    /// Whether every request has to be told of by [`touch`](FramePolicy::touch). Where it need not, the last one that
-    /// [`Touches`] has of a frame is all that counts, and that is noted without the store's lock.
+    /// Whether every request must be reported with [`touch`](FramePolicy::touch). If not, only the
+    /// last request of a frame counts, which [`Touches`] records without the store's lock.
     fn counts_touches(&self) -> bool;
-    /// The frame left for another reason than being the victim (removed, cleared, damaged). Unknown frames
-    /// are ignored.
+    /// Remove a frame that leaves without being a victim (removed, cleared, damaged). Unknown
+    /// frames are ignored.
     fn remove(&mut self, frame: FrameId);
-    /// The next frame to drop for which `evictable` is true (pinned, dirty and leased frames answer false);
-    /// it is removed from the policy. `None` if there is none, or none within the looks of one call: calls
-    /// that follow go on where this one stopped, so that a long stretch of ineligible frames delays a
-    /// victim but never hides it.
+    /// The next frame to evict for which `evictable` is true (it is false for pinned, dirty and
+    /// leased frames). The frame is removed from the policy. `None` if there is none, or none among
+    /// the frames that one call examines. The next call continues where this one stopped, so that a
+    /// long run of ineligible frames delays a victim but never hides it.
     fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId>;
-    /// Add up to `frames` frames that are likely the next victims: a hint of what to bring into the cache before they
-    /// are. A policy that cannot tell cheaply adds none.
-    fn ahead(&self, _frames: usize, _into: &mut Vec<FrameId>) {}
-    /// When the frame was asked for that goes next, as far as the order has it. A policy that cannot tell says `None`.
-    fn oldest(&self) -> Option<Recency> {
-        None
-    }
     /// Number of frames known.
     fn len(&self) -> usize;
     /// Whether no frame is known.
@@ -122,54 +115,54 @@ pub trait FramePolicy: Send {
     }
 }
 
-/// What a policy may know of a sealed segment.
+/// The facts about a sealed segment that a policy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentFacts {
-    /// Which segment.
+    /// The segment.
     pub segment: SegmentId,
-    /// Opened as the n-th since the store was made.
+    /// Position in the log: count of segments opened in the store, this one included.
     pub order: u64,
-    /// Objects in it that the index still points at.
+    /// Number of objects in it that the index points to.
     pub live_objects: u32,
-    /// Their padded bytes.
+    /// Padded bytes of the live objects.
     pub live_bytes: u64,
-    /// Sum over the live objects of the tick of their last request.
+    /// Sum of the ticks of the last requests for the live objects.
     pub recency_sum: u64,
-    /// A reader holds it; it may not be the victim now.
+    /// Whether a reader uses it, so that it may not be the victim now.
     pub pinned: bool,
     /// Lowest sequence number of a record in it.
     pub min_sequence: u64,
 }
 
-/// What a policy may know of a live extent of the victim.
+/// The facts about a live extent of the victim that a policy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtentFacts {
-    /// Bytes that writing it again costs, header and padding included.
+    /// Bytes to write if it is reinserted, header and padding included.
     pub bytes: u64,
-    /// Tick of its last request; in one request a page nearer to the head has the larger tick.
+    /// Tick of its last request; within a request, a page nearer to the head has the larger tick.
     pub tick: u64,
-    /// It has to survive, whatever the budget.
+    /// Whether it must survive, regardless of the budget.
     pub pinned: bool,
 }
 
-/// Chooses the segment to reclaim, and what of it is written again.
+/// Chooses the segment to reclaim, and the extents of it to reinsert.
 pub trait SegmentPolicy: Send {
-    /// The name that [`segment_policy`] knows it by.
+    /// The name under which [`segment_policy`] creates it.
     fn name(&self) -> &'static str;
-    /// Share of a segment's payload (0 to [`REINSERT_RATIO_MAX`]) to pass to `reinsert` as its budget.
+    /// Share of a segment's payload (0 to [`REINSERT_RATIO_MAX`]) that is the budget of `reinsert`.
     fn reinsert_ratio(&self) -> f64;
-    /// The segment to reclaim, as an index into `sealed`; never a pinned one. `None` if there is none.
-    /// O(segments); called once a reclaim.
+    /// The segment to reclaim, as an index into `sealed`; never a pinned one. `None` if there is
+    /// none. O(segments); called once per reclaim.
     fn victim(&self, sealed: &[SegmentFacts]) -> Option<usize>;
-    /// Which of the victim's live extents to append again: indices in the order of appending. Pinned extents
-    /// come first and are included even beyond `budget_bytes`; their bytes count against it. The others
-    /// qualify with a tick above `mean_tick`, the mean over the store, and follow oldest first, so that
-    /// what was asked for last is youngest in the log again.
+    /// The victim's live extents to reinsert: indices in the order in which they are appended.
+    /// Pinned extents come first and are included even beyond `budget_bytes`; their bytes count
+    /// against it. Other extents qualify with a tick above `mean_tick`, the mean over the store.
+    /// They follow oldest first, so that the last used extent is the newest in the log.
     fn reinsert(&self, extents: &[ExtentFacts], mean_tick: u64, budget_bytes: u64) -> Vec<usize>;
 }
 
-/// The DRAM policy of that name, or `None` if there is none (see [`FRAME_POLICIES`]). `touches` says when its frames
-/// were last asked for.
+/// The DRAM policy with this name, `None` if it is unknown (see [`FRAME_POLICIES`]). `touches` has
+/// the last requests for its frames.
 pub fn frame_policy(name: &str, touches: &Arc<Touches>) -> Option<Box<dyn FramePolicy>> {
     match name {
         "lru" => Some(Box::new(Lru::new(touches.clone()))),
@@ -179,8 +172,8 @@ pub fn frame_policy(name: &str, touches: &Arc<Touches>) -> Option<Box<dyn FrameP
     }
 }
 
-/// The SSD policy of that name, which may reinsert `ratio` of a segment's payload (`fifo` ignores it).
-/// `None` if there is none of that name (see [`SEGMENT_POLICIES`]) or the ratio is not from 0 to
+/// The SSD policy with this name, which may reinsert `ratio` of a segment's payload (`fifo` ignores
+/// it). `None` if the name is unknown (see [`SEGMENT_POLICIES`]), or if the ratio is not from 0 to
 /// [`REINSERT_RATIO_MAX`].
 pub fn segment_policy(name: &str, ratio: f64) -> Option<Box<dyn SegmentPolicy>> {
     if !(0.0..=REINSERT_RATIO_MAX).contains(&ratio) {
@@ -193,7 +186,7 @@ pub fn segment_policy(name: &str, ratio: f64) -> Option<Box<dyn SegmentPolicy>> 
     }
 }
 
-/// Indices of the pinned extents, oldest tick first, and their bytes: what every policy reinserts.
+/// Indices of the pinned extents, oldest tick first, and their bytes: every policy reinserts these.
 fn pinned_extents(extents: &[ExtentFacts]) -> (Vec<usize>, u64) {
     let mut pinned: Vec<usize> = (0..extents.len()).filter(|&i| extents[i].pinned).collect();
     pinned.sort_by_key(|&i| extents[i].tick);
@@ -206,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recency_orders_older_requests_first_and_deeper_pages_first_within_one() {
+    fn recency_orders_older_requests_then_deeper_pages_first() {
         let at = |epoch, depth| Recency { epoch, depth };
         let mut all = vec![at(2, 0), at(1, 0), at(2, 7), at(1, 3), at(1, 9)];
         all.sort();
@@ -214,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_are_found_by_the_names_they_give_and_by_no_other() {
+    fn policies_are_found_only_by_their_names() {
         let touches = Arc::new(Touches::new(1).expect("memory"));
         for name in FRAME_POLICIES {
             assert_eq!(frame_policy(name, &touches).map(|p| p.name()), Some(name));
@@ -229,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reinsertion_ratio_out_of_range_is_refused() {
+    fn reinsertion_ratio_out_of_range_is_refused() {
         for ratio in [-0.01, REINSERT_RATIO_MAX + 0.01, f64::NAN, f64::INFINITY] {
             assert!(segment_policy("lowest-mean-recency", ratio).is_none(), "ratio {ratio}");
         }

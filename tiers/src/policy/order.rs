@@ -1,41 +1,40 @@
-//! An order of frames that can be walked past the ineligible ones in bounded steps.
+//! The eviction order of frames, searched for an eligible victim in bounded steps.
 //!
-//! A walk spends its first half of looks at the front, where the right victim is. If all of those are
-//! ineligible it jumps to where the last long walk stopped, so that successive calls cover the whole order,
-//! and wraps to what it jumped over. An order no longer than one walk is walked plainly: there, the victim
-//! is always the first eligible frame.
+//! A walk examines frames at the front, where the right victim is, for the first half of its steps.
+//! If all of them are ineligible, it jumps to the place where the last long walk stopped, so that
+//! successive calls cover the whole order, and then wraps to the frames that it jumped over. If the
+//! order is no longer than one walk, the walk does not jump, and the victim is always the first
+//! eligible frame.
 
 use super::places::{Place, Places};
 use super::{FrameId, Recency};
 
-/// Most frames that one walk looks at: at some 100 ns a look and an answer, about 0.1 ms under the store's
-/// lock.
+/// Most frames that one walk examines. At about 100 ns per frame, this takes about 0.1 ms under the
+/// store's lock.
 pub(super) const LOOKS_MAX: usize = 1024;
 
-/// Frames in the order in which they should leave.
+/// Frames in eviction order.
 #[derive(Debug)]
 pub(super) struct Order {
     places: Places,
-    /// The last place that a walk ran out of looks at.
+    /// The place where the last walk that reached its limit stopped.
     resume: Option<Place>,
-    /// Where the last victim stood.
-    last: Option<Recency>,
     looks_max: usize,
 }
 
-/// One call's way through an [`Order`].
+/// State of one walk through an [`Order`].
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     last: Option<Place>,
     looks: usize,
     jumped: bool,
-    /// Where the jump left the front, until the walk has wrapped to it.
+    /// The place before the jump, until the walk has wrapped to it.
     skipped_from: Option<Place>,
 }
 
 impl Order {
     pub(super) fn new() -> Order {
-        Order { places: Places::default(), resume: None, last: None, looks_max: LOOKS_MAX }
+        Order { places: Places::default(), resume: None, looks_max: LOOKS_MAX }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -48,17 +47,6 @@ impl Order {
 
     pub(super) fn remove(&mut self, frame: FrameId, at: Recency) {
         self.places.remove(&Place { at, frame });
-    }
-
-    /// Frames in the order in which they should leave.
-    pub(super) fn front(&self) -> impl Iterator<Item = FrameId> {
-        self.places.iter().map(|place| place.frame)
-    }
-
-    /// About where who goes next stands: those in front may be ineligible, and then it is behind the last who went.
-    pub(super) fn oldest(&self) -> Option<Recency> {
-        let front = self.places.iter().next()?.at;
-        Some(self.last.map_or(front, |last| last.max(front)))
     }
 
     /// The next place to look at, which stays where it is; `None` at the end of the walk. Places may be
@@ -87,16 +75,15 @@ impl Order {
         next
     }
 
-    /// Take the place the walk looked at last out of the order, as its victim.
+    /// Remove `place`, which the walk examined last, from the order as the walk's victim.
     pub(super) fn take(&mut self, walk: &Walk, place: Place) {
         self.places.remove(&place);
-        self.last = Some(place.at);
         if walk.jumped {
             self.resume = walk.last;
         }
     }
 
-    /// Remove and return the first frame that `evictable` lets go, within one walk.
+    /// Remove and return the first frame for which `evictable` is true, within one walk.
     pub(super) fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
         let mut walk = Walk::default();
         while let Some(place) = self.look(&mut walk) {
@@ -121,7 +108,8 @@ mod tests {
         order
     }
 
-    /// Calls until a victim came, counting, with at most `looks_max` looks a call.
+    /// The victim, and the number of calls until it was found; each call examines at most
+    /// `looks_max` frames.
     fn calls_to_victim(order: &mut Order, evictable: impl Fn(u32) -> bool) -> (u32, usize) {
         for call in 1..=1000 {
             let mut looks = 0;
@@ -138,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_order_gives_the_first_eligible_frame_in_one_call() {
+    fn short_order_gives_first_eligible_frame_in_one_call() {
         for first in 0..8 {
             let mut order = order(8, 8);
             order.resume = Some(Place { at: Recency { epoch: 6, depth: 0 }, frame: FrameId(6) });
@@ -147,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_stretch_of_ineligible_frames_delays_a_victim_but_does_not_hide_it() {
+    fn long_run_of_ineligible_frames_delays_but_never_hides_victim() {
         for only in 0..100 {
             let mut order = order(100, 8);
             let (frame, calls) = calls_to_victim(&mut order, |frame| frame == only);
@@ -157,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn once_past_a_long_stretch_each_call_finds_its_victim() {
+    fn calls_after_long_ineligible_run_find_victim_at_once() {
         let mut order = order(100, 8);
         let evictable = |frame| frame >= 50 && frame % 3 == 0;
         let (first, calls) = calls_to_victim(&mut order, evictable);
@@ -169,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_jump_passed_over_is_found_by_wrapping_in_the_same_call() {
+    fn frames_skipped_by_jump_are_found_in_same_call() {
         let mut order = order(20, 16);
         order.resume = Some(Place { at: Recency { epoch: 17, depth: 0 }, frame: FrameId(17) });
         assert_eq!(calls_to_victim(&mut order, |frame| frame == 9), (9, 1));
     }
 
     #[test]
-    fn frames_at_the_front_leave_first_again_when_they_become_eligible() {
+    fn front_frames_that_become_eligible_leave_first() {
         let mut order = order(100, 8);
         calls_to_victim(&mut order, |frame| frame >= 50);
         assert_eq!(calls_to_victim(&mut order, |_| true), (0, 1));

@@ -1,16 +1,16 @@
-//! Where frames stand, in order, kept by request: the pages of one mostly come together, each before or behind all of those
-//! that are there, and leave from the front one after the other.
+//! An ordered set of frames, grouped by request. The pages of a request mostly arrive together,
+//! each before or after all that are present, and leave one by one from the front.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
 use super::{FrameId, Recency};
 
-/// Most places that lie side by side: a request may have any number, in any order, and each that comes or goes in the middle moves up to
-/// half of them.
-const MOST: usize = if cfg!(test) { 4 } else { 512 };
+/// Most places in one run. A request may have any number of places in any order, and an insertion
+/// or removal in the middle moves up to half of a run.
+const RUN_MAX: usize = if cfg!(test) { 4 } else { 512 };
 
-/// Where a frame stands.
+/// Position of a frame in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) at: Recency,
@@ -18,22 +18,23 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Before all others of its request.
-    fn first_of_its_request(self) -> Place {
+    /// The smallest possible place of the same request.
+    fn request_start(self) -> Place {
         Place { at: Recency { depth: u32::MAX, ..self.at }, frame: FrameId(0) }
     }
 }
 
-/// A set of places in their order. To come or go at either end of a request's takes a look at one tree; in the middle, some
-/// moves besides, bounded by [`MOST`].
+/// An ordered set of places. An insertion or removal at either end of a request's places costs one
+/// tree lookup; in the middle it also moves places, at most [`RUN_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    /// Places of one request each, by one that none of them is before, and behind all of the pages in front.
+    /// Runs of places of one request each. A run's key is at most its first place, and above all
+    /// places of the runs before it.
     pages: BTreeMap<Place, Pages>,
     len: usize,
 }
 
-/// Places of a request, at least one. A request of one page has no memory of its own.
+/// A run of at least one place of a request. A run of one place allocates no memory of its own.
 #[derive(Debug)]
 struct Pages {
     first: Place,
@@ -41,7 +42,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// Whether it was not there.
+    /// Insert a place; returns false if it is present already.
     fn insert(&mut self, place: Place) -> bool {
         if place < self.first {
             self.rest.push_front(std::mem::replace(&mut self.first, place));
@@ -59,7 +60,7 @@ impl Pages {
         at.is_some()
     }
 
-    /// The place behind this one, which need not be there itself.
+    /// The next place after `place`, which need not be in the run.
     fn after(&self, place: &Place) -> Option<Place> {
         if *place < self.first {
             return Some(self.first);
@@ -73,34 +74,34 @@ impl Places {
         self.len
     }
 
-    /// Where a place is, if it is there.
-    fn of(&mut self, place: &Place) -> Option<(Place, &mut Pages)> {
+    /// The run in which `place` is or would be, if its request has one, with the run's key.
+    fn run_of(&mut self, place: &Place) -> Option<(Place, &mut Pages)> {
         let (from, pages) = self.pages.range_mut(..=*place).next_back()?;
         (from.at.epoch == place.at.epoch).then_some((*from, pages))
     }
 
-    /// Add a place, unless it is there.
+    /// Insert a place unless it is present.
     pub(super) fn insert(&mut self, place: Place) {
-        let Some((_, pages)) = self.of(&place) else {
-            let alone = Pages { first: place, rest: VecDeque::new() };
-            self.pages.insert(place.first_of_its_request(), alone);
+        let Some((_, pages)) = self.run_of(&place) else {
+            let run = Pages { first: place, rest: VecDeque::new() };
+            self.pages.insert(place.request_start(), run);
             self.len += 1;
             return;
         };
         if !pages.insert(place) {
             return;
         }
-        if pages.rest.len() > MOST {
-            let mut rest = pages.rest.split_off(MOST / 2);
+        if pages.rest.len() > RUN_MAX {
+            let mut rest = pages.rest.split_off(RUN_MAX / 2);
             let first = rest.pop_front();
             first.map(|first| self.pages.insert(first, Pages { first, rest }));
         }
         self.len += 1;
     }
 
-    /// Take a place out, if it is there.
+    /// Remove a place if it is present.
     pub(super) fn remove(&mut self, place: &Place) {
-        let Some((from, pages)) = self.of(place) else { return };
+        let Some((from, pages)) = self.run_of(place) else { return };
         if pages.first == *place {
             match pages.rest.pop_front() {
                 Some(next) => pages.first = next,
@@ -113,16 +114,17 @@ impl Places {
         self.len -= 1;
     }
 
-    /// The first place behind this one, or of all.
+    /// The next place after `place`, or the first of all with `None`.
     pub(super) fn after(&self, place: Option<Place>) -> Option<Place> {
         let Some(place) = place else { return self.pages.values().next().map(|pages| pages.first) };
-        let here = self.pages.range(..=place).next_back().and_then(|(_, pages)| pages.after(&place));
-        let behind = || self.pages.range((Bound::Excluded(place), Bound::Unbounded)).next();
-        here.or_else(|| behind().map(|(_, pages)| pages.first))
+        let in_run = self.pages.range(..=place).next_back().and_then(|(_, pages)| pages.after(&place));
+        let next_run = || self.pages.range((Bound::Excluded(place), Bound::Unbounded)).next();
+        in_run.or_else(|| next_run().map(|(_, pages)| pages.first))
     }
 
     /// All of them, in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Place> {
+    #[cfg(test)]
+    fn iter(&self) -> impl Iterator<Item = Place> {
         self.pages.values().flat_map(|pages| std::iter::once(pages.first).chain(pages.rest.iter().copied()))
     }
 }
@@ -143,10 +145,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn are_a_sorted_set(steps in prop::collection::vec((prop::bool::weighted(0.6), place()), 1..200)) {
+        fn places_equal_sorted_set(steps in prop::collection::vec((prop::bool::weighted(0.6), place()), 1..200)) {
             let (mut places, mut model) = (Places::default(), BTreeSet::new());
-            for (comes, place) in steps {
-                match comes {
+            for (insert, place) in steps {
+                match insert {
                     true => {
                         places.insert(place);
                         model.insert(place);
@@ -159,8 +161,8 @@ mod tests {
                 prop_assert_eq!(places.len(), model.len());
                 prop_assert!(places.iter().eq(model.iter().copied()));
                 prop_assert_eq!(places.after(None), model.first().copied());
-                let behind = model.range((Bound::Excluded(place), Bound::Unbounded)).next();
-                prop_assert_eq!(places.after(Some(place)), behind.copied());
+                let next = model.range((Bound::Excluded(place), Bound::Unbounded)).next();
+                prop_assert_eq!(places.after(Some(place)), next.copied());
             }
         }
     }

@@ -1,4 +1,5 @@
-//! A replayed workload: an LRU of frames against a simulation that shares nothing with it but the requests.
+//! A replayed workload: the LRU policy compared with an independent simulation on the same
+//! requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,9 +9,9 @@ use super::{FrameId, FramePolicy, Lru, Recency, Touches};
 const CAPACITY: usize = 300;
 const REQUESTS: usize = 4000;
 const DOCUMENTS: u64 = 200;
-const PAGES_A_DOCUMENT: u64 = 40;
+const PAGES_PER_DOCUMENT: u64 = 40;
 
-/// SplitMix64 (Steele, Lea, Flood 2014): one seed, one workload.
+/// SplitMix64 (Steele, Lea, Flood 2014): a seed determines the workload.
 struct Numbers(u64);
 
 impl Numbers {
@@ -22,7 +23,7 @@ impl Numbers {
         z ^ (z >> 31)
     }
 
-    /// A rank below `n`, where rank r is drawn in proportion to 1 / (r + 1).
+    /// A rank below `n`; rank r is drawn with probability proportional to 1 / (r + 1).
     fn zipf(&mut self, n: u64) -> u64 {
         let total: f64 = (1..=n).map(|rank| 1.0 / rank as f64).sum();
         let mut left = (self.next() as f64 / u64::MAX as f64) * total;
@@ -36,25 +37,25 @@ impl Numbers {
     }
 }
 
-/// Requests for prefixes of documents that share their first pages, from head to tail: pages with their
-/// depths.
+/// Requests for prefixes of documents, as lists of pages with depths, from head to tail. Documents
+/// share first pages.
 fn workload() -> Vec<Vec<(u64, u32)>> {
     let mut numbers = Numbers(42);
     let request = |_| {
         let document = numbers.zipf(DOCUMENTS);
-        let length = 1 + numbers.next() % PAGES_A_DOCUMENT;
+        let length = 1 + numbers.next() % PAGES_PER_DOCUMENT;
         let page = |depth: u64| {
             // Ten documents share a system prompt of eight pages.
             let owner = if depth < 8 { document % 10 } else { document + 10 };
-            (owner * PAGES_A_DOCUMENT + depth, depth as u32)
+            (owner * PAGES_PER_DOCUMENT + depth, depth as u32)
         };
         (0..length).map(page).collect()
     };
     (0..REQUESTS).map(request).collect()
 }
 
-/// The pages from the next to leave to the last, in one queue: a request's pages stand behind all others,
-/// the head last.
+/// Simulate a request on one queue of pages in eviction order; returns the hits. The pages of a
+/// request are placed after all others, the head last.
 fn simulate(queue: &mut VecDeque<u64>, request: &[(u64, u32)]) -> usize {
     let mut hits = 0;
     for (already, (page, _)) in request.iter().enumerate() {
@@ -109,7 +110,7 @@ impl Store {
 }
 
 #[test]
-fn lru_over_a_zipf_prefix_workload_equals_an_independent_simulation() {
+fn lru_on_zipf_workload_equals_independent_simulation() {
     let mut store = Store::new();
     let mut queue = VecDeque::new();
     let mut hits = 0;
@@ -120,7 +121,7 @@ fn lru_over_a_zipf_prefix_workload_equals_an_independent_simulation() {
         hits += expected;
         asked += request.len();
     }
-    // The workload has to be worth the name: neither all hits nor none.
+    // The workload must have both hits and misses.
     assert!(hits * 10 > asked && hits * 10 < asked * 9, "hits={hits} asked={asked}");
 
     let drained: Vec<u64> =

@@ -1,17 +1,19 @@
-//! S3-FIFO: three queues that keep what is asked for once from pushing out what is asked for often.
+//! S3-FIFO: three queues that prevent pages requested once from evicting pages requested often.
 //!
-//! Yang, Zhang, Qiu, Yue, Vinayak: "FIFO queues are all you need for cache eviction", SOSP '23, algorithm 1.
-//! New frames enter a small queue; at its end they move to the main queue if they were asked for more than
-//! once, else they leave and a ghost queue remembers their page. A page found there enters main directly.
-//! Main is a FIFO with second chances, as many as its count of requests (2 bits).
+//! Yang, Zhang, Qiu, Yue, Vinayak: "FIFO queues are all you need for cache eviction", SOSP '23,
+//! algorithm 1. New frames enter a small queue. At its end, a frame moves to the main queue if it
+//! was requested more than once; else it is evicted and a ghost queue records its page. A page in
+//! the ghost queue enters main directly. Main is a FIFO with as many second chances as the frame's
+//! count of requests (2 bits).
 //!
-//! Where it departs from the paper, and why:
-//! - Capacity is not known here (the arena owns it): the small queue's share is of the bytes resident, which
-//!   at the time of an eviction are the capacity.
-//! - Within a request the deeper page leaves first, in both queues. Across requests S3-FIFO keeps no chain
-//!   order: an old parent that was asked for once goes before a new child.
-//! - A request counts once, however often it names a frame; in a batched store it may look, then read.
-//! - Second chances and looks at ineligible frames are bounded within one call.
+//! Differences from the paper:
+//! - The policy does not know the capacity, which the arena owns. The small queue has a share of
+//!   the resident bytes, which equal the capacity at the time of an eviction.
+//! - Within a request the deeper page leaves first, in both queues. Across requests S3-FIFO keeps
+//!   no chain order: an old parent that was requested once leaves before a new child.
+//! - A request counts once per frame; in a batched store, a request may look a frame up and then
+//!   read it.
+//! - Second chances, and frames examined in one call, are bounded.
 
 use super::ghost::Ghost;
 use super::order::{Order, Walk};
@@ -19,14 +21,17 @@ use super::places::Place;
 use super::slab::Slab;
 use super::{FrameId, FramePolicy, Recency};
 
-/// The small queue is evicted from while it holds at least 1/10 of the bytes (the paper's 10 %).
+/// Frames are evicted from the small queue while it has at least 1/10 of the bytes (the paper's 10
+/// %).
 const SMALL_SHARE: u64 = 10;
-/// Requests that a frame in the small queue needs to be moved to main (the paper's `freq > 1`).
+/// Number of requests after which a frame of the small queue moves to main (the paper's `freq >
+/// 1`).
 const USES_TO_MAIN: u8 = 2;
-/// Where a frame's count of requests saturates (2 bits).
+/// Maximum of a frame's count of requests (2 bits).
 const USES_MAX: u8 = 3;
-/// Second chances and moves to main in one walk; the frame after that is treated as never asked for again.
-/// Bounds the time under the store's lock where everything is hot, when any victim is as good.
+/// Most second chances and moves to main in one walk; later frames are treated as not requested
+/// again. This bounds the time under the store's lock if all frames are hot, when any victim is
+/// equally good.
 const CHANCES_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +50,8 @@ struct Entry {
     counted_epoch: u64,
 }
 
-/// S3-FIFO. About 110 bytes a frame, and about 60 for each ghost, of which there are at most as many as
-/// frames.
+/// S3-FIFO eviction. Memory is about 110 bytes per frame and 60 per ghost; there are at most as
+/// many ghosts as frames.
 #[derive(Debug)]
 pub struct S3Fifo {
     entries: Slab<Entry>,
@@ -55,14 +60,14 @@ pub struct S3Fifo {
     ghost: Ghost,
     small_bytes: u64,
     bytes: u64,
-    /// The main queue's clock.
+    /// Logical clock of the main queue.
     turn: u64,
-    /// The last request that entered main directly, and its turn there.
+    /// Epoch of the last request that entered main directly, and its turn there.
     entered: Option<(u64, u64)>,
 }
 
 impl S3Fifo {
-    /// An empty one.
+    /// An empty policy.
     pub fn new() -> S3Fifo {
         S3Fifo {
             entries: Slab::new(),
@@ -76,8 +81,8 @@ impl S3Fifo {
         }
     }
 
-    /// The turn of a request that enters main directly: one for all its frames, so that among them depth
-    /// decides.
+    /// The turn of a request that enters main directly. All its frames share one turn, so that
+    /// depth orders them.
     fn turn_of(&mut self, epoch: u64) -> u64 {
         match self.entered {
             Some((known, turn)) if known == epoch => turn,
@@ -89,7 +94,7 @@ impl S3Fifo {
         }
     }
 
-    /// Put a frame that was just taken out of a queue at the end of main.
+    /// Append a frame, which was just removed from a queue, to main.
     fn append_to_main(&mut self, frame: FrameId, uses: u8) {
         let Some(entry) = self.entries.get_mut(frame) else { return };
         if entry.queue == Queue::Small {
@@ -119,7 +124,8 @@ impl S3Fifo {
                 let entry = self.entries.take(frame)?;
                 self.small_bytes -= entry.bytes;
                 self.bytes -= entry.bytes;
-                // As many ghosts as main holds; while the store fills and main is short, as it will hold.
+                // As many ghosts as main has frames; while main is still short, as many as it will
+                // have.
                 let ghosts = self.main.len().max(self.len() * 9 / 10);
                 self.ghost.remember(entry.fingerprint, ghosts);
                 return Some(frame);
@@ -225,7 +231,7 @@ mod tests {
 
     use super::*;
 
-    /// A cache of `capacity` frames of 4096 bytes that names pages; one request a page.
+    /// A cache of `capacity` frames of 4096 bytes; each request is for one page.
     struct Cache {
         policy: S3Fifo,
         capacity: usize,
@@ -240,8 +246,8 @@ mod tests {
             Cache { policy: S3Fifo::new(), capacity, frames, resident, epoch: 0 }
         }
 
-        /// Ask for a page; whether it was there.
-        fn ask(&mut self, page: u128) -> bool {
+        /// Request a page; returns whether it was resident.
+        fn request(&mut self, page: u128) -> bool {
             self.epoch += 1;
             let at = Recency { epoch: self.epoch, depth: 0 };
             if let Some(frame) = self.resident.get(&page) {
@@ -267,64 +273,64 @@ mod tests {
     }
 
     #[test]
-    fn one_hit_wonders_leave_through_small_in_order() {
+    fn one_hit_wonders_leave_small_queue_in_order() {
         let mut cache = Cache::new(10);
         for page in 0..50 {
-            cache.ask(page);
+            cache.request(page);
         }
         assert_eq!(cache.policy.main.len(), 0);
         assert_eq!(cache.resident.keys().copied().collect::<Vec<_>>(), (40..50).collect::<Vec<_>>());
     }
 
     #[test]
-    fn two_later_requests_move_a_page_to_main_and_one_does_not() {
+    fn page_moves_to_main_after_two_later_requests() {
         let mut cache = Cache::new(10);
         for page in [0, 1, 0, 1, 0] {
-            cache.ask(page);
+            cache.request(page);
         }
         for page in 100..120 {
-            cache.ask(page);
+            cache.request(page);
         }
         assert_eq!(cache.queue_of(0), Some(Queue::Main));
         assert_eq!(cache.queue_of(1), None);
     }
 
     #[test]
-    fn a_page_that_the_ghost_queue_remembers_enters_main() {
+    fn page_in_ghost_queue_enters_main() {
         let mut cache = Cache::new(10);
         for page in 0..11 {
-            cache.ask(page);
+            cache.request(page);
         }
         assert_eq!(cache.queue_of(0), None, "page 0 was evicted");
-        assert!(!cache.ask(0));
+        assert!(!cache.request(0));
         assert_eq!(cache.queue_of(0), Some(Queue::Main));
     }
 
     #[test]
-    fn the_ghost_queue_forgets_what_left_long_ago() {
+    fn ghost_queue_drops_pages_evicted_long_ago() {
         let mut cache = Cache::new(10);
         for page in 0..40 {
-            cache.ask(page);
+            cache.request(page);
         }
         assert!(cache.policy.ghost.len() <= 9);
-        cache.ask(0);
+        cache.request(0);
         assert_eq!(cache.queue_of(0), Some(Queue::Small));
     }
 
     #[test]
-    fn a_removed_page_leaves_no_ghost() {
+    fn removed_page_leaves_no_ghost() {
         let mut cache = Cache::new(10);
-        cache.ask(7);
+        cache.request(7);
         let frame = cache.resident.remove(&7).expect("resident");
         cache.frames.remove(&frame);
         cache.policy.remove(FrameId(frame));
         assert_eq!((cache.policy.len(), cache.policy.bytes), (0, 0));
-        cache.ask(7);
+        cache.request(7);
         assert_eq!(cache.queue_of(7), Some(Queue::Small));
     }
 
     #[test]
-    fn main_gives_one_more_round_for_each_request() {
+    fn main_queue_gives_one_second_chance_per_request() {
         let mut policy = S3Fifo::new();
         for frame in 0..4u32 {
             policy.ghost.remember(u128::from(frame), 4);
@@ -333,7 +339,7 @@ mod tests {
         for frame in 0..4u32 {
             policy.insert(FrameId(frame), 4096, u128::from(frame), at(1 + u64::from(frame)));
         }
-        // Frame 0 is asked for twice, frame 2 once; frame 1 more often than is counted.
+        // Frame 0 is requested twice, frame 2 once, frame 1 more often than the count saturates at.
         for (frame, epochs) in [(0, 10..12), (2, 12..13), (1, 13..18)] {
             epochs.for_each(|epoch| policy.touch(FrameId(frame), at(epoch)));
         }
@@ -343,22 +349,22 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_does_not_push_out_what_is_asked_for_often() {
+    fn scan_does_not_evict_hot_pages() {
         let mut cache = Cache::new(100);
         for _ in 0..4 {
             for page in 0..50 {
-                cache.ask(page);
+                cache.request(page);
             }
         }
         for page in 1000..11_000 {
-            cache.ask(page);
+            cache.request(page);
         }
-        let hits = (0..50).filter(|page| cache.ask(*page)).count();
+        let hits = (0..50).filter(|page| cache.request(*page)).count();
         assert_eq!(hits, 50);
     }
 
     #[test]
-    fn a_request_counts_once_however_often_it_names_a_frame() {
+    fn request_counts_once_per_frame() {
         let mut policy = S3Fifo::new();
         for frame in 0..2 {
             policy.insert(FrameId(frame), 4096, u128::from(frame), Recency { epoch: 1, depth: 0 });
@@ -373,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_leaves_from_its_tail_from_small_and_from_main() {
+    fn s3fifo_evicts_chain_from_tail_of_both_queues() {
         let mut policy = S3Fifo::new();
         let insert_chain = |policy: &mut S3Fifo, epoch| {
             for depth in 0..4u32 {
@@ -383,7 +389,7 @@ mod tests {
         let drain = |policy: &mut S3Fifo| -> Vec<u32> {
             std::iter::from_fn(|| policy.victim(&mut |_| true)).map(|frame| frame.0).collect()
         };
-        // Ballast, so that the ghost queue is long enough for the chain.
+        // Filler frames, so that the ghost queue is long enough for the chain.
         for frame in 10..30 {
             policy.insert(FrameId(frame), 4096, u128::from(frame), Recency { epoch: 9, depth: 0 });
         }
@@ -391,13 +397,13 @@ mod tests {
         let left: Vec<u32> = (0..4).filter_map(|_| policy.victim(&mut |_| true)).map(|f| f.0).collect();
         assert_eq!(left, [3, 2, 1, 0]);
         insert_chain(&mut policy, 10);
-        assert_eq!(policy.main.len(), 4, "all of them were remembered");
+        assert_eq!(policy.main.len(), 4, "the ghost queue had all of them");
         (10..30).for_each(|frame| policy.remove(FrameId(frame)));
         assert_eq!(drain(&mut policy), [3, 2, 1, 0]);
     }
 
     #[test]
-    fn where_everything_is_hot_a_call_is_still_bounded() {
+    fn victim_call_is_bounded_if_all_frames_are_hot() {
         let mut policy = S3Fifo::new();
         for frame in 0..5000 {
             policy.insert(FrameId(frame), 4096, u128::from(frame), Recency { epoch: 1, depth: frame });
@@ -406,13 +412,14 @@ mod tests {
             }
         }
         assert_ne!(policy.victim(&mut |_| true), None);
-        assert_eq!(policy.main.len(), CHANCES_MAX, "the chances of one call, and no more");
+        assert_eq!(policy.main.len(), CHANCES_MAX, "exactly the chances of one call");
     }
 
     proptest! {
-        /// Whatever is asked: pinned frames never leave, everything else does, and the sums add up.
+        /// For any sequence of calls: pinned frames never leave, all others do, and the sums are
+        /// right.
         #[test]
-        fn accounts_balance_and_pins_hold(
+        fn s3fifo_sums_are_exact_and_pinned_frames_stay(
             steps in prop::collection::vec((0u8..4, 0u32..40, 1u64..9000, 0u32..5), 1..300)
         ) {
             let mut policy = S3Fifo::new();

@@ -1,8 +1,8 @@
-//! Reclaim the oldest segment: the log as a ring, the least that a device can be asked to write.
+//! Reclaims the oldest segment: the log is a ring, which causes the least possible writes.
 
 use super::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
 
-/// Oldest segment first; only what is pinned is written again.
+/// The victim is the oldest segment; only pinned extents are reinserted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SegmentFifo;
 
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_segment_that_is_not_pinned_is_the_victim() {
+    fn oldest_unpinned_segment_is_victim() {
         assert_eq!(SegmentFifo.victim(&[]), None);
         assert_eq!(SegmentFifo.victim(&[segment(1, true)]), None);
         let sealed = [segment(9, false), segment(2, true), segment(5, false), segment(7, false)];
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pinned_extents_are_written_again_whatever_the_budget() {
+    fn only_pinned_extents_are_reinserted_for_any_budget() {
         let extent = |tick, pinned| ExtentFacts { bytes: 4096, tick, pinned };
         let extents = [extent(50, false), extent(9, true), extent(70, false), extent(3, true)];
         assert_eq!(SegmentFifo.reinsert(&extents, 0, 1 << 30), [3, 1]);

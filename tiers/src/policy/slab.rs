@@ -1,25 +1,18 @@
 //! A table by frame number.
 
-use pagelith_io::{huge, prefetch};
+use pagelith_io::huge;
 
 use super::FrameId;
-use super::lanes::Spread;
 
-/// What a policy notes of each frame. As long as the largest frame number seen, of those in its lane.
+/// What a policy notes of each frame. As long as the largest frame number seen.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     notes: Vec<Option<T>>,
-    spread: Spread,
 }
 
 impl<T> Slab<T> {
     pub(super) fn new() -> Slab<T> {
-        Slab::of(Spread::NONE)
-    }
-
-    /// Of the frames of one lane.
-    pub(super) fn of(spread: Spread) -> Slab<T> {
-        Slab { notes: Vec::new(), spread }
+        Slab { notes: Vec::new() }
     }
 
     /// There will be at most so many frames: room for all of them at once.
@@ -30,20 +23,15 @@ impl<T> Slab<T> {
     }
 
     pub(super) fn get(&self, frame: FrameId) -> Option<&T> {
-        self.notes.get(self.spread.place(frame))?.as_ref()
-    }
-
-    /// Start bringing a note into the cache, to be changed. Changes nothing.
-    pub(super) fn prefetch(&self, frame: FrameId) {
-        self.notes.get(self.spread.place(frame)).into_iter().for_each(prefetch::line_to_write);
+        self.notes.get(frame.0 as usize)?.as_ref()
     }
 
     pub(super) fn get_mut(&mut self, frame: FrameId) -> Option<&mut T> {
-        self.notes.get_mut(self.spread.place(frame))?.as_mut()
+        self.notes.get_mut(frame.0 as usize)?.as_mut()
     }
 
     pub(super) fn set(&mut self, frame: FrameId, note: T) {
-        let at = self.spread.place(frame);
+        let at = frame.0 as usize;
         if at >= self.notes.len() {
             self.notes.resize_with(at + 1, || None);
         }
@@ -51,6 +39,6 @@ impl<T> Slab<T> {
     }
 
     pub(super) fn take(&mut self, frame: FrameId) -> Option<T> {
-        self.notes.get_mut(self.spread.place(frame))?.take()
+        self.notes.get_mut(frame.0 as usize)?.take()
     }
 }

@@ -1,4 +1,4 @@
-//! When each frame was last asked for, where threads note it without the store's lock.
+//! The last request for each frame, recorded by threads without the store's lock.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -7,49 +7,52 @@ use pagelith_io::words::Words;
 
 use super::{FrameId, Recency};
 
-/// Bits of a word that are the depth: 16 million pages of a prefix, and a million million requests.
+/// Bits of a word for the depth: 16 million pages of a prefix. The other 40 bits are the epoch:
+/// 10^12 requests.
 const DEPTH_BITS: u32 = 24;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 const EPOCH_MAX: u64 = u64::MAX >> DEPTH_BITS;
 
-/// One [`Recency`] a frame, in eight bytes. Depths above 2^24 - 1 and epochs above 2^40 - 1 are noted as those.
+/// One [`Recency`] per frame, in eight bytes. Depths saturate at 2^24 - 1 and epochs at 2^40 - 1.
 ///
-/// A thread that looked a frame up may note so when its number is another page's already: that page then counts as asked
-/// for, which costs it nothing but a later eviction.
+/// A thread may record a request after the frame's number was reused for another page. That page
+/// then counts as requested, and the only effect is that it is evicted later.
 pub struct Touches {
     words: Words,
 }
 
 impl Touches {
-    /// Of frames numbered below `frames`. Fails if the system has no memory.
+    /// A table for frame numbers below `frames`. Fails if the system has no memory.
     pub fn new(frames: usize) -> std::io::Result<Touches> {
         Ok(Touches { words: Words::new(frames)? })
     }
 
-    /// When a frame was last asked for; `None` for a number that it was not made for.
+    /// The last request for a frame; `None` for a number beyond the table.
     #[inline]
     pub fn get(&self, frame: FrameId) -> Option<Recency> {
         self.words.get(frame.0 as usize).map(|word| unpack(word.load(Relaxed)))
     }
 
-    /// A frame is filled: when for.
+    /// Set the recency of a frame that is being filled.
     pub fn set(&self, frame: FrameId, at: Recency) {
         if let Some(word) = self.words.get(frame.0 as usize) {
             word.store(pack(at), Relaxed);
         }
     }
 
-    /// A frame was asked for. Requests may report out of order: an older one changes nothing.
+    /// Record a request for a frame. Requests may arrive out of order: an older one changes
+    /// nothing.
     #[inline]
     pub fn raise(&self, frame: FrameId, at: Recency) {
         let at = pack(at);
-        // A look first: most of a batch's frames are other threads' too, and a locked operation waits for the line.
+        // Load first: other threads use most frames of a batch too, and an atomic update waits for
+        // the cache line.
         if let Some(word) = self.words.get(frame.0 as usize).filter(|word| word.load(Relaxed) < at) {
             word.fetch_max(at, Relaxed);
         }
     }
 
-    /// Starts bringing the notes of these frames into the cache, all at once. Changes nothing.
+    /// Prefetch the entries of these frames into the CPU cache. Changes nothing.
     #[inline]
     pub fn prefetch(&self, frames: impl Iterator<Item = u32>) {
         frames.filter_map(|frame| self.words.get(frame as usize)).for_each(prefetch::line);
@@ -63,7 +66,7 @@ impl std::fmt::Debug for Touches {
 }
 
 /// In the order of [`Recency`].
-pub(super) fn pack(at: Recency) -> u64 {
+fn pack(at: Recency) -> u64 {
     at.epoch.min(EPOCH_MAX) << DEPTH_BITS | (DEPTH_MAX - u64::from(at.depth).min(DEPTH_MAX))
 }
 
@@ -78,7 +81,7 @@ mod tests {
     const DEPTH: u32 = DEPTH_MAX as u32;
 
     #[test]
-    fn packed_they_are_in_the_same_order() {
+    fn packed_recency_keeps_order() {
         let at = |epoch, depth| Recency { epoch, depth };
         let all = [at(0, DEPTH), at(0, 0), at(1, DEPTH), at(1, 7), at(1, 0), at(2, 7), at(EPOCH_MAX, 0)];
         assert!(all.is_sorted() && all.map(pack).is_sorted());
@@ -87,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_request_counts_whoever_notes_it_first() {
+    fn latest_request_wins_in_any_order() {
         let touches = Touches::new(2).expect("memory");
         let (early, late) = (Recency { epoch: 4, depth: 0 }, Recency { epoch: 5, depth: 9 });
         touches.raise(FrameId(1), late);
@@ -97,6 +100,6 @@ mod tests {
         assert_eq!(touches.get(FrameId(1)), Some(early));
         assert_eq!(touches.get(FrameId(0)).map(|r| r.epoch), Some(0));
         touches.raise(FrameId(2), late);
-        assert_eq!(touches.get(FrameId(2)), None, "it was not made for so many");
+        assert_eq!(touches.get(FrameId(2)), None, "beyond the table");
     }
 }

@@ -1,45 +1,47 @@
-//! Whether a peer is worth asking: after several failures in a row it is left alone for a while, then tried once.
+//! A circuit breaker for requests to a peer: it opens after several consecutive failures, and
+//! closes after a successful trial.
 
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 
-/// Failures in a row after which a peer is left alone.
+/// Consecutive failures after which the breaker opens.
 const FAILURES_MAX: u32 = 3;
-/// How long at first, and at most: each trial that fails doubles it.
+/// First pause; each failed trial doubles it.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// How often a peer that nobody stands in for is looked for while it is left alone.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Interval of background probes of an open breaker, for a peer that no other peer replaces.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is known of one peer.
+/// The state of the breaker of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Breaker {
     failures: u32,
     until: Option<Mono>,
-    looked: Option<Mono>,
+    last_probe: Option<Mono>,
 }
 
 impl Breaker {
-    /// Whether to ask the peer now.
+    /// Whether a request may be sent to the peer now.
     pub fn may_ask(&self, now: Mono) -> bool {
         self.until.is_none_or(|until| now >= until)
     }
 
-    /// Whether to look if it is there again, though it is left alone. Nobody is to wait for that; of all who ask, one is told so a
-    /// second.
+    /// Whether the caller should probe the peer although the breaker is open. True for one caller
+    /// per second; no request waits for the probe.
     pub fn may_look(&mut self, now: Mono) -> bool {
-        let due = self.looked.is_none_or(|looked| now.since(looked) >= LOOK_EVERY);
-        self.looked = if due { Some(now) } else { self.looked };
+        let due = self.last_probe.is_none_or(|last| now.since(last) >= PROBE_INTERVAL);
+        self.last_probe = if due { Some(now) } else { self.last_probe };
         due
     }
 
-    /// It answered.
+    /// Note a reply of the peer: the breaker closes.
     pub fn answered(&mut self) {
         *self = Breaker::default();
     }
 
-    /// It did not.
+    /// Note a failure; from the third consecutive one on, the breaker opens for a pause.
     pub fn failed(&mut self, now: Mono) {
         self.failures = self.failures.saturating_add(1);
         if let Some(over) = self.failures.checked_sub(FAILURES_MAX) {
@@ -54,17 +56,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_all_who_ask_looks_each_second() {
+    fn one_caller_per_second_probes_open_breaker() {
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let mut breaker = Breaker::default();
         (0..100).for_each(|_| breaker.failed(at(0)));
         let looks = (0..5000).filter(|ms| breaker.may_look(at(*ms))).collect::<Vec<_>>();
         assert_eq!(looks, [0, 1000, 2000, 3000, 4000]);
-        assert!(!breaker.may_ask(at(29_999)), "looking is not asking");
+        assert!(!breaker.may_ask(at(29_999)), "probes do not close the breaker");
     }
 
     #[test]
-    fn it_opens_at_the_third_failure_and_each_trial_that_fails_doubles_the_pause() {
+    fn breaker_opens_at_third_failure_and_failed_trials_double_pause() {
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let mut breaker = Breaker::default();
         breaker.failed(at(0));
@@ -79,6 +81,6 @@ mod tests {
         breaker.answered();
         assert!(breaker.may_ask(at(0)));
         breaker.failed(at(0));
-        assert!(breaker.may_ask(at(0)), "one failure after an answer is one failure");
+        assert!(breaker.may_ask(at(0)), "a reply resets the count of failures");
     }
 }

@@ -1,5 +1,5 @@
-//! A peer's store as a tier: which peer owns a page, and which is worth asking. Links are not known here; the engine
-//! brings the two together.
+//! Peers as a tier: the owner of a page, and a circuit breaker per peer. This module does not know
+//! links; the engine connects the two.
 
 pub mod breaker;
 pub mod owners;

@@ -1,6 +1,7 @@
-//! Which peer owns a page: rendezvous hashing with weights (Thaler and Ravishankar, "Using name-based mappings to increase
-//! hit rates", 1998; weights as in Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005). Every member
-//! computes the same from the names alone, and a peer that comes or goes moves only its own share.
+//! The owner of a page, by weighted rendezvous hashing (Thaler and Ravishankar, "Using name-based
+//! mappings to increase hit rates", 1998; weights as in Schindelhauer and Schomaker, "Weighted
+//! distributed hash tables", 2005). Every member computes the same owner from names and weights
+//! alone. A peer that joins or leaves moves only its own share.
 
 use pagelith_layouts::checksum::checksum;
 use pagelith_layouts::key::ObjectKey;
@@ -10,22 +11,23 @@ use pagelith_layouts::key::ObjectKey;
 pub struct Owner {
     /// Its name, the same at every member.
     pub name: String,
-    /// Its share beside the others'; above 0.
+    /// Its share relative to the other weights; above 0.
     pub weight: f64,
 }
 
-/// The owner of the key's page, by its place in `owners`; `None` if there is none. All objects of a page have the same.
+/// The owner of the key's page, as an index into `owners`; `None` if that is empty. All objects of
+/// a page have one owner.
 pub fn owner_of(owners: &[Owner], key: &ObjectKey) -> Option<usize> {
     if owners.len() < 2 {
         return (!owners.is_empty()).then_some(0);
     }
     let page = [&key.namespace().0[..], &key.hash().0[..]].concat();
     let score = |owner: &Owner| {
-        let drawn = checksum(&[&page[..], owner.name.as_bytes()].concat());
-        let drawn = u64::from_le_bytes(*drawn.first_chunk().unwrap_or(&[0; 8]));
-        // Above 0 and below 1.
-        let drawn = (drawn as f64 + 0.5) / (u64::MAX as f64 + 1.0);
-        -owner.weight / drawn.ln()
+        let hash = checksum(&[&page[..], owner.name.as_bytes()].concat());
+        let hash = u64::from_le_bytes(*hash.first_chunk().unwrap_or(&[0; 8]));
+        // Uniform in the open interval (0, 1).
+        let uniform = (hash as f64 + 0.5) / (u64::MAX as f64 + 1.0);
+        -owner.weight / uniform.ln()
     };
     let scores = owners.iter().map(score).enumerate();
     scores.max_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(at, _)| at)
@@ -54,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_as_the_weights_and_a_page_has_one_owner() {
+    fn owner_shares_follow_weights_and_page_has_one_owner() {
         let owners = owners(&[1.0, 2.0, 1.0]);
         let mut counts = [0usize; 3];
         for page in 0..20_000 {
@@ -69,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_moves_its_own_share_only() {
+    fn removed_owner_moves_only_its_share() {
         let all = owners(&[1.0, 1.0, 3.0, 1.0]);
         let rest: Vec<Owner> = [0, 1, 3].map(|i| all[i].clone()).to_vec();
         for page in 0..5000 {

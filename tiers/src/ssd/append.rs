@@ -1,4 +1,4 @@
-//! Laying records out in the open segment and gathering them into large writes.
+//! The open segment: lays out records and gathers them into large writes.
 
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::fault::IoFault;
@@ -10,20 +10,20 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::{self, GroupKind, MemberSpec, RecordFacts, RecordKind};
 use pagelith_layouts::segment::{self, SegmentIdentity};
 
-/// A record to be appended.
+/// A record to append.
 #[derive(Debug)]
 pub struct Unit {
-    /// What the submitter calls it.
+    /// Identifier chosen by the submitter.
     pub id: u64,
     /// Data or tombstones.
     pub kind: RecordKind,
-    /// How the members belong together.
+    /// Kind of group that the members form.
     pub group_kind: GroupKind,
     /// Namespace of all members.
     pub namespace: NamespaceId,
-    /// Its generation when they were put.
+    /// Generation of the namespace when they were put.
     pub generation: Generation,
-    /// When they were put or removed.
+    /// Sequence of the put or remove.
     pub sequence: Sequence,
     /// Group name.
     pub group: GroupId,
@@ -31,12 +31,12 @@ pub struct Unit {
     pub base_group: GroupId,
     /// Chain depth.
     pub depth: u32,
-    /// Re-appended by reclaim.
+    /// Whether reclaim re-appends it.
     pub moved: bool,
     /// Key, length and block checksums of each member.
     pub members: Vec<UnitMember>,
-    /// The payload: each member's bytes padded with zeros to a multiple of 4096, in order; in as many parts
-    /// as it takes.
+    /// The payload: each member's bytes padded with zeros to a multiple of 4096, in order, in any
+    /// number of parts.
     pub payload: Vec<Part>,
 }
 
@@ -52,7 +52,7 @@ pub struct UnitMember {
 }
 
 impl Unit {
-    /// Length of its record in bytes.
+    /// Length of the record in bytes.
     pub fn record_bytes(&self) -> u64 {
         let blocks = self.members.iter().map(|m| m.checksums.len() as u64).sum();
         let payload: u64 = self.payload.iter().map(|p| p.len() as u64).sum();
@@ -60,10 +60,10 @@ impl Unit {
     }
 }
 
-/// Where a record came to lie.
+/// Location of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordPlace {
-    /// Which segment, in which life.
+    /// Store, segment and incarnation.
     pub identity: SegmentIdentity,
     /// Byte offset of its header in the segment.
     pub offset: u64,
@@ -71,55 +71,56 @@ pub struct RecordPlace {
     pub bytes: u64,
 }
 
-/// A write being gathered: contiguous in the segment.
+/// A write that is being gathered; contiguous in the segment.
 #[derive(Debug)]
-pub struct Gather {
+pub struct GatheredWrite {
     /// Byte offset in the segment.
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// Headers and payloads in order.
+    /// Headers and payloads, in order.
     pub parts: Vec<Part>,
-    /// The records inside: the submitter's name, and where each lies.
+    /// The records in it: the submitter's identifier, and the location of each.
     pub units: Vec<(u64, RecordPlace)>,
 }
 
-/// What became of a segment's head, which goes out with its first write.
+/// State of a segment's header, which is part of the segment's first write.
 #[derive(Debug)]
-pub enum Head {
-    /// Not known yet; these records behind it are written. Without the head nobody would look for them.
+pub enum HeaderWrite {
+    /// Not written yet. These records after it are written, but recovery does not find them without
+    /// the header.
     Awaited(Vec<(u64, RecordPlace)>),
-    /// It is there.
+    /// Written.
     Written,
-    /// It could not be written: recovery takes the segment for unused, and everything in it is lost.
+    /// The write failed: recovery takes the segment for unused, and all of its records are lost.
     Failed(IoFault),
 }
 
 /// The segment that records are appended to.
 #[derive(Debug)]
 pub struct OpenSegment {
-    /// Which segment, in which life.
+    /// Store, segment and incarnation.
     pub identity: SegmentIdentity,
-    /// Its place in the log.
+    /// Position of the segment in the log.
     pub order: SegmentOrder,
     segment_bytes: u64,
     next_offset: u64,
     entries: Vec<FooterEntry>,
     min_sequence: u64,
     max_sequence: u64,
-    gather: Gather,
-    /// Its head.
-    pub head: Head,
-    /// Writes under way.
+    gather: GatheredWrite,
+    /// State of its header.
+    pub header: HeaderWrite,
+    /// Number of writes in flight.
     pub writes: usize,
     /// A write failed: nothing more is appended.
     pub failed: bool,
-    /// No footer is to be written: what it would vouch for is not known to be durable.
-    pub footerless: bool,
+    /// No footer is written, because the records that it would list may not be durable.
+    pub skip_footer: bool,
 }
 
 impl OpenSegment {
-    /// An empty segment whose head is the first thing to be written.
+    /// An empty segment. Its header is part of the first gathered write.
     pub fn new(
         identity: SegmentIdentity,
         order: SegmentOrder,
@@ -135,15 +136,20 @@ impl OpenSegment {
             entries: Vec::new(),
             min_sequence: u64::MAX,
             max_sequence: 0,
-            gather: Gather { offset: 0, bytes: ALIGN, parts: vec![head.into_part()], units: Vec::new() },
-            head: Head::Awaited(Vec::new()),
+            gather: GatheredWrite {
+                offset: 0,
+                bytes: ALIGN,
+                parts: vec![head.into_part()],
+                units: Vec::new(),
+            },
+            header: HeaderWrite::Awaited(Vec::new()),
             writes: 0,
             failed: false,
-            footerless: false,
+            skip_footer: false,
         })
     }
 
-    /// Whether a record of this length with so many members fits beside the footer.
+    /// Whether a record of `record_bytes` with `members` members fits, together with the footer.
     pub fn fits(&self, record_bytes: u64, members: usize) -> bool {
         let footer = footer::footer_bytes((self.entries.len() + members) as u64);
         !self.failed && self.next_offset + record_bytes + footer <= self.segment_bytes
@@ -159,8 +165,9 @@ impl OpenSegment {
         self.identity.segment
     }
 
-    /// Lay a unit out; the caller has checked that it fits. Hands it back if its header cannot be made,
-    /// which only a unit that breaks the format's rules can cause. The header is returned too, without its padding.
+    /// Append a unit; the caller has checked that it fits. Returns the record's location and its
+    /// header without padding. Returns the unit if its header cannot be encoded, which happens only
+    /// if the unit breaks a rule of the format.
     pub fn append(&mut self, unit: Unit, spare: Option<AlignedBuf>) -> Result<(RecordPlace, Vec<u8>), Unit> {
         let facts = RecordFacts {
             identity: self.identity,
@@ -189,7 +196,8 @@ impl OpenSegment {
             RecordPlace { identity: self.identity, offset: self.next_offset, bytes: record.record_bytes() };
         self.entries.extend(footer::entries_of(&record));
         let header = record.trimmed().to_vec();
-        // Tombstones shadow and are not shadowed: they do not keep other tombstones alive.
+        // `min_sequence` decides whether older tombstones are still needed. Tombstones are never
+        // shadowed, so they do not count.
         if unit.kind == RecordKind::Data {
             self.min_sequence = self.min_sequence.min(unit.sequence.0);
         }
@@ -202,35 +210,37 @@ impl OpenSegment {
         Ok((place, header))
     }
 
-    /// These records were not written: nothing more is appended, and the footer will not name them. The smallest
-    /// sequence stays as it is: a device that fails a write may have written it all the same.
-    pub fn lost(&mut self, units: &[(u64, RecordPlace)]) {
+    /// Mark the segment as failed and remove these records, which were not written, from its
+    /// footer. `min_sequence` does not change: a device that fails a write may have written the
+    /// bytes anyway.
+    pub fn drop_unwritten(&mut self, units: &[(u64, RecordPlace)]) {
         self.failed = true;
-        let of = |e: &FooterEntry| units.iter().any(|(_, p)| p.offset == u64::from(e.record_block) * ALIGN);
-        self.entries.retain(|e| !of(e));
+        let dropped =
+            |e: &FooterEntry| units.iter().any(|(_, p)| p.offset == u64::from(e.record_block) * ALIGN);
+        self.entries.retain(|e| !dropped(e));
     }
 
-    /// Whether a footer is to be written once everything in it is durable.
+    /// Whether a footer must be written once its records are durable.
     pub fn wants_footer(&self) -> bool {
-        let headless = match &self.head {
-            Head::Failed(_) => true,
-            Head::Awaited(_) | Head::Written => false,
+        let headless = match &self.header {
+            HeaderWrite::Failed(_) => true,
+            HeaderWrite::Awaited(_) | HeaderWrite::Written => false,
         };
-        !self.footerless && !headless && !self.entries.is_empty()
+        !self.skip_footer && !headless && !self.entries.is_empty()
     }
 
-    /// Bytes and parts gathered and not yet taken.
+    /// Number of bytes and parts gathered and not yet taken.
     pub fn gathered(&self) -> (u64, usize) {
         (self.gather.bytes, self.gather.parts.len())
     }
 
-    /// Take what was gathered as one write. `None` if there is nothing but the head: an empty segment is not
-    /// written at all.
-    pub fn take(&mut self) -> Option<Gather> {
+    /// Take the gathered parts as one write. `None` if there is nothing but the header: an empty
+    /// segment is never written.
+    pub fn take(&mut self) -> Option<GatheredWrite> {
         if self.gather.units.is_empty() {
             return None;
         }
-        let next = Gather { offset: self.next_offset, bytes: 0, parts: Vec::new(), units: Vec::new() };
+        let next = GatheredWrite { offset: self.next_offset, bytes: 0, parts: Vec::new(), units: Vec::new() };
         self.writes += 1;
         Some(std::mem::replace(&mut self.gather, next))
     }
@@ -242,7 +252,7 @@ impl OpenSegment {
         (bytes, at)
     }
 
-    /// What the footer says.
+    /// The fields of the footer.
     pub fn footer_facts(&self) -> FooterFacts {
         FooterFacts {
             identity: self.identity,

@@ -1,5 +1,7 @@
-//! Writing a checkpoint: chunks, a sync, the head, a sync. Until the head is durable the older checkpoint
-//! stays the newest whole one, because the two files are written in turn.
+//! Writes a checkpoint in four steps: chunks, sync, header, sync.
+//!
+//! The two checkpoint files are written alternately. Until the new header is durable, the older
+//! checkpoint is the newest complete one.
 
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::disk::{FileId, Op};
@@ -11,7 +13,7 @@ use pagelith_layouts::ids::{SegmentOrder, Sequence, StoreId};
 
 use super::serial::no_memory;
 
-/// Chunks that may wait to be written: bounds the writer's memory at 1 MiB.
+/// Most chunks that wait to be written; bounds the writer's memory to 1 MiB.
 const CHUNKS_WAITING: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +24,8 @@ enum Stage {
     HeadSync,
 }
 
-/// A checkpoint being written. Drive it with [`CheckpointWriter::next_op`] and [`CheckpointWriter::ended`].
+/// A checkpoint being written, driven by [`CheckpointWriter::next_op`] and
+/// [`CheckpointWriter::ended`].
 pub struct CheckpointWriter {
     file: FileId,
     facts: CheckpointFacts,
@@ -36,7 +39,8 @@ pub struct CheckpointWriter {
 }
 
 impl CheckpointWriter {
-    /// Begin checkpoint `serial` in `file`, `file_bytes` long, with a mark for each segment.
+    /// Begin checkpoint `serial` in `file`, which is `file_bytes` long, with a mark for each
+    /// segment.
     pub fn begin(
         file: FileId,
         file_bytes: u64,
@@ -74,7 +78,7 @@ impl CheckpointWriter {
         Ok(writer)
     }
 
-    /// Whether more entries may be pushed now.
+    /// Whether the writer accepts more entries now.
     pub fn wants_entries(&self) -> bool {
         !self.complete && self.ops.len() < CHUNKS_WAITING
     }
@@ -86,7 +90,7 @@ impl CheckpointWriter {
         if self.items.len() == CHUNK_ITEMS { self.entry_chunk() } else { Ok(()) }
     }
 
-    /// No entry follows.
+    /// End the list of entries.
     pub fn finish(&mut self, next_sequence: Sequence, clean: bool) -> Result<(), IoFault> {
         if !self.items.is_empty() {
             self.entry_chunk()?;
@@ -115,7 +119,7 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// The next operation to submit, if there is one now.
+    /// The next operation to submit, if any.
     pub fn next_op(&mut self) -> Option<Op> {
         if self.ops.is_empty() && self.in_flight == 0 && self.complete && self.stage == Stage::Chunks {
             self.stage = Stage::ChunksSync;
@@ -126,13 +130,14 @@ impl CheckpointWriter {
         Some(op)
     }
 
-    /// Take back an operation that could not be submitted.
+    /// Return an operation that could not be submitted.
     pub fn put_back(&mut self, op: Op) {
         self.in_flight -= 1;
         self.ops.push(op);
     }
 
-    /// An operation ended. `Some` once the checkpoint is durable, or has failed (the older one stands).
+    /// Handle the completion of an operation. `Some` once the checkpoint is durable or has failed;
+    /// after a failure the older checkpoint remains valid.
     pub fn ended(&mut self, result: Result<(), IoFault>) -> Option<Result<(), IoFault>> {
         self.in_flight -= 1;
         if let Err(fault) = result {
@@ -148,7 +153,7 @@ impl CheckpointWriter {
         match self.stage {
             Stage::Chunks => None,
             Stage::ChunksSync => {
-                // The head names the chunks, so they are durable before it is written.
+                // The header names the chunks, so they must be durable before it is written.
                 self.stage = Stage::Head;
                 match AlignedBuf::new(4096) {
                     Ok(mut buf) => {

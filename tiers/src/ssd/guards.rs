@@ -1,9 +1,12 @@
-//! What keeps segments from being used again while they are read, where threads read without the store's lock.
+//! Guards that prevent the reuse of segments while threads read them without the store's lock.
 //!
-//! Who found a place in the index enters its segment, and asks then whether the index is as it was: only that makes it the
-//! place's incarnation that was entered. Invariants:
-//! 1. A segment is freed only after it was closed with nobody inside, and nothing in the index led there.
-//! 2. Its incarnation changes only while it is closed, or while nothing in the index leads there.
+//! A reader finds a location in the index, enters its segment, and then validates its index read.
+//! Only this validation proves that the entered incarnation is that of the location.
+//!
+//! Invariants:
+//! 1. A segment is freed only after it was closed with no reader inside and no index entry pointed
+//!    to it.
+//! 2. Its incarnation changes only while it is closed, or while no index entry points to it.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,11 +21,11 @@ struct Guard {
     incarnation: AtomicU64,
 }
 
-/// One guard a segment.
+/// One guard per segment.
 pub struct SegmentGuards(Box<[Guard]>);
 
 impl SegmentGuards {
-    /// Of these segments: those that are not free may be read.
+    /// Guards of `segments`; those that are not free may be read.
     pub fn of(segments: &SegmentTable) -> SegmentGuards {
         let guard = |incarnation| Guard { readers: Readers::default(), incarnation };
         let guards = segments.iter().map(|(_, s)| guard(AtomicU64::new(s.incarnation.0)));
@@ -32,7 +35,7 @@ impl SegmentGuards {
         guards
     }
 
-    /// A segment has this incarnation now, and may be read.
+    /// Open a segment for readers under this incarnation.
     pub fn open(&self, id: SegmentId, incarnation: Incarnation) {
         if let Some(guard) = self.guard(id) {
             guard.incarnation.store(incarnation.0, Relaxed);
@@ -40,7 +43,8 @@ impl SegmentGuards {
         }
     }
 
-    /// Enter a segment, if it may be read; its incarnation. Whoever enters leaves.
+    /// Enter a segment and return its incarnation; `None` if it is closed. Each enter needs a
+    /// [`SegmentGuards::leave`].
     #[inline]
     #[must_use]
     pub fn enter(&self, id: SegmentId) -> Option<Incarnation> {
@@ -48,36 +52,37 @@ impl SegmentGuards {
         Some(Incarnation(guard.incarnation.load(Relaxed)))
     }
 
-    /// Enter without asking: somebody is inside for sure, or whoever would close it is the one who enters.
+    /// Enter without a check. The caller must know that a reader is inside, or be the thread that
+    /// would close the segment.
     pub fn enter_again(&self, id: SegmentId) {
         self.guard(id).into_iter().for_each(|guard| guard.readers.enter_again());
     }
 
-    /// Leave a segment that was entered.
+    /// Leave a segment.
     pub fn leave(&self, id: SegmentId) {
         if let Some(guard) = self.guard(id) {
             guard.readers.leave();
         }
     }
 
-    /// Let nobody in any more, unless somebody is inside; whether that is so.
+    /// Close the segment if no reader is inside; returns whether it is closed.
     pub fn close_if_empty(&self, id: SegmentId) -> bool {
         self.guard(id).is_none_or(|guard| guard.readers.close_if_empty())
     }
 
-    /// Let nobody in any more, whoever is inside.
+    /// Close the segment for new readers, even if readers are inside.
     pub fn close(&self, id: SegmentId) {
         if let Some(guard) = self.guard(id) {
             guard.readers.close();
         }
     }
 
-    /// How many are inside of all of them.
+    /// Number of readers inside all segments.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|guard| u64::from(guard.readers.count())).sum()
     }
 
-    /// What was found in the index and does not hold may name any segment.
+    /// An index read that is not validated yet may name any segment, so `id` may be out of range.
     fn guard(&self, id: SegmentId) -> Option<&Guard> {
         self.0.get(id.0 as usize)
     }
@@ -88,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_is_entered_unless_it_is_free_and_is_closed_when_all_have_left() {
+    fn used_segment_is_entered_and_closes_after_last_reader() {
         let mut segments = SegmentTable::new(2);
         let (used, free) = (SegmentId(0), SegmentId(1));
         segments.set_state(used, SegmentState::Sealed);

@@ -1,14 +1,16 @@
-//! The log's one writer: appends to the open segment, seals full ones, keeps a spare segment ready, and
-//! makes writes, syncs and manifest changes happen in the order that crash safety needs.
+//! The single writer of the log: appends to the open segment, seals full ones, keeps a spare
+//! segment ready, and orders writes, syncs and manifest changes for crash safety.
 //!
 //! Invariants:
 //! - Nothing is written to a segment before both copies of the manifest durably hold its new incarnation:
 //!   otherwise, after a crash, records of the old incarnation further back would pass for current ones.
 //! - A footer is written only after a sync that covers every record it lists: otherwise a crash leaves a
 //!   valid table of invalid records, and open prefers it to older copies that are intact.
-//! - Records are appended in the order they were given in: a tombstone lies behind all that it shadows.
-//! - After a failed sync nothing is appended or sealed with a footer, and nothing that was written since the last
-//!   good one is trusted. The sync is never tried again; [`Log::trust_again`] begins anew, with other segments.
+//! - Records are appended in the order in which they are submitted: a tombstone follows every
+//!   record that it shadows.
+//! - After a failed sync nothing is appended or sealed with a footer, and nothing written since the
+//!   last successful sync is trusted. The sync is never retried; [`Log::trust_again`] starts again
+//!   with other segments.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,62 +24,64 @@ use pagelith_layouts::ids::{Generation, Incarnation, NamespaceId, SegmentId, Seg
 use pagelith_layouts::manifest::Manifest;
 use pagelith_layouts::segment::SegmentIdentity;
 
-use super::append::{Gather, OpenSegment, RecordPlace, Unit};
+use super::append::{GatheredWrite, OpenSegment, RecordPlace, Unit};
 use super::manifest_writer::{Change, ManifestWriter};
 use super::sync::{SyncId, Syncs};
 use super::volume::Volume;
 
-/// What happened; the owner of the log acts on it.
+/// An event of the log, to be handled by its owner.
 #[derive(Debug)]
 pub enum Event {
-    /// These records lie on the device and can be read; they are not durable yet.
+    /// These records are on the device and readable, but not durable yet.
     Written(Vec<(u64, RecordPlace)>),
-    /// A write to this segment failed, and these were not written (none, if it was the footer); the owner may append
-    /// them again. The segment is sealed early.
+    /// A write to this segment failed and these records were not written (none, if it was the
+    /// footer). The owner may append them again. The segment is sealed early.
     WriteFailed(SegmentIdentity, Vec<u64>, IoFault),
-    /// These were never written because of a failure that is told of by itself, or written for nothing: the head of
-    /// their segment was not. The owner may append them again.
+    /// These records were never written because of a failure that has its own event, or they are
+    /// unusable because the header of their segment was not written. The owner may append them
+    /// again.
     Unwritten(Vec<u64>, IoFault),
-    /// A sync failed, or files were not there after it: from now on nothing is appended.
+    /// A sync failed, or files were missing after it: nothing is appended from now on.
     SyncFailed(IoFault),
-    /// These are durable.
+    /// These records are durable.
     Durable(Vec<(u64, RecordPlace)>),
-    /// A sync failed: these were written since the last good one and are not to be trusted.
+    /// A sync failed: these records were written since the last successful one and must not be
+    /// trusted.
     Untrusted(Vec<(u64, RecordPlace)>, IoFault),
-    /// A request of [`Log::sync`] is answered; true if everything it covers is durable.
+    /// A request of [`Log::sync`] is complete; true if everything it covers is durable.
     Synced(SyncId, bool),
-    /// A segment's incarnation is durable: it will be opened next.
+    /// A segment's incarnation is durable: this segment is opened next.
     Ready(SegmentId, Incarnation, SegmentOrder),
-    /// A segment is full and closed; false if it has no footer because a write of it failed.
+    /// A segment is full and closed; false if it has no footer because a write failed.
     Sealed(FooterFacts, bool),
-    /// A namespace's generation is durable, or may not be.
+    /// A namespace's generation is durable; after an error it may or may not be.
     Generation(NamespaceId, Generation, Result<(), IoFault>),
-    /// This segment's new incarnation may be durable or not: it is not opened.
+    /// The segment's new incarnation may or may not be durable; the segment is not opened.
     NotReady(SegmentId, IoFault),
     /// The manifest could not be written.
     ManifestFailed(IoFault),
-    /// An operation of [`Log::submit`] ended.
+    /// An operation of [`Log::submit`] completed.
     Other(u64, Completion),
 }
 
-/// How the log writes.
+/// Configuration of the log's writes.
 #[derive(Clone, Copy, Debug)]
 pub struct LogConfig {
     /// A write is submitted once it has gathered this many bytes.
     pub write_bytes: u64,
-    /// Record writes in flight.
+    /// Most record writes in flight.
     pub write_depth: usize,
 }
 
 impl LogConfig {
-    /// Operations that the log's queue holds.
+    /// Required depth of the log's I/O queue.
     pub fn queue_depth(&self) -> usize {
         self.write_depth + OTHER_DEPTH
     }
 }
 
 pub(super) enum Pending {
-    Records { segment: SegmentId, file: FileId, units: Vec<(u64, RecordPlace)>, with_head: bool },
+    Records { segment: SegmentId, file: FileId, units: Vec<(u64, RecordPlace)>, with_header: bool },
     Footer { segment: SegmentId, file: FileId },
     Sync { file: FileId },
     Manifest,
@@ -96,9 +100,10 @@ pub(super) struct Sealing {
     pub(super) stage: Stage,
 }
 
-/// Operations beside record writes that may be in flight: footers, syncs, the manifest, and the owner's.
+/// Most operations in flight other than record writes: footers, syncs, manifest writes, and those
+/// of the owner.
 const OTHER_DEPTH: usize = 24;
-/// Header buffers kept for the next records.
+/// Most header buffers kept for reuse.
 pub(super) const SPARE_BUFFERS: usize = 256;
 
 /// The log's writer.
@@ -115,24 +120,25 @@ pub struct Log {
     pub(super) sealing: Vec<Sealing>,
     pub(super) syncs: Syncs,
     pub(super) sync_fault: Option<IoFault>,
-    /// Written since the last sync round began, and in the round under way.
+    /// Records written since the current sync round began.
     pub(super) unsynced: Vec<(u64, RecordPlace)>,
-    pub(super) in_round: Vec<(u64, RecordPlace)>,
+    /// Records that the current sync round covers.
+    pub(super) in_sync_round: Vec<(u64, RecordPlace)>,
     pub(super) pending: HashMap<u64, Pending>,
     pub(super) token: u64,
-    /// Record writes that the device has.
+    /// Number of record writes submitted to the device and not completed.
     pub(super) record_writes: usize,
-    /// Record writes that are pending and that the device does not have yet, in order: there is something for it at once when
-    /// it has ended others.
-    made: VecDeque<(u64, Op)>,
-    /// Most that the device may have at present.
+    /// Pending record writes that are not submitted yet, in order, so that the device gets the next
+    /// write as soon as one completes.
+    queued: VecDeque<(u64, Op)>,
+    /// Current limit for `record_writes`.
     write_depth: usize,
     pub(super) spare_buffers: Vec<AlignedBuf>,
     pub(super) bytes_written: u64,
     pub(super) sync_count: u64,
-    /// Completions that came while waiting for room.
-    pub(super) early: Vec<Completion>,
-    /// Operations that have ended.
+    /// Completions that were collected and not handled yet.
+    pub(super) completions: Vec<Completion>,
+    /// Number of completed operations.
     pub(super) ended: u64,
 }
 
@@ -155,26 +161,26 @@ impl Log {
             syncs: Syncs::default(),
             sync_fault: None,
             unsynced: Vec::new(),
-            in_round: Vec::new(),
+            in_sync_round: Vec::new(),
             pending: HashMap::new(),
             token: 0,
             record_writes: 0,
-            made: VecDeque::new(),
+            queued: VecDeque::new(),
             write_depth: config.write_depth,
             spare_buffers: Vec::new(),
             bytes_written: 0,
             sync_count: 0,
-            early: Vec::new(),
+            completions: Vec::new(),
             ended: 0,
         })
     }
 
-    /// A copy of the manifest could not be brought up to date: it is written anew with the next change.
+    /// Mark a copy of the manifest as outdated: the next change rewrites all of it.
     pub fn suspect_manifest(&mut self, copy: usize) {
         self.manifest.suspect(copy);
     }
 
-    /// Bytes handed to the device by this writer, and syncs.
+    /// Bytes submitted to the device by this writer, and number of syncs.
     pub fn written(&self) -> (u64, u64) {
         (self.bytes_written + self.manifest.bytes_written(), self.sync_count)
     }
@@ -189,38 +195,40 @@ impl Log {
             && self.sealing.is_empty()
     }
 
-    /// Operations that have ended so far: while it stands still with some in flight, the device does nothing.
+    /// Number of completed operations. If it does not change while operations are in flight, the
+    /// device is stalled.
     pub fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// Operations in flight, and writes that are made.
+    /// Number of operations in flight, queued record writes included.
     pub fn in_flight(&self) -> usize {
         self.pending.len()
     }
 
-    /// Let the device have at most `depth` record writes from now on, at least one and at most as many as configured.
+    /// Limit the record writes in flight to `depth`, clamped to `1..=config.write_depth`.
     pub fn limit_writes(&mut self, depth: usize) {
         self.write_depth = depth.clamp(1, self.config.write_depth);
     }
 
-    /// Whether another record write may be made: beside those in flight as many wait for them as may be.
+    /// Whether another record write may be queued. At most `write_depth` writes wait in addition to
+    /// those in flight.
     pub fn has_room(&self) -> bool {
-        self.record_writes + self.made.len() < 2 * self.write_depth && self.sync_fault.is_none()
+        self.record_writes + self.queued.len() < 2 * self.write_depth && self.sync_fault.is_none()
     }
 
-    /// Bytes of records, at least one, after which what is gathered is written.
+    /// Number of record bytes, at least 1, after which the gathered write is submitted.
     pub fn wanted_bytes(&self) -> u64 {
         let gathered = self.open.as_ref().map_or(0, |open| open.gathered().0);
         self.config.write_bytes.saturating_sub(gathered).max(1)
     }
 
-    /// Whether the log takes records at all: false after a failed sync.
+    /// Whether the log accepts records: false after a failed sync.
     pub fn is_trusted(&self) -> bool {
         self.sync_fault.is_none()
     }
 
-    /// Why the log takes no records.
+    /// The fault of the failed sync, if the log accepts no records.
     pub fn fault(&self) -> Option<&IoFault> {
         self.sync_fault.as_ref()
     }
@@ -230,39 +238,39 @@ impl Log {
         self.spare.is_none() && !self.preparing && self.is_trusted()
     }
 
-    /// The oldest segment that is not sealed, if there is one: what a checkpoint must replay from.
+    /// Order of the oldest segment that is not sealed, if any: a checkpoint must replay from it.
     pub fn oldest_unsealed(&self) -> Option<SegmentOrder> {
         let sealing = self.sealing.iter().map(|s| s.segment.order);
         let spare = self.spare.iter().map(|s| s.1);
         sealing.chain(self.open.iter().map(|o| o.order)).chain(spare).min()
     }
 
-    /// When the segment was opened that records go to, if there is one.
+    /// Order of the open segment, if any.
     pub fn open_order(&self) -> Option<SegmentOrder> {
         self.open.as_ref().map(|open| open.order)
     }
 
-    /// The segment that the last record went to, sealed by now or not.
+    /// Order of the segment of the last appended record, even if that segment is sealed by now.
     pub fn newest_written(&self) -> Option<SegmentOrder> {
         self.newest_written
     }
 
-    /// Whether the open segment takes this unit.
+    /// Whether this unit fits the open segment.
     pub fn open_fits(&self, unit: &Unit) -> bool {
         self.open.as_ref().is_some_and(|o| o.fits(unit.record_bytes(), unit.members.len()))
     }
 
-    /// Whether a unit that the open segment does not take could go into the spare one.
+    /// Whether there is a spare segment for a unit that does not fit the open one.
     pub fn has_spare(&self) -> bool {
         self.spare.is_some()
     }
 
-    /// The segment that is kept ready: its incarnation is durable and nothing was written to it.
+    /// The spare segment: its incarnation is durable and nothing was written to it.
     pub fn spare(&self) -> Option<(SegmentIdentity, SegmentOrder)> {
         self.spare
     }
 
-    /// Give the segment that is kept ready back to the owner.
+    /// Return the spare segment to the owner.
     pub fn drop_spare(&mut self) -> Option<SegmentId> {
         self.spare.take().map(|(identity, _)| identity.segment)
     }
@@ -272,10 +280,12 @@ impl Log {
         self.preparing
     }
 
-    /// Take records again after a failed sync; false, and nothing happens, while anything from before is under way.
-    /// What was untrusted stays so: its segment is sealed, and no later sync is taken to cover it.
+    /// Accept records again after a failed sync; false, without effect, while operations from
+    /// before the failure are in flight. Untrusted records stay untrusted: their segment is sealed,
+    /// and no later sync covers them.
     pub fn trust_again(&mut self) -> bool {
-        let over = self.idle() && self.open.is_none() && self.unsynced.is_empty() && self.in_round.is_empty();
+        let over =
+            self.idle() && self.open.is_none() && self.unsynced.is_empty() && self.in_sync_round.is_empty();
         if self.sync_fault.is_some() && over {
             self.sync_fault = None;
         }
@@ -287,7 +297,8 @@ impl Log {
         !self.sealing.is_empty()
     }
 
-    /// Raise a free segment's incarnation and keep it ready; [`Event::Ready`] follows.
+    /// Raise a free segment's incarnation and keep the segment as the spare one; [`Event::Ready`]
+    /// follows.
     pub fn prepare(&mut self, segment: SegmentId, incarnation: Incarnation, order: SegmentOrder) {
         self.preparing = true;
         self.manifest.request(Change::Segment(segment, incarnation, order));
@@ -298,13 +309,14 @@ impl Log {
         self.manifest.request(Change::Generation(namespace, generation));
     }
 
-    /// Ask for a sync that covers everything appended so far; [`Event::Synced`] follows.
+    /// Request a sync that covers everything appended so far; [`Event::Synced`] follows.
     pub fn sync(&mut self) -> SyncId {
         self.submit_gathered();
         self.syncs.request(self.token)
     }
 
-    /// Submit an operation of the owner's; [`Event::Other`] follows. Handed back if there is no room.
+    /// Submit an operation of the owner; [`Event::Other`] follows. Returned if the I/O queue is
+    /// full.
     pub fn submit(&mut self, tag: u64, op: Op) -> Result<(), Op> {
         if self.queue.room() == 0 {
             return Err(op);
@@ -316,8 +328,8 @@ impl Log {
         Ok(())
     }
 
-    /// Append a unit; where it comes to lie, and its header without padding. Handed back if no segment is ready for it, or the log is not
-    /// trusted.
+    /// Append a unit; returns its location and its header without padding. The unit is returned if
+    /// no segment is ready for it, or if the log is not trusted.
     pub fn append(&mut self, unit: Unit) -> Result<(RecordPlace, Vec<u8>), Unit> {
         if !self.is_trusted() {
             return Err(unit);
@@ -340,7 +352,7 @@ impl Log {
         Ok(appended)
     }
 
-    /// Put the open segment away and open the spare one; false if there is none, or it is too small.
+    /// Seal the open segment and open the spare one; false if there is none, or if it is too small.
     fn next_segment(&mut self, bytes: u64, members: usize) -> bool {
         let Some((identity, order)) = self.spare else { return false };
         let segment_bytes = self.volume.geometry.segment_bytes;
@@ -354,7 +366,7 @@ impl Log {
         true
     }
 
-    /// Begin to seal the open segment, if there is one with records in it, or one in which all of them failed.
+    /// Begin to seal the open segment if it has records, or if all of its records failed.
     pub fn seal_open(&mut self) {
         self.submit_gathered();
         if let Some(segment) = self.open.take() {
@@ -366,71 +378,73 @@ impl Log {
         }
     }
 
-    /// Make what has been gathered a write, full or not, and submit it if the device may have another.
+    /// Queue the gathered write, full or not, and submit queued writes up to `write_depth`.
     pub fn submit_gathered(&mut self) {
         let Some(gather) = self.open.as_mut().and_then(OpenSegment::take) else { return };
         let Some(open) = self.open.as_ref() else { return };
-        let Gather { offset, parts, units, .. } = gather;
+        let GatheredWrite { offset, parts, units, .. } = gather;
         let segment = open.segment();
         let (file, at) = self.volume.place(segment, offset);
-        let with_head = offset == 0;
+        let with_header = offset == 0;
         self.token += 1;
-        self.pending.insert(self.token, Pending::Records { segment, file, units, with_head });
-        // A sync that is asked for now waits for it.
+        self.pending.insert(self.token, Pending::Records { segment, file, units, with_header });
+        // A sync that is requested from now on waits for this write.
         self.syncs.write_begun(self.token);
-        self.made.push_back((self.token, Op::Write { file, offset: at, parts }));
-        self.launch(usize::MAX);
+        self.queued.push_back((self.token, Op::Write { file, offset: at, parts }));
+        self.submit_queued(usize::MAX);
     }
 
-    /// Submit at most so many of the writes that are made, as far as the device may have them; true if there was one.
-    pub(super) fn launch(&mut self, most: usize) -> bool {
+    /// Submit at most `most` queued writes, up to `write_depth` in flight; true if one was
+    /// submitted.
+    pub(super) fn submit_queued(&mut self, most: usize) -> bool {
         let mut count = 0;
         while count < most
             && self.record_writes < self.write_depth
-            && let Some((token, op)) = self.made.pop_front()
+            && let Some((token, op)) = self.queued.pop_front()
         {
             self.record_writes += 1;
             self.bytes_written += op.bytes();
-            self.hand_over(token, op);
+            self.submit_op(token, op);
             count += 1;
         }
         count > 0
     }
 
-    /// Writes that are made are not submitted any more: what was to be in them.
+    /// Drop all queued writes; returns the identifiers of their records.
     pub fn drop_made(&mut self) -> Vec<u64> {
         let mut ids = Vec::new();
-        for (token, _) in std::mem::take(&mut self.made) {
+        for (token, _) in std::mem::take(&mut self.queued) {
             self.syncs.write_dropped(token);
             let Some(Pending::Records { segment, units, .. }) = self.pending.remove(&token) else { continue };
             if let Some(open) = self.unsealed(segment) {
                 open.writes -= 1;
-                open.lost(&units);
+                open.drop_unwritten(&units);
             }
             ids.extend(units.into_iter().map(|(id, _)| id));
         }
         ids
     }
 
-    /// A segment that is not sealed.
+    /// The segment with this number, if it is open or being sealed.
     pub(super) fn unsealed(&mut self, segment: SegmentId) -> Option<&mut OpenSegment> {
         let mut all = self.open.iter_mut().chain(self.sealing.iter_mut().map(|s| &mut s.segment));
         all.find(|open| open.segment() == segment)
     }
 
-    /// A sync failed. What was only gathered is not written any more, and the open segment is put away.
-    pub(super) fn distrust(&mut self, fault: IoFault, events: &mut Vec<Event>) {
+    /// Handle a failed sync: drop queued and gathered writes, and close the open segment without a
+    /// footer.
+    pub(super) fn record_sync_fault(&mut self, fault: IoFault, events: &mut Vec<Event>) {
         if self.sync_fault.is_some() {
             return;
         }
         self.sync_fault = Some(fault.clone());
-        // In one event: the owner takes what it names back in that order, and in front of all else.
+        // One event for all: the owner requeues these records in this order, before all others.
         let mut unwritten = self.drop_made();
         if let Some(mut segment) = self.open.take() {
-            segment.footerless = true;
-            if let Some(Gather { units, .. }) = segment.take() {
+            segment.skip_footer = true;
+            if let Some(GatheredWrite { units, .. }) = segment.take() {
                 segment.writes -= 1;
-                segment.lost(&units);
+                segment.drop_unwritten(&units);
                 unwritten.extend(units.into_iter().map(|(id, _)| id));
             }
             self.sealing.push(Sealing { segment, stage: Stage::Writes });
@@ -444,28 +458,28 @@ impl Log {
     pub(super) fn begin(&mut self, op: Op, pending: Pending) {
         self.token += 1;
         self.pending.insert(self.token, pending);
-        self.hand_over(self.token, op);
+        self.submit_op(self.token, op);
     }
 
-    fn hand_over(&mut self, token: u64, mut op: Op) {
-        // The queue was made deep enough for everything that the log submits by itself; the owner's
-        // operations were checked for room. A full queue here still only means waiting a little.
+    fn submit_op(&mut self, token: u64, mut op: Op) {
+        // The queue is deep enough for the log's own operations, and `submit` checks for room for
+        // the owner's. If it is full all the same, wait for a completion.
         while let Err(back) = self.queue.submit(token, op) {
             op = back;
-            self.take(Some(Duration::from_millis(100)));
+            self.collect(Some(Duration::from_millis(100)));
         }
     }
 
-    /// Take what the queue has ended, or wait that long for something.
-    pub(super) fn take(&mut self, wait: Option<Duration>) {
-        let before = self.early.len();
+    /// Collect completions; with `wait`, wait that long for one.
+    pub(super) fn collect(&mut self, wait: Option<Duration>) {
+        let before = self.completions.len();
         match wait {
-            Some(timeout) => self.queue.wait(&mut self.early, timeout),
-            None => self.queue.poll(&mut self.early),
+            Some(timeout) => self.queue.wait(&mut self.completions, timeout),
+            None => self.queue.poll(&mut self.completions),
         }
         let pending = &self.pending;
         let is_record = |c: &&Completion| matches!(pending.get(&c.token), Some(Pending::Records { .. }));
-        self.record_writes -= self.early[before..].iter().filter(is_record).count();
+        self.record_writes -= self.completions[before..].iter().filter(is_record).count();
     }
 }
 

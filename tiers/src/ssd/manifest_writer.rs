@@ -1,8 +1,11 @@
-//! Changing the manifest: first one copy, synced, then the other, synced. At every moment at least one copy
-//! holds each block whole, and a change counts once both do.
+//! Makes changes of the manifest durable: one copy is written and synced, then the other.
 //!
-//! After a failure the blocks of the round are suspect in the copy that was being written: torn, or written and not
-//! durable. The next round writes them again, and begins with that copy, because the other one is whole.
+//! Invariants:
+//! - At any time, each block is intact in at least one copy. A change is complete once both copies
+//!   have it.
+//! - After a failure, the blocks of the round are suspect in the copy that was being written: torn,
+//!   or written and not durable. The next round writes them again and begins with that copy,
+//!   because the other one is intact.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +19,7 @@ use super::serial::no_memory;
 use super::volume::Volume;
 use pagelith_io::fault::IoFault;
 
-/// A fact that became durable (or, after a failure, may or may not be).
+/// A change of the manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A segment got a new incarnation.
@@ -31,15 +34,15 @@ enum Stage {
     Sync,
 }
 
-/// The changes being made durable.
+/// The changes that are being made durable.
 struct Round {
     changes: Vec<Change>,
     blocks: BTreeSet<u32>,
     copy: usize,
-    /// Whether the other copy is done.
+    /// Whether `copy` is the second one, so that the other one is durable.
     second: bool,
     stage: Stage,
-    /// Operations not yet handed out.
+    /// Operations not yet returned by `next_op`.
     ops: Vec<Op>,
     in_flight: usize,
     fault: Option<IoFault>,
@@ -50,8 +53,9 @@ pub struct ManifestWriter {
     manifest: Manifest,
     waiting: Vec<Change>,
     round: Option<Round>,
-    /// Blocks that may be ruined, or not durable, in the copy that the next round begins with.
+    /// Blocks that may be torn or not durable in copy `first`.
     suspect: BTreeSet<u32>,
+    /// The copy that the next round begins with.
     first: usize,
     bytes_written: u64,
 }
@@ -63,34 +67,35 @@ impl ManifestWriter {
         ManifestWriter { manifest, waiting, round: None, suspect, first: 0, bytes_written: 0 }
     }
 
-    /// A copy may not be what the manifest says: the next round begins with it, and writes all of it.
+    /// Mark a copy as outdated: the next round begins with it and writes all of it.
     pub fn suspect(&mut self, copy: usize) {
         let s = self.manifest.superblock();
         let blocks = Manifest::copy_bytes(s.segment_count, s.namespaces_max) / ALIGN;
         (self.suspect, self.first) = ((0..blocks as u32).collect(), copy);
     }
 
-    /// The manifest with every change that was asked for so far and has begun to be written.
+    /// The manifest, with every requested change whose round has begun.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Bytes handed to the device so far.
+    /// Bytes submitted to the device so far.
     pub fn bytes_written(&self) -> u64 {
         self.bytes_written
     }
 
-    /// Ask for a change; it is answered by [`ManifestWriter::ended`].
+    /// Request a change; [`ManifestWriter::ended`] returns it when it is complete.
     pub fn request(&mut self, change: Change) {
         self.waiting.push(change);
     }
 
-    /// Whether any change is not yet durable.
+    /// Whether any change is not complete.
     pub fn busy(&self) -> bool {
         self.round.is_some() || !self.waiting.is_empty()
     }
 
-    /// The next operation to submit, if there is one; or the changes that could not even be begun.
+    /// The next operation to submit, if any. An error returns the changes that could not be
+    /// started.
     pub fn next_op(&mut self, volume: &Volume) -> Result<Option<Op>, (Vec<Change>, IoFault)> {
         if self.round.is_none() && !self.waiting.is_empty() {
             self.begin(volume)?;
@@ -145,8 +150,9 @@ impl ManifestWriter {
         Ok(ops)
     }
 
-    /// An operation of [`ManifestWriter::next_op`] ended. Returns the changes that are over: durable, or
-    /// failed with the fault. After a failure nothing is known of them: they may be asked for again.
+    /// Handle the completion of an operation of [`ManifestWriter::next_op`]. Returns the changes
+    /// that are complete: durable, or failed. Failed changes may or may not be durable, and may be
+    /// requested again.
     pub fn ended(
         &mut self,
         volume: &Volume,
@@ -164,7 +170,7 @@ impl ManifestWriter {
         if round.fault.is_none() {
             match (round.stage, round.second) {
                 (Stage::Write, _) => {
-                    // The other copy is not touched before this one is durable.
+                    // The other copy must not change before this one is durable.
                     round.stage = Stage::Sync;
                     round.ops.push(Op::Sync { file: volume.manifests[round.copy] });
                     return None;

@@ -1,4 +1,4 @@
-//! The log's completions: what each one allows to happen next.
+//! Handles the log's completions and starts the steps that each one allows.
 
 use std::time::Duration;
 
@@ -6,39 +6,41 @@ use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::disk::{Completion, Op};
 use pagelith_io::fault::IoFault;
 
-use super::append::{Head, RecordPlace};
+use super::append::{HeaderWrite, RecordPlace};
 use super::log::{Event, Log, Pending, SPARE_BUFFERS, Sealing, Stage};
 use super::manifest_writer::Change;
 use pagelith_layouts::ids::SegmentId;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::segment::SegmentIdentity;
+use pagelith_mutants::{self as mutant, Mutant};
 
 impl Log {
-    /// Submit what may be submitted, take what finished, and report what happened: of record writes one, so that its
-    /// owner, who has work with each, submits the next before the work with all. With `wait`, waits that long for one
-    /// completion if any operation is in flight.
+    /// Submit operations, collect completions and report events. At most one record write is
+    /// handled per call: its owner has work with each, and so can submit the next write before the
+    /// work for all is done. With `wait`, waits that long for one completion if any operation is in
+    /// flight.
     pub fn pump(&mut self, wait: Option<Duration>, events: &mut Vec<Event>) {
         self.advance(events);
-        self.take(wait.filter(|_| self.early.is_empty()));
-        // The device has what is made before anything else is done, and begins with the first while the others are submitted.
+        self.collect(wait.filter(|_| self.completions.is_empty()));
+        // Submit queued writes before other work. The first is submitted alone, so that the device
+        // starts on it while the others are submitted.
         for most in [1, usize::MAX] {
-            if self.launch(most) {
-                self.take(None);
+            if self.submit_queued(most) {
+                self.collect(None);
             }
         }
-        let mut done = std::mem::take(&mut self.early);
+        let mut done = std::mem::take(&mut self.completions);
         let is_record = |c: &Completion| matches!(self.pending.get(&c.token), Some(Pending::Records { .. }));
         let first = done.iter().position(is_record).map_or(done.len(), |at| at + 1);
-        self.early = done.split_off(first);
+        self.completions = done.split_off(first);
         for completion in done {
             self.completed(completion, events);
         }
         self.advance(events);
     }
 
-    /// Begin every step whose time has come.
+    /// Begin every step whose preconditions hold.
     fn advance(&mut self, events: &mut Vec<Event>) {
-        // With nothing in flight there is no reason to gather any longer.
+        // With no write in flight, gathering more bytes would only delay them.
         if self.record_writes == 0 {
             self.submit_gathered();
         }
@@ -49,7 +51,7 @@ impl Log {
                 Ok(Some(op)) => self.begin(op, Pending::Manifest),
                 Ok(None) => break,
                 Err((changes, fault)) => {
-                    changes.into_iter().for_each(|c| self.changed(c, &Err(fault.clone()), events));
+                    changes.into_iter().for_each(|c| self.report_change(c, &Err(fault.clone()), events));
                     events.push(Event::ManifestFailed(fault));
                     break;
                 }
@@ -73,7 +75,8 @@ impl Log {
                     i += 1;
                     continue;
                 }
-                // Data first: the footer vouches for it. Answered in `synced`.
+                // The footer asserts that its records are durable, so they are synced first.
+                // `finish_sync_round` continues.
                 *stage = Stage::Sync(self.syncs.request(self.token));
             }
             i += 1;
@@ -81,15 +84,15 @@ impl Log {
     }
 
     fn advance_syncs(&mut self, events: &mut Vec<Event>) {
-        // After a failed sync no other is tried; whoever waits for one hears so.
+        // After a failed sync no other one is attempted; waiting requests fail.
         while let Some(files) = self.syncs.begin() {
-            self.in_round.append(&mut self.unsynced);
+            self.in_sync_round.append(&mut self.unsynced);
             if self.sync_fault.is_some() {
                 for file in &files {
                     self.syncs
                         .ended(*file, false)
                         .into_iter()
-                        .for_each(|(ids, _)| self.answer(ids, false, events));
+                        .for_each(|(ids, _)| self.finish_sync_round(ids, false, events));
                 }
             } else {
                 for file in &files {
@@ -100,8 +103,8 @@ impl Log {
             if !files.is_empty() {
                 break;
             }
-            let ok = self.sync_fault.is_none() && self.files_are_there(events);
-            self.syncs.finish().into_iter().for_each(|(ids, _)| self.answer(ids, ok, events));
+            let ok = self.sync_fault.is_none() && self.check_files(events);
+            self.syncs.finish().into_iter().for_each(|(ids, _)| self.finish_sync_round(ids, ok, events));
         }
     }
 
@@ -110,10 +113,10 @@ impl Log {
         let token = completion.token;
         self.ended += 1;
         match pending {
-            Pending::Records { segment, file, units, with_head } => {
+            Pending::Records { segment, file, units, with_header } => {
                 self.syncs.write_ended(token, file);
-                self.keep_buffers(completion.op.into_parts());
-                self.records_written(segment, units, with_head, completion.result, events);
+                self.recycle_buffers(completion.op.into_parts());
+                self.records_written(segment, units, with_header, completion.result, events);
             }
             Pending::Footer { segment, file } => {
                 self.syncs.write_ended(token, file);
@@ -129,17 +132,17 @@ impl Log {
                 let retried = mutant::on(Mutant::SyncRetried);
                 let ok = completion.result.is_ok() || retried;
                 if let Err(fault) = completion.result.or_else(|e| if retried { Ok(()) } else { Err(e) }) {
-                    self.distrust(fault, events);
+                    self.record_sync_fault(fault, events);
                 }
                 if let Some((ids, ok)) = self.syncs.ended(file, ok) {
-                    let ok = ok && self.files_are_there(events);
-                    self.answer(ids, ok, events);
+                    let ok = ok && self.check_files(events);
+                    self.finish_sync_round(ids, ok, events);
                 }
             }
             Pending::Manifest => {
                 if let Some((changes, result)) = self.manifest.ended(&self.volume, completion.result) {
                     let result = result.and_then(|()| self.volume.disk.check_names());
-                    changes.into_iter().for_each(|c| self.changed(c, &result, events));
+                    changes.into_iter().for_each(|c| self.report_change(c, &result, events));
                     events.extend(result.err().map(Event::ManifestFailed));
                 }
             }
@@ -147,13 +150,14 @@ impl Log {
         }
     }
 
-    /// A write of records ended. What lies behind a head that is not known to be written is not reported yet, and
-    /// so covered by no sync that anybody asks for: if the head fails, it was written for nothing.
+    /// Handle the completion of a record write. Records of a segment whose header is not written
+    /// yet are not reported, so that no requested sync covers them: if the header fails, they are
+    /// lost.
     fn records_written(
         &mut self,
         segment: SegmentId,
         mut units: Vec<(u64, RecordPlace)>,
-        with_head: bool,
+        with_header: bool,
         result: Result<(), IoFault>,
         events: &mut Vec<Event>,
     ) {
@@ -161,60 +165,60 @@ impl Log {
         open.writes -= 1;
         let identity = open.identity;
         if result.is_err() {
-            open.lost(&units);
+            open.drop_unwritten(&units);
         }
         let ids = |units: Vec<(u64, RecordPlace)>| units.into_iter().map(|(id, _)| id).collect::<Vec<_>>();
-        match (result, &mut open.head) {
-            (Ok(()), head @ Head::Awaited(_)) if with_head => {
-                if let Head::Awaited(behind) = std::mem::replace(head, Head::Written) {
-                    units.extend(behind);
+        match (result, &mut open.header) {
+            (Ok(()), header @ HeaderWrite::Awaited(_)) if with_header => {
+                if let HeaderWrite::Awaited(waiting) = std::mem::replace(header, HeaderWrite::Written) {
+                    units.extend(waiting);
                 }
-                self.readable(units, events);
+                self.report_written(units, events);
             }
-            (Ok(()), Head::Awaited(behind)) => behind.extend(units),
-            (Ok(()), Head::Written) => self.readable(units, events),
-            (Ok(()), Head::Failed(fault)) => events.push(Event::Unwritten(ids(units), fault.clone())),
-            (Err(fault), head) => {
-                if let (Head::Awaited(behind), true) = (&mut *head, with_head) {
-                    units.append(behind);
-                    *head = Head::Failed(fault.clone());
+            (Ok(()), HeaderWrite::Awaited(waiting)) => waiting.extend(units),
+            (Ok(()), HeaderWrite::Written) => self.report_written(units, events),
+            (Ok(()), HeaderWrite::Failed(fault)) => events.push(Event::Unwritten(ids(units), fault.clone())),
+            (Err(fault), header) => {
+                if let (HeaderWrite::Awaited(waiting), true) = (&mut *header, with_header) {
+                    units.append(waiting);
+                    *header = HeaderWrite::Failed(fault.clone());
                 }
                 events.push(Event::WriteFailed(identity, ids(units), fault));
-                // Nothing more goes into a segment that the device refuses.
+                // Stop appending to a segment whose writes fail.
                 self.seal_open_if(segment);
             }
         }
     }
 
-    /// Whether the next open will find what was just synced. If not, it is as if the sync had failed.
-    fn files_are_there(&mut self, events: &mut Vec<Event>) -> bool {
+    /// Whether the next open will find the synced files. If not, this counts as a failed sync.
+    fn check_files(&mut self, events: &mut Vec<Event>) -> bool {
         let checked = self.volume.disk.check_names();
-        checked.map_err(|fault| self.distrust(fault, events)).is_ok()
+        checked.map_err(|fault| self.record_sync_fault(fault, events)).is_ok()
     }
 
-    /// Records lie on the device, and will be found there.
-    fn readable(&mut self, units: Vec<(u64, RecordPlace)>, events: &mut Vec<Event>) {
+    /// Report records that are on the device and that recovery can find.
+    fn report_written(&mut self, units: Vec<(u64, RecordPlace)>, events: &mut Vec<Event>) {
         events.push(Event::Written(units.clone()));
         match &self.sync_fault {
-            // No sync will follow that could cover it.
+            // No later sync will cover them.
             Some(fault) => events.push(Event::Untrusted(units, fault.clone())),
             None => self.unsynced.extend(units),
         }
     }
 
-    /// Nothing more is appended to this segment.
+    /// Seal this segment if it is the open one.
     pub fn seal_open_if(&mut self, segment: SegmentId) {
         if self.open.as_ref().is_some_and(|o| o.segment() == segment) {
             self.seal_open();
         }
     }
 
-    /// A round of syncs is over: tell who asked, write the footers that waited for it, and say what became
-    /// durable or is no longer to be trusted.
-    fn answer(&mut self, ids: Vec<super::sync::SyncId>, ok: bool, events: &mut Vec<Event>) {
-        let mut covered = std::mem::take(&mut self.in_round);
+    /// Complete a round of syncs: report records as durable or untrusted, write footers that waited
+    /// for the round, and complete its requests.
+    fn finish_sync_round(&mut self, ids: Vec<super::sync::SyncId>, ok: bool, events: &mut Vec<Event>) {
+        let mut covered = std::mem::take(&mut self.in_sync_round);
         if !ok {
-            // What was written while the failing sync was under way has no other to come.
+            // No later sync will cover records that were written during the failed one.
             covered.append(&mut self.unsynced);
         }
         if ok {
@@ -232,8 +236,8 @@ impl Log {
             if waits && ok {
                 self.write_footer(i);
             } else if waits {
-                // Found again by the next look at the segments being sealed.
-                self.sealing[i].segment.footerless = true;
+                // The next `advance_sealing` handles this segment again.
+                self.sealing[i].segment.skip_footer = true;
                 self.sealing[i].stage = Stage::Writes;
             }
         }
@@ -244,7 +248,7 @@ impl Log {
         let segment = self.sealing[i].segment.segment();
         let (bytes, at) = self.sealing[i].segment.footer();
         let Ok(mut buf) = AlignedBuf::new(bytes.len()) else {
-            self.sealing[i].segment.footerless = true;
+            self.sealing[i].segment.skip_footer = true;
             self.sealing[i].stage = Stage::Writes;
             return;
         };
@@ -259,7 +263,7 @@ impl Log {
         self.syncs.write_begun(self.token);
     }
 
-    fn changed(&mut self, change: Change, result: &Result<(), IoFault>, events: &mut Vec<Event>) {
+    fn report_change(&mut self, change: Change, result: &Result<(), IoFault>, events: &mut Vec<Event>) {
         match (change, result) {
             (Change::Segment(segment, incarnation, order), Ok(())) => {
                 self.preparing = false;
@@ -277,7 +281,7 @@ impl Log {
         }
     }
 
-    fn keep_buffers(&mut self, parts: Vec<Part>) {
+    fn recycle_buffers(&mut self, parts: Vec<Part>) {
         let room = SPARE_BUFFERS.saturating_sub(self.spare_buffers.len());
         let headers = parts.into_iter().filter_map(Part::into_buf);
         self.spare_buffers.extend(headers.filter(|b| b.len() == 4096).take(room));

@@ -1,18 +1,18 @@
-//! Judging what a read brought: is this header the one of that key, put under that generation, at this
-//! place; and are these bytes what it vouches for.
+//! Verification of data read from SSD: the header must be that of the key, generation and location,
+//! and the payload must match the header's checksums.
 
 use pagelith_layouts::checksum::{Checksum, StreamChecksum, checksum};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{Member, Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
+use pagelith_mutants::{self as mutant, Mutant};
 
-/// What the index promised about an object on SSD, beside its key.
+/// The facts about an object on SSD that the index has, except its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// Which segment, in which life.
+    /// Store, segment and incarnation.
     pub identity: SegmentIdentity,
     /// Byte offset of the record in the segment.
     pub offset: u64,
@@ -24,19 +24,20 @@ pub struct Expected {
     pub length: u64,
 }
 
-/// What a header turned out to be.
+/// Result of verifying a header.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "made once a read and taken apart at once, never stored")]
 pub enum Verdict<'a> {
-    /// The object's; payload is still to be verified.
+    /// The header of the object; its payload is not verified yet.
     Match(Record<'a>, Member),
-    /// A whole header of this place that names other objects: another key with an equal fingerprint.
+    /// A valid header of this location that names other objects: another key with an equal
+    /// fingerprint.
     OtherKey,
-    /// Not what was written here.
+    /// The bytes are not those that were written to this location.
     Damaged(FormatError),
 }
 
-/// Judge a header that lies, or lay, where `expected` says of the object `key`.
+/// Verify that `record`, read from the location in `expected`, is the header of the object `key`.
 pub fn judge<'a>(record: Record<'a>, key: &ObjectKey, expected: &Expected) -> Verdict<'a> {
     if let Err(error) = record.expect(expected.identity, expected.offset) {
         return Verdict::Damaged(error);
@@ -51,13 +52,13 @@ pub fn judge<'a>(record: Record<'a>, key: &ObjectKey, expected: &Expected) -> Ve
     let any_key = || record.members().find(|m| m.payload_offset == expected.payload_delta);
     let found = if mutant::on(Mutant::KeyUnchecked) { any_key() } else { record.find(key) };
     let Some(member) = found else { return Verdict::OtherKey };
-    // The key is in the record, and the index entry is that of another of its members.
+    // The record has the key, but the index entry belongs to another member of the record.
     let other = |m: Member| m.payload_offset == expected.payload_delta && m.key != *key;
     if record.members().any(other) && !mutant::on(Mutant::KeyUnchecked) {
         return Verdict::OtherKey;
     }
     if facts.generation != expected.generation && !mutant::on(Mutant::GenerationUnchecked) {
-        // The fingerprint holds the generation, so this is another key's entry as well.
+        // The fingerprint covers the generation, so this too is the entry of another key.
         return Verdict::OtherKey;
     }
     if member.length != expected.length {
@@ -69,23 +70,23 @@ pub fn judge<'a>(record: Record<'a>, key: &ObjectKey, expected: &Expected) -> Ve
     Verdict::Match(record, member)
 }
 
-/// Verifies blocks as their bytes come by, in pieces of any size.
+/// Verifies blocks as their bytes arrive, in pieces of any size.
 pub struct Verifier<S> {
-    /// Of the blocks still to come.
+    /// Checksums of the blocks that are not complete.
     sums: S,
     block_bytes: usize,
-    /// Bytes still to come.
+    /// Number of bytes that have not arrived.
     left: u64,
-    /// Bytes of the current block that came already.
+    /// Number of bytes of the current block that have arrived.
     partial: usize,
-    /// Of those bytes; made only for a block that comes in several pieces.
+    /// Checksum of those bytes; used only for a block that arrives in several pieces.
     stream: Option<StreamChecksum>,
     block: u64,
 }
 
 impl<S: Iterator<Item = Checksum>> Verifier<S> {
-    /// For `length` bytes that begin with block `first_block` of an object with these checksums of all its
-    /// blocks.
+    /// A verifier for `length` bytes from the start of block `first_block`; `sums` has the
+    /// checksums of all blocks of the object.
     pub fn new(
         sums: impl IntoIterator<IntoIter = S>,
         first_block: u64,
@@ -106,7 +107,8 @@ impl<S: Iterator<Item = Checksum>> Verifier<S> {
         }
     }
 
-    /// Take the next bytes; fails at the first block that does not match, or with bytes too many.
+    /// Verify the next bytes. Fails at the first block that does not match, or if there are too
+    /// many bytes.
     pub fn update(&mut self, mut bytes: &[u8]) -> Result<(), FormatError> {
         while !bytes.is_empty() {
             let block_left = (self.block_bytes - self.partial).min(self.left as usize);
@@ -138,7 +140,7 @@ impl<S: Iterator<Item = Checksum>> Verifier<S> {
         Ok(())
     }
 
-    /// Whether every byte came and matched.
+    /// Whether every byte has arrived and matched.
     pub fn is_complete(&self) -> bool {
         self.left == 0 && self.partial == 0
     }
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn any_split_verifies_and_any_flip_does_not() {
+    fn verifier_accepts_any_split_and_detects_flips() {
         let (mut bytes, sums) = object(10_000, 4096);
         for step in [1, 7, 4095, 4096, 4097, 10_000] {
             let mut v = Verifier::new(sums.clone(), 0, 10_000, 4096);
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_begins_at_its_block_and_takes_no_more() {
+    fn verifier_of_range_starts_at_block_and_refuses_extra_bytes() {
         let (bytes, sums) = object(10_000, 4096);
         let mut v = Verifier::new(sums.clone(), 1, 4096, 4096);
         assert_eq!(v.update(&bytes[4096..8192]), Ok(()));

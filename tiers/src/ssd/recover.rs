@@ -1,5 +1,6 @@
-//! What a store holds after any end: a checkpoint, if there is a whole one, and then every segment opened
-//! since, by footer, or record by record where there is none.
+//! Recovery: finds the content of a store after a clean close or a crash. It loads the newest
+//! intact checkpoint, if any, and replays every segment opened since, by its footer, or record by
+//! record if it has no footer.
 
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::fault::IoFault;
@@ -11,75 +12,76 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
 use pagelith_layouts::manifest::Manifest;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::Record;
 use pagelith_layouts::scan;
 use pagelith_layouts::segment::{self, SegmentIdentity};
+use pagelith_mutants::{self as mutant, Mutant};
 
-use super::scanned::Scanned;
+use super::headless::{keep_incarnations, raise_incarnations};
+use super::scan_result::ScanResult;
 use super::segments::{Segment, SegmentState, SegmentTable};
 use super::serial::{Serial, no_memory};
-use super::unused::{disown, keep_incarnations};
 use super::volume::{Full, Volume};
 
-/// More sequences than were given since any segment was opened.
+/// Larger than the number of sequences assigned since any segment was opened.
 pub(super) const UNREADABLE_SEQUENCES: u64 = 1 << 40;
 
-/// How often a segment is looked at that may not be what the device brought: what a crash left looks like it too, so there
-/// is an end to it.
-const LOOKS: u32 = 4;
+/// Most scans of a segment whose reads may have returned wrong data. A crash leaves the same signs,
+/// so the number is bounded.
+const SCANS_MAX: u32 = 4;
 
-/// Who learns what was found.
+/// Receives the entries that recovery finds.
 pub trait Sink {
-    /// An object of the checkpoint whose segment still has the same incarnation. It counts as put before
-    /// everything the log says with a sequence of the checkpoint's or later.
+    /// An entry of the checkpoint whose segment still has the same incarnation. It is older than
+    /// every log entry with a sequence of the checkpoint's or later.
     fn checkpoint_entry(&mut self, facts: &CheckpointFacts, entry: &CheckpointEntry);
-    /// The checkpoint was not whole after all: forget what came from it.
+    /// The checkpoint is not intact: drop its entries.
     fn forget_checkpoint(&mut self);
-    /// A segment cannot be read, nor the tombstones in it: forget every object found so far.
+    /// A segment, and with it its tombstones, cannot be read: drop every object found so far.
     fn forget_all(&mut self);
-    /// A member of a record found in the log, tombstones included.
+    /// A member of a record in the log, tombstones included.
     fn log_entry(&mut self, segment: SegmentId, entry: &FooterEntry);
 }
 
-/// What was found.
+/// Result of recovery.
 #[derive(Debug)]
 pub struct Recovered {
-    /// Every segment, sealed or free.
+    /// All segments, sealed or free.
     pub segments: SegmentTable,
-    /// First order not yet given.
+    /// First order that was not assigned yet.
     pub next_order: SegmentOrder,
-    /// First sequence not yet given.
+    /// First sequence that was not assigned yet.
     pub next_sequence: Sequence,
-    /// Number of the checkpoint used.
+    /// Serial of the checkpoint that was used.
     pub checkpoint: Option<u64>,
-    /// The store was closed: the checkpoint has all of it.
+    /// The store was closed cleanly: the checkpoint is complete.
     pub clean: bool,
-    /// Checkpoints that say they are whole and are not, other than by being written over: only damage at rest
-    /// makes one.
+    /// Number of checkpoints with a valid header whose content is damaged, other than by a newer
+    /// checkpoint. Only damage at rest causes this.
     pub refused_checkpoints: u32,
-    /// Largest number of any checkpoint seen.
+    /// Largest serial of any checkpoint found.
     pub last_serial: u64,
-    /// Footers read.
+    /// Number of footers read.
     pub footers: u32,
-    /// Segments without a footer, read whole.
+    /// Number of segments without a footer, which were scanned.
     pub scanned: u32,
-    /// Records that were begun and not whole: torn by the crash, no flush covered them.
+    /// Number of incomplete records: torn by the crash, and covered by no flush.
     pub torn: u64,
-    /// Segments that the device would not read; what they held is forgotten.
+    /// Number of unreadable segments, whose records are dropped.
     pub unreadable: u32,
-    /// Bytes written to seal what was open.
+    /// Bytes written to seal segments that were open.
     pub bytes_written: u64,
-    /// A full file system kept the manifest from being written.
+    /// The manifest could not be written because the file system is full.
     pub full: Option<Full>,
 }
 
-/// Find out what the store holds. Segments without a footer are sealed on the way, so that afterwards all
-/// are sealed or free, and the incarnation of those in which nothing was found is raised. `behind` says that a copy of the
-/// manifest could not be brought up to date: neither is written then.
+/// Recover the content of a store. Segments without a footer are sealed, so that afterwards every
+/// segment is sealed or free. The incarnation of segments without any record is raised.
+/// `manifest_stale` means that a copy of the manifest could not be updated; in this case neither
+/// copy is written.
 pub fn recover(
     volume: &Volume,
-    (manifest, behind): (&mut Manifest, bool),
+    (manifest, manifest_stale): (&mut Manifest, bool),
     serial: &mut Serial,
     use_checkpoint: bool,
     sink: &mut dyn Sink,
@@ -110,7 +112,7 @@ pub fn recover(
         match marks.get(id.0 as usize) {
             _ if incarnation == Incarnation(0) => {}
             Some(mark) if mark.incarnation == incarnation.0 => {
-                // Nothing was ever appended under this incarnation that counts, so it is free.
+                // Nothing that counts was appended under this incarnation, so the segment is free.
                 let empty = mark.data_end == 0;
                 (s.min_sequence, s.data_end) = (Sequence(mark.min_sequence), mark.data_end);
                 let state = if empty { SegmentState::Free } else { SegmentState::Sealed };
@@ -119,7 +121,7 @@ pub fn recover(
             _ => replay.push((order, id)),
         }
     }
-    // In log order, so that a later fact about a key meets the earlier ones already known.
+    // In log order, so that the sink sees the facts about a key from older to newer.
     replay.sort();
     let mut unused = Vec::new();
     for (_, id) in replay {
@@ -129,14 +131,14 @@ pub fn recover(
         }
     }
     found.clean &= found.footers + found.scanned + found.unreadable == 0;
-    match behind {
+    match manifest_stale {
         true => keep_incarnations(&unused, &mut found),
-        false => disown(volume, manifest, serial, &unused, &mut found)?,
+        false => raise_incarnations(volume, manifest, serial, &unused, &mut found)?,
     }
     Ok(found)
 }
 
-/// Load the newest whole checkpoint; returns the marks of the segments that it speaks for.
+/// Load the newest intact checkpoint; returns its segment marks.
 fn newest_checkpoint(
     volume: &Volume,
     manifest: &Manifest,
@@ -147,16 +149,16 @@ fn newest_checkpoint(
 ) -> Result<Vec<SegmentMark>, IoFault> {
     let mut heads = Vec::new();
     for file in volume.checkpoints {
-        // The chunks of one that was not finished have its number, too, and it must not be given again: a head
-        // that was torn can become whole when the next one is torn over it, and would then vouch for chunks
-        // that are not its own.
+        // The serial of an unfinished checkpoint must not be reused. Its torn header can become
+        // intact when the next header is torn over it, and would then name chunks of another
+        // checkpoint. Its chunks have the serial too.
         let chunk = serial.read(file, checkpoint::chunk_offset(0), CHUNK_BYTES).ok();
         let begun = chunk.and_then(|bytes| checkpoint::chunk_serial(&bytes, volume.store));
         found.last_serial = found.last_serial.max(begun.unwrap_or(0));
         let Ok(block) = serial.read(file, 0, ALIGN as usize) else { continue };
         if let Ok(facts) = checkpoint::decode_head(&block, volume.store) {
             found.last_serial = found.last_serial.max(facts.serial);
-            // Also of one that is not used: what was given must not be given again.
+            // Even if the checkpoint is not used: sequences must not be assigned twice.
             found.next_sequence = found.next_sequence.max(facts.next_sequence);
             heads.push((facts.serial, file, facts));
         }
@@ -166,17 +168,22 @@ fn newest_checkpoint(
         match load_checkpoint(volume, manifest, serial, file, &facts, sink) {
             Ok(marks) => {
                 (found.checkpoint, found.clean) = (Some(number), facts.clean);
-                // The next one, by its number, goes into the other file.
+                // The parity of the serial selects the file: the next checkpoint must go into the
+                // other one.
                 found.last_serial += (found.last_serial ^ number) & 1;
-                // Its head may not be durable yet, and the next checkpoint is written over the older one.
+                // The header may not be durable yet, and the next checkpoint overwrites the older
+                // one.
                 serial.sync(file)?;
                 return Ok(marks);
             }
-            Err(Refusal::WrittenOver) => {
-                tracing::info!(serial = number, "checkpoint was being replaced, going without it");
+            Err(CheckpointRefusal::WrittenOver) => {
+                tracing::info!(
+                    serial = number,
+                    "checkpoint is partly overwritten by a newer one, going without it"
+                );
                 sink.forget_checkpoint();
             }
-            Err(Refusal::Damaged(reason)) => {
+            Err(CheckpointRefusal::Damaged(reason)) => {
                 tracing::warn!(serial = number, reason, "checkpoint is not whole, going without it");
                 found.refused_checkpoints += 1;
                 sink.forget_checkpoint();
@@ -186,16 +193,16 @@ fn newest_checkpoint(
     Ok(Vec::new())
 }
 
-/// Why a checkpoint is not used.
-enum Refusal {
-    /// A later one was on its way into its file.
+/// Reason why a checkpoint is not used.
+enum CheckpointRefusal {
+    /// A newer checkpoint was being written to its file.
     WrittenOver,
     Damaged(String),
 }
 
-impl Refusal {
-    fn damaged(error: impl std::fmt::Display) -> Refusal {
-        Refusal::Damaged(error.to_string())
+impl CheckpointRefusal {
+    fn damaged(error: impl std::fmt::Display) -> CheckpointRefusal {
+        CheckpointRefusal::Damaged(error.to_string())
     }
 }
 
@@ -206,21 +213,24 @@ fn load_checkpoint(
     file: pagelith_io::disk::FileId,
     facts: &CheckpointFacts,
     sink: &mut dyn Sink,
-) -> Result<Vec<SegmentMark>, Refusal> {
+) -> Result<Vec<SegmentMark>, CheckpointRefusal> {
     let room = (volume.geometry.checkpoint_bytes() - checkpoint::chunk_offset(0)) / CHUNK_BYTES as u64;
     if facts.chunk_count > room || facts.segment_count != volume.geometry.segment_count {
         let (chunks, segments) = (facts.chunk_count, facts.segment_count);
-        return Err(Refusal::Damaged(format!("chunk_count={chunks} segment_count={segments}")));
+        return Err(CheckpointRefusal::Damaged(format!("chunk_count={chunks} segment_count={segments}")));
     }
-    let mut buf = AlignedBuf::new(CHUNK_BYTES).map_err(Refusal::damaged)?;
+    let mut buf = AlignedBuf::new(CHUNK_BYTES).map_err(CheckpointRefusal::damaged)?;
     let mut marks: Vec<SegmentMark> = Vec::new();
     let mut entries = 0;
     for index in 0..facts.chunk_count {
-        buf = serial.read_into(file, checkpoint::chunk_offset(index), buf).map_err(Refusal::damaged)?;
+        buf = serial
+            .read_into(file, checkpoint::chunk_offset(index), buf)
+            .map_err(CheckpointRefusal::damaged)?;
         if checkpoint::chunk_serial(&buf, facts.store).is_some_and(|other| other > facts.serial) {
-            return Err(Refusal::WrittenOver);
+            return Err(CheckpointRefusal::WrittenOver);
         }
-        let (kind, items) = checkpoint::decode_chunk(&buf, facts, index).map_err(Refusal::damaged)?;
+        let (kind, items) =
+            checkpoint::decode_chunk(&buf, facts, index).map_err(CheckpointRefusal::damaged)?;
         match kind {
             ChunkKind::Segments => {
                 marks.extend(
@@ -244,10 +254,11 @@ fn load_checkpoint(
         }
     }
     if entries != facts.entry_count || marks.len() != facts.segment_count as usize {
-        let (said, marks) = (facts.entry_count, marks.len());
-        return Err(Refusal::Damaged(format!("entry_count={said} found={entries} marks={marks}")));
+        let (expected, marks) = (facts.entry_count, marks.len());
+        let reason = format!("entry_count={expected} found={entries} marks={marks}");
+        return Err(CheckpointRefusal::Damaged(reason));
     }
-    // Segments opened at or after the log position say for themselves what they hold.
+    // Segments opened at or after `replay_from` are replayed, so their marks are not used.
     for mark in &mut marks {
         if mark.order >= facts.replay_from.0 {
             mark.incarnation = 0;
@@ -265,15 +276,15 @@ fn replay_segment(
 ) -> Result<(), IoFault> {
     let &Segment { incarnation, order, .. } = found.segments.get(id);
     let identity = SegmentIdentity { store: volume.store, segment: id, incarnation };
-    // Twice: of a segment that is not used the incarnation is raised, and what a device brought instead of its blocks
-    // must not decide that.
+    // Checked twice: the incarnation of an unused segment is raised, and one read that returned
+    // wrong blocks must not cause that.
     if is_unused(volume, serial, identity)? && is_unused(volume, serial, identity)? {
         return Ok(());
     }
     let footer = match read_footer(volume, serial, identity) {
         Ok(footer) => footer.ok(),
         Err(fault) => {
-            on_time(serial, fault)?;
+            fail_if_late(serial, fault)?;
             None
         }
     };
@@ -286,9 +297,10 @@ fn replay_segment(
             Ok(Some(scanned)) => {
                 match seal(volume, serial, &scanned) {
                     Ok(bytes) => found.bytes_written += bytes,
-                    // What was read is there, footer or not; the next open reads the segment again.
+                    // The records are usable without a footer; the next open scans the segment
+                    // again.
                     Err(fault) => {
-                        on_time(serial, fault.clone())?;
+                        fail_if_late(serial, fault.clone())?;
                         tracing::warn!(segment = id.0, %fault, "segment cannot be sealed");
                     }
                 }
@@ -296,8 +308,9 @@ fn replay_segment(
             }
             Ok(None) => return Ok(()),
             Err(fault) => {
-                on_time(serial, fault.clone())?;
-                // Its tombstones are lost with it, and what they shadow lies before it in the log.
+                fail_if_late(serial, fault.clone())?;
+                // Its tombstones are lost, and the records that they shadow precede them in the
+                // log.
                 sink.forget_all();
                 return unreadable(found, id, volume.geometry.segment_bytes, &fault);
             }
@@ -313,14 +326,15 @@ fn replay_segment(
     Ok(())
 }
 
-/// Whether a segment was only kept ready. The head goes first into a segment: while it is another life's, or nothing,
-/// nothing was ever synced under this incarnation. Unless the device acked it and lost it: then a footer or a record
-/// says so. A ruined head says nothing; footer and records do.
+/// Whether a segment was only prepared as a spare one. The header is the first thing written to a
+/// segment: if it is empty or of another incarnation, nothing was synced under this incarnation.
+/// The exception is a device that acknowledged the header and lost it; then a footer or a record
+/// proves the use. A damaged header proves nothing, and footer and records decide.
 fn is_unused(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity) -> Result<bool, IoFault> {
     let (file, start) = volume.place(identity.segment, 0);
     let block = match serial.read(file, start, ALIGN as usize) {
         Ok(block) => block,
-        Err(fault) => return on_time(serial, fault).map(|()| false),
+        Err(fault) => return fail_if_late(serial, fault).map(|()| false),
     };
     let headless = match segment::decode_head(&block, volume.store, identity.segment) {
         Ok((in_head, ..)) => in_head != identity.incarnation,
@@ -329,8 +343,9 @@ fn is_unused(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity) ->
     Ok(headless && !was_used(volume, serial, identity))
 }
 
-/// Whether something was written to a segment that has no head of its life: a footer, or its first record. What else
-/// might lie in it is not looked for: most segments without a head were only kept ready.
+/// Whether a segment without a header of its incarnation has a footer or a first record. Other
+/// content is not searched for, because most segments without a header were only prepared as spare
+/// ones.
 fn was_used(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity) -> bool {
     let footer = read_footer(volume, serial, identity).is_ok_and(|f| f.is_ok());
     let (file, at) = volume.place(identity.segment, ALIGN);
@@ -338,14 +353,14 @@ fn was_used(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity) -> 
         |bytes: &AlignedBuf| Record::decode(bytes).is_ok_and(|record| record.expect(identity, ALIGN).is_ok());
     let used = footer || serial.read(file, at, ALIGN as usize).is_ok_and(|bytes| first(&bytes));
     if used {
-        tracing::warn!(segment = identity.segment.0, "segment has no head, what is in it is looked for");
+        tracing::warn!(segment = identity.segment.0, "segment has no header, it is scanned for records");
     }
     used
 }
 
-/// A device that does not answer at all says nothing about the store: it is not opened. One that fails a read
-/// has lost what lies there.
-fn on_time(serial: &Serial, fault: IoFault) -> Result<(), IoFault> {
+/// An error if an operation timed out: a device that does not respond says nothing about the store,
+/// so the store is not opened. After a failed read, only the data at that place is lost.
+fn fail_if_late(serial: &Serial, fault: IoFault) -> Result<(), IoFault> {
     if serial.is_late() { Err(fault) } else { Ok(()) }
 }
 
@@ -355,31 +370,33 @@ fn unreadable(
     segment_bytes: u64,
     fault: &IoFault,
 ) -> Result<(), IoFault> {
-    tracing::warn!(segment = id.0, %fault, "segment cannot be read, what it held is forgotten");
+    tracing::warn!(segment = id.0, %fault, "segment cannot be read, its records are dropped");
     found.unreadable += 1;
     found.segments.set_state(id, SegmentState::Sealed);
     let s = found.segments.get_mut(id);
-    // What is in it is unknown, so every tombstone is kept, and no sequence in it is given again: should it be
-    // readable at a later open, what it holds is older than what comes now.
+    // Its content is unknown. All tombstones are kept, and none of its sequences is assigned again:
+    // if a later open can read it, its records must be older than those put from now on.
     s.min_sequence = Sequence(0);
-    // All of it, for all that is known: a checkpoint must not say that it is free, as long as an open without one would
-    // replay what is older.
+    // Assume that it is full. A checkpoint must not mark it free while an open without that
+    // checkpoint would replay older records.
     s.data_end = segment_bytes;
     found.next_sequence = Sequence(found.next_sequence.0.saturating_add(UNREADABLE_SEQUENCES));
     Ok(())
 }
 
-/// A segment's footer, as [`footer::decode`] returns it.
+/// A segment's footer, as returned by [`footer::decode`].
 pub type Footer = (FooterFacts, Vec<FooterEntry>);
 
-/// Read a segment's footer. The outer error is the device's, the inner one says why it is no footer.
+/// Read a segment's footer. The outer error is a device fault, the inner one means that there is no
+/// valid footer.
 pub fn read_footer(
     volume: &Volume,
     serial: &mut Serial,
     identity: SegmentIdentity,
 ) -> Result<Result<Footer, FormatError>, IoFault> {
     let segment_bytes = volume.geometry.segment_bytes;
-    // Enough for the footer of a segment of 64 KiB objects at the default sizes; longer ones take two reads.
+    // Enough for the footer of a segment with 64 KiB objects at the default sizes; longer footers
+    // take two reads.
     let first = (64 * 1024).min(segment_bytes) as usize;
     let tail_at = segment_bytes - first as u64;
     let (file, at) = volume.place(identity.segment, tail_at);
@@ -395,7 +412,7 @@ pub fn read_footer(
     Ok(footer::decode(&whole, identity, segment_bytes))
 }
 
-/// Read a segment record by record: what a footer of it would say. `None` if nothing in it verified.
+/// Scan a segment record by record; returns its footer, or `None` if no record is valid.
 fn scan_segment(
     volume: &Volume,
     serial: &mut Serial,
@@ -408,11 +425,12 @@ fn scan_segment(
     let (file, start) = volume.place(identity.segment, 0);
     let len = scan::SCRATCH_BYTES.min(segment_bytes as usize);
     let mut scratch = AlignedBuf::new(len).map_err(|e| no_memory(len, &e))?;
-    let mut seen = Scanned::default();
-    // A device may bring the bytes of another place, or older ones, and the right ones after: what was removed would come
-    // back with the tombstones that were not seen, and what a flush covered would be sealed out. So what looks like that
-    // is looked at again, and all looks count, since every record says for itself where it belongs.
-    for _ in 0..LOOKS {
+    let mut seen = ScanResult::default();
+    // A device may return bytes of another place, or old bytes, and the right ones later. Missed
+    // tombstones would bring removed objects back, and missed records, though flushed, would be
+    // left out of the footer. So a doubtful segment is scanned again. The records of all scans are
+    // used, since each record names its own place.
+    for _ in 0..SCANS_MAX {
         (seen.torn, seen.misplaced) = (0, false);
         scan::scan(
             identity,
@@ -422,9 +440,9 @@ fn scan_segment(
                 out.copy_from_slice(&serial.read(file, start + offset, out.len())?);
                 Ok(())
             },
-            &mut |what| seen.take(what),
+            &mut |item| seen.add(item),
         )?;
-        if !seen.is_doubtful() && !goes_on(volume, serial, identity, seen.end()) {
+        if !seen.is_doubtful() && !record_follows(volume, serial, identity, seen.end()) {
             break;
         }
     }
@@ -436,8 +454,9 @@ fn scan_segment(
     Ok(Some((facts, entries)))
 }
 
-/// Whether a record begins where a scan found the end. A footer ends the segment for ever, so the end is looked at twice.
-fn goes_on(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity, end: u64) -> bool {
+/// Whether a record begins at `end`, where a scan found no more records. The end is read again
+/// because the footer makes it permanent.
+fn record_follows(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity, end: u64) -> bool {
     if end + ALIGN > volume.geometry.segment_bytes {
         return false;
     }
@@ -445,7 +464,8 @@ fn goes_on(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity, end:
     let begins =
         |bytes: &AlignedBuf| Record::decode(bytes).is_ok_and(|record| record.expect(identity, end).is_ok());
     let Ok(block) = serial.read(file, at, ALIGN as usize) else { return false };
-    // Also of an earlier life, whose records end where this one's do if the objects are of one length.
+    // The block may also have a header of an earlier incarnation: with objects of equal length,
+    // records of both incarnations end at the same offsets.
     match Record::claimed_header_bytes(&block).filter(|need| end + need <= volume.geometry.segment_bytes) {
         Some(need) if need > ALIGN => {
             serial.read(file, at, align_up(need) as usize).is_ok_and(|bytes| begins(&bytes))
@@ -454,10 +474,11 @@ fn goes_on(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity, end:
     }
 }
 
-/// Write the footer of what a scan found; returns its length in bytes.
+/// Write the footer of a scanned segment; returns its length in bytes.
 fn seal(volume: &Volume, serial: &mut Serial, (facts, entries): &Footer) -> Result<u64, IoFault> {
     let (file, start) = volume.place(facts.identity.segment, 0);
-    // The records were read, which does not make them durable: the footer waits for that here too.
+    // The scan read the records, but they may not be durable; a footer is written only after a
+    // sync.
     serial.sync(file)?;
     let bytes = footer::encode(facts, entries);
     serial.write(file, start + volume.geometry.segment_bytes - bytes.len() as u64, &bytes)?;

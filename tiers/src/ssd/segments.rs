@@ -1,7 +1,8 @@
-//! What the store knows of its segments while it runs.
+//! The in-memory table of segments.
 //!
-//! Invariant: a segment's incarnation is raised only while it is free, and it becomes free only when no
-//! reader holds it ([`super::guards`]) and everything that had to survive it is durable elsewhere.
+//! Invariant: a segment's incarnation is raised only while it is free, and it becomes free only
+//! when no reader holds it ([`super::guards`]) and every object that must survive is durable in
+//! another segment.
 
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
 
@@ -10,15 +11,15 @@ use crate::policy::SegmentFacts;
 /// A segment's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentState {
-    /// May be opened.
+    /// Unused; may be opened.
     Free,
-    /// Opened, or about to be: the log writes to it or will.
+    /// Open or spare: the log writes to it, or will.
     Open,
-    /// Full; records are only read.
+    /// Full; only read.
     Sealed,
-    /// Being emptied.
+    /// Being reclaimed.
     Reclaiming,
-    /// Not trusted: neither read nor used again before the store is opened anew.
+    /// Not trusted: neither read nor reused until the store is opened again.
     Quarantined,
 }
 
@@ -26,25 +27,25 @@ impl SegmentState {
     const COUNT: usize = SegmentState::Quarantined as usize + 1;
 }
 
-/// What is known of one segment.
+/// The in-memory state of one segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// Its state; changed by [`SegmentTable::set_state`], which counts.
+    /// Its state; changed only by [`SegmentTable::set_state`], which maintains the counts.
     state: SegmentState,
     /// Its incarnation.
     pub incarnation: Incarnation,
-    /// When that was opened; 0 never.
+    /// Order in which that incarnation was opened; 0 if never.
     pub order: SegmentOrder,
-    /// Smallest sequence that lies in it on disk; `u64::MAX` if nothing does. Stays until the incarnation is
-    /// raised: what is on disk can come back at a crash.
+    /// Smallest sequence of a record of this segment on disk; `u64::MAX` if there is none. It is
+    /// kept until the incarnation is raised, because a crash can bring records on disk back.
     pub min_sequence: Sequence,
     /// End of its last record in bytes.
     pub data_end: u64,
-    /// Objects that the index finds here.
+    /// Number of objects in it that the index points to.
     pub live_objects: u32,
-    /// Their padded bytes.
+    /// Padded bytes of these objects.
     pub live_bytes: u64,
-    /// Sum of their recency ticks.
+    /// Sum of the recency ticks of these objects.
     pub recency_sum: u64,
 }
 
@@ -68,11 +69,12 @@ impl Segment {
 
 /// All segments of a store.
 ///
-/// Invariant: `counts` says how many segments are in each state.
+/// Invariant: `counts[s]` is the number of segments with `state == s`.
 #[derive(Clone, Debug)]
 pub struct SegmentTable {
     segments: Vec<Segment>,
-    /// By state. A large store has thousands of segments, and each step of its flusher asks how many are free.
+    /// By state. A large store has thousands of segments, and each step of its flusher needs the
+    /// number of free ones.
     counts: [usize; SegmentState::COUNT],
 }
 
@@ -84,12 +86,12 @@ impl SegmentTable {
         SegmentTable { segments: vec![Segment::NEW; count as usize], counts }
     }
 
-    /// A segment; ids come from this store, so they are in range.
+    /// A segment; identifiers come from this store, so they are in range.
     pub fn get(&self, id: SegmentId) -> &Segment {
         &self.segments[id.0 as usize]
     }
 
-    /// A segment, to be changed.
+    /// A mutable segment.
     pub fn get_mut(&mut self, id: SegmentId) -> &mut Segment {
         &mut self.segments[id.0 as usize]
     }
@@ -111,14 +113,14 @@ impl SegmentTable {
         self.counts[state as usize] += 1;
     }
 
-    /// The free segment to open next: the one opened longest ago, so that wear spreads and what a crash
-    /// could still bring back is gone soonest.
+    /// The free segment to open next: the one opened longest ago. This spreads wear, and overwrites
+    /// first the records that a crash could bring back.
     pub fn next_free(&self) -> Option<SegmentId> {
         let free = self.iter().filter(|(_, s)| s.state == SegmentState::Free);
         free.min_by_key(|(id, s)| (s.order, id.0)).map(|(id, _)| id)
     }
 
-    /// The sealed segments, as policies see them.
+    /// The sealed segments, in the form that policies use.
     pub fn sealed(&self) -> Vec<SegmentFacts> {
         let sealed = self.iter().filter(|(_, s)| s.state == SegmentState::Sealed);
         sealed
@@ -140,13 +142,13 @@ impl SegmentTable {
         self.segments.iter().map(|s| s.recency_sum).sum::<u64>().checked_div(objects).unwrap_or(0)
     }
 
-    /// Whether a tombstone in `segment` may still shadow something: whether any other segment holds, on
-    /// disk, anything older than `sequence`.
+    /// Whether a tombstone in `segment` may still shadow a record: whether another segment has, on
+    /// disk, a record older than `sequence`.
     pub fn tombstone_needed(&self, segment: SegmentId, sequence: Sequence) -> bool {
         self.iter().any(|(id, s)| id != segment && s.min_sequence < sequence)
     }
 
-    /// Count an object of `bytes` with recency `tick` in.
+    /// Add an object of `bytes` with recency `tick` to the counts.
     pub fn add_live(&mut self, id: SegmentId, bytes: u64, tick: u64) {
         let s = self.get_mut(id);
         s.live_objects += 1;
@@ -154,7 +156,7 @@ impl SegmentTable {
         s.recency_sum += tick;
     }
 
-    /// Count it out again.
+    /// Remove an object of `bytes` with recency `tick` from the counts.
     pub fn remove_live(&mut self, id: SegmentId, bytes: u64, tick: u64) {
         let s = self.get_mut(id);
         s.live_objects = s.live_objects.saturating_sub(1);
@@ -168,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tombstone_is_needed_while_anything_older_lies_elsewhere() {
+    fn tombstone_is_needed_while_other_segment_has_older_record() {
         let mut t = SegmentTable::new(3);
         t.get_mut(SegmentId(0)).min_sequence = Sequence(5);
         t.get_mut(SegmentId(1)).min_sequence = Sequence(9);
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_free_segment_is_next() {
+    fn oldest_free_segment_is_next() {
         let mut t = SegmentTable::new(3);
         for (i, order) in [(0, 7), (1, 3), (2, 5)] {
             t.get_mut(SegmentId(i)).order = SegmentOrder(order);
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_counted_by_their_state() {
+    fn segment_counts_match_states() {
         use SegmentState::{Free, Open, Quarantined, Reclaiming, Sealed};
         let mut t = SegmentTable::new(4);
         assert_eq!(t.count(Free), 4);

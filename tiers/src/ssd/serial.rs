@@ -1,4 +1,4 @@
-//! One operation at a time, for open and close, where there is nothing to overlap with.
+//! Disk operations one at a time, for open and close, which have nothing to overlap them with.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::disk::{Disk, FileId, Op, Queue};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
-/// A queue used one operation at a time, each with a time limit.
+/// An I/O queue for one operation at a time, each with a time limit.
 pub struct Serial {
     queue: Box<dyn Queue>,
     timeout: Duration,
     token: u64,
-    late: bool,
+    timed_out: bool,
 }
 
 impl Serial {
-    /// A queue of its own on `disk`; each operation may take `timeout`.
+    /// A new queue on `disk`; each operation may take at most `timeout`.
     pub fn new(disk: &dyn Disk, timeout: Duration) -> Result<Serial, IoFault> {
-        Ok(Serial { queue: disk.queue(1)?, timeout, token: 0, late: false })
+        Ok(Serial { queue: disk.queue(1)?, timeout, token: 0, timed_out: false })
     }
 
-    /// Whether an operation timed out. Nothing is done from then on: its completion may still come, and must
-    /// not be taken for another's.
+    /// Whether an operation timed out. No further operation is submitted then: the late completion
+    /// may still arrive, and must not be taken for that of another operation.
     pub fn is_late(&self) -> bool {
-        self.late
+        self.timed_out
     }
 
-    /// Do one operation and hand its parts back. After a time-out every other fails.
+    /// Run one operation and return its parts. After a timeout every further operation fails.
     pub fn run(&mut self, op: Op) -> Result<Vec<Part>, IoFault> {
-        let late = |detail: &str| IoFault {
+        let fault = |detail: &str| IoFault {
             kind: FaultKind::Device,
             op: FaultOp::Queue,
             path: String::new(),
@@ -36,16 +36,16 @@ impl Serial {
             errno: 0,
             detail: detail.into(),
         };
-        if self.late {
-            return Err(late("an earlier operation timed out"));
+        if self.timed_out {
+            return Err(fault("an earlier operation timed out"));
         }
         self.token += 1;
-        self.queue.submit(self.token, op).map_err(|_| late("no room in an idle queue"))?;
+        self.queue.submit(self.token, op).map_err(|_| fault("no room in an idle queue"))?;
         let mut done = Vec::new();
         self.queue.wait(&mut done, self.timeout);
         let Some(completion) = done.pop() else {
-            self.late = true;
-            return Err(late("operation timed out"));
+            self.timed_out = true;
+            return Err(fault("operation timed out"));
         };
         completion.result.map(|()| completion.op.into_parts())
     }
@@ -56,16 +56,16 @@ impl Serial {
         self.read_into(file, offset, buf)
     }
 
-    /// Fill `buf`, whose length is a multiple of 4096; tried twice if the device fails it.
+    /// Fill `buf`, whose length is a multiple of 4096. A failed read is retried once.
     pub fn read_into(&mut self, file: FileId, offset: u64, buf: AlignedBuf) -> Result<AlignedBuf, IoFault> {
         let len = buf.len();
         let mut read = self.run(Op::Read { file, offset, parts: vec![buf.into_part()] });
-        // Once more: what cannot be read is taken for lost, and everything older may go with it.
-        if read.is_err() && !self.late {
+        // Retry: unreadable data counts as lost, and all older objects may be dropped with it.
+        if read.is_err() && !self.timed_out {
             let again = AlignedBuf::new(len).map_err(|e| no_memory(len, &e))?;
             read = self.run(Op::Read { file, offset, parts: vec![again.into_part()] });
         }
-        read?.pop().and_then(Part::into_buf).ok_or_else(not_back)
+        read?.pop().and_then(Part::into_buf).ok_or_else(missing_buffer)
     }
 
     /// Write `bytes`, padded with zeros to a multiple of 4096.
@@ -82,11 +82,11 @@ impl Serial {
     }
 }
 
-fn not_back() -> IoFault {
-    no_memory(0, &std::io::Error::other("a buffer did not come back"))
+fn missing_buffer() -> IoFault {
+    no_memory(0, &std::io::Error::other("the completion of a read has no buffer"))
 }
 
-/// A buffer that could not be had.
+/// The fault for a buffer that could not be allocated.
 pub(crate) fn no_memory(len: usize, error: &std::io::Error) -> IoFault {
     IoFault {
         kind: FaultKind::Exhausted,

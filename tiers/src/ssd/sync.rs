@@ -1,27 +1,29 @@
-//! Syncs of the data files: which writes a sync covers, and what follows when one fails.
+//! Syncs of the data files: decides which writes a sync covers.
 //!
-//! A sync covers a write only if the write's completion had been returned before the sync was submitted. So
-//! a request waits for the writes under way, then one sync a file answers every request made by then.
-//! A failed sync is never tried again: the kernel marks the pages clean whether or not they were written.
+//! A sync covers a write only if the write's completion was returned before the sync was submitted.
+//! So a request waits for the writes in flight; then one sync per file completes every request made
+//! by that time.
+//!
+//! A failed sync is never retried: the kernel marks the pages clean even if they were not written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pagelith_io::disk::FileId;
 
-/// Names a request for a sync; later requests have larger numbers.
+/// Identifies a sync request; later requests have larger numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SyncId(pub u64);
 
 /// Tracks writes and syncs of the data files.
 #[derive(Debug, Default)]
 pub struct Syncs {
-    /// Writes under way, by token.
+    /// Writes queued or in flight, by token.
     writing: BTreeSet<u64>,
     /// Files with completed writes that no sync has covered.
     dirty: BTreeSet<FileId>,
-    /// Requests not yet begun, with the newest write token at the time.
+    /// Requests whose round has not begun, with the newest write token at the time of the request.
     waiting: BTreeMap<SyncId, u64>,
-    /// The round under way: the requests it answers, and the files still to be synced.
+    /// The current round: the requests that it completes, and the files whose sync has not ended.
     round: Option<Round>,
     next: u64,
 }
@@ -34,36 +36,36 @@ struct Round {
 }
 
 impl Syncs {
-    /// A write was made, and is submitted next or when others have ended. Tokens only grow.
+    /// Note a new write, which is submitted now or later. Tokens must increase.
     pub fn write_begun(&mut self, token: u64) {
         self.writing.insert(token);
     }
 
-    /// A write was not submitted after all.
+    /// Note that a write was dropped before it was submitted.
     pub fn write_dropped(&mut self, token: u64) {
         self.writing.remove(&token);
     }
 
-    /// A write's completion was returned.
+    /// Note that a write's completion was returned.
     pub fn write_ended(&mut self, token: u64, file: FileId) {
         self.writing.remove(&token);
         self.dirty.insert(file);
     }
 
-    /// Ask for a sync that covers every write submitted so far.
+    /// Request a sync that covers every write up to `last_token`.
     pub fn request(&mut self, last_token: u64) -> SyncId {
         self.next += 1;
         self.waiting.insert(SyncId(self.next), last_token);
         SyncId(self.next)
     }
 
-    /// Whether a request has not been answered.
+    /// Whether a request is not complete.
     pub fn busy(&self) -> bool {
         self.round.is_some() || !self.waiting.is_empty()
     }
 
-    /// Begin a round if one can begin: the files to sync now. An empty list is a round that is over at once
-    /// ([`Syncs::ended`] need not be called).
+    /// Begin a round if possible; returns the files to sync now. With an empty list the round is
+    /// complete at once, and [`Syncs::finish`] returns its requests.
     pub fn begin(&mut self) -> Option<Vec<FileId>> {
         if self.round.is_some() {
             return None;
@@ -83,7 +85,8 @@ impl Syncs {
         Some(files)
     }
 
-    /// A file's sync ended. Returns the answered requests and whether all went well, once the round is over.
+    /// Note that a file's sync ended. Once the round is complete, returns its requests, and whether
+    /// all syncs succeeded.
     pub fn ended(&mut self, file: FileId, ok: bool) -> Option<(Vec<SyncId>, bool)> {
         let round = self.round.as_mut()?;
         round.left.remove(&file);
@@ -91,7 +94,7 @@ impl Syncs {
         self.finish()
     }
 
-    /// The round's answers if nothing is left to be synced.
+    /// The result of the round, if every sync has ended.
     pub fn finish(&mut self) -> Option<(Vec<SyncId>, bool)> {
         if !self.round.as_ref()?.left.is_empty() {
             return None;
@@ -108,14 +111,14 @@ mod tests {
     const B: FileId = FileId(2);
 
     #[test]
-    fn a_request_waits_for_the_writes_before_it_only() {
+    fn sync_request_waits_only_for_earlier_writes() {
         let mut s = Syncs::default();
         s.write_begun(1);
         s.write_begun(2);
         let id = s.request(2);
         s.write_begun(3);
         s.write_ended(2, A);
-        assert_eq!(s.begin(), None, "write 1 is under way");
+        assert_eq!(s.begin(), None, "write 1 is in flight");
         s.write_ended(1, B);
         assert_eq!(s.begin(), Some(vec![A, B]), "write 3 came after the request");
         assert_eq!(s.ended(A, true), None);
@@ -124,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_ends_during_a_round_is_covered_by_the_next() {
+    fn write_ended_during_round_is_covered_by_next_round() {
         let mut s = Syncs::default();
         s.write_begun(1);
         s.write_ended(1, A);
@@ -140,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_sync_is_answered_at_once() {
+    fn sync_without_dirty_file_completes_at_once() {
         let mut s = Syncs::default();
         let id = s.request(0);
         assert_eq!(s.begin(), Some(vec![]));

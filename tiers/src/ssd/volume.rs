@@ -1,4 +1,4 @@
-//! The files of a store: how many segments fit under the cap, making them, opening and locking them.
+//! The files of a store: computes their sizes, creates, opens and locks them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +13,19 @@ use pagelith_layouts::ids::{SegmentId, StoreId};
 use pagelith_layouts::manifest::{self, Manifest, Superblock};
 use pagelith_layouts::names;
 
-use super::order;
-pub use super::refusal::VolumeError;
+use super::dir_check;
 use super::serial::Serial;
+pub use super::volume_error::VolumeError;
 
-/// Fewest segments of a store: one open, one to be opened next, one being reclaimed, one to hold something.
+/// Fewest segments of a store: one open, one spare, one being reclaimed, one with data.
 pub const SEGMENTS_MIN: u32 = 4;
 
-/// The sizes of a store's files. All of them together never exceed `capacity_bytes`.
+/// The sizes of a store's files.
+///
+/// Invariant: `total_bytes() <= capacity_bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// The cap in bytes.
+    /// Largest total length of all files in bytes.
     pub capacity_bytes: u64,
     /// Length of a segment in bytes.
     pub segment_bytes: u64,
@@ -31,15 +33,15 @@ pub struct Geometry {
     pub segment_count: u32,
     /// Number of directories.
     pub dirs: u32,
-    /// Objects that a checkpoint has room for.
+    /// Most objects of a checkpoint.
     pub objects_max: u64,
-    /// Namespaces that the manifest has room for.
+    /// Most namespaces of the manifest.
     pub namespaces_max: u32,
 }
 
 impl Geometry {
-    /// As many segments as fit under the cap beside the other files; `None` if fewer than
-    /// [`SEGMENTS_MIN`] do.
+    /// The geometry with the most segments that fit `capacity_bytes` together with the other files;
+    /// `None` if fewer than [`SEGMENTS_MIN`] fit.
     pub fn fit(
         capacity_bytes: u64,
         segment_bytes: u64,
@@ -77,7 +79,7 @@ impl Geometry {
         u64::from(segments) * self.segment_bytes
     }
 
-    /// Length of all files together in bytes, the lock file included.
+    /// Total length of all files in bytes, the lock file included.
     pub fn total_bytes(&self) -> u64 {
         u64::from(self.segment_count) * self.segment_bytes
             + 2 * (self.manifest_bytes() + self.checkpoint_bytes())
@@ -100,13 +102,13 @@ impl Geometry {
     }
 }
 
-/// An open store's files.
+/// The files of an open store.
 pub struct Volume {
-    /// The disk they lie on.
+    /// Their disk.
     pub disk: Arc<dyn Disk>,
     /// Their sizes.
     pub geometry: Geometry,
-    /// The store's name.
+    /// The store's identifier.
     pub store: StoreId,
     /// The two copies of the manifest.
     pub manifests: [FileId; 2],
@@ -117,38 +119,38 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// The file and byte offset of a byte of a segment.
+    /// The file and byte offset of byte `offset` of a segment.
     pub fn place(&self, segment: SegmentId, offset: u64) -> (FileId, u64) {
         let (dir, start) = names::segment_place(segment, self.geometry.dirs, self.geometry.segment_bytes);
         (self.segments[dir], start + offset)
     }
 }
 
-/// A store as it was found or made.
+/// A store that was opened or created.
 pub struct OpenedVolume {
     /// Its files.
     pub volume: Volume,
     /// Its manifest.
     pub manifest: Manifest,
-    /// Whether it was made just now.
+    /// Whether it was created by this open.
     pub made: bool,
-    /// Manifest blocks that were damaged in one copy and have been mended from the other.
+    /// Number of manifest blocks that were damaged in one copy and repaired from the other.
     pub mended: u32,
-    /// A full file system kept it from being written.
+    /// A write failed because the file system is full.
     pub full: Option<Full>,
 }
 
-/// What could not be written because the file system is full: the store can be read.
+/// A write that failed because the file system is full. The store can still be read.
 #[derive(Clone, Debug)]
 pub struct Full {
-    /// The write that failed.
+    /// The fault of the write.
     pub fault: IoFault,
-    /// The copy of the manifest that was not brought up to date, if it was one.
+    /// The copy of the manifest that was not updated, if it was one.
     pub copy: Option<usize>,
 }
 
 impl Full {
-    /// Nothing more than that the store cannot be written, if that is what `written` says; any other failure stays one.
+    /// Convert a fault of kind `NoSpace` into a [`Full`]; any other fault stays an error.
     pub(super) fn of(written: Result<(), IoFault>, copy: Option<usize>) -> Result<Option<Full>, IoFault> {
         match written {
             Ok(()) => Ok(None),
@@ -158,8 +160,8 @@ impl Full {
     }
 }
 
-/// Open the store in `disk`'s directories, or make one there if they are empty. `owner` is written to the
-/// LOCK file for people. Nothing is left behind when making fails.
+/// Open the store in `disk`'s directories, or create one if they are empty. `owner` is written to
+/// the LOCK file for people. If creation fails, no files are left.
 pub fn open_or_make(
     disk: Arc<dyn Disk>,
     geometry: Geometry,
@@ -167,24 +169,24 @@ pub fn open_or_make(
     owner: &str,
     timeout: Duration,
 ) -> Result<OpenedVolume, VolumeError> {
-    match look(&*disk)? {
-        Look::Store => open(disk, geometry, owner, timeout),
-        Look::Empty => make(disk, geometry, entropy, owner, timeout),
-        Look::HalfMade => {
-            unmake(&*disk)?;
-            make(disk, geometry, entropy, owner, timeout)
+    match inspect_dirs(&*disk)? {
+        DirsState::Store => open(disk, geometry, owner, timeout),
+        DirsState::Empty => create(disk, geometry, entropy, owner, timeout),
+        DirsState::HalfCreated => {
+            remove_files(&*disk)?;
+            create(disk, geometry, entropy, owner, timeout)
         }
     }
 }
 
-enum Look {
+enum DirsState {
     Empty,
-    HalfMade,
+    HalfCreated,
     Store,
 }
 
-/// What lies in the directories.
-fn look(disk: &dyn Disk) -> Result<Look, VolumeError> {
+/// Determine the state of the directories.
+fn inspect_dirs(disk: &dyn Disk) -> Result<DirsState, VolumeError> {
     let (mut ours, mut without) = (None, None);
     let mut manifest = false;
     for dir in 0..disk.dirs() {
@@ -197,20 +199,20 @@ fn look(disk: &dyn Disk) -> Result<Look, VolumeError> {
                 return Err(VolumeError::NotAStore { dir: disk.dir_name(dir), file: name });
             }
             if name == names::CREATING {
-                // Whoever is making the store right now holds this file's lock.
+                // A process that is creating the store now holds the lock of this file.
                 lock(disk, dir, names::CREATING)?;
-                return Ok(Look::HalfMade);
+                return Ok(DirsState::HalfCreated);
             }
             manifest |= names::MANIFESTS.contains(&&*name);
             ours.get_or_insert(dir);
         }
     }
     match (ours, without) {
-        (None, _) => Ok(Look::Empty),
+        (None, _) => Ok(DirsState::Empty),
         (Some(_), Some(dir)) => {
             Err(VolumeError::NoDrive { dir: disk.dir_name(dir), number: dir + 1, dirs: disk.dirs() })
         }
-        (Some(_), None) if manifest => Ok(Look::Store),
+        (Some(_), None) if manifest => Ok(DirsState::Store),
         (Some(dir), None) => Err(VolumeError::Missing { dir: disk.dir_name(dir), file: names::MANIFESTS[0] }),
     }
 }
@@ -227,17 +229,17 @@ fn lock(disk: &dyn Disk, dir: usize, name: &'static str) -> Result<(FileId, u64)
     })
 }
 
-/// What the LOCK file says.
+/// The content of the LOCK file, if it is printable.
 fn owner_of(disk: &dyn Disk) -> Option<String> {
     let bytes = disk.glance(0, names::LOCK)?;
     let text = String::from_utf8_lossy(&bytes).trim_matches(['\0', '\n', ' ']).to_owned();
     (!text.is_empty() && !text.contains(char::is_control)).then_some(text)
 }
 
-fn unmake(disk: &dyn Disk) -> Result<(), IoFault> {
+fn remove_files(disk: &dyn Disk) -> Result<(), IoFault> {
     for dir in 0..disk.dirs() {
         let files = disk.list(dir)?;
-        // The marker goes last: until then the rest is known to be half made.
+        // The marker is removed last: while it exists, the other files are known to be incomplete.
         for (name, _) in files.iter().filter(|(n, _)| names::is_ours(n) && n != names::CREATING) {
             disk.remove(dir, name)?;
         }
@@ -245,22 +247,22 @@ fn unmake(disk: &dyn Disk) -> Result<(), IoFault> {
     disk.remove(0, names::CREATING)
 }
 
-fn make(
+fn create(
     disk: Arc<dyn Disk>,
     geometry: Geometry,
     entropy: &dyn Entropy,
     owner: &str,
     timeout: Duration,
 ) -> Result<OpenedVolume, VolumeError> {
-    let made = make_files(&disk, geometry, entropy, owner, timeout);
-    if made.is_err() {
-        // The first failure is the one to tell of; a directory that cannot be cleaned keeps its marker.
-        let _ = unmake(&*disk);
+    let created = create_files(&disk, geometry, entropy, owner, timeout);
+    if created.is_err() {
+        // The first failure is reported; a directory that cannot be cleaned keeps its marker.
+        let _ = remove_files(&*disk);
     }
-    made
+    created
 }
 
-fn make_files(
+fn create_files(
     disk: &Arc<dyn Disk>,
     geometry: Geometry,
     entropy: &dyn Entropy,
@@ -289,14 +291,15 @@ fn make_files(
     }
     let lock_file = disk.create(0, names::LOCK, ALIGN)?;
     serial.write(lock_file, 0, owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()))?;
-    // From here on it is a store: everything above is synced.
+    // Everything above is synced; without the marker the store is valid.
     disk.remove(0, names::CREATING)?;
     let store = manifest.store();
     let volume = Volume { disk: disk.clone(), geometry, store, manifests, checkpoints, segments };
     Ok(OpenedVolume { volume, manifest, made: true, mended: 0, full: None })
 }
 
-/// The copies lie on different drives where there are several.
+/// The directory of a copy of the manifest. With several directories, the copies are on different
+/// drives.
 fn manifest_dir(dirs: u32, copy: usize) -> usize {
     if copy == 0 { 0 } else { dirs as usize - 1 }
 }
@@ -308,8 +311,8 @@ fn open(
     timeout: Duration,
 ) -> Result<OpenedVolume, VolumeError> {
     let dirs = geometry.dirs;
-    order::check_names(&*disk, dirs as usize)?;
-    // Every lock is taken before a byte is looked at.
+    dir_check::check_names(&*disk, dirs as usize)?;
+    // Take every lock before reading any byte.
     let mut segments = Vec::new();
     for dir in 0..dirs as usize {
         segments.push(lock(&*disk, dir, names::SEGMENTS)?);
@@ -336,9 +339,9 @@ fn open(
             file: names::MANIFESTS[d.copy],
             offset: u64::from(d.index) * ALIGN,
         })?;
-    compatible(&*disk, &geometry, manifest.superblock())?;
-    // How many segments fit was settled when the store was made; so was the room in its checkpoints, which
-    // the size of today's index need not match.
+    check_config(&*disk, &geometry, manifest.superblock())?;
+    // The number of segments and the size of checkpoints were fixed when the store was created.
+    // They need not match the current size of the index.
     let found = manifest.superblock();
     let geometry =
         Geometry { segment_count: found.segment_count, objects_max: found.objects_max, ..geometry };
@@ -346,22 +349,23 @@ fn open(
         check_length(&*disk, dir, names::SEGMENTS, geometry.dir_bytes(dir as u32), *found)?;
     }
     let files_of_segments: Vec<FileId> = segments.iter().map(|(file, _)| *file).collect();
-    order::check_heads(&*disk, &mut serial, manifest.store(), &files_of_segments)?;
-    let (manifests, mut full) = mend(&*disk, &mut serial, &geometry, &manifest, files, &copies)?;
+    dir_check::check_heads(&*disk, &mut serial, manifest.store(), &files_of_segments)?;
+    let (manifests, mut full) = repair_manifests(&*disk, &mut serial, &geometry, &manifest, files, &copies)?;
     let mut checkpoints = [FileId(0); 2];
     for (i, file) in checkpoints.iter_mut().enumerate() {
         *file = open_or_replace(&*disk, 0, names::CHECKPOINTS[i], geometry.checkpoint_bytes())?;
     }
     let lock_file = open_or_replace(&*disk, 0, names::LOCK, ALIGN)?;
-    let named =
+    let owner_written =
         serial.write(lock_file, 0, owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()));
-    full = full.or(Full::of(named, None)?);
+    full = full.or(Full::of(owner_written, None)?);
     let store = manifest.store();
     let volume = Volume { disk, geometry, store, manifests, checkpoints, segments: files_of_segments };
     Ok(OpenedVolume { volume, manifest, made: false, mended: damage.len() as u32, full })
 }
 
-/// A file that the store can do without is made anew if it is missing or has another length.
+/// Open a file that the store does not depend on; it is created again if it is missing or has
+/// another length.
 fn open_or_replace(disk: &dyn Disk, dir: usize, name: &'static str, len: u64) -> Result<FileId, VolumeError> {
     match lock(disk, dir, name) {
         Ok((file, found)) if found == len => return Ok(file),
@@ -385,7 +389,7 @@ fn check_length(
     Err(VolumeError::Length { dir: disk.dir_name(dir), file, expected, found })
 }
 
-fn compatible(disk: &dyn Disk, wanted: &Geometry, found: &Superblock) -> Result<(), VolumeError> {
+fn check_config(disk: &dyn Disk, wanted: &Geometry, found: &Superblock) -> Result<(), VolumeError> {
     let pairs = [
         ("number of ssd.dirs", u64::from(found.dir_count), u64::from(wanted.dirs)),
         ("ssd.bytes", found.capacity_bytes, wanted.capacity_bytes),
@@ -401,7 +405,7 @@ fn compatible(disk: &dyn Disk, wanted: &Geometry, found: &Superblock) -> Result<
     }
 }
 
-/// A copy of the manifest, with zeros for blocks that cannot be read: what one copy lacks the other may have.
+/// A copy of the manifest, with zeros for unreadable blocks: the other copy may have them.
 fn read_copy(serial: &mut Serial, file: FileId, len: usize) -> Vec<u8> {
     if let Ok(whole) = serial.read(file, 0, len) {
         return whole.to_vec();
@@ -415,8 +419,9 @@ fn read_copy(serial: &mut Serial, file: FileId, len: usize) -> Vec<u8> {
     copy
 }
 
-/// Bring both copies to the same state before anything else is written: from then on either may be lost.
-fn mend(
+/// Bring both copies to the same state before anything else is written, so that afterwards either
+/// may be lost.
+fn repair_manifests(
     disk: &dyn Disk,
     serial: &mut Serial,
     geometry: &Geometry,
@@ -431,8 +436,9 @@ fn mend(
         let dir = manifest_dir(geometry.dirs, i);
         out[i] = match files[i] {
             Some((file, len)) if len == geometry.manifest_bytes() => file,
-            // Of another length: it is open here already, so it is replaced without being opened again. It may have what
-            // the first copy lacks, so it is kept while that could not be written.
+            // A copy of another length is open and locked already, so it is replaced without being
+            // opened again. It may have blocks that the first copy lacks, so it is kept if the
+            // first copy could not be written.
             _ => {
                 if let Some(Full { fault, .. }) = full {
                     return Err(VolumeError::Io(fault));
@@ -441,10 +447,11 @@ fn mend(
                 disk.create(dir, name, geometry.manifest_bytes())?
             }
         };
-        // One copy after the other: behind one that could not be written the other stays as it is.
+        // One copy after the other: if one could not be written, the other is not changed.
         if full.is_none() {
             let written = if copies[i] == wanted { Ok(()) } else { serial.write(out[i], 0, &wanted) };
-            // Also what reads as it should: a killed process may have written it and not synced it.
+            // Sync even if the content is right: a killed process may have written it without a
+            // sync.
             full = Full::of(written.and_then(|()| serial.sync(out[i])), Some(i))?;
         }
     }

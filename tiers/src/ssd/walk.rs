@@ -1,13 +1,14 @@
-//! Going through a segment header by header, piece by piece, for whoever has no footer or does not believe it:
-//! reclaim and scrub. Without I/O: it says what to read next and is fed what was read.
+//! Walks a segment header by header, for reclaim and scrub, which have no footer or do not trust
+//! it. The walk does no I/O: it names the next range to read and is fed the bytes.
 //!
-//! Payloads are stepped over and not verified; a block that is no header of this segment's life is stepped over too.
+//! Payloads are skipped without verification. A block that is not a header of this incarnation is
+//! skipped too.
 
 use pagelith_layouts::align::{ALIGN, align_down};
 use pagelith_layouts::record::Record;
 use pagelith_layouts::segment::SegmentIdentity;
 
-/// Bytes of a segment that are read at a time.
+/// Bytes of a segment to read at a time.
 pub const WINDOW: u64 = 128 * 1024;
 
 /// A walk through one segment.
@@ -16,23 +17,25 @@ pub struct Walk {
     identity: SegmentIdentity,
     end: u64,
     at: u64,
-    /// A header at `at` is longer than what was read of it.
+    /// Length of the header at `at` if it is longer than the bytes read so far; else 0.
     need: u64,
 }
 
 impl Walk {
-    /// A walk from behind the segment's head to byte `end`.
+    /// A walk from the end of the segment's header to byte `end`.
     pub fn new(identity: SegmentIdentity, end: u64) -> Walk {
         Walk { identity, end: align_down(end), at: ALIGN, need: 0 }
     }
 
-    /// What to read next: byte offset and length in the segment, multiples of 4096. `None` at the end.
+    /// The next range to read: byte offset and length in the segment, multiples of 4096. `None` at
+    /// the end.
     pub fn next_read(&self) -> Option<(u64, u64)> {
         let left = self.end.checked_sub(self.at).filter(|left| *left > 0)?;
         Some((self.at, self.need.max(WINDOW).min(left)))
     }
 
-    /// What [`Walk::next_read`] asked for. Each record whose header begins in it, and is all there, is `found`.
+    /// Feed the bytes of the range of [`Walk::next_read`]. `found` is called for each record whose
+    /// complete header is in these bytes.
     pub fn feed(&mut self, bytes: &[u8], found: &mut dyn FnMut(&Record<'_>)) {
         let from = self.at;
         self.need = 0;
@@ -41,7 +44,8 @@ impl Walk {
                 return;
             };
             let room = self.end - self.at;
-            // Payload bytes are a client's: a forged header, which cannot know the store's name, costs no long read.
+            // Clients choose payload bytes. A forged header does not have the store's random
+            // identifier, so it cannot cause a long read.
             let ours = Record::claimed_store(rest) == Some(self.identity.store);
             let claimed = Record::claimed_header_bytes(rest).filter(|_| ours);
             if let Some(need) = claimed.filter(|n| *n > rest.len() as u64 && *n <= room) {
@@ -59,7 +63,7 @@ impl Walk {
         }
     }
 
-    /// What was asked for could not be read: go on behind its first block.
+    /// The range of [`Walk::next_read`] could not be read: continue after its first block.
     pub fn skip(&mut self) {
         self.at += ALIGN;
         self.need = 0;
@@ -82,7 +86,7 @@ mod tests {
         SegmentIdentity { store: StoreId([7; 16]), segment: SegmentId(3), incarnation: Incarnation(2) }
     }
 
-    /// Put a record of `members` members with `length` bytes each at `offset`; where it ends.
+    /// Write a record with `members` members of `length` bytes at `offset`; returns its end.
     fn put(segment: &mut [u8], identity: SegmentIdentity, offset: u64, members: usize, length: u64) -> u64 {
         let namespace = Namespace::default().id();
         let key = |n: usize| {
@@ -123,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn every_record_is_found_also_across_windows_and_behind_ruins() {
+    fn walk_finds_records_across_windows_and_after_damage() {
         let mut segment = vec![0; END as usize];
         let mut at = ALIGN;
         let mut expected = Vec::new();
@@ -133,14 +137,14 @@ mod tests {
             assert!(at < END);
         }
         assert_eq!(walk(&segment).0, expected);
-        // A header that is damaged costs its own record alone.
+        // A damaged header affects only its own record.
         segment[expected[2] as usize + 50] ^= 1;
         expected.remove(2);
         assert_eq!(walk(&segment).0, expected);
     }
 
     #[test]
-    fn what_is_of_another_life_or_place_is_not_found() {
+    fn walk_skips_records_of_other_incarnation_or_place() {
         let mut segment = vec![0; END as usize];
         let old = SegmentIdentity { incarnation: Incarnation(1), ..identity() };
         let at = put(&mut segment, old, ALIGN, 1, 9000);
@@ -151,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_segment_is_read_once() {
+    fn walk_reads_empty_segment_once() {
         let (found, reads) = walk(&vec![0; END as usize]);
         assert_eq!((found.len(), reads as u64), (0, (END - ALIGN).div_ceil(WINDOW)));
     }

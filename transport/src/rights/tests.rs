@@ -1,4 +1,4 @@
-//! The right that each request needs, and in which of its keys a foreign namespace is seen.
+//! The right that each request requires, and the fields in which a foreign namespace is detected.
 
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::{ObjectKey, Role};
@@ -21,7 +21,7 @@ fn own() -> Rights {
 }
 
 #[test]
-fn what_a_part_says_of_its_group_is_looked_at_too() {
+fn foreign_namespace_among_a_parts_required_keys_is_refused() {
     let part = |required| {
         let mut put = PutDraft::of_parts(32 << 10, &[key(OWN), key(required)]);
         put.group(None);
@@ -33,7 +33,7 @@ fn what_a_part_says_of_its_group_is_looked_at_too() {
 }
 
 #[test]
-fn a_foreign_namespace_is_seen_in_every_place_of_every_verb() {
+fn foreign_namespace_in_any_key_of_a_request_is_refused() {
     let refused = |ask: Ask<'_>| own().check(&ask).expect_err("foreign").namespace;
     let keys = [key(OWN), key(FOREIGN)];
     for ask in [
@@ -65,7 +65,7 @@ fn a_foreign_namespace_is_seen_in_every_place_of_every_verb() {
 }
 
 #[test]
-fn a_right_that_is_missing_is_refused_by_verb() {
+fn request_without_its_right_is_refused_by_verb() {
     let readers = Rights { write: false, remove: false, ..own() };
     for ask in [Ask::Flush, Ask::Clear(OWN), Ask::Hold(1), Ask::Release(1), Ask::Stats] {
         let refused = readers.check(&ask).expect_err("no right");
@@ -80,8 +80,8 @@ fn a_right_that_is_missing_is_refused_by_verb() {
     assert_eq!(text, format!("not allowed on this connection: namespace={FOREIGN} verb=Clear"));
 }
 
-/// The right that a verb needs, by the protocol, and whether it names a namespace. Written down once more, by hand: what the code says is
-/// compared with it, and a new verb is not left out of it.
+/// The right that a verb requires by the protocol, and whether it has a namespace. A second table,
+/// written by hand, to compare with the code; its match covers every verb.
 fn needed(verb: Verb) -> (Option<Right>, bool) {
     match verb {
         Verb::Exists => (Some(Right::Read), true),
@@ -112,7 +112,7 @@ fn needed(verb: Verb) -> (Option<Right>, bool) {
     }
 }
 
-/// Ask this of one namespace; what came of the check.
+/// The result of checking a request of this verb in one namespace.
 fn checked(rights: &Rights, verb: Verb, namespace: NamespaceId) -> Result<(), NotAllowed> {
     let keys = [key(namespace)];
     let gets = keys.map(|key| GetItem::new(key, None, 1));
@@ -153,9 +153,9 @@ fn checked(rights: &Rights, verb: Verb, namespace: NamespaceId) -> Result<(), No
     rights.check(&ask)
 }
 
-/// Every verb, with each set of rights, in a namespace of its own and in a foreign one.
+/// Every verb, with each set of rights, in an allowed namespace and in a foreign one.
 #[test]
-fn each_verb_is_refused_without_its_right() {
+fn each_verb_without_its_right_is_refused() {
     for verb in Verb::ALL.iter().copied() {
         let (needs, names) = needed(verb);
         for (set, namespace) in (0..16u8).flat_map(|set| [(set, OWN), (set, FOREIGN)]) {

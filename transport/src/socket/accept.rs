@@ -1,4 +1,4 @@
-//! A socket that listens.
+//! Listening sockets.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,32 +11,34 @@ use rustix::net::{
     listen, socket_with, sockopt::set_socket_reuseaddr,
 };
 
-use super::end::{fault, user};
+use super::connected::{peer_user, system_error};
 use super::listener::ListenError;
 use super::source::Source;
 use crate::address::{Address, Endpoint};
 use crate::closed::Closed;
 
-/// Connections that may wait to be accepted.
+/// Length of the kernel's accept queue.
 const BACKLOG: i32 = 128;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// A connection that was accepted, and nothing else done with it.
+/// An accepted connection, before any other call on it.
 pub(super) struct Accepted {
-    /// Its name for messages.
+    /// The peer's name for messages.
     pub peer: String,
     pub source: Source,
     pub socket: OwnedFd,
 }
 
-/// Sockets that listen, one for each address of a host name; one of this host has a file, which goes with it.
+/// Listening sockets, one for each address of a host name.
 pub(super) struct Acceptor {
     sockets: Vec<OwnedFd>,
+    /// The file of a Unix socket, with its device and inode. Dropping the acceptor removes it.
     file: Option<(PathBuf, (u64, u64))>,
 }
 
 impl Acceptor {
-    /// Listen, and where: at `hosts`, which are what a TCP address resolves to.
+    /// Listen at `address`; `hosts` are the addresses to which a TCP address resolves. Also returns
+    /// the address with the port in use.
     pub(super) fn new(address: &Address, hosts: &[SocketAddr]) -> Result<(Acceptor, Address), ListenError> {
         match address {
             Address::Tcp(endpoint) => Acceptor::tcp(endpoint, hosts),
@@ -44,9 +46,10 @@ impl Acceptor {
         }
     }
 
-    /// An address that this host has not, of several, is left out: one of IPv6, say, where that is turned off.
+    /// Skips an address that this host does not have, unless it has none of them: IPv6 may be
+    /// disabled.
     fn tcp(endpoint: &Endpoint, hosts: &[SocketAddr]) -> Result<(Acceptor, Address), ListenError> {
-        let (mut sockets, mut port, mut left_out) = (Vec::new(), endpoint.port(), None);
+        let (mut sockets, mut port, mut skipped) = (Vec::new(), endpoint.port(), None);
         for host in hosts {
             match listen_at(SocketAddr::new(host.ip(), port)) {
                 Ok((socket, found)) => {
@@ -59,11 +62,11 @@ impl Acceptor {
                     if !matches!(errno, Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) {
                         return Err(error);
                     }
-                    left_out = Some(error);
+                    skipped = Some(error);
                 }
             }
         }
-        if let Some(error) = left_out.filter(|_| sockets.is_empty()) {
+        if let Some(error) = skipped.filter(|_| sockets.is_empty()) {
             return Err(error);
         }
         let found = match endpoint {
@@ -83,11 +86,12 @@ impl Acceptor {
         let file = match address {
             Address::Tcp(_) => None,
             Address::Unix(path) => {
-                // The file is made with the socket's mode, so that there is no moment at which others can connect.
+                // bind creates the file with the socket's mode, so other users can at no time
+                // connect.
                 fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("fchmod"))?;
                 let at = SocketAddrUnix::new(path).map_err(failed("bind"))?;
                 match bind(&socket, &at) {
-                    Err(Errno::ADDRINUSE) if is_left_over(path, &at) => {
+                    Err(Errno::ADDRINUSE) if is_stale(path, &at) => {
                         let _ = unlink(path);
                         bind(&socket, &at).map_err(failed("bind"))?;
                     }
@@ -102,7 +106,7 @@ impl Acceptor {
         Ok((acceptor, address.clone()))
     }
 
-    /// The next connection, if there is one.
+    /// The next connection in the accept queue, if any.
     pub(super) fn accept(&self) -> Result<Option<Accepted>, Closed> {
         let accepted = self.sockets.iter().map(|socket| acceptfrom_with(socket, FLAGS));
         match accepted.into_iter().find(|accepted| !matches!(accepted, Err(Errno::AGAIN))) {
@@ -110,26 +114,26 @@ impl Acceptor {
                 let from = from.and_then(|from| SocketAddr::try_from(from).ok());
                 let peer = from.map_or_else(|| "this host".to_owned(), |from| from.to_string());
                 let source =
-                    from.map_or_else(|| user(&socket).map(Source::User), |from| Ok(Source::of(from)));
+                    from.map_or_else(|| peer_user(&socket).map(Source::User), |from| Ok(Source::of(from)));
                 Ok(Some(Accepted { peer, source: source?, socket }))
             }
             None => Ok(None),
-            Some(Err(e)) => Err(fault("accept")(e)),
+            Some(Err(e)) => Err(system_error("accept")(e)),
         }
     }
 
-    /// What to wait at.
+    /// The descriptors to wait for.
     pub(super) fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.sockets.iter().map(AsFd::as_fd)
     }
 }
 
-/// A socket that listens at this address, and its port; else what failed.
+/// A socket that listens at this address, and its port; or the failed call and its errno.
 fn listen_at(at: SocketAddr) -> Result<(OwnedFd, u16), (&'static str, Errno)> {
     let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let failed = |operation| move |errno| (operation, errno);
     let socket = socket_with(family, SocketType::STREAM, FLAGS, None).map_err(failed("socket"))?;
-    // What a process that was just killed left behind does not keep the next one out.
+    // Connections of a process that was just killed must not block the next one from binding.
     set_socket_reuseaddr(&socket, true).map_err(failed("setsockopt SO_REUSEADDR"))?;
     bind(&socket, &at).map_err(failed("bind"))?;
     listen(&socket, BACKLOG).map_err(failed("listen"))?;
@@ -137,8 +141,8 @@ fn listen_at(at: SocketAddr) -> Result<(OwnedFd, u16), (&'static str, Errno)> {
     Ok((socket, found.port()))
 }
 
-/// Whether a file is the socket of a process that is gone: nobody takes a connection.
-fn is_left_over(path: &Path, at: &SocketAddrUnix) -> bool {
+/// Whether `path` is the socket file of a process that has ended: no process accepts connections.
+fn is_stale(path: &Path, at: &SocketAddrUnix) -> bool {
     let is_socket = lstat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
     let probe = || {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;

@@ -1,4 +1,4 @@
-//! A client's end: connecting, greeting, proof.
+//! The client's end: connecting, and the start of the handshake.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use pagelith_layouts::wire::greeting::Feature;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as start, socket_with};
 
-use super::end::fault;
+use super::connected::system_error;
 use super::rings::Rings;
 use super::{Socket, SocketLink, SocketPending, offered};
 use crate::address::{Address, Endpoint};
@@ -22,12 +22,16 @@ use crate::handshake::Handshake;
 use crate::limits::Limits;
 use crate::pending::{Pending, Progress};
 
-/// Longest single wait of [`dial`].
+/// Maximum single wait of [`dial`].
 const WAIT_STEP: Duration = Duration::from_millis(100);
 
-/// Begin to connect to a server. Its host is an IP address: [`SocketDial`](crate::dial::SocketDial) resolves names. Never
-/// waits: connecting, greeting and proof go on in [`Pending::poll`], and together take at most `limits.handshake`. `key` is needed where the server demands one, and refused where it takes none. `shows` is memory
-/// of this process that the server may look at, [`REGIONS_MAX`](crate::shown::REGIONS_MAX) regions at most.
+/// Begin to connect to a server. Never waits.
+///
+/// The host must be an IP address; [`SocketDial`](crate::dial::SocketDial) resolves names.
+/// [`Pending::poll`] does the rest of connecting, greeting and proof, which together take at most
+/// `limits.handshake`. `key` is needed if the server requires one, and refused if it supports none.
+/// `shows` is memory of this process that the server may read: at most
+/// [`REGIONS_MAX`](crate::shown::REGIONS_MAX) regions.
 pub fn connect(
     to: &Address,
     offer: Offer,
@@ -38,15 +42,15 @@ pub fn connect(
     shows: &[Arc<Region>],
 ) -> Result<SocketPending, Closed> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let open = |family| socket_with(family, SocketType::STREAM, flags, None).map_err(fault("socket"));
+    let open = |family| socket_with(family, SocketType::STREAM, flags, None).map_err(system_error("socket"));
     let begun = |result| match result {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
-        Err(e) => Err(fault("connect")(e)),
+        Err(e) => Err(system_error("connect")(e)),
     };
     let mut can_share = false;
     let socket = match to {
         Address::Tcp(Endpoint::Name { host, .. }) => {
-            let detail = "it is to be resolved before this".to_owned();
+            let detail = "connect takes an IP address, not a name".to_owned();
             return Err(Closed::Unresolved { host: host.clone(), detail });
         }
         Address::Tcp(Endpoint::Ip(to)) => {
@@ -56,11 +60,11 @@ pub fn connect(
         }
         Address::Unix(path) => {
             let socket = open(AddressFamily::UNIX)?;
-            let to = SocketAddrUnix::new(path).map_err(fault("connect"))?;
+            let to = SocketAddrUnix::new(path).map_err(system_error("connect"))?;
             begun(start(&socket, &to))?;
             let memory = (offer.features & Feature::SharedMemory.bit() != 0).then(Rings::memory).flatten();
             can_share = memory.is_some();
-            Socket::unix(socket, memory)?.showing(shows.to_vec())
+            Socket::unix(socket, memory)?.sharing(shows.to_vec())
         }
     };
     let offer = offered(offer, to, can_share);
@@ -68,7 +72,7 @@ pub fn connect(
     Ok(Pending::new(socket, to.to_string(), Side::Client, offer, handshake, (clock, limits)))
 }
 
-/// As [`connect`], and wait for the end of it.
+/// As [`connect`], but wait until the link is established or has failed.
 pub fn dial(
     to: &Address,
     offer: Offer,

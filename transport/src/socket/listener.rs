@@ -1,6 +1,6 @@
-//! A server's end: accepting, and the handshakes of peers that are not known yet.
+//! The server's end: accepting connections, and their handshakes.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,14 +8,13 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_io::shm::Region;
 use pagelith_layouts::wire::Side;
-use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::accept::{Accepted, Acceptor};
-use super::aside::{self, Aside, Helpers};
-use super::end::is_let_in;
+use super::connected::is_trusted;
+use super::handshake_thread::{HandshakeThread, HandshakeThreads, close_on_thread};
+use super::pending_peers::{Handshaking, PendingPeers};
 use super::source::Source;
-use super::unknown::{Shaking, Unknown};
 use super::{Socket, SocketLink, SocketPending, offered, wait};
 use crate::address::Address;
 use crate::capability::Offer;
@@ -23,48 +22,50 @@ use crate::closed::Closed;
 use crate::handshake::{Admission, Handshake};
 use crate::limits::Limits;
 use crate::pending::{Pending, Progress};
-use crate::places::Places;
+use crate::permits::LinkPermits;
 use crate::resolve::Resolver;
 use crate::rights::Namespaces;
-use crate::shown::{FILES_MAX, REGIONS_MAX};
 
-/// Most connections accepted in one poll.
+/// Maximum connections accepted in one poll.
 const ACCEPTS_MAX: usize = 64;
-/// The errno of a peer that went away before it was accepted.
+/// The errno of accept if the peer closed the connection before.
 const CONNABORTED: i32 = rustix::io::Errno::CONNABORTED.raw_os_error();
-/// Threads for handshakes, for each that may be under way: those that a peer keeps from ending are as many as that at most.
-const HELPERS: usize = 2;
-/// Pause after an accept that failed: what it lacks (a descriptor, memory, a thread) comes back when another connection ends.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Threads per handshake slot: peers that block their threads occupy at most one thread of each
+/// slot.
+const THREADS_PER_HANDSHAKE: usize = 2;
+/// Pause after a failed accept: the missing resource (a descriptor, memory, a thread) becomes free
+/// when another connection ends.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Where to listen, and for whom.
+/// The address of a listener, and the clients that it admits.
 #[derive(Clone, Debug)]
 pub struct Listen {
-    /// The address; port 0 for any that is free. Of a host name, all addresses that it resolves to. A Unix socket's
-    /// file is made, for its user alone, and goes with the listener; one that a process left behind that is gone is
-    /// replaced.
+    /// The address; port 0 for any free port. For a host name, all addresses to which it resolves.
+    /// The file of a Unix socket is created with access for its user only, and removed with the
+    /// listener. It replaces the file of a process that has ended.
     pub address: Address,
-    /// How clients are known.
+    /// How clients authenticate.
     pub admission: Admission,
-    /// Take clients from other hosts too. They must be known by a key. Without it the address must be loopback.
+    /// Admit clients of other hosts, which must authenticate with a key. Otherwise the address must
+    /// be loopback.
     pub beyond_this_host: bool,
 }
 
-/// Why a listener was not made.
+/// Why a listener could not be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListenError {
-    /// The name of the host could not be resolved.
+    /// The host name could not be resolved.
     #[error(transparent)]
     Unresolved(Closed),
-    /// The address can be reached from other hosts, which was not asked for.
+    /// The address is reachable from other hosts without [`Listen::beyond_this_host`].
     #[error(
         "the address is not loopback: allow other hosts (--beyond-this-host, with keys) or listen at loopback address={0}"
     )]
     BeyondThisHost(Address),
-    /// Clients of other hosts would not be known by a key.
-    #[error("clients of other hosts must be known by a key address={0}")]
+    /// Clients of other hosts could connect without a key.
+    #[error("clients of other hosts must authenticate with a key: configure one address={0}")]
     NoKey(Address),
-    /// The system failed it.
+    /// A system call failed.
     #[error("{operation} failed: {} address={address} errno={errno}", std::io::Error::from_raw_os_error(*.errno))]
     System {
         /// Which operation.
@@ -76,36 +77,34 @@ pub enum ListenError {
     },
 }
 
-/// What came in.
+/// The outcome of one connection.
 pub enum Arrival {
-    /// A client that is known.
+    /// The link of an admitted client.
     Link(Box<SocketLink>),
-    /// One that was not let in, and why.
+    /// A client that was not admitted, or an accept that failed.
     Refused {
-        /// Its address.
+        /// The client's address; empty for a failed accept.
         peer: String,
-        /// Why.
+        /// The reason.
         why: Closed,
     },
 }
 
-/// A socket that listens, and the connections whose peers are not known yet.
+/// Listening sockets, and the connections in their handshakes.
 pub struct Listener {
     acceptor: Acceptor,
     address: Address,
-    unknown: Unknown,
-    /// For connections of this host.
-    helpers: Option<Helpers>,
-    links: Arc<Places>,
+    pending_peers: PendingPeers,
+    /// The handshake threads of a Unix socket.
+    threads: Option<HandshakeThreads>,
+    permits: Arc<LinkPermits>,
     admission: Admission,
     offer: Offer,
     entropy: Arc<dyn Entropy>,
     clock: Arc<dyn Clock>,
     limits: Limits,
-    shows: Vec<Arc<Region>>,
-    catalog: Option<Arc<Region>>,
-    lends: Vec<Arc<OwnedFd>>,
-    /// Nothing is accepted until then.
+    shared_regions: Vec<Arc<Region>>,
+    /// No connection is accepted before this time.
     paused_until: Option<Mono>,
 }
 
@@ -121,7 +120,7 @@ impl Listener {
         Listener::resolved_by(&Resolver::default(), listen, offer, entropy, clock, limits)
     }
 
-    /// As [`Listener::new`], at an address that `resolver` resolves if it is by name.
+    /// As [`Listener::new`], with a resolver for an address with a host name.
     pub fn resolved_by(
         resolver: &Resolver,
         listen: &Listen,
@@ -137,16 +136,16 @@ impl Listener {
             }
             Address::Unix(_) => Vec::new(),
         };
-        let within_host = hosts.iter().all(|address| address.ip().is_loopback());
-        match (within_host, listen.beyond_this_host, keyed) {
+        let all_loopback = hosts.iter().all(|address| address.ip().is_loopback());
+        match (all_loopback, listen.beyond_this_host, keyed) {
             (false, false, _) => return Err(ListenError::BeyondThisHost(listen.address.clone())),
             (_, true, false) => return Err(ListenError::NoKey(listen.address.clone())),
             _ => {}
         }
         let (acceptor, address) = Acceptor::new(&listen.address, &hosts)?;
-        let helpers = match &address {
+        let threads = match &address {
             Address::Tcp(_) => None,
-            Address::Unix(_) => Some(Helpers::new(
+            Address::Unix(_) => Some(HandshakeThreads::new(
                 eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| {
                     let (operation, address) = ("eventfd", address.clone());
                     ListenError::System { operation, address, errno: e.raw_os_error() }
@@ -158,166 +157,153 @@ impl Listener {
         Ok(Listener {
             acceptor,
             address,
-            unknown: Unknown::new(limits, offer.versions),
-            helpers,
-            links: Places::new(limits.links_max),
+            pending_peers: PendingPeers::new(limits, offer.versions),
+            threads,
+            permits: LinkPermits::new(limits.links_max),
             admission,
             offer,
             entropy,
             clock,
             limits,
-            shows: Vec::new(),
-            catalog: None,
-            lends: Vec::new(),
+            shared_regions: Vec::new(),
             paused_until: None,
         })
     }
 
-    /// Show clients of this host what lies in `regions` ([`REGIONS_MAX`](crate::shown::REGIONS_MAX) at most): to those who may
-    /// read every namespace, since they can look at all of it.
+    /// Share `regions` with clients of this host, at most
+    /// [`REGIONS_MAX`](crate::shown::REGIONS_MAX): only with clients that may read every namespace,
+    /// since they can read all of the memory.
     pub fn showing(self, regions: Vec<Arc<Region>>) -> Listener {
-        let shows = if self.shows_all() { regions } else { Vec::new() };
-        Listener { shows, ..self }
+        let shared_regions = if self.may_share() { regions } else { Vec::new() };
+        Listener { shared_regions, ..self }
     }
 
-    /// Show them `catalog` too, which tells what lies where in the first region ([`Listener::showing`]).
-    pub fn telling(self, catalog: Option<Arc<Region>>) -> Listener {
-        let room = (1..REGIONS_MAX).contains(&self.shows.len());
-        Listener { catalog: catalog.filter(|_| room), ..self }
-    }
-
-    /// Hand clients of this host `files` over, opened to be read and not to be written, so that they read hits from there themselves
-    /// ([`FILES_MAX`](crate::shown::FILES_MAX) at most, or none): to those who may read every namespace, since they can read all of them.
-    pub fn lending(self, files: Vec<Arc<OwnedFd>>) -> Listener {
-        let fits = files.len() <= FILES_MAX && self.shows_all();
-        let lends = if fits { files } else { Vec::new() };
-        Listener { lends, ..self }
-    }
-
-    fn shows_all(&self) -> bool {
+    /// Whether all clients may read every namespace.
+    fn may_share(&self) -> bool {
         match &self.admission {
             Admission::Connection(rights) => rights.read && rights.namespaces == Namespaces::All,
             Admission::Keys(_) => false,
         }
     }
 
-    /// Where it listens: the port that was found, if none was said.
+    /// The address of the listener, with the port in use if none was given.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Bytes that are held for each peer that is not known yet.
+    /// Bytes of memory held for each unauthenticated peer.
     pub fn held_bytes(&self) -> Vec<usize> {
-        self.unknown.held_bytes()
+        self.pending_peers.held_bytes()
     }
 
-    /// Peers that are not known yet and have greeted.
+    /// Number of unauthenticated peers that have sent their greeting.
     pub fn greeted(&self) -> usize {
-        self.unknown.greeted()
+        self.pending_peers.greeted()
     }
 
-    /// Links of it that there are now.
+    /// Number of open links.
     pub fn links(&self) -> usize {
-        self.links.taken()
+        self.permits.in_use()
     }
 
-    /// Accept, and go on with handshakes, as far as it goes now. Never waits.
+    /// Accept connections, and advance handshakes, as far as possible now. Never waits.
     pub fn poll(&mut self, arrivals: &mut Vec<Arrival>) {
         self.paused_until = self.paused_until.filter(|until| self.clock.now() < *until);
-        if let Some(helpers) = &self.helpers {
-            let _ = rustix::io::read(helpers.wake(), &mut [0; 8]);
+        if let Some(threads) = &self.threads {
+            let _ = rustix::io::read(threads.wake(), &mut [0; 8]);
         }
         for _ in 0..ACCEPTS_MAX {
             if !self.accepts() {
                 break;
             }
             match self.acceptor.accept() {
-                Ok(Some(accepted)) => self.begin(accepted, arrivals),
+                Ok(Some(accepted)) => self.start_handshake(accepted, arrivals),
                 Ok(None) => break,
-                // The peer went away before it was accepted, or this process is out of descriptors: whoever polls sees it, and then
-                // the connections that wait go on waiting.
+                // The peer closed the connection before it was accepted, or this process has no
+                // free descriptors. In the latter case connections stay in the accept queue for a
+                // while.
                 Err(why) => {
                     let gone = matches!(why, Closed::System { errno, .. } if errno == CONNABORTED);
-                    self.paused_until = (!gone).then(|| self.clock.now().after(PAUSE));
+                    self.paused_until = (!gone).then(|| self.clock.now().after(ACCEPT_PAUSE));
                     arrivals.push(Arrival::Refused { peer: String::new(), why });
                     break;
                 }
             }
         }
-        self.unknown.poll(self.clock.now(), arrivals);
+        self.pending_peers.poll(self.clock.now(), arrivals);
     }
 
     /// Whether connections are accepted now.
     fn accepts(&self) -> bool {
-        let most = HELPERS * self.limits.unknown_max;
-        self.paused_until.is_none() && self.helpers.as_ref().is_none_or(|helpers| helpers.count() < most)
+        let threads_max = THREADS_PER_HANDSHAKE * self.limits.unknown_max;
+        self.paused_until.is_none()
+            && self.threads.as_ref().is_none_or(|threads| threads.count() < threads_max)
     }
 
-    /// As `poll`, but wait until something came in or a handshake has taken too long, at most `timeout`.
+    /// As `poll`, but first wait at most `timeout` until a socket is ready or a handshake times
+    /// out.
     pub fn wait(&mut self, arrivals: &mut Vec<Arrival>, timeout: Duration) {
         wait(Some(self), &[], &[], timeout);
         self.poll(arrivals);
     }
 
-    /// How long until [`Listener::poll`] must be called though nothing arrived.
+    /// Time until [`Listener::poll`] must be called even if nothing arrives.
     pub(super) fn due(&self) -> Option<Duration> {
         let now = self.clock.now();
         let pause = self.paused_until.map(|until| until.since(now));
-        self.unknown.due(now).into_iter().chain(pause).min()
+        self.pending_peers.due(now).into_iter().chain(pause).min()
     }
 
-    /// What to wait for: sockets, and whether bytes wait to be written to them.
+    /// The sockets to wait for, and whether each must become writable too.
     pub(super) fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
         let accepting = self.accepts();
         let accepted = self.acceptor.sockets().filter(move |_| accepting);
-        let wake = self.helpers.iter().map(|helpers| helpers.wake().as_fd());
-        accepted.chain(wake).map(|socket| (socket, false)).chain(self.unknown.sockets())
+        let wake = self.threads.iter().map(|threads| threads.wake().as_fd());
+        accepted.chain(wake).map(|socket| (socket, false)).chain(self.pending_peers.sockets())
     }
 
-    fn begin(&mut self, accepted: Accepted, arrivals: &mut Vec<Arrival>) {
+    fn start_handshake(&mut self, accepted: Accepted, arrivals: &mut Vec<Arrival>) {
         let Accepted { peer, source, socket } = accepted;
-        let socket = match (source, &self.helpers) {
-            (Source::User(user), Some(helpers)) if !is_let_in(user) => {
-                aside::let_go(socket, helpers);
+        let socket = match (source, &self.threads) {
+            (Source::User(user), Some(threads)) if !is_trusted(user) => {
+                close_on_thread(socket, threads);
                 Err(Closed::NotAuthentic { what: "the user" })
             }
-            (Source::User(_), _) => Socket::unix(socket, None).map(|socket| socket.seeing_peer(&self.limits)),
+            (Source::User(_), _) => {
+                Socket::unix(socket, None).map(|socket| socket.mapping_within(&self.limits))
+            }
             (Source::Network(_), _) => Socket::tcp(socket),
         };
         let socket = match socket {
             Ok(socket) => socket,
             Err(why) => return arrivals.push(Arrival::Refused { peer, why }),
         };
-        self.unknown.make_room(source, arrivals);
+        self.pending_peers.make_room(source, arrivals);
         let pending = self.pending(socket, peer.clone());
-        let Some(helpers) = &self.helpers else {
-            // What it said already is answered before it may have to make room for others.
+        let Some(threads) = &self.threads else {
+            // Bytes that have arrived already are processed before the connection can be evicted.
             return match pending.poll() {
                 Progress::Waiting(pending) => {
-                    self.unknown.add(source, peer, Shaking::Here(Box::new(pending)))
+                    self.pending_peers.add(source, peer, Handshaking::Inline(Box::new(pending)))
                 }
                 Progress::Ready(link) => arrivals.push(Arrival::Link(link)),
                 Progress::Over(why) => arrivals.push(Arrival::Refused { peer, why }),
             };
         };
-        match Aside::begin(pending, helpers, &*self.clock) {
-            Ok(aside) => self.unknown.add(source, peer, Shaking::Aside(aside)),
+        match HandshakeThread::start(pending, threads, &*self.clock) {
+            Ok(thread) => self.pending_peers.add(source, peer, Handshaking::Thread(thread)),
             Err(why) => {
-                self.paused_until = Some(self.clock.now().after(PAUSE));
+                self.paused_until = Some(self.clock.now().after(ACCEPT_PAUSE));
                 arrivals.push(Arrival::Refused { peer, why });
             }
         }
     }
 
     fn pending(&self, socket: Socket, peer: String) -> SocketPending {
-        let shows = self.shows.iter().chain(&self.catalog).cloned().collect();
-        let socket = socket.showing(shows).lending(self.lends.clone());
-        // Nobody's word is taken who may be gone.
-        let offer = if socket.sees_peer() { self.offer } else { self.offer.without(Feature::Steady) };
-        let offer = if self.catalog.is_some() { offer } else { offer.without(Feature::Catalog) };
-        let handshake = Handshake::server(offer, self.admission.clone(), &*self.entropy);
+        let socket = socket.sharing(self.shared_regions.clone());
+        let handshake = Handshake::server(self.offer, self.admission.clone(), &*self.entropy);
         let outside = (self.clock.clone(), self.limits);
-        let handshake = handshake.taking_places(self.links.clone());
-        Pending::new(socket, peer, Side::Server, offer, handshake, outside)
+        let handshake = handshake.with_permits(self.permits.clone());
+        Pending::new(socket, peer, Side::Server, self.offer, handshake, outside)
     }
 }

@@ -1,8 +1,10 @@
-//! Shared memory in place of a Unix socket's own buffers, once both sides are known: two rings of bytes, made by the
-//! client and handed over on the socket, which from then on carries nothing but wake-ups, and the end of the other side.
+//! Two byte rings in shared memory that replace the buffers of a Unix socket after the handshake.
 //!
-//! While both sides are busy no call enters the kernel. A side that finds nothing polls for [`SPIN`], then says that it
-//! sleeps and waits at its socket; whoever moves bytes past a sleeper, or is about to, sends it one.
+//! The client allocates the memory and passes it over the socket. From then on the socket carries
+//! only wake-ups, and the end of the connection. While both ends are busy, no call enters the
+//! kernel. An end that finds no work polls for [`SPIN`], then sets its sleep flag and waits on its
+//! socket. The other end sends a wake-up if that flag is set when it moves bytes, or when it is
+//! about to.
 
 use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
@@ -12,96 +14,91 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::shm::{
-    Broken, MapBound, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, SteadyWords, View,
-    pair,
+    Broken, MapBound, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, View, pair,
 };
 use pagelith_io::system::SystemClock;
-use pagelith_layouts::wire::Side;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::end::wait_for;
-use super::handed;
+use super::connected::wait_for;
+use super::fd_passing;
 use crate::closed::Closed;
-use crate::shown::FILES_MAX;
 use crate::stream::Moved;
 
-/// How long a side polls the rings before it sleeps: longer than a small request takes, and than the other side needs to wake it
-/// (decision 0032 has what puts reach with 50, 100 and 200 us).
+/// Time that an end polls the rings before it sleeps: longer than a small request takes, and than
+/// the other end needs to wake it (decision 0032 has the results of puts with 50, 100 and 200 us).
 const SPIN: Duration = Duration::from_micros(100);
 /// Polls between two readings of the clock.
-const POLLS: u32 = 32;
-/// Reads that found nothing after which the socket is looked at: whoever never waits must notice the end too.
+const POLLS_PER_CLOCK_READ: u32 = 32;
+/// Empty reads after which the socket is checked: an end that never waits must notice the end of
+/// the connection too.
 const IDLE_READS: u32 = 1024;
-/// What the memory is handed over with.
-const HANDED: u8 = 1;
-/// What wakes a sleeper.
+/// Tag of a client's memory.
+const TAG_RINGS: u8 = 1;
+/// Byte of a wake-up.
 const WAKE: u8 = 2;
-/// What a server's regions are handed over with.
-const SHOWS: u8 = 3;
-/// The same, and files behind them: added to this is how many.
-const LENDS: u8 = 0x40;
+/// Tag of a server's regions.
+const TAG_REGIONS: u8 = 3;
 
-/// This side's ends of both rings.
+/// This end of both rings.
 pub(super) struct Rings {
     out: RingWriter,
-    inward: RingReader,
-    /// Wake-ups may lie in the socket.
+    incoming: RingReader,
+    /// Wake-ups may be in the socket.
     armed: Cell<bool>,
-    /// Something was written last that woke nobody.
-    unsaid: bool,
-    /// Nothing came in the last wait: an idle link is not polled each time that its thread looks after it.
+    /// The last write did not wake the other end.
+    unannounced: bool,
+    /// The last wait found nothing. An idle link is not polled at each visit of its thread.
     idle: bool,
     ended: bool,
     idle_reads: u32,
 }
 
-/// What a server handed over: what it shows, and files.
-pub(super) type Handed = (Vec<Arc<View>>, Vec<Arc<OwnedFd>>);
-/// What a client handed over: the rings, and what it shows.
-pub(super) type Shared = (Rings, Vec<Arc<View>>);
+/// The rings and the memory received from a client.
+pub(super) type ClientMemory = (Rings, Vec<Arc<View>>);
 
 impl Rings {
     fn new(memory: SharedMemory, first: bool) -> Rings {
-        let (out, inward) = pair(memory, first);
+        let (out, incoming) = pair(memory, first);
         Rings {
             out,
-            inward,
+            incoming,
             armed: Cell::new(false),
-            unsaid: false,
+            unannounced: false,
             idle: false,
             ended: false,
             idle_reads: 0,
         }
     }
 
-    /// A client's memory for them; `None` if this process may not make any.
+    /// A client's memory for the rings; `None` if this process cannot allocate it.
     pub fn memory() -> Option<SharedMemory> {
         SharedMemory::new(PAIR_MEMORY_BYTES).ok()
     }
 
-    /// Hand the memory over, with memory that is shown beside it, and begin to use it. The memory back if it cannot be handed
-    /// over yet.
-    pub fn hand_over(
+    /// Send a client's memory and its shared regions, and begin to use the rings. Returns the
+    /// memory if the socket cannot take it yet.
+    pub fn send_memory(
         socket: &OwnedFd,
         memory: SharedMemory,
-        shows: &[Arc<Region>],
+        regions: &[Arc<Region>],
     ) -> Result<Result<Rings, SharedMemory>, Closed> {
         let fds: Vec<BorrowedFd<'_>> =
-            std::iter::once(memory.as_fd()).chain(shows.iter().map(|region| region.as_fd())).collect();
-        Ok(match handed::hand(socket, HANDED, &fds)? {
+            std::iter::once(memory.as_fd()).chain(regions.iter().map(|region| region.as_fd())).collect();
+        Ok(match fd_passing::send_fds(socket, TAG_RINGS, &fds)? {
             true => Ok(Rings::new(memory, true)),
             false => Err(memory),
         })
     }
 
-    /// Take what a client hands over: its memory, and at most so many regions, mapped within `bound`; `None` if it has not come yet.
-    pub fn take_over(
+    /// Receive a client's memory and at most `regions_max` regions, and map them within `bound`;
+    /// `None` if they have not arrived yet.
+    pub fn receive_memory(
         socket: &OwnedFd,
         regions_max: usize,
         bound: &MapBound,
-    ) -> Result<Option<Shared>, Closed> {
-        let Some((_, fds)) = handed::take(socket, HANDED..=HANDED)? else { return Ok(None) };
+    ) -> Result<Option<ClientMemory>, Closed> {
+        let Some(fds) = fd_passing::receive_fds(socket, TAG_RINGS)? else { return Ok(None) };
         let mut fds = fds.into_iter();
         let Some(fd) = fds.next().filter(|_| fds.len() <= regions_max) else {
             return Err(Closed::broken("shared memory", "none was handed over"));
@@ -110,45 +107,27 @@ impl Rings {
         Ok(Some((Rings::new(memory, false), views(fds, Some(bound))?)))
     }
 
-    /// Hand a server's regions over, and its files if that is agreed; false if they cannot be handed over yet.
-    pub fn show(
-        socket: &OwnedFd,
-        shows: &[Arc<Region>],
-        files: Option<&[Arc<OwnedFd>]>,
-    ) -> Result<bool, Closed> {
-        let fds = shows.iter().map(|region| region.as_fd());
-        let fds: Vec<BorrowedFd<'_>> =
-            fds.chain(files.unwrap_or_default().iter().map(|file| file.as_fd())).collect();
-        handed::hand(socket, files.map_or(SHOWS, |files| LENDS + files.len() as u8), &fds)
+    /// Send a server's regions; false if the socket cannot take
+    /// them yet.
+    pub fn send_regions(socket: &OwnedFd, regions: &[Arc<Region>]) -> Result<bool, Closed> {
+        let fds: Vec<BorrowedFd<'_>> = regions.iter().map(|region| region.as_fd()).collect();
+        fd_passing::send_fds(socket, TAG_REGIONS, &fds)
     }
 
-    /// Take a server's regions, and its files if that is agreed; `None` if they have not come yet.
-    pub fn take_shown(socket: &OwnedFd, files: bool) -> Result<Option<Handed>, Closed> {
-        let what = if files { LENDS..=LENDS + FILES_MAX as u8 } else { SHOWS..=SHOWS };
-        let Some((what, mut fds)) = handed::take(socket, what)? else { return Ok(None) };
-        let count = usize::from(if files { what - LENDS } else { 0 });
-        let Some(regions) = fds.len().checked_sub(count) else {
-            return Err(Closed::broken("files", "fewer were handed over than was said"));
-        };
-        let files = fds.split_off(regions).into_iter().map(Arc::new).collect();
-        Ok(Some((views(fds.into_iter(), None)?, files)))
-    }
-
-    /// Where the client says what is steady, as this side has it.
-    pub fn steady(&self, side: Side) -> SteadyWords {
-        match side {
-            Side::Client => self.out.steady(),
-            Side::Server => self.inward.steady(),
-        }
+    /// Receive a server's regions; `None` if they have not arrived
+    /// yet.
+    pub fn receive_regions(socket: &OwnedFd) -> Result<Option<Vec<Arc<View>>>, Closed> {
+        let Some(fds) = fd_passing::receive_fds(socket, TAG_REGIONS)? else { return Ok(None) };
+        views(fds.into_iter(), None).map(Some)
     }
 
     pub fn read(&mut self, socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> Moved {
         let mut total = 0;
         for part in parts.iter_mut() {
-            match self.inward.read(part) {
+            match self.incoming.read(part) {
                 Ok(n) => {
                     total += n;
-                    // What arrives from here on belongs where this part ends.
+                    // Stop here: bytes that arrive meanwhile continue in this part.
                     if n < part.len() {
                         break;
                     }
@@ -158,7 +137,7 @@ impl Rings {
         }
         if total > 0 {
             self.idle_reads = 0;
-            if self.inward.publish() {
+            if self.incoming.publish() {
                 self.wake(socket);
             }
             return Moved::Bytes(total);
@@ -167,18 +146,18 @@ impl Rings {
         if self.armed.get() || self.idle_reads >= IDLE_READS {
             self.idle_reads = 0;
             self.drain(socket);
-            // What was written before the end was written.
-            if self.ended && self.inward.available() == Ok(0) {
+            // Bytes that were written before the end are delivered first.
+            if self.ended && self.incoming.available() == Ok(0) {
                 return Moved::Ended;
             }
         }
-        match self.ended && self.inward.available() == Ok(0) {
+        match self.ended && self.incoming.available() == Ok(0) {
             true => Moved::Ended,
             false => Moved::Blocked,
         }
     }
 
-    /// Write, and wake a sleeper if it is to hear of it now.
+    /// Write, and with `wakes` wake the other end if it sleeps.
     pub fn write(&mut self, socket: &OwnedFd, parts: &[IoSlice<'_>], wakes: bool) -> Moved {
         if self.ended {
             return Moved::Ended;
@@ -198,7 +177,7 @@ impl Rings {
         if total == 0 {
             return Moved::Blocked;
         }
-        self.unsaid = !wakes;
+        self.unannounced = !wakes;
         if !wakes {
             self.out.publish_quietly();
         } else if self.out.publish() {
@@ -207,40 +186,40 @@ impl Rings {
         Moved::Bytes(total)
     }
 
-    /// Wake the other side if it sleeps, for what is about to be written; whether it did.
-    pub fn nudge(&mut self, socket: &OwnedFd) -> bool {
-        let slept = self.out.publish();
-        if slept {
+    /// Wake the other end if it sleeps, before a write.
+    pub fn nudge(&mut self, socket: &OwnedFd) {
+        if self.out.publish() {
             self.wake(socket);
         }
-        slept
     }
 
-    /// Wait until there is something to do, at most `timeout`; false if there is nothing, also before that time is up.
+    /// Wait at most `timeout` until there is work; false if there is none, which may be before the
+    /// timeout.
     pub fn ready(&mut self, socket: &OwnedFd, write: bool, timeout: Duration) -> bool {
         if self.has_work(write) || !self.idle && self.spin(write) {
             self.idle = false;
             return true;
         }
-        // What was said quietly may be what the other side waits for, if it has no more to show: nothing else would tell it.
-        if std::mem::take(&mut self.unsaid) {
+        // The other end may wait for bytes that were written without a wake-up, and send nothing
+        // before it has them. So it must be woken before this end sleeps.
+        if std::mem::take(&mut self.unannounced) {
             self.nudge(socket);
         }
         let woken = !self.arm(write) && wait_for(&[(socket.as_fd(), false)], timeout);
-        self.inward.sleep(false);
+        self.incoming.sleep(false);
         self.out.sleep(false);
         self.drain(socket);
-        // Who is woken before there is anything is woken because it is about to come.
+        // A wake-up without work comes from `nudge`: work is about to arrive.
         let is_ready = self.has_work(write) || woken && self.spin(write);
         self.idle = !is_ready;
         is_ready
     }
 
-    /// As [`Rings::ready`], of room for what is to be sent alone.
+    /// As [`Rings::ready`], but wait only for room to write.
     pub fn ready_to_write(&mut self, socket: &OwnedFd, timeout: Duration) -> bool {
         let has_room = |rings: &Rings| rings.ended || rings.out.room() != Ok(0);
-        // The other side makes room only if it knows what lies there.
-        if std::mem::take(&mut self.unsaid) {
+        // The other end makes room only after it knows about the bytes.
+        if std::mem::take(&mut self.unannounced) {
             self.nudge(socket);
         }
         self.armed.set(true);
@@ -253,12 +232,13 @@ impl Rings {
         has_room(self)
     }
 
-    /// Poll for [`SPIN`]; whether there is something to do. The core is kept meanwhile: the other side has its own, mostly.
+    /// Poll the rings for at most [`SPIN`]; true if there is work. It does not yield its core: the
+    /// other end usually runs on another one.
     fn spin(&self, write: bool) -> bool {
-        // Rings are of one host, and never simulated.
+        // The system clock: rings are never simulated.
         let clock = SystemClock::new();
         loop {
-            for _ in 0..POLLS {
+            for _ in 0..POLLS_PER_CLOCK_READ {
                 if self.has_work(write) {
                     return true;
                 }
@@ -270,22 +250,22 @@ impl Rings {
         }
     }
 
-    /// Say that this side is about to wait at its socket; true if it need not.
+    /// Announce that this end is about to wait on its socket; true if there is work already.
     pub fn arm(&self, write: bool) -> bool {
         self.armed.set(true);
-        self.inward.sleep(true);
+        self.incoming.sleep(true);
         if write {
             self.out.sleep(true);
         }
         self.has_work(write)
     }
 
-    /// Also true where something is wrong: whoever moves bytes next is told what.
+    /// Also true after a failure, which the next read or write reports.
     fn has_work(&self, write: bool) -> bool {
-        self.ended || self.inward.available() != Ok(0) || write && self.out.room() != Ok(0)
+        self.ended || self.incoming.available() != Ok(0) || write && self.out.room() != Ok(0)
     }
 
-    /// Take wake-ups out of the socket, and notice its end.
+    /// Read wake-ups from the socket, and detect its end.
     fn drain(&mut self, socket: &OwnedFd) {
         self.armed.set(false);
         let mut bytes = [0u8; 64];
@@ -298,7 +278,7 @@ impl Rings {
 
     fn wake(&mut self, socket: &OwnedFd) {
         match send(socket, &[WAKE], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            // A socket that is full has woken it already.
+            // A full socket contains a wake-up already.
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => self.ended = true,
         }
@@ -309,7 +289,8 @@ fn views(fds: impl Iterator<Item = OwnedFd>, bound: Option<&MapBound>) -> Result
     fds.map(|fd| View::shared(fd, bound).map_err(|e| unmapped(&e))).collect()
 }
 
-/// Memory that was handed over is not mapped: this process has no room for it, or it is not what it should be.
+/// The error for memory of the peer that could not be mapped: this process lacks address space, or
+/// the memory is not valid.
 fn unmapped(e: &std::io::Error) -> Closed {
     match e.raw_os_error() {
         Some(errno) if errno == Errno::NOMEM.raw_os_error() => Closed::System { operation: "mmap", errno },
@@ -327,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    /// Both sides, and the socket of each.
+    /// Both ends, and the socket of each.
     fn two() -> ([Rings; 2], [OwnedFd; 2]) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (here, there) =
@@ -339,36 +320,36 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_is_woken_once_for_what_is_about_to_come() {
+    fn nudge_wakes_a_sleeping_end_once_for_the_next_write() {
         let ([mut ours, mut theirs], [here, there]) = two();
         let is_woken = || wait_for(&[(there.as_fd(), false)], Duration::ZERO);
         ours.nudge(&here);
-        assert!(!is_woken(), "it is awake");
+        assert!(!is_woken(), "the other end is awake");
         assert!(!theirs.arm(false));
         ours.nudge(&here);
         ours.nudge(&here);
         assert!(is_woken());
         theirs.drain(&there);
-        assert!(!is_woken(), "once is enough");
-        assert!(!theirs.ready(&there, false, Duration::ZERO), "it was for nothing");
+        assert!(!is_woken(), "one wake-up per sleep");
+        assert!(!theirs.ready(&there, false, Duration::ZERO), "no bytes followed");
         assert!(!theirs.arm(false));
         ours.nudge(&here);
         assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], true), Moved::Bytes(1));
         assert!(theirs.ready(&there, false, Duration::from_secs(60)));
         let woken = recv(&there, &mut [0u8; 8][..], RecvFlags::DONTWAIT).map(|(_, bytes)| bytes);
-        assert_eq!(woken, Ok(1), "what was written needed no other");
+        assert_eq!(woken, Ok(1), "the write sent no second wake-up");
     }
 
     #[test]
-    fn what_was_said_quietly_wakes_the_other_side_before_this_one_sleeps() {
+    fn quiet_write_wakes_the_other_end_before_this_end_sleeps() {
         let ([mut ours, theirs], [here, there]) = two();
         let is_woken = || wait_for(&[(there.as_fd(), false)], Duration::ZERO);
         assert!(!theirs.arm(false));
         assert!(!ours.ready(&here, false, Duration::ZERO));
-        assert!(!is_woken(), "there is nothing that it does not know");
+        assert!(!is_woken(), "nothing was written");
         assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], false), Moved::Bytes(1));
-        assert!(!is_woken(), "quietly");
+        assert!(!is_woken(), "a quiet write wakes no one");
         assert!(!ours.ready(&here, false, Duration::ZERO));
-        assert!(is_woken(), "both would sleep");
+        assert!(is_woken(), "otherwise both ends would sleep");
     }
 }

@@ -1,14 +1,15 @@
-//! Where a connection comes from: connections of one source share a part of the places for peers that are not known yet.
+//! The source of a connection. Connections of one source share a part of the capacity for
+//! unauthenticated peers.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// The prefix of an IPv6 address that one host or site has to itself.
+/// Length of the IPv6 prefix that is assigned to one host or site.
 const SITE_BITS: u32 = 64;
 
-/// Where a connection comes from.
+/// The source of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
-    /// An address; of IPv6 its /64, of which one host may have every address.
+    /// An IP address. For IPv6 its /64, since one host may have every address in that.
     Network(IpAddr),
     /// A user of this host.
     User(u32),
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_one_host_are_one_source() {
+    fn addresses_of_one_host_map_to_one_source() {
         let of = |text: &str| Source::of(text.parse().expect("an address"));
         assert_eq!(of("10.0.0.1:5"), of("10.0.0.1:6"));
         assert_ne!(of("10.0.0.1:5"), of("10.0.0.2:5"));

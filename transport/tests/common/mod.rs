@@ -1,7 +1,7 @@
-//! Two ends of a link in one thread: over memory that gives so many bytes a call, or over loopback. Time is set by the
-//! test.
+//! Two ends of a link in one thread, over a pipe in memory that moves a fixed number of bytes per
+//! call. The test sets the time.
 
-// Each test file is a program of its own and uses its part of this.
+// Each test file is a separate program and uses only a part of this module.
 #![allow(dead_code)]
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ use pagelith_transport::pending::{Pending, Progress};
 use pagelith_transport::rights::Rights;
 use pagelith_transport::stream::{Moved, Stream};
 
-/// Time that stands still until the test moves it.
+/// A clock that only the test advances.
 #[derive(Default)]
 pub struct HandClock(AtomicU64);
 
@@ -43,10 +43,10 @@ impl Clock for HandClock {
     }
 }
 
-/// Bytes that count up: nothing here depends on chance.
-pub struct Counting(pub AtomicU64);
+/// Deterministic entropy: bytes that count up.
+pub struct CountingEntropy(pub AtomicU64);
 
-impl Entropy for Counting {
+impl Entropy for CountingEntropy {
     fn fill(&self, out: &mut [u8]) {
         for byte in out {
             *byte = self.0.fetch_add(1, Ordering::SeqCst) as u8;
@@ -58,12 +58,13 @@ impl Entropy for Counting {
 #[derive(Default)]
 pub struct Way {
     pub bytes: VecDeque<u8>,
-    /// All that was ever written.
+    /// All bytes ever written.
     pub record: Vec<u8>,
     pub ended: bool,
-    /// Most bytes in flight; 0 for no bound.
+    /// Maximum bytes in flight; 0 for no bound.
     pub most: usize,
-    /// So many waits of the reader end for nothing, a millisecond later by this clock; then these bytes are there.
+    /// Number of the reader's next waits that return without bytes, each 1 ms later by `clock`.
+    /// After the last of them the bytes in `later` arrive.
     pub early: u32,
     pub clock: Option<Arc<HandClock>>,
     pub later: VecDeque<u8>,
@@ -73,7 +74,7 @@ pub struct Way {
 pub struct Pipe {
     pub reads: Arc<Mutex<Way>>,
     pub writes: Arc<Mutex<Way>>,
-    /// Most bytes a call.
+    /// Maximum bytes per call.
     pub step: usize,
 }
 
@@ -85,7 +86,7 @@ impl Drop for Pipe {
 }
 
 pub fn lock(way: &Mutex<Way>) -> MutexGuard<'_, Way> {
-    way.lock().expect("nobody panicked with it")
+    way.lock().expect("no panic")
 }
 
 impl Stream for Pipe {
@@ -131,7 +132,7 @@ impl Stream for Pipe {
     }
 }
 
-/// The two ends of a pipe that moves at most `step` bytes a call.
+/// The two ends of a pipe that moves at most `step` bytes per call.
 pub fn pipe(step: usize) -> (Pipe, Pipe) {
     let (a, b): (Arc<Mutex<Way>>, Arc<Mutex<Way>>) = Default::default();
     (Pipe { reads: a.clone(), writes: b.clone(), step }, Pipe { reads: b, writes: a, step })
@@ -141,8 +142,8 @@ pub fn key(secret: u8) -> Key {
     Key::new("rank-0", &[secret; 32]).expect("a key")
 }
 
-pub fn entropy() -> Arc<Counting> {
-    Arc::new(Counting(AtomicU64::new(1)))
+pub fn entropy() -> Arc<CountingEntropy> {
+    Arc::new(CountingEntropy(AtomicU64::new(1)))
 }
 
 pub fn keys(secret: u8) -> Admission {
@@ -154,19 +155,19 @@ pub fn offer() -> Offer {
     sharing().without(Feature::SharedMemory)
 }
 
-/// What this build has, with short frames.
+/// The features of this build, with short frames.
 pub fn sharing() -> Offer {
     Offer { data_bytes_max: 64 << 10, control_bytes_max: 64 << 10, ..Offer::of_this_build([5; 16]) }
 }
 
 pub type PipeLink = Conn<Pipe>;
 
-/// Both ends, known to each other.
+/// Both ends of an established link.
 pub struct Pair {
     pub client: PipeLink,
     pub server: PipeLink,
     pub clock: Arc<HandClock>,
-    /// What the client writes and what the server writes.
+    /// The bytes that the client writes, and those that the server writes.
     pub ways: (Arc<Mutex<Way>>, Arc<Mutex<Way>>),
 }
 
@@ -179,7 +180,7 @@ pub fn pendings(
     let (a, b) = pipe(step);
     let clock = Arc::new(HandClock::default());
     let outside = || (clock.clone() as Arc<dyn Clock>, Limits::default());
-    // What there was when the conversation in `golden/session1` was recorded.
+    // The features that existed when the conversation in `golden/session1` was recorded.
     let offer = offer()
         .without(Feature::Parts)
         .without(Feature::Shown)
@@ -190,12 +191,9 @@ pub fn pendings(
         .without(Feature::Views)
         .without(Feature::Members)
         .without(Feature::AsksAgain)
-        .without(Feature::Files)
         .without(Feature::Peers)
         .without(Feature::Bases)
-        .without(Feature::Holds)
-        .without(Feature::Catalog)
-        .without(Feature::Steady);
+        .without(Feature::Holds);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
     let client = Pending::new(a, "server".into(), Side::Client, offer, client, outside());
@@ -203,7 +201,7 @@ pub fn pendings(
     (client, server, clock)
 }
 
-/// Both ends over a pipe, with a key or without.
+/// An established link over a pipe, with or without a key.
 pub fn pair(step: usize, keyed: bool) -> Pair {
     let admission = if keyed { keys(1) } else { Admission::Connection(Rights::all()) };
     let (client, server, clock) = pendings(step, keyed.then(|| key(1)), admission);
@@ -214,7 +212,7 @@ pub fn pair(step: usize, keyed: bool) -> Pair {
 
 type Met<S> = Result<Conn<S>, Closed>;
 
-/// Drive two handshakes to their ends.
+/// Run two handshakes until both have ended.
 pub fn meet<S: Stream, T: Stream>(client: Pending<S>, server: Pending<T>) -> (Met<S>, Met<T>) {
     let (mut client, mut server) = (Progress::Waiting(client), Progress::Waiting(server));
     for _ in 0..100_000 {
@@ -247,7 +245,8 @@ pub fn settle(a: &mut dyn Link, b: &mut dyn Link) -> (Vec<Event>, Vec<Event>) {
     settle_slowly(a, b, 4)
 }
 
-/// Poll both ends until nothing was counted in so many rounds: a byte of a head that arrives alone is not counted.
+/// Poll both ends until no counter changed for `rounds` rounds. A single byte of a head changes
+/// none.
 pub fn settle_slowly(a: &mut dyn Link, b: &mut dyn Link, rounds: u32) -> (Vec<Event>, Vec<Event>) {
     let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
     let mut quiet = 0;
@@ -266,7 +265,7 @@ pub fn settle_slowly(a: &mut dyn Link, b: &mut dyn Link, rounds: u32) -> (Vec<Ev
     (at_a, at_b)
 }
 
-/// Bytes that differ from those of every other seed.
+/// Pseudorandom bytes, different for each seed.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = std::iter::repeat_with(|| {
@@ -285,9 +284,9 @@ pub fn scatter(content: &[u8], lengths: &[usize]) -> Vec<Part> {
     let mut rest = buffer.into_part().split(content.len()).0;
     let mut parts = Vec::new();
     for len in lengths {
-        let (part, behind) = rest.split(*len);
+        let (part, tail) = rest.split(*len);
         parts.push(part);
-        rest = behind;
+        rest = tail;
     }
     parts.push(rest);
     parts
@@ -310,8 +309,8 @@ pub fn outcome(op: u64, body: &[u8]) -> Frame {
     Frame::new(Kind::Outcome, OpId(op), body.to_vec())
 }
 
-/// Events as text, without memory: what happened, in order.
-pub fn told(events: &[Event]) -> Vec<String> {
+/// Events as lines of text, without their memory.
+pub fn event_lines(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Frame(frame) => format!("{:?} {} {}", frame.kind, frame.op.0, frame.body.len()),
         Event::Landed { op, item, .. } => format!("landed {} {item}", op.0),
@@ -324,7 +323,7 @@ pub fn told(events: &[Event]) -> Vec<String> {
 }
 
 /// The memory that an event hands back for an item.
-pub fn handed(events: &[Event], wanted: (u64, u32)) -> Option<Vec<u8>> {
+pub fn returned(events: &[Event], wanted: (u64, u32)) -> Option<Vec<u8>> {
     events.iter().find_map(|event| match event {
         Event::Landed { op, item, parts, .. }
         | Event::Shown { op, item, parts, .. }

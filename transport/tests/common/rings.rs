@@ -1,8 +1,9 @@
-//! A peer that writes whatever the input says into the memory of its link, and shows bytes of whatever region, at whatever
-//! place: the link at the other end goes on or ends, and writes nothing but what it was lent.
+//! A hostile peer that writes any bytes into the memory of its link, and sends references to any
+//! place of any region. The link at the other end continues or ends, and writes only exposed
+//! memory.
 //!
-//! The input is a list of steps: a byte that says what, then what it takes from the bytes behind it. The fuzz target `rings` has this
-//! file, too.
+//! The input is a list of steps: a byte that selects the step, followed by its operands. The fuzz
+//! target `rings` uses this file too.
 
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,41 +33,41 @@ use pagelith_transport::socket::{Arrival, Listen, Listener, SocketLink};
 use pagelith_transport::stream::{Moved, Stream};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-/// Where a ring's bytes begin.
+/// Offset of a ring's bytes.
 const BYTES_AT: u64 = 4096;
 /// Bytes of the region that the peer hands over.
 const REGION_BYTES: usize = 4 * 4096;
-/// Bytes of a stretch that is exposed, and on each side of it.
-const STRETCH_BYTES: usize = 3000;
+/// Bytes of an exposed range, and of the guard on each side of it.
+const RANGE_BYTES: usize = 3000;
 const GUARD_BYTES: usize = 548;
-/// Operations that stretches are exposed for.
+/// Operations with exposed ranges.
 const OPS: u64 = 4;
-/// Turns at the end until the link is closed.
-const LAST_TURNS: usize = 100_000;
+/// Maximum polls until the link is closed.
+const LAST_POLLS: usize = 100_000;
 
-/// What is at the other end.
+/// The listener under test.
 pub struct Host {
     listener: Listener,
     greeting: Vec<u8>,
     path: std::path::PathBuf,
 }
 
-/// What a run met.
+/// The events of a run.
 #[derive(Debug, Default)]
 pub struct Met {
-    /// Stretches that were shown and could be copied.
+    /// References that were received and copied.
     pub shown: u32,
-    /// Stretches of which all bytes arrived.
+    /// Ranges that were received completely.
     pub landed: u32,
     /// Why the link ended.
     pub closed: Option<Closed>,
 }
 
-/// Keeps what is written to it.
+/// Records the bytes written to it.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
+struct Recorder(Arc<Mutex<Vec<u8>>>);
 
-impl Stream for Kept {
+impl Stream for Recorder {
     fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> Moved {
         Moved::Blocked
     }
@@ -87,23 +88,23 @@ fn clock() -> Arc<dyn Clock> {
 }
 
 impl Host {
-    /// One that listens at `path`.
+    /// Listens at `path`.
     pub fn new(path: &Path) -> Host {
         let address = Address::Unix(path.to_owned());
         let admission = Admission::Connection(Rights::all());
         let listen = Listen { address, admission, beyond_this_host: false };
         let offer = Offer::of_this_build([1; 16]);
         let listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
-        let said = Kept::default();
+        let sent = Recorder::default();
         let offer = Offer::of_this_build([2; 16]);
         let handshake = Handshake::client(offer, None, &SystemEntropy);
         let outside = (clock(), Limits::default());
-        drop(Pending::new(said.clone(), "server".into(), Side::Client, offer, handshake, outside).poll());
-        let greeting = said.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        drop(Pending::new(sent.clone(), "server".into(), Side::Client, offer, handshake, outside).poll());
+        let greeting = sent.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Host { listener: listener.expect("listens"), greeting, path: path.to_owned() }
     }
 
-    /// A peer that was greeted, with what it handed over, and the link to it.
+    /// A connected peer, its ring memory, and the link to it.
     fn meet(&mut self) -> (UnixStream, OwnedFd, Box<SocketLink>) {
         let peer = UnixStream::connect(&self.path).expect("connected");
         (&peer).write_all(&self.greeting).expect("greeted");
@@ -118,11 +119,11 @@ impl Host {
         while arrivals.is_empty() {
             self.listener.wait(&mut arrivals, Duration::from_secs(5));
         }
-        let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("a peer that greets well is let in") };
+        let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("a valid greeting is admitted") };
         (peer, rustix::io::dup(&memory).expect("another descriptor"), link)
     }
 
-    /// Do what the input says.
+    /// Run the steps of the input.
     pub fn run(&mut self, data: &[u8]) -> Met {
         let (peer, memory, mut link) = self.meet();
         let (memory, mut met, mut guards) = (std::fs::File::from(memory), Met::default(), Vec::new());
@@ -132,8 +133,8 @@ impl Host {
             }
         }
         let (mut rest, mut written) = (data, 0u64);
-        while let Some((what, behind)) = rest.split_first() {
-            rest = behind;
+        while let Some((what, operands)) = rest.split_first() {
+            rest = operands;
             let mut take = |most: usize| {
                 let (taken, left) = rest.split_at(most.min(rest.len()));
                 rest = left;
@@ -141,14 +142,15 @@ impl Host {
             };
             let mut number = |bytes| take(bytes).iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
             match what % 8 {
-                // Bytes as they are, behind those before.
+                // Raw bytes, appended to the ring.
                 0 => send(&memory, &mut written, &take(usize::from(*what) + 1)),
-                // Bytes of an operation, or shown: a region, a place and a length, near the borders or anything.
+                // A data frame, or a reference: region, offset and length near the borders or
+                // random.
                 1 | 2 => {
                     let (op, item, offset) = (OpId(number(1) % (OPS + 1)), number(1) as u32 % 3, number(2));
                     let offset = if (what / 8).is_multiple_of(2) { 0 } else { offset };
-                    let facts = HeadFacts::data(VERSION_MAX, op, item, offset, STRETCH_BYTES as u32);
-                    let body = vec![*what; STRETCH_BYTES];
+                    let facts = HeadFacts::data(VERSION_MAX, op, item, offset, RANGE_BYTES as u32);
+                    let body = vec![*what; RANGE_BYTES];
                     send(&memory, &mut written, &[&head::encode(&facts, [0; 16])[..], &body].concat());
                 }
                 3..=5 => {
@@ -163,7 +165,7 @@ impl Host {
                     let facts = HeadFacts::control(VERSION_MAX, Kind::Shown, op, &body);
                     send(&memory, &mut written, &[&head::encode(&facts, [0; 16])[..], &body].concat());
                 }
-                // A count, and anything anywhere.
+                // A counter, or random bytes at a random offset.
                 6 => {
                     let at = [0, 128, 256, 384][usize::from(what / 8 % 4)];
                     let near = if what / 32 == 0 { u64::MAX } else { 2 * RING_BYTES as u64 };
@@ -174,34 +176,34 @@ impl Host {
                     write_at(&memory, at, &take(32));
                 }
             }
-            // What a put says of where its bytes lie.
+            // A put's reference to its bytes.
             let place = (u32::from(*what) % 3, written.wrapping_mul(u64::from(*what)));
             if let Some(shown) = link.view((OpId(1), 0, 0), place, u64::from(*what) + 1) {
                 shown.copy_out(0, &mut vec![0; usize::from(*what) + 1]);
             }
-            turn(&mut link, &mut met);
+            poll(&mut link, &mut met);
         }
         drop(peer);
-        for turns in 0.. {
-            assert!(turns < LAST_TURNS, "the link outlives its peer");
+        for polls in 0.. {
+            assert!(polls < LAST_POLLS, "the link outlives its peer");
             if met.closed.is_some() {
                 break;
             }
-            turn(&mut link, &mut met);
+            poll(&mut link, &mut met);
         }
         let clean = |guard: &Part| guard.bytes().iter().all(|byte| *byte == 0);
-        assert!(guards.iter().all(clean), "bytes beside a stretch were written");
+        assert!(guards.iter().all(clean), "bytes outside of an exposed range were written");
         met
     }
 }
 
-/// A stretch in the middle of memory of which the rest stays here.
+/// Expose a range in the middle of a buffer, and keep the guards around it.
 fn expose(link: &mut SocketLink, op: u64, item: u32, guards: &mut Vec<Part>) {
-    let whole = AlignedBuf::new(STRETCH_BYTES + 2 * GUARD_BYTES).expect("memory").into_part();
+    let whole = AlignedBuf::new(RANGE_BYTES + 2 * GUARD_BYTES).expect("memory").into_part();
     let (before, rest) = whole.split(GUARD_BYTES);
-    let (stretch, behind) = rest.split(STRETCH_BYTES);
-    guards.extend([before, behind]);
-    link.expose(OpId(op), item, 0, vec![stretch]).expect("room");
+    let (range, after) = rest.split(RANGE_BYTES);
+    guards.extend([before, after]);
+    link.expose(OpId(op), item, 0, vec![range]).expect("room");
 }
 
 fn piece(number: &mut impl FnMut(usize) -> u64) -> ShownPiece {
@@ -209,21 +211,21 @@ fn piece(number: &mut impl FnMut(usize) -> u64) -> ShownPiece {
     let region = if how.is_multiple_of(8) { number(4) as u32 } else { 0 };
     let at = match how / 8 % 4 {
         0 => number(8),
-        1 => REGION_BYTES as u64 - STRETCH_BYTES as u64 + number(1) % 2,
+        1 => REGION_BYTES as u64 - RANGE_BYTES as u64 + number(1) % 2,
         _ => number(1),
     };
-    let length = if (how / 32).is_multiple_of(4) { number(8) } else { STRETCH_BYTES as u64 };
+    let length = if (how / 32).is_multiple_of(4) { number(8) } else { RANGE_BYTES as u64 };
     ShownPiece::new(region, at, length)
 }
 
-fn turn(link: &mut SocketLink, met: &mut Met) {
+fn poll(link: &mut SocketLink, met: &mut Met) {
     let mut events = Vec::new();
     link.poll(&mut events);
     for event in events {
         match event {
             Event::Shown { parts, shown, .. } => {
                 let bytes: usize = parts.iter().map(Part::len).sum();
-                assert_eq!(shown.length(), bytes as u64, "what is shown fills what was exposed");
+                assert_eq!(shown.length(), bytes as u64, "a reference covers the exposed range");
                 shown.copy_out(0, &mut vec![0; bytes]);
                 met.shown += 1;
                 link.took(shown);
@@ -239,7 +241,7 @@ fn write_at(memory: &std::fs::File, at: u64, bytes: &[u8]) {
     memory.write_all_at(bytes, at).expect("written");
 }
 
-/// Put bytes into the peer's ring, and let the other side see them.
+/// Append bytes to the peer's ring, and publish them.
 fn send(memory: &std::fs::File, written: &mut u64, bytes: &[u8]) {
     for bytes in bytes.chunks(4096) {
         let at = *written % RING_BYTES as u64;

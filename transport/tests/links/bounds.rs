@@ -1,4 +1,4 @@
-//! Queues are bounded, and what does not fit is handed back.
+//! Queues are bounded, and frames and pushes that do not fit are handed back.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use pagelith_transport::link::{Link, Push};
 use crate::common::*;
 
 #[test]
-fn a_full_queue_hands_back_and_takes_more_when_it_has_drained() {
+fn full_queue_hands_frames_back_until_it_drains() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, ways, .. } = &mut pair;
     lock(&ways.0).most = 1;
@@ -40,7 +40,7 @@ fn a_full_queue_hands_back_and_takes_more_when_it_has_drained() {
 }
 
 #[test]
-fn no_more_operations_are_in_flight_than_agreed() {
+fn operation_beyond_the_limit_is_handed_back_and_ends_a_servers_link() {
     let mut pair = pair(usize::MAX, false);
     let Pair { client, server, ways, .. } = &mut pair;
     let most = client.facts().operations_max;
@@ -55,17 +55,17 @@ fn no_more_operations_are_in_flight_than_agreed() {
     assert_eq!(client.room().operations, 1);
     client.send(request(1000, b"x")).expect("room again");
     settle(client, server);
-    // A client that does not keep to it.
+    // A client that ignores the limit.
     let facts = HeadFacts::control(1, Kind::Request, OpId(1001), b"x");
     lock(&ways.0).bytes.extend(head::encode(&facts, [0; 16]).iter().chain(b"x"));
     let mut events = Vec::new();
     server.poll(&mut events);
-    let last = told(&events).pop().expect("an end");
+    let last = event_lines(&events).pop().expect("an end");
     assert!(last.contains("field=op value=more in flight than agreed"), "{last}");
 }
 
 #[test]
-fn what_a_side_does_not_send_is_handed_back() {
+fn frame_not_sent_by_this_role_is_handed_back() {
     let mut pair = pair(usize::MAX, true);
     for kind in Kind::ALL {
         let body = if kind.is_bare() { Vec::new() } else { vec![1; 64] };
@@ -88,9 +88,9 @@ fn what_a_side_does_not_send_is_handed_back() {
     assert!(pair.client.expose(OpId(1), 0, 0, shared).is_err());
 }
 
-/// Whatever a peer sends before it is known, at any point of its handshake.
+/// At every step of the handshake.
 #[test]
-fn little_is_held_for_a_peer_that_is_not_known() {
+fn memory_held_for_an_unauthenticated_peer_is_bounded() {
     for (key, steps) in [(None, 40), (Some(key(1)), 40)] {
         let (mut client, mut server, _) = pendings(7, key, keys(1));
         for _ in 0..steps {
@@ -103,24 +103,24 @@ fn little_is_held_for_a_peer_that_is_not_known() {
     }
 }
 
-/// A client that asks and never reads: the server leaves the rest of what it asks where it is, and takes it for dead in the end. One that
-/// takes some of it now and then is there.
+/// A client sends requests and never reads. The server stops reading, and takes the client for dead
+/// after a while. A client that reads a few bytes now and then is alive.
 #[test]
-fn client_that_reads_nothing_is_read_no_more_and_is_dead_in_the_end() {
-    for takes in [false, true] {
+fn client_that_reads_nothing_is_no_longer_read_and_times_out() {
+    for reads_some in [false, true] {
         let mut pair = pair(usize::MAX, true);
         let Pair { client, server, ways, clock } = &mut pair;
         lock(&ways.1).most = 1;
-        let (mut asked, mut heard, mut events) = (0, 0, Vec::new());
+        let (mut requested, mut received, mut events) = (0, 0, Vec::new());
         let mut unsent = std::collections::VecDeque::new();
-        let mut turn = |client: &mut PipeLink, server: &mut PipeLink| {
-            asked += u64::from(client.send(request(asked + 1, &[7; 100])).is_ok());
+        let mut step = |client: &mut PipeLink, server: &mut PipeLink| {
+            requested += u64::from(client.send(request(requested + 1, &[7; 100])).is_ok());
             client.send_on();
             server.poll(&mut events);
-            let told = told(&std::mem::take(&mut events));
-            for _ in told.iter().filter(|line| line.starts_with("Request")) {
-                heard += 1;
-                unsent.push_back(outcome(heard, &[1; 60 << 10]));
+            let event_lines = event_lines(&std::mem::take(&mut events));
+            for _ in event_lines.iter().filter(|line| line.starts_with("Request")) {
+                received += 1;
+                unsent.push_back(outcome(received, &[1; 60 << 10]));
             }
             while let Some(frame) = unsent.pop_front() {
                 if let Err(frame) = server.send(frame) {
@@ -128,30 +128,30 @@ fn client_that_reads_nothing_is_read_no_more_and_is_dead_in_the_end() {
                     break;
                 }
             }
-            (told.last().filter(|line| line.starts_with("closed")).cloned(), heard)
+            (event_lines.last().filter(|line| line.starts_with("closed")).cloned(), received)
         };
         for _ in 0..1000 {
-            assert_eq!(turn(client, server).0, None);
+            assert_eq!(step(client, server).0, None);
         }
         let limits = Limits::default();
-        let (_, heard) = turn(client, server);
+        let (_, received) = step(client, server);
         let half = (limits.frame_bytes_max / 2).div_ceil(60 << 10);
-        assert_eq!(heard as usize, half + 1, "half of what may wait, and what is being written");
+        assert_eq!(received as usize, half + 1, "half of the queue, and the frame being written");
         let mut closed = None;
         for _ in 0..2 * limits.dead_after.as_secs() {
             clock.pass(Duration::from_secs(1));
-            let (now_closed, now) = turn(client, server);
+            let (now_closed, now) = step(client, server);
             closed = closed.or(now_closed);
-            assert_eq!(now, heard, "it is read no more");
-            lock(&ways.1).most += usize::from(takes);
+            assert_eq!(now, received, "the server still reads");
+            lock(&ways.1).most += usize::from(reads_some);
         }
-        assert_eq!(closed.is_none(), takes, "{closed:?}");
-        if takes {
+        assert_eq!(closed.is_none(), reads_some, "{closed:?}");
+        if reads_some {
             lock(&ways.1).most = 0;
             let mut outcomes = Vec::new();
             while outcomes.len() < 100 {
                 client.poll(&mut outcomes);
-                turn(client, server);
+                step(client, server);
             }
         }
     }

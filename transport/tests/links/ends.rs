@@ -1,4 +1,4 @@
-//! How links end: peers that die, fall silent, say goodbye.
+//! Ends of links: peers that die, fall silent, or say goodbye.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use pagelith_transport::link::{Event, Link};
 use crate::common::*;
 
 #[test]
-fn a_peer_that_dies_in_the_middle_of_data_gives_the_memory_back() {
+fn exposed_memory_comes_back_when_the_peer_dies_mid_frame() {
     let mut pair = pair(usize::MAX, true);
     lock(&pair.ways.1).most = 200;
     pair.client.expose(OpId(1), 0, 0, scatter(&[0; 1000], &[])).expect("room");
@@ -21,12 +21,12 @@ fn a_peer_that_dies_in_the_middle_of_data_gives_the_memory_back() {
     pair.client.poll(&mut events);
     drop(pair.server);
     pair.client.poll(&mut events);
-    assert_eq!(told(&events), ["retracted 1 0", "closed: the connection ended"]);
+    assert_eq!(event_lines(&events), ["retracted 1 0", "closed: the connection ended"]);
     assert_eq!(pair.client.counts().bytes_in, 136);
 }
 
 #[test]
-fn what_was_said_before_the_end_is_heard() {
+fn frames_before_the_end_are_delivered() {
     let mut pair = pair(usize::MAX, true);
     pair.client.expose(OpId(1), 0, 0, scatter(&[0; 10], &[])).expect("room");
     pair.server.push(push(1, 0, 0, &[7; 10])).expect("room");
@@ -37,12 +37,12 @@ fn what_was_said_before_the_end_is_heard() {
     events.clear();
     pair.client.poll(&mut events);
     pair.client.poll(&mut events);
-    assert_eq!(told(&events), ["landed 1 0", "Outcome 1 4", "closed: the connection ended"]);
+    assert_eq!(event_lines(&events), ["landed 1 0", "Outcome 1 4", "closed: the connection ended"]);
 }
 
-/// The first that is noticed of a dead peer may be that it takes no bytes.
+/// The first sign of a dead peer may be a failed write.
 #[test]
-fn what_was_said_is_heard_though_nothing_can_be_said_any_more() {
+fn frames_are_delivered_when_writes_fail_first() {
     let mut pair = pair(usize::MAX, true);
     pair.server.send(outcome(1, b"over")).expect("room");
     let mut events = Vec::new();
@@ -50,72 +50,76 @@ fn what_was_said_is_heard_though_nothing_can_be_said_any_more() {
     drop(pair.server);
     pair.client.send(request(2, b"to nobody")).expect("room");
     pair.client.poll(&mut events);
-    assert_eq!(told(&events), ["Outcome 1 4", "closed: the connection ended"]);
+    assert_eq!(event_lines(&events), ["Outcome 1 4", "closed: the connection ended"]);
 }
 
 #[test]
-fn a_goodbye_is_an_end_with_a_name() {
+fn goodbye_is_reported_as_closed_by_the_peer() {
     let mut pair = pair(usize::MAX, true);
     pair.server.close();
     let mut events = Vec::new();
     pair.client.poll(&mut events);
-    assert_eq!(told(&events), ["closed: closed by the peer"]);
+    assert_eq!(event_lines(&events), ["closed: closed by the peer"]);
 }
 
-/// A half-open connection: the other end is gone, and nothing says so.
+/// A half-open connection: the other end has vanished without an end of the stream.
 #[test]
-fn a_silent_peer_is_asked_and_then_taken_for_dead() {
+fn silent_peer_gets_a_ping_and_then_times_out() {
     let limits = Limits::default();
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, clock, .. } = &mut pair;
     client.expose(OpId(1), 0, 0, scatter(&[0; 10], &[])).expect("room");
     let mut events = Vec::new();
-    // As long as the other end answers, silence is no end.
+    // The link stays open as long as the peer replies to pings.
     for _ in 0..20 {
         clock.pass(limits.ping_after);
         client.poll(&mut events);
         server.poll(&mut events);
         client.poll(&mut events);
     }
-    assert_eq!(told(&events), Vec::<String>::new());
+    assert_eq!(event_lines(&events), Vec::<String>::new());
     clock.pass(limits.ping_after);
     client.poll(&mut events);
     clock.pass(limits.dead_after - limits.ping_after - Duration::from_nanos(1));
     client.poll(&mut events);
-    assert_eq!(told(&events), Vec::<String>::new(), "not yet");
+    assert_eq!(event_lines(&events), Vec::<String>::new(), "not yet");
     clock.pass(Duration::from_nanos(1));
     client.poll(&mut events);
-    assert_eq!(told(&events), ["retracted 1 0", "closed: nothing was heard of the peer silent_ms=6000"]);
+    assert_eq!(
+        event_lines(&events),
+        ["retracted 1 0", "closed: nothing was heard of the peer silent_ms=6000"]
+    );
 }
 
-/// Who does not poll for a long time has not heard the peer; the peer is not dead for that.
+/// An end that was not polled for a long time has read nothing; its peer is not dead for that
+/// reason.
 #[test]
-fn a_peer_that_was_not_asked_is_not_dead() {
+fn peer_without_an_unanswered_ping_is_alive() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, clock, .. } = &mut pair;
     clock.pass(Duration::from_secs(3600));
     let (a, b) = settle(client, server);
-    assert_eq!((told(&a), told(&b)), (vec![], vec![]));
+    assert_eq!((event_lines(&a), event_lines(&b)), (vec![], vec![]));
     clock.pass(Duration::from_secs(3600));
     let (a, b) = settle(client, server);
-    assert_eq!((told(&a), told(&b)), (vec![], vec![]));
+    assert_eq!((event_lines(&a), event_lines(&b)), (vec![], vec![]));
 }
 
 #[test]
-fn a_wait_ends_though_the_clock_stands_still() {
+fn wait_returns_under_a_stopped_clock() {
     let mut pair = pair(usize::MAX, true);
     let mut events = Vec::new();
     pair.client.wait(&mut events, Duration::from_secs(3600));
-    assert_eq!(told(&events), Vec::<String>::new());
+    assert_eq!(event_lines(&events), Vec::<String>::new());
     pair.server.send(outcome(1, b"over")).expect("room");
     pair.server.poll(&mut events);
     pair.client.wait(&mut events, Duration::from_secs(3600));
-    assert_eq!(told(&events), ["Outcome 1 4"]);
+    assert_eq!(event_lines(&events), ["Outcome 1 4"]);
 }
 
-/// Who is woken for what is about to come may find nothing yet.
+/// A nudge wakes the peer before the bytes arrive.
 #[test]
-fn a_wait_that_is_woken_for_nothing_goes_on() {
+fn wait_continues_after_a_wakeup_without_bytes() {
     let mut pair = pair(usize::MAX, true);
     let mut events = Vec::new();
     pair.server.send(outcome(1, b"over")).expect("room");
@@ -124,8 +128,8 @@ fn a_wait_that_is_woken_for_nothing_goes_on() {
     (way.later, way.early, way.clock) = (std::mem::take(&mut way.bytes), 2, Some(pair.clock.clone()));
     drop(way);
     pair.client.wait(&mut events, Duration::from_millis(100));
-    assert_eq!(told(&events), ["Outcome 1 4"]);
-    // But not beyond its time.
+    assert_eq!(event_lines(&events), ["Outcome 1 4"]);
+    // But not beyond its timeout.
     lock(&pair.ways.1).early = 1000;
     let until = pair.clock.now().after(Duration::from_millis(100));
     pair.client.wait(&mut events, Duration::from_millis(100));
@@ -133,16 +137,16 @@ fn a_wait_that_is_woken_for_nothing_goes_on() {
 }
 
 #[test]
-fn a_wrong_key_is_refused_and_a_server_with_another_too() {
+fn wrong_key_is_refused() {
     let (client, server, _) = pendings(usize::MAX, Some(key(2)), keys(1));
     let (client, server) = meet(client, server);
-    let text = "refused: the key is not known here reason=Denied";
+    let text = "refused: unknown key name or wrong key reason=Denied";
     assert_eq!(client.map(|_| ()).expect_err("refused").to_string(), text);
     assert_eq!(server.map(|_| ()), Err(Closed::NotAuthentic { what: "the client's proof" }));
 }
 
 #[test]
-fn a_handshake_that_takes_too_long_is_over() {
+fn handshake_beyond_its_time_limit_fails() {
     let (client, server, clock) = pendings(usize::MAX, Some(key(1)), keys(1));
     clock.pass(Limits::default().handshake);
     let (client, server) = meet(client, server);
@@ -153,12 +157,12 @@ fn a_handshake_that_takes_too_long_is_over() {
 }
 
 #[test]
-fn events_hold_their_memory_alone() {
+fn memory_in_events_has_a_single_owner() {
     let mut pair = pair(usize::MAX, true);
     pair.client.expose(OpId(1), 0, 0, scatter(&[0; 10], &[])).expect("room");
     pair.server.push(push(1, 0, 0, &[7; 10])).expect("room");
     let (mut got, _) = settle(&mut pair.client, &mut pair.server);
-    let Some(Event::Landed { parts, .. }) = got.pop() else { panic!("{:?}", told(&got)) };
+    let Some(Event::Landed { parts, .. }) = got.pop() else { panic!("{:?}", event_lines(&got)) };
     let parts = parts.into_iter().reduce(|a, b| a.join(b).expect("neighbours")).expect("a part");
     assert!(parts.into_buf().is_some(), "the link keeps a part of it");
 }

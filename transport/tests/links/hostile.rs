@@ -1,4 +1,4 @@
-//! Bytes that no honest peer sends.
+//! Invalid and hostile bytes from a peer.
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::common::*;
 
-/// Feed bytes to an accepting end; whether it ended, and the most that was held.
+/// Feed bytes to a server's handshake; whether it ended, and the maximum memory held.
 fn accept(bytes: &[u8], step: usize, admission: Admission) -> (bool, usize) {
     let (client, server, _) = pendings(step, None, admission);
     lock(&client.stream().writes).bytes.extend(bytes);
@@ -30,15 +30,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_into_an_accepting_end(bytes in prop::collection::vec(any::<u8>(), 0..3000), step in 1..200usize) {
+    fn random_bytes_in_the_handshake_hold_bounded_memory(bytes in prop::collection::vec(any::<u8>(), 0..3000), step in 1..200usize) {
         let (over, held) = accept(&bytes, step, keys(1));
         prop_assert!(over || bytes.len() < 64);
         prop_assert!(held <= UNKNOWN_PEER_BYTES_MAX);
     }
 
-    /// Heads whose checksums are right, of any kind and length.
+    /// Heads with valid checksums, of any kind and length.
     #[test]
-    fn any_frames_into_an_accepting_end(
+    fn random_frames_in_the_handshake_hold_bounded_memory(
         frames in prop::collection::vec((0..Kind::ALL.len(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..300)), 1..5),
     ) {
         let bytes = forged(&frames, 1);
@@ -46,9 +46,9 @@ proptest! {
         prop_assert!(held <= UNKNOWN_PEER_BYTES_MAX);
     }
 
-    /// Behind the handshake, of a peer that needs no key and knows all checksums.
+    /// After the handshake, from a peer without a key that sends valid checksums.
     #[test]
-    fn any_frames_into_a_link(
+    fn random_frames_into_a_link_leave_exposed_memory_recoverable(
         frames in prop::collection::vec((0..Kind::ALL.len(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..300)), 1..9),
         raw in prop::collection::vec(any::<u8>(), 0..200),
     ) {
@@ -64,12 +64,12 @@ proptest! {
             pair.server.retract(OpId(op));
         }
         pair.server.poll(&mut events);
-        let back = told(&events).iter().filter(|line| line.starts_with("landed") || line.starts_with("retracted")).count();
-        prop_assert_eq!(back, 4, "{:?}", told(&events));
+        let back = event_lines(&events).iter().filter(|line| line.starts_with("landed") || line.starts_with("retracted")).count();
+        prop_assert_eq!(back, 4, "{:?}", event_lines(&events));
     }
 }
 
-/// Frames with heads that are whole: any kind, an operation of 0 to 4, an offset or a cap's worth of lies.
+/// Frames with valid heads: any kind, an operation from 0 to 4, and sometimes a false body length.
 fn forged(frames: &[(usize, u32, Vec<u8>)], version: u16) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (kind, lie, body) in frames {
@@ -89,9 +89,10 @@ fn forged(frames: &[(usize, u32, Vec<u8>)], version: u16) -> Vec<u8> {
     bytes
 }
 
-/// Somebody on the path changes one byte of anything, heads of data included, and makes every checksum right again.
+/// An attacker on the path changes one byte, also in heads of data frames, and corrects every
+/// checksum.
 #[test]
-fn a_changed_frame_ends_a_link_with_a_key() {
+fn tampered_frame_ends_a_keyed_link() {
     for at in 0..64 + 18 + 64 {
         let mut pair = pair(usize::MAX, true);
         let Pair { client, server, ways, .. } = &mut pair;
@@ -112,25 +113,29 @@ fn a_changed_frame_ends_a_link_with_a_key() {
         lock(&ways.0).bytes.extend(&sent);
         events.clear();
         server.poll(&mut events);
-        // A frame that was made longer waits for the rest, which its end or the heartbeat ends.
+        // With a larger body length the server waits for the rest, until the end of the stream.
         let longer = (20..24).contains(&(at % 82)) || at == 82 + 20;
         if longer && events.len() < 2 {
             client.close();
             server.poll(&mut events);
             server.poll(&mut events);
         }
-        let told = told(&events);
-        let last = told.last().expect("an end");
+        let event_lines = event_lines(&events);
+        let last = event_lines.last().expect("an end");
         let named =
             last.starts_with("closed: the peer ") || (longer && last == "closed: the connection ended");
-        assert!(named, "at={at}: {told:?}");
+        assert!(named, "at={at}: {event_lines:?}");
         let untouched = if at < 82 { 0 } else { 1 };
-        assert_eq!(told.iter().filter(|line| line.starts_with("Request")).count(), untouched, "at={at}");
-        assert!(!told.iter().any(|line| line.starts_with("landed")), "at={at}: {told:?}");
+        assert_eq!(
+            event_lines.iter().filter(|line| line.starts_with("Request")).count(),
+            untouched,
+            "at={at}"
+        );
+        assert!(!event_lines.iter().any(|line| line.starts_with("landed")), "at={at}: {event_lines:?}");
     }
 }
 
-/// Make the checksums of a frame right, if its head can still be read.
+/// Correct the checksums of a frame, if its head can still be read.
 fn reseal(frame: &mut [u8]) {
     use pagelith_layouts::checksum::checksum64;
     if frame[6] != Kind::Data as u8 {
@@ -142,7 +147,7 @@ fn reseal(frame: &mut [u8]) {
 }
 
 #[test]
-fn a_frame_sent_twice_or_left_out_ends_a_link_with_a_key() {
+fn replayed_or_dropped_frame_ends_a_keyed_link() {
     for twice in [true, false] {
         let mut pair = pair(usize::MAX, true);
         let Pair { client, server, ways, .. } = &mut pair;
@@ -156,14 +161,14 @@ fn a_frame_sent_twice_or_left_out_ends_a_link_with_a_key() {
         let altered = if twice { [first, first].concat() } else { second.to_vec() };
         lock(&ways.0).bytes.extend(altered);
         server.poll(&mut events);
-        let last = told(&events).pop();
-        let expected = "closed: the peer is not who it says: the mac of a frame does not match";
+        let last = event_lines(&events).pop();
+        let expected = "closed: the peer failed authentication: the mac of a frame does not match";
         assert_eq!(last.as_deref(), Some(expected), "twice={twice}");
     }
 }
 
 #[test]
-fn data_that_does_not_fit_ends_a_link() {
+fn data_outside_the_exposed_range_ends_the_link() {
     for (offset, len, field) in [(1, 9, "offset"), (0, 11, "body_bytes"), (9, 1, "offset")] {
         let mut pair = pair(usize::MAX, false);
         pair.server.expose(OpId(1), 0, 0, scatter(&[0x55; 10], &[])).expect("room");
@@ -171,14 +176,14 @@ fn data_that_does_not_fit_ends_a_link() {
         lock(&pair.ways.0).bytes.extend(head.iter().chain(&[0xff; 11][..len as usize]));
         let mut events = Vec::new();
         pair.server.poll(&mut events);
-        let told = told(&events);
-        assert!(told[1].contains(&format!("field={field}")), "{told:?}");
-        assert_eq!(handed(&events, (1, 0)), Some(vec![0x55; 10]), "nothing landed");
+        let event_lines = event_lines(&events);
+        assert!(event_lines[1].contains(&format!("field={field}")), "{event_lines:?}");
+        assert_eq!(returned(&events, (1, 0)), Some(vec![0x55; 10]), "nothing landed");
     }
 }
 
 #[test]
-fn a_flood_of_pings_ends_a_link() {
+fn ping_flood_ends_the_link() {
     let mut pair = pair(usize::MAX, false);
     lock(&pair.ways.1).most = 1;
     let ping = Frame::bare(Kind::Ping, OpId(1));
@@ -189,13 +194,13 @@ fn a_flood_of_pings_ends_a_link() {
     let mut events = Vec::new();
     pair.server.poll(&mut events);
     assert_eq!(
-        told(&events),
+        event_lines(&events),
         ["closed: the peer broke the protocol: frame is malformed field=kind value=too many pings"]
     );
 }
 
 #[test]
-fn a_peer_without_a_key_has_no_mac_and_may_not_send_one() {
+fn mac_on_a_link_without_a_key_ends_the_link() {
     let mut pair = pair(usize::MAX, false);
     assert_eq!(pair.server.facts().key_name, None);
     assert_eq!(pair.server.facts().rights, Rights::all());
@@ -203,5 +208,5 @@ fn a_peer_without_a_key_has_no_mac_and_may_not_send_one() {
     lock(&pair.ways.0).bytes.extend(head::encode(&facts, [1; 16]));
     let mut events = Vec::new();
     pair.server.poll(&mut events);
-    assert!(told(&events)[0].contains("field=mac"), "{:?}", told(&events));
+    assert!(event_lines(&events)[0].contains("field=mac"), "{:?}", event_lines(&events));
 }

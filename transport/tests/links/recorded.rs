@@ -1,6 +1,7 @@
-//! A recorded conversation of protocol version 1, proofs and MACs included, kept in `golden/session1/`: a function of the
-//! key, the nonces and what was said. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-transport --test links recorded` writes it
-//! anew, which is right only while no version was released with the old one.
+//! A recorded conversation of protocol version 1, with proofs and MACs, in `golden/session1/`. It
+//! is a function of the key, the nonces and the frames.
+//! `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-transport --test links recorded` rewrites it,
+//! which is valid only as long as no version was released with the old one.
 
 use std::path::PathBuf;
 
@@ -11,7 +12,7 @@ use crate::common::*;
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test reads its golden files itself; nothing here ships")]
-fn recorded_bytes_are_those_of_today() {
+fn conversation_matches_the_recorded_bytes() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, ways, .. } = &mut pair;
     client.expose(OpId(1), 0, 0, scatter(&[0; 100], &[])).expect("room");
@@ -31,7 +32,7 @@ fn recorded_bytes_are_those_of_today() {
         let differs = kept.iter().zip(record).position(|(a, b)| a != b);
         assert!(
             kept == *record,
-            "{name} differs: kept={} said={} first={differs:?}",
+            "{name} differs: kept={} now={} first={differs:?}",
             kept.len(),
             record.len()
         );

@@ -1,39 +1,39 @@
-//! Memory that was given up: nothing touches it any more, and the stream stays whole.
+//! Retracted memory: nothing touches it any more, and the stream keeps its framing.
 
 use pagelith_layouts::ids::OpId;
 use pagelith_transport::link::Link;
 
 use crate::common::*;
 
-/// The case that matters: the same item number, the same length, another operation, maybe the same memory.
+/// The critical case: the same item number and length, another operation, maybe the same memory.
 #[test]
-fn late_data_touches_no_other_operations_memory() {
+fn late_data_is_not_written_to_another_operations_memory() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, .. } = &mut pair;
     client.expose(OpId(1), 0, 0, scatter(&[0x11; 1000], &[10])).expect("room");
     client.retract(OpId(1));
     let mut events = Vec::new();
     client.poll(&mut events);
-    assert_eq!(told(&events), ["retracted 1 0"]);
+    assert_eq!(event_lines(&events), ["retracted 1 0"]);
     client.expose(OpId(2), 0, 0, scatter(&[0x22; 1000], &[10])).expect("room");
     server.push(push(1, 0, 0, &[0xff; 1000])).expect("room");
     server.send(outcome(1, b"late")).expect("room");
     let (got, _) = settle(client, server);
-    assert_eq!(told(&got), ["Outcome 1 4"]);
+    assert_eq!(event_lines(&got), ["Outcome 1 4"]);
     assert_eq!((client.counts().bytes_late, client.counts().bytes_in), (1000, 0));
     client.retract(OpId(2));
     let mut events = Vec::new();
     client.poll(&mut events);
     assert_eq!(
-        handed(&events, (2, 0)),
+        returned(&events, (2, 0)),
         Some(vec![0x22; 1000]),
         "late bytes were written to another operation's memory"
     );
 }
 
-/// Given up in the middle of a data frame, at every byte of it: what had landed had landed, the rest goes nowhere.
+/// Retracted within a data frame, at several of its bytes: the rest of the frame is discarded.
 #[test]
-fn an_item_may_be_retracted_in_the_middle_of_its_frame() {
+fn exposure_retracted_mid_frame_is_written_no_further() {
     for arrived in [0, 1, 63, 64, 65, 100, 163] {
         let mut pair = pair(usize::MAX, true);
         let Pair { client, server, ways, .. } = &mut pair;
@@ -48,27 +48,27 @@ fn an_item_may_be_retracted_in_the_middle_of_its_frame() {
         client.poll(&mut events);
         client.retract(OpId(1));
         client.poll(&mut events);
-        let memory = handed(&events, (1, 0)).expect("handed back at once");
+        let memory = returned(&events, (1, 0)).expect("handed back at once");
         let landed = arrived.saturating_sub(64);
         assert!(memory[..landed].iter().all(|b| *b == 0xff) && memory[landed..].iter().all(|b| *b == 0x11));
-        client.expose(OpId(1), 0, 0, scatter(&memory, &[])).expect("the name is free again");
+        client.expose(OpId(1), 0, 0, scatter(&memory, &[])).expect("the range is free again");
         lock(&ways.1).bytes.extend(&all[arrived..]);
         events.clear();
         client.poll(&mut events);
         if arrived < 64 {
-            // The head had not been read: it is an honest frame for what is exposed now.
-            assert_eq!(told(&events), ["landed 1 0", "Outcome 1 4"], "arrived={arrived}");
+            // The head was not read yet: the frame matches the range that is exposed now.
+            assert_eq!(event_lines(&events), ["landed 1 0", "Outcome 1 4"], "arrived={arrived}");
         } else {
-            assert_eq!(told(&events), ["Outcome 1 4"], "arrived={arrived}");
+            assert_eq!(event_lines(&events), ["Outcome 1 4"], "arrived={arrived}");
             assert_eq!(client.counts().bytes_late as usize, 100 - landed, "arrived={arrived}");
         }
     }
 }
 
-/// Given up by the sender, at every byte of the frame: the memory is back at once, though the peer reads nothing; what
-/// the peer reads then is one whole frame, and what follows it.
+/// Retracted by the sender, at several bytes of the frame: the memory comes back at once, although
+/// the peer reads nothing. The peer then reads one whole frame, and the frames after it.
 #[test]
-fn a_push_may_be_retracted_in_the_middle_of_its_frame() {
+fn push_retracted_mid_frame_keeps_the_framing() {
     for room in [1, 63, 64, 65, 100, 163, 164] {
         let mut pair = pair(usize::MAX, true);
         let Pair { client, server, ways, .. } = &mut pair;
@@ -82,24 +82,25 @@ fn a_push_may_be_retracted_in_the_middle_of_its_frame() {
         client.poll(&mut events);
         let gone = events
             .iter()
-            .filter(|event| told(std::slice::from_ref(event))[0].starts_with("pushed 10"))
+            .filter(|event| event_lines(std::slice::from_ref(event))[0].starts_with("pushed 10"))
             .count();
-        assert_eq!(gone, 2, "room={room}: {:?}", told(&events));
+        assert_eq!(gone, 2, "room={room}: {:?}", event_lines(&events));
         lock(&ways.0).most = 0;
         for (op, item) in [(1, 0), (1, 1), (2, 0)] {
             server.expose(OpId(op), item, 0, scatter(&[0; 100], &[])).expect("room");
         }
         let (_, got) = settle(client, server);
-        assert_eq!(handed(&got, (1, 0)), Some(vec![0xaa; 100]), "room={room}");
-        assert_eq!(handed(&got, (2, 0)), Some(vec![0xcc; 100]), "room={room}");
-        // What had begun is finished: the stream took all of the first frame, and the next was on its way.
+        assert_eq!(returned(&got, (1, 0)), Some(vec![0xaa; 100]), "room={room}");
+        assert_eq!(returned(&got, (2, 0)), Some(vec![0xcc; 100]), "room={room}");
+        // A frame that was begun is finished: here the first was sent whole, and the second was
+        // begun.
         let second = (room == 164).then(|| vec![0xbb; 100]);
-        assert_eq!(handed(&got, (1, 1)), second, "room={room}");
+        assert_eq!(returned(&got, (1, 1)), second, "room={room}");
     }
 }
 
 #[test]
-fn everything_is_handed_back_before_a_link_closes() {
+fn close_hands_back_all_memory_first() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, ways, .. } = &mut pair;
     lock(&ways.0).most = 10;
@@ -109,15 +110,15 @@ fn everything_is_handed_back_before_a_link_closes() {
     client.poll(&mut events);
     client.close();
     client.poll(&mut events);
-    assert_eq!(told(&events), ["retracted 1 0", "pushed 200 false", "closed: closed by this side"]);
+    assert_eq!(event_lines(&events), ["retracted 1 0", "pushed 200 false", "closed: closed by this side"]);
     events.clear();
     client.poll(&mut events);
-    assert!(events.is_empty(), "closed is the last event: {:?}", told(&events));
+    assert!(events.is_empty(), "closed is the last event: {:?}", event_lines(&events));
     assert!(client.expose(OpId(1), 0, 0, scatter(&[0; 9], &[])).is_err());
     assert!(client.push(push(2, 0, 0, &[1; 100])).is_err() && client.send(request(3, b"x")).is_err());
     assert_eq!((client.room().frames, client.room().pushes, client.room().exposures), (0, 0, 0));
     server.expose(OpId(7), 0, 0, scatter(&[0; 9], &[])).expect("room");
     server.poll(&mut events);
     server.poll(&mut events);
-    assert_eq!(told(&events), ["retracted 7 0", "closed: the connection ended"]);
+    assert_eq!(event_lines(&events), ["retracted 7 0", "closed: the connection ended"]);
 }

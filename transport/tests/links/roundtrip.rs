@@ -1,4 +1,4 @@
-//! Gets and puts as a client and a server do them, over streams that are cut anywhere.
+//! Gets and puts between a client and a server, over streams cut into pieces of any length.
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::{Frame, Kind};
@@ -8,9 +8,9 @@ use crate::common::*;
 
 const LENGTHS: [usize; 7] = [1, 0, 511, 4096, 3, 70_000, 17];
 
-/// A get of two items and a put of one, in both directions of the link; the bytes of all three.
+/// A get of two items and a put of one; returns the received bytes of all three.
 fn exchange(pair: &mut Pair, step: usize) -> [Vec<u8>; 3] {
-    // The longest run of bytes that nothing counts: a head and a control body.
+    // The longest run of bytes without a counted event: a head and a control body.
     let settle = |a: &mut PipeLink, b: &mut PipeLink| settle_slowly(a, b, 4 + (500 / step) as u32);
     let (a, b, c) = (bytes(1, 100_000), bytes(2, 5), bytes(3, 200_001));
     let Pair { client, server, .. } = pair;
@@ -18,31 +18,34 @@ fn exchange(pair: &mut Pair, step: usize) -> [Vec<u8>; 3] {
     client.expose(OpId(1), 1, 0, scatter(&[0; 5], &[2, 2])).expect("room");
     client.send(request(1, b"a get of two items")).expect("room");
     let (_, asked) = settle(client, server);
-    assert_eq!(told(&asked), ["Request 1 18"]);
+    assert_eq!(event_lines(&asked), ["Request 1 18"]);
 
     server.push(push(1, 1, 0, &b)).expect("room");
     server.push(push(1, 0, 0, &a[..99_999])).expect("room");
     server.push(push(1, 0, 99_999, &a[99_999..])).expect("room");
     server.send(outcome(1, &[7; 300])).expect("room");
     let (got, sent) = settle(client, server);
-    assert_eq!(told(&got), ["landed 1 1", "landed 1 0", "Outcome 1 300"]);
-    assert_eq!(told(&sent), ["pushed 101 true", "pushed 100 true", "pushed 100 true"]);
-    let landed = [handed(&got, (1, 0)).expect("an item"), handed(&got, (1, 1)).expect("an item")];
+    assert_eq!(event_lines(&got), ["landed 1 1", "landed 1 0", "Outcome 1 300"]);
+    assert_eq!(event_lines(&sent), ["pushed 101 true", "pushed 100 true", "pushed 100 true"]);
+    let landed = [returned(&got, (1, 0)).expect("an item"), returned(&got, (1, 1)).expect("an item")];
 
     client.send(request(2, b"a put")).expect("room");
     server.expose(OpId(2), 0, 0, scatter(&vec![0; c.len()], &LENGTHS)).expect("room");
     server.send(Frame::new(Kind::Pull, OpId(2), vec![1; 24])).expect("room");
     let (pulled, _) = settle(client, server);
-    assert_eq!(told(&pulled), ["Pull 2 24"]);
+    assert_eq!(event_lines(&pulled), ["Pull 2 24"]);
     client.push(push(2, 0, 0, &c)).expect("room");
     let (sent, put) = settle(client, server);
-    assert_eq!((told(&sent), told(&put)), (vec!["pushed 200 true".into()], vec!["landed 2 0".to_owned()]));
+    assert_eq!(
+        (event_lines(&sent), event_lines(&put)),
+        (vec!["pushed 200 true".into()], vec!["landed 2 0".to_owned()])
+    );
     let [first, second] = landed;
-    [first, second, handed(&put, (2, 0)).expect("an item")]
+    [first, second, returned(&put, (2, 0)).expect("an item")]
 }
 
 #[test]
-fn bytes_arrive_as_they_were_sent_however_the_stream_is_cut() {
+fn bytes_arrive_unchanged_for_pieces_of_any_length() {
     let expected = [bytes(1, 100_000), bytes(2, 5), bytes(3, 200_001)];
     for keyed in [true, false] {
         for step in [1, 2, 3, 63, 64, 65, 127, 128, 4095, 65_535, 65_536, 65_600, 100_000, usize::MAX] {
@@ -53,9 +56,9 @@ fn bytes_arrive_as_they_were_sent_however_the_stream_is_cut() {
     }
 }
 
-/// A put above the server's budget: pulled in stretches, answered in any order.
+/// A put above the server's budget: pulled in ranges that arrive in any order.
 #[test]
-fn an_item_may_land_in_stretches() {
+fn item_is_received_in_several_ranges() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, .. } = &mut pair;
     let content = bytes(6, 300_000);
@@ -77,9 +80,9 @@ fn an_item_may_land_in_stretches() {
     }
 }
 
-/// A short conversation whose whole stream is cut in two at each place.
+/// A short conversation, cut in two at each of its bytes.
 #[test]
-fn a_stream_may_pause_at_every_byte() {
+fn stream_may_pause_at_any_byte() {
     let mut places = 0;
     for cut in 0.. {
         let mut pair = pair(usize::MAX, true);
@@ -99,17 +102,17 @@ fn a_stream_may_pause_at_every_byte() {
             lock(&ways.1).bytes.extend(piece);
             client.poll(&mut events);
         }
-        assert_eq!(told(&events), ["landed 1 0", "Outcome 1 4"], "cut={cut}");
+        assert_eq!(event_lines(&events), ["landed 1 0", "Outcome 1 4"], "cut={cut}");
         let expected = [bytes(4, 20), bytes(5, 30)].concat();
-        assert_eq!(handed(&events, (1, 0)), Some(expected), "cut={cut}");
+        assert_eq!(returned(&events, (1, 0)), Some(expected), "cut={cut}");
         places = cut;
     }
     assert_eq!(places, 3 * 64 + 50 + 4);
 }
 
-/// While anything is exposed, nothing is read beyond the next head: bulk is not copied on its way.
+/// While a range is exposed, no read goes beyond the next head, so bulk bytes are not copied.
 #[test]
-fn bulk_bytes_take_few_calls() {
+fn bulk_bytes_need_one_call_per_frame() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, .. } = &mut pair;
     let content = bytes(9, 1 << 20);
@@ -117,15 +120,15 @@ fn bulk_bytes_take_few_calls() {
     server.push(push(1, 0, 0, &content)).expect("room");
     let (before_in, before_out) = (client.counts().calls, server.counts().calls);
     let (got, _) = settle(client, server);
-    assert!(handed(&got, (1, 0)).expect("an item") == content);
-    // 16 data frames of 64 KiB: a call for each, one for the first head, and those that found nothing.
+    assert!(returned(&got, (1, 0)).expect("an item") == content);
+    // 16 data frames of 64 KiB: a call for each, one for the first head, and the empty reads.
     let quiet = 12;
     assert!(client.counts().calls - before_in <= 17 + quiet, "{}", client.counts().calls - before_in);
     assert!(server.counts().calls - before_out <= 16 + quiet, "{}", server.counts().calls - before_out);
 }
 
 #[test]
-fn what_is_sent_on_needs_no_poll() {
+fn send_on_transmits_without_a_poll() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, .. } = &mut pair;
     client.send(request(1, b"x")).expect("room");
@@ -135,13 +138,13 @@ fn what_is_sent_on_needs_no_poll() {
     server.send_on();
     let mut events = Vec::new();
     client.poll(&mut events);
-    assert_eq!(handed(&events, (1, 0)), Some(bytes(1, 900)));
+    assert_eq!(returned(&events, (1, 0)), Some(bytes(1, 900)));
     // The memory comes back with the next poll, once.
     let mut back = Vec::new();
     server.poll(&mut back);
     server.poll(&mut back);
     assert_eq!(back.iter().filter(|event| matches!(event, Event::Pushed { sent: true, .. })).count(), 1);
-    // A link that is closed has nothing to send.
+    // A closed link has nothing to send.
     server.close();
     server.send_on();
     server.nudge();

@@ -1,5 +1,6 @@
-//! One file for each object, as the file backend of SGLang's HiCache keeps pages: a flat directory, the key as the name,
-//! whole files written and read. That one goes through the page cache and syncs nothing; here O_DIRECT and a sync.
+//! One file per object, like the file backend of SGLang's HiCache: a flat directory, the key as the
+//! name, whole files written and read. That one uses the page cache and does not sync; this one
+//! uses O_DIRECT and syncs.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -15,7 +16,7 @@ use crate::peer::{Peer, Setup};
 use crate::pool::touched;
 use crate::readers::Readers;
 
-/// Files that are written at a time.
+/// Files written at a time.
 const WRITERS: usize = 8;
 
 struct FilePerObject {
@@ -29,7 +30,7 @@ pub(super) fn open(setup: &Setup) -> anyhow::Result<Box<dyn Peer>> {
     let writers = Readers::start(WRITERS, || {
         let (contents, dir) = (setup.check.contents().clone(), setup.dir.clone());
         move |number| {
-            // Objects lie behind each other in aligned memory and have whole blocks.
+            // Objects are concatenated in aligned memory and consist of whole blocks.
             let mut file = options().write(true).create_new(true).open(path(&dir, number))?;
             file.write_all(contents.of(number))?;
             Ok(())
@@ -49,7 +50,7 @@ fn path(dir: &Path, number: u64) -> PathBuf {
 }
 
 impl FilePerObject {
-    /// Wait until at most so many batches are being written.
+    /// Waits until at most `most` batches are being written.
     fn wait_for_writes(&mut self, most: usize) -> anyhow::Result<()> {
         while self.writes > most {
             self.writers.end()?;

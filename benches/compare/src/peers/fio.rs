@@ -1,7 +1,8 @@
-//! fio, the limit: one large file, O_DIRECT, io_uring. Writes are of 1 MiB, eight in flight; reads are of an object each,
-//! as many in flight as the batches in flight have, every place once, into registered memory (what is not registered it
-//! would fault in while its clock runs) of huge pages. Times are of single transfers, CPU is what fio says
-//! of its job, and nobody looks at the bytes.
+//! fio, the limit: one large file, O_DIRECT, io_uring. Writes are of 1 MiB, eight in flight. Reads
+//! are of one object each, as many in flight as the batches in flight contain, every place once,
+//! into registered memory (fio would fault in unregistered memory during the measurement) of huge
+//! pages. Times are of single transfers, CPU is what fio reports for its job, and the bytes are not
+//! checked.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,22 +24,22 @@ pub(super) struct Fio {
     huge: Option<HugePages>,
 }
 
-/// Huge pages for its memory, reserved while it takes part.
+/// Huge pages for fio's memory, reserved during the comparison.
 struct HugePages {
     before: u64,
 }
 
-/// How many of them the kernel has reserved.
+/// Number of huge pages that the kernel has reserved.
 const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
-/// Bytes of one, on x86-64 and most arm64.
+/// Bytes of a huge page, on x86-64 and most arm64.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 impl HugePages {
-    /// `None` where the kernel does not give them.
+    /// `None` if the kernel does not provide them.
     fn reserve(bytes: usize) -> Option<HugePages> {
         let reserved = || fs::read_to_string(RESERVED).ok()?.trim().parse::<u64>().ok();
         let before = reserved()?;
-        // Two more: it rounds up.
+        // Two more, because fio rounds up.
         let wanted = before + bytes.div_ceil(HUGE_PAGE_BYTES) as u64 + 2;
         fs::write(RESERVED, wanted.to_string()).ok()?;
         let pages = HugePages { before };
@@ -78,7 +79,7 @@ impl Fio {
         if !out.status.success() {
             bail!("fio failed: {}", String::from_utf8_lossy(&out.stderr).trim());
         }
-        // Notes may stand before it.
+        // Notes may precede it.
         let start = out.stdout.iter().position(|b| *b == b'{').context("fio says nothing")?;
         let said: Value = serde_json::from_slice(&out.stdout[start..])?;
         phase(&said["jobs"][0], direction).context("fio does not say what it did")
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_read() {
+    fn fio_job_output_is_parsed() {
         let job = r#"{"usr_cpu": 4.0, "sys_cpu": 6.0, "read": {"io_bytes": 3000000000, "runtime": 2000,
             "clat_ns": {"percentile": {"50.000000": 5000, "99.000000": 9000}}}}"#;
         let phase = phase(&serde_json::from_str(job).unwrap(), "read").unwrap();

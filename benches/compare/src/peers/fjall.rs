@@ -1,4 +1,5 @@
-//! fjall 3, an LSM tree with values in files of their own. It reads through the page cache, which is dropped before.
+//! fjall 3, an LSM tree with values in separate files. It reads through the page cache, which is
+//! dropped before.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -9,12 +10,12 @@ use fjall::{Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, Pers
 use crate::peer::{Peer, Setup};
 use crate::readers::Readers;
 
-/// Blocks of keys and places, and values that were read.
+/// Cache for index blocks and for values.
 const CACHE_BYTES: u64 = 8 << 20;
 
 struct Fjall {
     setup: Setup,
-    // In this order they end: the readers hold the tree.
+    // Dropped in this order: the readers hold the tree.
     readers: Option<Readers>,
     open: Option<(Keyspace, Database)>,
 }
@@ -56,7 +57,7 @@ impl Peer for Fjall {
     }
 
     fn reopen(&mut self) -> anyhow::Result<()> {
-        // What is only in the journal would come back into memory.
+        // Data that is only in the journal would be loaded into memory at the next open.
         self.parts()?.0.rotate_memtable_and_wait()?;
         self.readers = None;
         self.open = None;

@@ -1,4 +1,5 @@
-//! foyer's hybrid cache over a directory, O_DIRECT, with as little memory as it takes, so that every get asks the disk.
+//! foyer's hybrid cache over a directory, O_DIRECT, with little memory, so that every get reads the
+//! disk.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,14 +17,15 @@ use tokio::task::JoinHandle;
 use crate::contents::Contents;
 use crate::peer::{Peer, Setup};
 
-/// What its memory cache may hold. Objects that were read push each other out.
+/// Limit of its memory cache. Objects that were read evict one another.
 const MEMORY_BYTES: usize = 1 << 20;
-/// What its flusher may hold. What is over that it drops in silence, so that the harness must wait for it.
+/// Limit of its flusher's queue. It silently drops objects beyond the limit, so the harness must
+/// wait for it.
 const FLUSHER_BYTES: usize = 64 << 20;
 /// Four of 16 MiB would hold three objects of 4 MiB each.
 const BLOCK_BYTES: usize = 64 << 20;
 
-/// A value: lent on its way in, so that a put copies only where foyer does; its own on its way out.
+/// A value: borrowed for a put, so that only foyer copies; owned after a get.
 enum Value {
     Lent(Arc<Contents>, u64),
     Owned(Vec<u8>),
@@ -59,7 +61,7 @@ struct Foyer {
     uring: bool,
     runtime: Runtime,
     cache: Option<HybridCache<u64, Value>>,
-    /// Bytes put since the flusher was last asked to say when it is done, and its answer to come.
+    /// Bytes put since the last wait for the flusher, and the pending wait.
     unwaited: usize,
     flushed: Option<JoinHandle<()>>,
     under_way: VecDeque<JoinHandle<anyhow::Result<Duration>>>,
@@ -91,7 +93,7 @@ fn open(setup: &Setup, uring: bool) -> anyhow::Result<Box<dyn Peer>> {
 impl Foyer {
     fn open(&mut self) -> anyhow::Result<()> {
         let work = &self.setup.work;
-        // A header to each object, what does not fit at the end of a block, and blocks that stay free.
+        // Room for a header per object, unused space at the ends of blocks, and free blocks.
         let room = work.objects as usize * (work.object_bytes + 8192) / 8 * 10 + 4 * BLOCK_BYTES;
         let device = FsDeviceBuilder::new(&self.setup.dir).with_capacity(room).with_direct(true).build()?;
         let engine = BlockEngineConfig::new(device)
@@ -120,7 +122,8 @@ impl Foyer {
         self.cache.as_ref().context("the cache is closed")
     }
 
-    /// Wait until the flusher has what it was given up to the last call, and ask for the next answer.
+    /// Waits until the flusher has written everything up to the last call, and starts the next
+    /// wait.
     fn wait_for_half(&mut self) -> anyhow::Result<()> {
         let cache = self.cache()?.clone();
         let next = self.runtime.spawn(async move { cache.storage().wait().await });
@@ -146,10 +149,10 @@ impl Peer for Foyer {
     }
 
     fn sync(&mut self) -> anyhow::Result<()> {
-        // Twice: for those before the last answer asked for, and for those since.
+        // Twice: for objects before the last wait, and for those since.
         self.wait_for_half()?;
         self.wait_for_half()?;
-        // It syncs nothing itself.
+        // It does not sync itself.
         rustix::fs::syncfs(std::fs::File::open(&self.setup.dir)?)?;
         Ok(())
     }
@@ -172,7 +175,7 @@ impl Peer for Foyer {
         let (cache, check) = (self.cache()?.clone(), self.setup.check.clone());
         let batch = async move {
             let begun = Instant::now();
-            // Each asks for its read as it is made.
+            // Each get starts its read when it is made.
             let gets: Vec<_> = numbers.iter().map(|number| cache.get(number)).collect();
             for (number, get) in numbers.into_iter().zip(gets) {
                 match get.await? {

@@ -1,4 +1,4 @@
-//! Who takes part. One file each.
+//! The sides of the comparison, one file each.
 
 mod file_per_object;
 mod fio;
@@ -19,10 +19,10 @@ use crate::engine::{Engine, Open};
 use crate::peer::{Manner, Setup, Side};
 use crate::work::Work;
 
-/// Sides that cannot take part, and why.
+/// Sides that cannot run, with reasons.
 pub(crate) type Skipped = Vec<(String, String)>;
 
-/// Everyone who takes part in this work, and who cannot.
+/// All sides for this work, and those that cannot run.
 pub(crate) fn sides(
     args: &RunArgs,
     work: &Work,

@@ -1,4 +1,5 @@
-//! NIXL's POSIX plugin, driven by `nixl.py` in a process of its own: a line to it a phase, a line back.
+//! NIXL's POSIX plugin, driven by `nixl.py` in its own process: one input line per phase, one
+//! output line back.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::work::Work;
 
 /// With a pass of xxh3 over every value.
 pub(super) const VERIFIED: &str = "nixl posix";
-/// Without: the ceiling.
+/// Without it: the upper bound.
 pub(super) const BARE: &str = "nixl posix, bare";
 
 const DRIVER: &str = include_str!("../../nixl.py");
@@ -60,7 +61,7 @@ impl Nixl {
             let said = String::from_utf8_lossy(&said.stderr);
             bail!("{}", said.lines().last().unwrap_or("it ended without a word"));
         }
-        // Warnings fill no pipe that nobody reads.
+        // Drain warnings, so that the pipe does not fill up.
         let errors = child.stderr.take();
         std::thread::spawn(move || errors.map(|mut e| std::io::copy(&mut e, &mut std::io::sink())));
         Ok(Box::new(Nixl { name, work: *work, dir, child, to, from }))
@@ -106,7 +107,7 @@ impl Side for Nixl {
 
 impl Drop for Nixl {
     fn drop(&mut self) {
-        // Best effort: it ends by itself when its input does.
+        // Best effort: it exits by itself when its input ends.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

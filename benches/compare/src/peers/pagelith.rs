@@ -1,5 +1,5 @@
-//! Pagelith, embedded, as an application would have it: one session, batches in flight, values straight into the
-//! application's own memory, no DRAM tier.
+//! Pagelith, embedded, as in an application: one session, batches in flight, values read directly
+//! into the application's own memory, no DRAM tier.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,7 +22,8 @@ use crate::peer::{Peer, Setup};
 use crate::pool::touched;
 use crate::rng::mix;
 
-/// Its write buffer is two segments: as little memory as the others have for what is on its way to the disk.
+/// The write buffer is two segments: as little memory for data not yet on disk as the other stores
+/// have.
 const SEGMENT_BYTES: u64 = 32 << 20;
 /// Longer than any of the store's own deadlines.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -31,15 +32,15 @@ struct Pagelith {
     setup: Setup,
     first: ObjectKey,
     open: Option<(Store, Session)>,
-    /// Where values go, its start, and the slots that are free. Nothing else has this memory: whoever reads a value
-    /// reads it through its destination.
+    /// Memory for values, its start, and its free slots. Nothing else uses this memory: values are
+    /// read through their destinations.
     memory: Arc<AlignedBuf>,
     start: NonNull<u8>,
     slots: Vec<usize>,
     under_way: VecDeque<Batch>,
 }
 
-/// A batch of gets: when it was begun, and which object each slot is for.
+/// A batch of gets: its start time, and the slot of each object.
 struct Batch {
     ticket: Ticket,
     begun: Instant,
@@ -71,7 +72,8 @@ impl Pagelith {
         let work = &self.setup.work;
         let mut config = Config::default();
         (config.dram.bytes, config.dram.promote) = (Size::ZERO, Promote::Never);
-        // Each object has a header, of large ones the last does not fit into a segment, and some segments stay free.
+        // Each object has a header, the last large object may not fit into a segment, and some
+        // segments stay free.
         let room = work.objects * (work.object_bytes as u64 + 4096) / 8 * 12 + 8 * SEGMENT_BYTES;
         config.ssd.bytes = Size::from_bytes(room.next_multiple_of(1 << 20));
         config.ssd.segment_bytes = Some(Size::from_bytes(SEGMENT_BYTES));
@@ -93,10 +95,12 @@ impl Pagelith {
 
     fn destination(&self, slot: usize) -> Destination {
         let len = self.setup.work.object_bytes;
-        // A slot beyond the memory would be a bug of this file; it is caught here, not by the kernel.
+        // A slot beyond the memory would be a bug of this file; it is caught here, not by the
+        // kernel.
         assert!((slot + 1) * len <= self.memory.len());
-        // SAFETY: inside the memory, initialised, aligned to nothing that matters; the slot was taken from the free ones
-        // and comes back when the get is done, so that nothing else reads or writes it; the Arc keeps it mapped.
+        // SAFETY: inside the memory, initialised, and no alignment is required. The slot was taken
+        // from the free ones and returns when the get is done, so nothing else reads or writes it;
+        // the Arc keeps it mapped.
         unsafe { Destination::borrowed(&[(self.start.add(slot * len), len)], Some(self.memory.clone())) }
     }
 

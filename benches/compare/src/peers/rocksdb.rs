@@ -1,4 +1,5 @@
-//! RocksDB with values in blob files (BlobDB), O_DIRECT, without a write-ahead log: a flush makes durable.
+//! RocksDB with values in blob files (BlobDB), O_DIRECT, without a write-ahead log: a flush makes
+//! data durable.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,14 +13,14 @@ use rocksdb::{
 use crate::peer::{Peer, Setup};
 use crate::readers::Readers;
 
-/// Blocks of keys and places.
+/// Cache for index blocks.
 const CACHE_BYTES: usize = 8 << 20;
-/// What is gathered in memory before it is written, as much as in fjall; two at a time.
+/// Size of a memtable, as in fjall; at most two.
 const MEMTABLE_BYTES: usize = 64 << 20;
 
 struct RocksDb {
     setup: Setup,
-    // In this order they end: the readers hold the database.
+    // Dropped in this order: the readers hold the database.
     readers: Option<Readers>,
     open: Option<Arc<DB>>,
 }

@@ -1,5 +1,5 @@
-//! What TCP allows a batch of gets: a thread that sends as many bytes for each byte that asks for them, and one that receives them into
-//! the same buffers, and checksums them.
+//! The limit of TCP for a batch of gets: one thread sends as many bytes for each request byte, and
+//! another receives them into the same buffers and checksums them.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use pagelith::layouts::checksum::{BLOCK_BYTES, checksum};
 use super::common::mix;
 use super::sides::{BATCH, DATA};
 
-/// The end that asks. The other one's thread ends with it.
+/// The requesting end. The other end's thread ends with it.
 pub struct Bare(TcpStream);
 
 impl Bare {
@@ -25,7 +25,7 @@ impl Bare {
         Bare(stream)
     }
 
-    /// Ask with a byte and receive so many objects, checksummed where they land.
+    /// Sends a request byte and receives the batch's objects, checksummed in their buffers.
     pub fn get(&mut self, buffers: &mut [AlignedBuf]) {
         self.0.write_all(&[1]).expect("asked");
         for buffer in buffers {

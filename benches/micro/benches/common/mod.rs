@@ -1,4 +1,4 @@
-//! The keys of the benches.
+//! Keys for the benches.
 
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::{ids::PrefixHash, namespace::Namespace, shard::Shard};
@@ -10,7 +10,7 @@ pub fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The keys of objects by number.
+/// The keys of objects with these numbers.
 pub fn keys(numbers: impl Iterator<Item = u64>) -> Vec<ObjectKey> {
     let namespace = Namespace { model: "micro".into(), ..Namespace::default() }.id();
     let first = ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);

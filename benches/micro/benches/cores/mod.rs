@@ -1,31 +1,33 @@
-//! Whether the cores of this machine are its own: those of a virtual machine may be given to it by turns, a few milliseconds each, or be the two
-//! threads of one core, which no counter of its kernel tells. What two threads do at once takes up to twice as long then, and a ratio of two
-//! threads to one says nothing.
+//! Checks whether this machine's cores are its own. A virtual machine's cores may be time-shared in
+//! turns of a few milliseconds, or be the two threads of one core, which no counter of its kernel
+//! shows. Two concurrent threads then take up to twice as long, and a ratio of two threads to one
+//! is meaningless.
 #![allow(clippy::disallowed_methods, reason = "the real clock, and a thread a core")]
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// How long the cores are looked at: some turns of the schedulers that were seen, which are of 4 ms.
+/// Duration of the check: several turns of the schedulers that were seen, which are of 4 ms.
 const LOOK: Duration = Duration::from_millis(12);
-/// How long one of them alone.
+/// Duration of the check of one core alone.
 const ALONE: Duration = Duration::from_millis(3);
-/// Longest time between two looks at the clock of who runs: an interrupt takes less.
+/// Longest time between two clock reads of a running thread: an interrupt takes less.
 const STEP_MAX: Duration = Duration::from_micros(100);
-/// Part of the time that a core may be away.
+/// Largest share of the time in which a core may be unavailable.
 const AWAY_MAX: f64 = 0.1;
-/// What two threads that have a core each do is as much as one does alone; of two that share one it is hardly more than half.
+/// Two threads with one core each do as much per thread as one alone; two that share a core hardly
+/// more than half.
 const PACE_LEAST: f64 = 0.8;
 
-/// What was seen of a thread.
+/// The measurement of a thread.
 struct Seen {
-    /// Part of the time in which it did not run.
+    /// Share of the time in which it did not run.
     away: f64,
-    /// How much it did while it ran, a second.
+    /// Work per second while it ran.
     pace: f64,
 }
 
-/// Multiplications that do not wait for each other: a core has one place for them, whoever of its threads it works for.
+/// Independent multiplications: a core has one unit for them, shared by its hardware threads.
 fn work(numbers: &mut [u64; 8]) {
     for _ in 0..64 {
         numbers.iter_mut().for_each(|number| *number = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
@@ -47,7 +49,7 @@ fn look(time: Duration) -> Seen {
     Seen { away: away.as_secs_f64() / all.as_secs_f64(), pace: f64::from(done) / (all - away).as_secs_f64() }
 }
 
-/// Whether two threads that want a core each have one now.
+/// Whether two threads get one core each now.
 pub fn two_run() -> bool {
     let alone = look(ALONE);
     let both = std::thread::scope(|scope| {

@@ -1,17 +1,17 @@
-//! One store as its users see it: embedded, and by clients over links, whose server is a thread of this process.
+//! One store, used embedded and by clients over links; its server is a thread of this process.
 #![allow(dead_code, reason = "one bench needs less of it than the other")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pagelith::attach::Attached;
+use pagelith::client::Attached;
 use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::layouts::wire::greeting::Feature;
-use pagelith::serve::Server;
+use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::SocketDial;
@@ -22,14 +22,14 @@ use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
 use pagelith::{
     AlignedBuf, Config, Destination, Done, Facts, Get, GetSlice, Options, Put, PutGroup, PutSlice, Session,
-    Size, Source, Store, attach,
+    Size, Source, Store, client,
 };
 
-/// Objects of a get or put.
+/// Objects per get or put.
 pub const BATCH: usize = 32;
 /// Batches in flight from one thread.
 pub const DEPTH: usize = 4;
-/// Bytes of objects that gets choose from.
+/// Bytes of the objects that gets choose from.
 pub const DATA: usize = 256 << 20;
 const WAIT: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -43,7 +43,7 @@ pub fn store() -> Store {
     Store::open(config).expect("a store")
 }
 
-/// A store as its user sees it.
+/// A store, embedded or behind a link.
 pub enum Side<'a> {
     Embedded(&'a Store),
     Attached(Box<Attached>),
@@ -84,10 +84,10 @@ impl Side<'_> {
     }
 }
 
-/// A thread's way in, with several batches in flight.
+/// A thread's session, with several batches in flight.
 pub enum Way<'a> {
     Embedded(Box<Session>),
-    Attached(Box<attach::Session<'a>>),
+    Attached(Box<client::Session<'a>>),
 }
 
 /// Batches in flight, and buffers for as many.
@@ -107,7 +107,7 @@ impl<'a> Flights<'a> {
         Flights { way, idle }
     }
 
-    /// Buffers that are not in use: those of whichever batch is done first, if all are.
+    /// Unused buffers; if there are none, those of the first batch that completes.
     fn buffers(&mut self) -> Vec<AlignedBuf> {
         if let Some(buffers) = self.idle.pop() {
             return buffers;
@@ -165,20 +165,14 @@ impl<'a> Flights<'a> {
     }
 }
 
-/// What a client and the server have in common beside the bytes on their way.
+/// Memory that a client and the server share.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Shares {
     Nothing,
     /// The rings that the bytes go through.
     Rings,
-    /// The arena and the staging memory too, and where what lies in the arena.
+    /// The arena and the staging memory too.
     Arena,
-    /// The same without that.
-    Untold,
-    /// The same, with a store that takes nobody's word for what is put.
-    Checksummed,
-    /// And the files that segments lie in.
-    Files,
 }
 
 impl Shares {
@@ -187,7 +181,7 @@ impl Shares {
     }
 }
 
-/// Serve `store` at `address` until told to stop, and attach to it.
+/// Serves `store` at `address` until `stop` is set, and attaches a client to it.
 pub fn attach<'s, 'e>(
     scope: &'s std::thread::Scope<'s, 'e>,
     store: &'e Store,
@@ -198,7 +192,6 @@ pub fn attach<'s, 'e>(
     let clock = Arc::new(SystemClock::new());
     let entropy = Arc::new(SystemEntropy);
     let offer = |who| match Offer::of_this_build([who; 16]) {
-        offer if shares == Shares::Checksummed => offer.without(Feature::Steady),
         offer if shares == Shares::Nothing => offer.without(Feature::SharedMemory),
         offer => offer,
     };
@@ -206,14 +199,10 @@ pub fn attach<'s, 'e>(
     let mut listener =
         Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), Limits::default()).expect("listens");
     let (staging, staging_memory) = StagingPool::shared(256 << 20).expect("memory");
+    // As `pagelith serve` does.
+    staging_memory.prefault().expect("memory");
     if shares.has_arena() {
         listener = listener.showing(store.shared_memory().into_iter().chain([staging_memory]).collect());
-    }
-    if shares != Shares::Untold {
-        listener = listener.telling(store.shared_catalog());
-    }
-    if shares == Shares::Files {
-        listener = listener.lending(store.shared_files());
     }
     let address = listener.address().clone();
     scope.spawn(move || {
@@ -223,7 +212,7 @@ pub fn attach<'s, 'e>(
             for arrival in arrivals.drain(..) {
                 let Arrival::Link(link) = arrival else { panic!("refused") };
                 let staging = staging.clone();
-                // A thread a link, as `pagelith serve` has it.
+                // One thread per link, as in `pagelith serve`.
                 scope.spawn(move || {
                     let mut server = Server::new(store, link, staging).expect("serves");
                     while server.closed().is_none() && !stop.load(Ordering::Relaxed) {

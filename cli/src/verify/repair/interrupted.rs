@@ -1,10 +1,11 @@
-//! A repair that ends after any of its writes leaves a store that opens with nothing wrong and nothing back that was
-//! gone, or is refused by name; and that the next repair goes on with to the same end.
+//! A repair that is interrupted after any of its writes leaves a store that opens without damage
+//! and without removed objects, or that is refused. The next repair continues and has the same
+//! result.
 
-#[allow(dead_code, reason = "other tests use the rest")]
+#[allow(dead_code, reason = "other tests use other parts")]
 #[path = "../../../tests/common/filled.rs"]
 mod filled;
-#[allow(dead_code, reason = "other tests use the rest")]
+#[allow(dead_code, reason = "other tests use other parts")]
 #[path = "../../../tests/common/fixture.rs"]
 mod fixture;
 
@@ -12,14 +13,15 @@ use std::path::Path;
 
 use pagelith_layouts::record::RecordKind;
 
-use self::filled::{Filled, PAGES, SEGMENT_BYTES, is_here, key};
-use super::{Wish, repair};
+use self::filled::{Filled, PAGES, SEGMENT_BYTES, is_present, key};
+use super::{RepairOptions, repair};
 use crate::on_disk::files::stop_after;
 
-const DROP: Wish = Wish { keep: false, drop_missing_dirs: false, capacity_bytes: None, namespaces_max: None };
+const DROP: RepairOptions =
+    RepairOptions { keep: false, drop_missing_dirs: false, capacity_bytes: None, namespaces_max: None };
 
 /// Damage of every kind that is repaired in place, of a store with or without a checkpoint.
-fn harm(f: &Filled) {
+fn damage_in_place(f: &Filled) {
     let ids = f.segments();
     fixture::flip(&f.manifest_path(0), 4096 + 100);
     let records = f.records(ids[1]);
@@ -32,8 +34,8 @@ fn harm(f: &Filled) {
     f.flip(removal.segment, removal.offset + 200);
 }
 
-/// Damage that leaves removals in doubt, so that what is older is dropped.
-fn doubt(f: &Filled) {
+/// Damage that may include lost removals, so that older objects are dropped.
+fn damage_removals(f: &Filled) {
     let ids = f.segments();
     let all = ids[1..].iter().flat_map(|id| f.records(*id));
     let removal = all.into_iter().find(|r| r.kind == RecordKind::Tombstones).unwrap();
@@ -41,13 +43,13 @@ fn doubt(f: &Filled) {
     f.flip(removal.segment, SEGMENT_BYTES - 60);
 }
 
-/// Nothing wrong and nothing removed is here. Not asked of a store that is refused.
-fn nothing_is_back(f: &Filled) {
+/// If the store opens, it has no wrong bytes and no removed objects.
+fn assert_no_removed_objects(f: &Filled) {
     let Ok(store) = f.try_open() else { return };
     for page in 0..PAGES {
         for part in 0..2 {
-            let here = is_here(&store, &key("m", page, part), &filled::bytes(page, part, 0));
-            assert!(!here || !f.removed.contains(&page), "removed and here again page={page}");
+            let present = is_present(&store, &key("m", page, part), &filled::bytes(page, part, 0));
+            assert!(!present || !f.removed.contains(&page), "a removed object returned page={page}");
         }
     }
     store.abandon();
@@ -61,32 +63,32 @@ fn copy(from: &Filled, to: &Filled) {
     }
 }
 
-/// Which segments there are is lost in both copies of the manifest.
-fn lost(f: &Filled) {
+/// Zero the segment table in both copies of the manifest.
+fn damage_manifest(f: &Filled) {
     (0..2).for_each(|copy| filled::zero(&f.manifest_path(copy), 4096, 4096));
 }
 
-fn at_every_step(close: bool, damage: fn(&Filled), wish: Wish, opens_meanwhile: bool) {
+fn interrupt_at_every_step(close: bool, damage: fn(&Filled), options: RepairOptions, opens_meanwhile: bool) {
     let f = Filled::new(1, close);
     damage(&f);
     let whole = Filled::new(1, true);
     copy(&f, &whole);
-    repair(&whole.dirs, wish).unwrap();
+    repair(&whole.dirs, options).unwrap();
     let expected = whole.missing();
     let scratch = Filled::new(1, true);
     let mut steps = 0;
     loop {
         copy(&f, &scratch);
         stop_after(Some(steps));
-        let ended = repair(&scratch.dirs, wish);
+        let ended = repair(&scratch.dirs, options);
         stop_after(None);
         if ended.is_ok() {
             break;
         }
         if opens_meanwhile {
-            nothing_is_back(&scratch);
+            assert_no_removed_objects(&scratch);
         }
-        repair(&scratch.dirs, wish).unwrap_or_else(|e| panic!("steps={steps}: {e:#}"));
+        repair(&scratch.dirs, options).unwrap_or_else(|e| panic!("steps={steps}: {e:#}"));
         assert_eq!(scratch.missing_of(&f.removed), expected, "steps={steps}");
         steps += 1;
     }
@@ -94,22 +96,22 @@ fn at_every_step(close: bool, damage: fn(&Filled), wish: Wish, opens_meanwhile: 
 }
 
 #[test]
-fn of_damage_in_place() {
-    at_every_step(true, harm, DROP, false);
-    at_every_step(false, harm, DROP, false);
+fn interrupted_repair_in_place_is_resumed() {
+    interrupt_at_every_step(true, damage_in_place, DROP, false);
+    interrupt_at_every_step(false, damage_in_place, DROP, false);
 }
 
 #[test]
-fn of_damage_in_place_and_the_store_is_used_in_between() {
-    at_every_step(true, harm, DROP, true);
+fn interrupted_repair_in_place_is_resumed_after_the_store_was_used() {
+    interrupt_at_every_step(true, damage_in_place, DROP, true);
 }
 
 #[test]
-fn of_removals_in_doubt() {
-    at_every_step(false, doubt, DROP, false);
+fn interrupted_repair_of_possible_lost_removals_is_resumed() {
+    interrupt_at_every_step(false, damage_removals, DROP, false);
 }
 
 #[test]
-fn of_a_lost_manifest_that_is_rebuilt() {
-    at_every_step(true, lost, Wish { keep: true, ..DROP }, true);
+fn interrupted_rebuild_of_the_manifest_is_resumed() {
+    interrupt_at_every_step(true, damage_manifest, RepairOptions { keep: true, ..DROP }, true);
 }

@@ -1,16 +1,18 @@
-//! `pagelith verify --repair`: drops what is damaged, says what, and leaves a store that verifies and opens.
+//! `pagelith verify --repair`: drops and reports damaged parts, and leaves a store that verifies
+//! and opens.
 //!
-//! - It never makes visible what was not. Where it cannot know what was lost, it may have been removals, and what they
-//!   hid is dropped as well; with `--repair=keep` it stays, and that is said loudly.
-//! - Each step is durable before one that relies on it, and a crash in between leaves a store that the next run goes
-//!   on with ([`mend`] has the order). On a store that is whole nothing is written.
+//! - Repair never makes invisible objects visible. If the lost content is unknown, it may have
+//!   included removals. Then the objects that these may have hidden are dropped too; with
+//!   `--repair=keep` they are kept, with a warning.
+//! - Each step is durable before the next one that depends on it. After a crash the next run
+//!   continues ([`in_place`] defines the order). An intact store is not written.
 
+mod check_record;
+mod dir_order;
+mod in_place;
 #[cfg(test)]
 mod interrupted;
-mod judge;
-mod lost;
-mod mend;
-mod places;
+mod rebuild;
 mod segment;
 mod survey;
 
@@ -22,29 +24,31 @@ use pagelith_layouts::ids::SegmentId;
 use serde::Serialize;
 
 use super::finding::Finding;
-use super::look::Look;
-use super::{Outcome, in_use};
-use crate::exit::Verdict;
+use super::metadata::StoreMetadata;
+use super::{VerifyReport, in_use};
+use crate::exit::RunStatus;
 use crate::on_disk::files::Files;
-use crate::on_disk::{Hold, OnDisk, files_of};
+use crate::on_disk::{LockMode, OnDisk, files_of};
 use crate::output::{log, out};
 
-/// Rounds of looking and mending. One is enough unless mending shows what damage had hidden.
+/// Maximum rounds of verify and repair. One suffices unless a repair reveals further damage.
 const ROUNDS: u32 = 4;
 
-/// Said where `--repair=keep` cannot keep promise 3.
+/// Warning if `--repair=keep` cannot keep promise 3.
 const MAY_RETURN: &str = "objects that were removed or cleared may return";
 
-/// What to do about damage.
+/// The flags of repair.
 #[derive(Args, Clone, Debug)]
 pub(super) struct RepairArgs {
-    /// Drop what is damaged, say what, and leave a store that verifies and opens; the store must be closed. Where
-    /// removals may be lost with what is damaged, all that is older is dropped too; without a valid manifest the
-    /// store is made empty. =keep keeps it instead: objects that were removed or cleared may then return
+    /// Drop and report what is damaged, and leave a store that verifies and opens; the store must
+    /// be closed. If removals may be lost with the damage, all older objects are dropped too;
+    /// without a valid manifest the store becomes empty. =keep keeps these instead: objects that
+    /// were removed or cleared may then return
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "drop")]
-    repair: Option<How>,
-    /// Repair also where a directory holds no file of the store because its drive is lost for good. Without it repair refuses
-    /// and says what it would drop: the drive may only not be mounted
+    repair: Option<DoubtPolicy>,
+    /// Repair even if a directory holds no file of the store, because its drive is lost for good.
+    /// Without this flag repair refuses and reports what it would drop, since the drive may just
+    /// not be mounted
     #[arg(long, requires = "repair")]
     drop_missing_dirs: bool,
     /// With --repair=keep, if both superblocks are lost: `ssd.bytes` of the store in bytes
@@ -55,18 +59,18 @@ pub(super) struct RepairArgs {
     namespaces_max: Option<u32>,
 }
 
-/// How far repair goes to keep things.
+/// Handling of objects that a lost removal may have hidden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum How {
-    /// What is in doubt is dropped.
+enum DoubtPolicy {
+    /// Doubtful objects are dropped.
     Drop,
-    /// What is in doubt is kept.
+    /// Doubtful objects are kept.
     Keep,
 }
 
-/// What was asked for.
+/// The options of a repair.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
+pub(super) struct RepairOptions {
     keep: bool,
     drop_missing_dirs: bool,
     capacity_bytes: Option<u64>,
@@ -74,10 +78,10 @@ pub(super) struct Wish {
 }
 
 impl RepairArgs {
-    /// What was asked for, if repair was.
-    pub(super) fn how(&self) -> Option<Wish> {
-        let keep = self.repair? == How::Keep;
-        Some(Wish {
+    /// The options, if repair was requested.
+    pub(super) fn options(&self) -> Option<RepairOptions> {
+        let keep = self.repair? == DoubtPolicy::Keep;
+        Some(RepairOptions {
             keep,
             drop_missing_dirs: self.drop_missing_dirs,
             capacity_bytes: self.capacity_bytes,
@@ -86,19 +90,19 @@ impl RepairArgs {
     }
 }
 
-/// One thing that was done.
+/// One repair action.
 #[derive(Clone, Debug, Serialize)]
 struct Repair {
-    /// What, lower-case.
+    /// The action, in lower case.
     action: &'static str,
-    /// Why.
+    /// The reason.
     #[serde(skip_serializing_if = "String::is_empty")]
     cause: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     segment: Option<u32>,
-    /// Objects that were dropped by it, as far as they could be counted.
+    /// Dropped objects, as far as they could be counted.
     objects: u64,
-    /// Their keys, where they are known.
+    /// Their keys, as far as they are known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     keys: Vec<String>,
     file: String,
@@ -130,19 +134,18 @@ impl std::fmt::Display for Repair {
     }
 }
 
-/// What repair found, did and left. The order of the fields is the order of the JSON keys.
+/// Findings, actions and result of a repair. The order of the fields is the order of the JSON keys.
 #[derive(Debug, Default, Serialize)]
 struct Report {
-    /// What was wrong before.
+    /// Findings before the repair.
     damage: Vec<Finding>,
     repairs: Vec<Repair>,
     /// Objects dropped, as far as they could be counted.
     dropped_objects: u64,
-    /// What a reader must know.
     warnings: Vec<String>,
-    /// The store as it is now.
+    /// The store after the repair.
     #[serde(flatten)]
-    after: Outcome,
+    after: VerifyReport,
 }
 
 impl Report {
@@ -154,70 +157,76 @@ impl Report {
     }
 }
 
-/// Repair the store in these directories, and say what was done.
-pub(super) fn run(dirs: &[PathBuf], wish: Wish, json: bool) -> anyhow::Result<Verdict> {
-    let report = repair(dirs, wish)?;
-    tell(&report, dirs, json)?;
-    Ok(if report.after.wrong == 0 { Verdict::Fine } else { Verdict::Wrong })
+/// Repair the store in these directories, and print a report.
+pub(super) fn run(dirs: &[PathBuf], options: RepairOptions, json: bool) -> anyhow::Result<RunStatus> {
+    let report = repair(dirs, options)?;
+    print_report(&report, dirs, json)?;
+    Ok(if report.after.wrong == 0 { RunStatus::Clean } else { RunStatus::Problems })
 }
 
-fn repair(dirs: &[PathBuf], wish: Wish) -> anyhow::Result<Report> {
-    let before = OnDisk::open(dirs, Hold::Mine)?;
+fn repair(dirs: &[PathBuf], options: RepairOptions) -> anyhow::Result<Report> {
+    let before = OnDisk::open(dirs, LockMode::Held)?;
     let paths = files_of(dirs)?;
     let mut files = Files::lock(&paths, before.owner().as_deref()).map_err(|path| in_use(&before, &path))?;
-    files.check_all(&paths)?;
+    files.require_all_locked(&paths)?;
     let mut report = Report::default();
     let mut round = 0;
     loop {
-        let disk = OnDisk::open(dirs, Hold::Mine)?;
-        places::check(&disk)?;
-        let (outcome, look) = Outcome::of(&disk)?;
+        let disk = OnDisk::open(dirs, LockMode::Held)?;
+        dir_order::check(&disk)?;
+        let (verified, metadata) = VerifyReport::of(&disk)?;
         if round == 0 {
-            allow_missing(&disk, look.as_ref(), wish)?;
-            report.damage.clone_from(&outcome.findings);
+            check_missing(&disk, metadata.as_ref(), options)?;
+            report.damage.clone_from(&verified.findings);
         }
-        (round, report.after) = (round + 1, outcome);
+        (round, report.after) = (round + 1, verified);
         if report.after.wrong == 0 || round > ROUNDS {
             break;
         }
         let done = report.repairs.len();
-        match look {
-            Some(look) => mend::mend(&disk, &mut files, look, wish, &mut report)?,
-            None => lost::rebuild(&disk, &mut files, wish, &mut report)?,
+        match metadata {
+            Some(metadata) => in_place::repair(&disk, &mut files, metadata, options, &mut report)?,
+            None => rebuild::rebuild(&disk, &mut files, options, &mut report)?,
         }
         if report.repairs.len() == done || files_of(dirs).is_err() {
             break;
         }
     }
     if files_of(dirs).is_err() {
-        report.after = Outcome::default();
+        report.after = VerifyReport::default();
     }
     report.dropped_objects = report.repairs.iter().map(|r| r.objects).sum();
     Ok(report)
 }
 
-/// An error, which says what would be dropped, if segments are missing and the operator did not say that they are lost.
-fn allow_missing(disk: &OnDisk, look: Option<&Look>, wish: Wish) -> anyhow::Result<()> {
+/// An error if segments are missing without `--drop-missing-dirs`. It tells what a repair would
+/// drop.
+fn check_missing(
+    disk: &OnDisk,
+    metadata: Option<&StoreMetadata>,
+    options: RepairOptions,
+) -> anyhow::Result<()> {
     disk.require_plain_segments()?;
     let missing = disk.missing()?;
-    let first = missing.first().map(|first| disk.is_missing(*first)).or_else(|| disk.lacks_segments());
-    let Some(first) = first.filter(|_| !wish.drop_missing_dirs) else {
+    let first =
+        missing.first().map(|first| disk.missing_message(*first)).or_else(|| disk.missing_segments_message());
+    let Some(first) = first.filter(|_| !options.drop_missing_dirs) else {
         return match missing.iter().find(|(_, dir)| !dir.exists()) {
-            Some((_, dir)) => bail!("the directory is to be made first dir={}", dir.display()),
+            Some((_, dir)) => bail!("the directory does not exist, create it first dir={}", dir.display()),
             None => Ok(()),
         };
     };
-    let loss = match look {
-        Some(look) => {
-            let (segments, used, objects) = mend::loss(disk, look, wish);
-            format!("segments={segments} of used={used}, in them objects={objects} that can still be read")
+    let loss = match metadata {
+        Some(metadata) => {
+            let (segments, used, objects) = in_place::loss(disk, metadata, options);
+            format!("segments={segments} of used={used}, with objects={objects} that are still readable")
         }
-        None => "everything: there is no manifest in the other directories".to_owned(),
+        None => "everything: the other directories have no manifest".to_owned(),
     };
-    bail!("{first}; repair would drop {loss}; if the drive is lost for good, say so with --drop-missing-dirs")
+    bail!("{first}; repair would drop {loss}; if the drive is lost for good, add --drop-missing-dirs")
 }
 
-fn tell(report: &Report, dirs: &[PathBuf], json: bool) -> anyhow::Result<()> {
+fn print_report(report: &Report, dirs: &[PathBuf], json: bool) -> anyhow::Result<()> {
     for warning in &report.warnings {
         log!("warning: {warning}");
     }

@@ -1,8 +1,9 @@
-//! What to do about one segment.
+//! The repair plan of one segment.
 //!
-//! A record that is damaged gives way to tombstones of its members, one sequence before it: what it held is gone, and
-//! older bytes of the same keys, which it had replaced, stay invisible. That takes its keys, which a whole footer or
-//! header knows. Where nobody knows what is lost, it may have been removals, and everything older is in doubt.
+//! A damaged record is replaced by tombstones of its members, with the sequence before its own. So
+//! its objects are gone, and older objects of the same keys stay invisible. This needs the keys,
+//! from an intact footer or header. If the lost content is unknown, it may have included removals,
+//! and all older objects are in doubt.
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
@@ -13,37 +14,36 @@ use pagelith_layouts::record::{self, GroupKind, MemberSpec, Record, RecordFacts,
 use pagelith_layouts::scan::Found;
 use pagelith_layouts::segment::encode_head;
 
-use super::judge::{Judged, judge};
+use super::check_record::{RecordState, check_record};
 use crate::on_disk::OnDisk;
-use crate::on_disk::segment::{Footer, Segment, is_ruin_of};
+use crate::on_disk::segment::{Footer, Segment, is_damaged_header_of};
 
-/// What to do about a segment.
+/// The repair plan of a segment.
 pub(super) enum Plan {
-    /// Nothing: the next open does what there is to do.
-    Leave,
+    /// No change: the next open handles the segment.
+    Keep,
     /// Rewrite parts of it.
-    Mend(Mend),
-    /// Nobody can say what is lost with it.
+    Rewrite(Rewrite),
+    /// Drop it, for this reason: its lost content is unknown.
     Drop(String),
 }
 
-/// Parts of a segment to be rewritten.
+/// The parts of a segment to rewrite.
 #[derive(Default)]
-pub(super) struct Mend {
-    /// Its head.
+pub(super) struct Rewrite {
     pub(super) head: Option<Vec<u8>>,
-    /// Damaged records, each a byte range of the segment and the header that takes its place (empty: none).
+    /// Damaged records: the byte range in the segment, and the replacing header (empty: none).
     pub(super) records: Vec<(std::ops::Range<u64>, Vec<u8>)>,
-    /// Its footer.
     pub(super) footer: Option<Vec<u8>>,
-    /// Objects that are dropped.
+    /// Dropped objects.
     pub(super) dropped: Vec<ObjectKey>,
-    /// Removals whose record was damaged, and that are written again.
+    /// Removals of damaged records, which are written again.
     pub(super) removals: u64,
 }
 
-/// Decide about a segment; `covered` as of `Look::covered`, `mark_end` where its last record ends if the newest
-/// checkpoint speaks for it.
+/// Plan the repair of a segment. `covered` is
+/// [`StoreMetadata::covered`](super::super::metadata::StoreMetadata::covered); `mark_end` is the
+/// end of its last record by the newest checkpoint, if that has entries of it.
 pub(super) fn plan(
     disk: &OnDisk,
     superblock: &Superblock,
@@ -51,22 +51,22 @@ pub(super) fn plan(
     covered: bool,
     mark_end: Option<u64>,
 ) -> Plan {
-    let mut planner = Planner { disk, superblock, segment, mark_end, mend: Mend::default() };
+    let mut planner = Planner { disk, superblock, segment, mark_end, rewrite: Rewrite::default() };
     let decided = match &segment.footer {
         Footer::Sealed { facts, entries } => planner.sealed(facts, entries),
-        // A write that no sync covered is the next open's business.
-        _ if !covered => return Plan::Leave,
+        // The next open handles writes that no sync covered.
+        _ if !covered => return Plan::Keep,
         _ => planner.unsealed(),
     };
     match decided {
-        Ok(()) if planner.mend.is_nothing() => Plan::Leave,
-        Ok(()) => Plan::Mend(planner.mend),
+        Ok(()) if planner.rewrite.is_empty() => Plan::Keep,
+        Ok(()) => Plan::Rewrite(planner.rewrite),
         Err(reason) => Plan::Drop(reason),
     }
 }
 
-impl Mend {
-    fn is_nothing(&self) -> bool {
+impl Rewrite {
+    fn is_empty(&self) -> bool {
         self.head.is_none() && self.records.is_empty() && self.footer.is_none()
     }
 }
@@ -76,37 +76,37 @@ struct Planner<'a> {
     superblock: &'a Superblock,
     segment: &'a Segment,
     mark_end: Option<u64>,
-    mend: Mend,
+    rewrite: Rewrite,
 }
 
-/// Why nobody can say what is lost.
-type Doubt = String;
+/// The reason why the lost content is unknown.
+type UnknownLoss = String;
 
 impl Planner<'_> {
-    fn sealed(&mut self, facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), Doubt> {
+    fn sealed(&mut self, facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), UnknownLoss> {
         self.head()?;
         let mut kept = Vec::new();
         for record in entries.chunk_by(|a, b| a.record_block == b.record_block) {
-            let judged = judge(self.disk, self.superblock, self.segment, record);
-            match judged.map_err(|e| format!("{e:#}"))? {
-                Judged::Whole => kept.extend_from_slice(record),
-                Judged::Damaged => self.replace(record, &mut kept)?,
-                Judged::Another => {
+            let state = check_record(self.disk, self.superblock, self.segment, record);
+            match state.map_err(|e| format!("{e:#}"))? {
+                RecordState::Intact => kept.extend_from_slice(record),
+                RecordState::Damaged => self.replace(record, &mut kept)?,
+                RecordState::Different => {
                     let at = u64::from(record[0].record_block) * ALIGN;
                     return Err(format!("record header and footer contradict each other offset={at}"));
                 }
             }
         }
-        let right = self.facts(&kept);
-        if *facts != right || kept != entries {
-            self.footer(&right, &kept)?;
+        let expected = self.facts(&kept);
+        if *facts != expected || kept != entries {
+            self.footer(&expected, &kept)?;
         }
         Ok(())
     }
 
-    fn unsealed(&mut self) -> Result<(), Doubt> {
+    fn unsealed(&mut self) -> Result<(), UnknownLoss> {
         let mut end = ALIGN;
-        let mut doubt: Option<Doubt> = None;
+        let mut doubt: Option<UnknownLoss> = None;
         let mut found_all: Vec<(Vec<FooterEntry>, bool)> = Vec::new();
         let (segment, disk, superblock) = (self.segment, self.disk, self.superblock);
         let scanned = segment.scan(disk, &mut |found| match found {
@@ -118,15 +118,19 @@ impl Planner<'_> {
                 end = offset + record.record_bytes();
                 found_all.push((footer::entries_of(&record).collect(), payload.is_ok()));
             }
-            Found::Junk { offset, error } if is_ruin_of(disk, superblock, segment, offset, &error) => {
+            Found::Junk { offset, error }
+                if is_damaged_header_of(disk, superblock, segment, offset, &error) =>
+            {
                 doubt.get_or_insert(format!("{error}, and the footer is damaged offset={offset}"));
             }
             Found::Junk { .. } => {}
         });
         scanned.map_err(|e| format!("{e:#}"))?;
-        let once = self.mark_end.max(self.claimed_end()).unwrap_or(0);
-        if once > end {
-            doubt.get_or_insert(format!("records are missing and so is the footer offset={end} end={once}"));
+        let former_end = self.mark_end.max(self.claimed_end()).unwrap_or(0);
+        if former_end > end {
+            doubt.get_or_insert(format!(
+                "records are missing and so is the footer offset={end} end={former_end}"
+            ));
         }
         if found_all.is_empty() && doubt.is_none() {
             return Ok(());
@@ -146,9 +150,10 @@ impl Planner<'_> {
         self.footer(&self.facts(&kept), &kept)
     }
 
-    /// A ruined head is written again. One of another life hides the whole segment when the store is opened, unless
-    /// the checkpoint speaks for it: then nothing may come back that was hidden.
-    fn head(&mut self) -> Result<(), Doubt> {
+    /// Rewrite a damaged head. A head of another incarnation hides the whole segment at open,
+    /// unless the checkpoint has entries of it. Then the rewrite must not make hidden objects
+    /// visible.
+    fn head(&mut self) -> Result<(), UnknownLoss> {
         if self.segment.head_is_current() {
             return Ok(());
         }
@@ -156,11 +161,11 @@ impl Planner<'_> {
             return Err("segment header is another incarnation's".into());
         }
         let (identity, order) = (self.segment.identity, self.segment.order);
-        self.mend.head = Some(encode_head(identity, order, self.superblock.segment_bytes).to_vec());
+        self.rewrite.head = Some(encode_head(identity, order, self.superblock.segment_bytes).to_vec());
         Ok(())
     }
 
-    /// Where a damaged footer of this incarnation says that the last record ends.
+    /// The end of the last record by a damaged footer of this incarnation.
     fn claimed_end(&self) -> Option<u64> {
         match &self.segment.footer {
             Footer::Broken { incarnation, data_end, .. } => {
@@ -171,20 +176,20 @@ impl Planner<'_> {
         }
     }
 
-    /// Put tombstones where a damaged record is: those it held, or of what it held.
-    fn replace(&mut self, entries: &[FooterEntry], kept: &mut Vec<FooterEntry>) -> Result<(), Doubt> {
+    /// Replace a damaged record by tombstones: its own ones, or tombstones of its objects.
+    fn replace(&mut self, entries: &[FooterEntry], kept: &mut Vec<FooterEntry>) -> Result<(), UnknownLoss> {
         let first = &entries[0];
         let from = u64::from(first.record_block) * ALIGN;
         let range = from..from + u64::from(first.record_blocks) * ALIGN;
         let removals = first.kind == RecordKind::Tombstones as u8;
         if removals {
-            self.mend.removals += entries.len() as u64;
+            self.rewrite.removals += entries.len() as u64;
         } else {
-            self.mend.dropped.extend(entries.iter().map(|e| e.key));
+            self.rewrite.dropped.extend(entries.iter().map(|e| e.key));
         }
-        // Before the first sequence nothing was put that could come back.
+        // No older object exists before the first sequence, so no tombstone is needed.
         let Some(sequence) = first.sequence.checked_sub(u64::from(!removals)).filter(|s| *s > 0) else {
-            self.mend.records.push((range, Vec::new()));
+            self.rewrite.records.push((range, Vec::new()));
             return Ok(());
         };
         let group = if removals { first.group } else { sequence };
@@ -208,7 +213,7 @@ impl Planner<'_> {
         let header = header.ok_or_else(|| format!("no tombstones fit in place of a record offset={from}"))?;
         let written = Record::decode(&header).map_err(|e| e.to_string())?;
         kept.extend(footer::entries_of(&written));
-        self.mend.records.push((range, header));
+        self.rewrite.records.push((range, header));
         Ok(())
     }
 
@@ -224,15 +229,15 @@ impl Planner<'_> {
         }
     }
 
-    fn footer(&mut self, facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), Doubt> {
+    fn footer(&mut self, facts: &FooterFacts, entries: &[FooterEntry]) -> Result<(), UnknownLoss> {
         if facts.data_end + footer::footer_bytes(entries.len() as u64) > self.superblock.segment_bytes {
             return Err(format!("no room is left for a footer data_end={}", facts.data_end));
         }
         let bytes = footer::encode(facts, entries);
-        // A footer that its own reader refuses must never reach a disk.
+        // Never write a footer that the decoder refuses.
         let read = footer::decode(&bytes, self.segment.identity, self.superblock.segment_bytes);
         read.map_err(|e| e.to_string())?;
-        self.mend.footer = Some(bytes);
+        self.rewrite.footer = Some(bytes);
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! What lies in a segment of any of its lives, by whole headers only: how high its incarnations and the generations
-//! of its namespaces go.
+//! A survey of all intact headers in a segment, of any incarnation: the highest incarnation, and
+//! the highest generation of each namespace.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +16,12 @@ use crate::on_disk::segment::RawHead;
 /// Blocks read at once.
 const BLOCKS: u64 = 256;
 
-/// What a segment says of itself.
+/// The result of a survey.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Survey {
-    /// The highest incarnation that anything in it names; 0 if nothing does.
+    /// The highest incarnation in any header; 0 if there is none.
     pub(super) incarnation: Incarnation,
-    /// When that one was opened, if its head or footer is there to say it.
+    /// The log position of that incarnation, if its head or footer is intact.
     pub(super) order: Option<SegmentOrder>,
     /// The highest generation of each namespace.
     pub(super) generations: BTreeMap<NamespaceId, Generation>,
@@ -30,7 +30,7 @@ pub(super) struct Survey {
 }
 
 impl Survey {
-    fn see(&mut self, incarnation: Incarnation, order: Option<SegmentOrder>) {
+    fn note_incarnation(&mut self, incarnation: Incarnation, order: Option<SegmentOrder>) {
         if incarnation > self.incarnation {
             (self.incarnation, self.order, self.members) = (incarnation, None, 0);
         }
@@ -41,7 +41,7 @@ impl Survey {
 
     fn record(&mut self, record: &Record<'_>) {
         let facts = record.facts();
-        self.see(facts.identity.incarnation, None);
+        self.note_incarnation(facts.identity.incarnation, None);
         if facts.identity.incarnation == self.incarnation {
             self.members += record.member_count() as u64;
         }
@@ -50,14 +50,14 @@ impl Survey {
     }
 }
 
-/// Read a segment through. What cannot be read says nothing.
+/// Survey a whole segment. Unreadable parts are skipped.
 pub(super) fn survey(disk: &OnDisk, superblock: &Superblock, store: StoreId, id: SegmentId) -> Survey {
     let mut found = Survey::default();
     let read = |offset: u64, buf: &mut [u8]| disk.read_segment(id, superblock, offset, buf).is_ok();
     let mut block = vec![0; ALIGN as usize];
     let head = read(0, &mut block).then(|| RawHead::read(&block)).flatten();
     if let Some(head) = head.filter(|h| (h.store, h.segment) == (store, id)) {
-        found.see(head.incarnation, Some(head.order));
+        found.note_incarnation(head.incarnation, Some(head.order));
     }
     let mut at = 0;
     let mut many = vec![0; (BLOCKS * ALIGN) as usize];
@@ -99,7 +99,7 @@ fn footer(disk: &OnDisk, superblock: &Superblock, store: StoreId, id: SegmentId,
     let incarnation = crate::on_disk::segment::claimed_incarnation(&whole);
     let identity = SegmentIdentity { store, segment: id, incarnation };
     let Ok((facts, entries)) = footer::decode(&whole, identity, bytes) else { return };
-    found.see(incarnation, Some(facts.order));
+    found.note_incarnation(incarnation, Some(facts.order));
     for e in entries {
         let known = found.generations.entry(e.key.namespace()).or_insert(Generation::FIRST);
         *known = (*known).max(Generation(e.generation));

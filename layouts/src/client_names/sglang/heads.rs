@@ -1,5 +1,6 @@
-//! Names of head groups: where servers of different tensor-parallel sizes share (`tp_lcm_size`), the number in a
-//! name is a head group's and not a rank's, and the object is that group's on a stage's layers.
+//! Names of head groups. If servers of different tensor-parallel sizes share objects
+//! (`tp_lcm_size`), the number in a name is that of a head group instead of a rank, and the object
+//! holds that head group for the layers of one stage.
 
 use std::fmt::Write;
 
@@ -8,11 +9,11 @@ use crate::client_names::ContextError;
 use crate::key::Role;
 use crate::shard::{Shard, Slice};
 
-/// The layers that a pool of K and V by heads has on one pipeline stage. A name has the stage and not the layers; a
-/// head group's key has the layers and not the stage.
+/// The layers of a pool with heads on one pipeline stage. A name contains the stage but not the
+/// layers; the key of a head group contains the layers but not the stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadLayers {
-    /// Whose pool.
+    /// Target or draft model.
     pub role: Role,
     /// The pool's name in a key: `kv` or `swa`.
     pub pool: String,
@@ -41,7 +42,7 @@ impl SglangConfig {
         of(lcm > 0 && lcm.is_multiple_of(self.tp_size), "a multiple of tp_size")?;
         of(!self.rank_replicated, "none if rank_replicated")?;
         of(self.road != Road::DirectLinker, "none with the direct linker")?;
-        // Neither the name nor a head group's key says whose context-parallel rank it is.
+        // Neither the name nor the key of a head group contains the context-parallel rank.
         of(self.cp_size == 1, "none if cp_size is above 1")?;
         for (i, layers) in self.head_layers.iter().enumerate() {
             let HeadLayers { role, pool, pp_rank, from, to } = layers;

@@ -1,15 +1,16 @@
-//! The configuration that follows from a model and a placement, so that names and geometry cannot disagree.
+//! Derives the configuration from a model and a placement, so that names and geometry cannot
+//! disagree.
 
 use super::{HeadLayers, SglangConfig};
 use crate::geometry::{Attention, Geometry, GeometryError, Model, Placement};
 use crate::shard::{Shard, Slice};
 
 impl SglangConfig {
-    /// The configuration of a server that keeps a model as geometry says it does. What geometry does not know, the
-    /// prefix (`backend_tag`, `model_name`) and the plug (`road`), is the caller's to add.
+    /// The configuration of a server that stores `model` at `placement`. The caller must set the
+    /// prefix (`backend_tag`, `model_name`) and `road`, which geometry does not know.
     ///
     /// # Errors
-    /// [`GeometryError`] if model and placement do not go together.
+    /// [`GeometryError`] if model and placement do not match.
     pub fn of(model: &Model, placement: &Placement) -> Result<SglangConfig, GeometryError> {
         Geometry::new(model, placement)?;
         let sharded = |attention: &Attention| matches!(attention, Attention::Heads(_));
@@ -33,7 +34,7 @@ impl SglangConfig {
     }
 }
 
-/// Of every stage, the layers of each pool that is divided by heads.
+/// The layers of each pool that is divided by heads, for every stage.
 fn head_layers(model: &Model, placement: &Placement) -> Result<Vec<HeadLayers>, GeometryError> {
     let mut all = Vec::new();
     for pp_rank in 0..placement.pp.of {

@@ -9,8 +9,8 @@ use crate::shard::{Shard, Slice};
 const ALL: Slice = Slice::ALL;
 
 impl SglangConfig {
-    /// `mla_suffix` and its underscore: nothing, a pipeline rank, or `dcp{d}_cp{c}` and a pipeline rank. Gives the
-    /// shard and what follows.
+    /// Parse `mla_suffix` and its underscore: nothing, a pipeline rank, or `dcp{d}_cp{c}` and a
+    /// pipeline rank. Returns the shard and the rest of the text.
     pub(super) fn read_replicated<'a>(&self, mut text: &'a str) -> Option<(Shard, &'a str)> {
         let (mut pp, mut cp, mut dcp) = (ALL, self.own_cp(), ALL);
         if self.dcp_size > 1 {
@@ -38,7 +38,8 @@ impl SglangConfig {
         Some(())
     }
 
-    /// `mha_suffix` and its underscore: a tensor rank (or head group), and a pipeline rank if there are several.
+    /// Parse `mha_suffix` and its underscore: a tensor rank (or head group), and a pipeline rank if
+    /// `pp_size > 1`.
     pub(super) fn read_sharded<'a>(&self, text: &'a str) -> Option<(u16, Slice, &'a str)> {
         let (rank, mut text) = take_number(text)?;
         let mut pp = ALL;
@@ -48,7 +49,7 @@ impl SglangConfig {
         Some((rank, pp, text.strip_prefix('_')?))
     }
 
-    /// The shard of a tensor rank. It has one rank of decode context parallelism, `tp_rank % dcp_size`.
+    /// The shard of a tensor rank. Its decode-context rank is `tp_rank % dcp_size`.
     pub(super) fn sharded(&self, rank: u16, pp: Slice) -> Option<Shard> {
         let dcp = Slice::new(rank.checked_rem(self.dcp_size)?, self.dcp_size)?;
         Some(Shard::Rank { tp: Slice::new(rank, self.tp_size)?, pp, cp: self.own_cp(), dcp })
@@ -63,12 +64,12 @@ impl SglangConfig {
         Some(())
     }
 
-    /// Where a name says nothing of context parallelism it is the reader's own rank's.
+    /// The reader's own context-parallel rank, used for names that do not contain one.
     fn own_cp(&self) -> Slice {
         Slice::new(self.cp_rank, self.cp_size).unwrap_or(ALL)
     }
 
-    /// The direct linker's `[tp{t}_]cp{c}_pp{p}` and its underscore.
+    /// Parse the direct linker's `[tp{t}_]cp{c}_pp{p}` and its underscore.
     pub(super) fn read_linker_ranks<'a>(&self, mut text: &'a str) -> Option<(Shard, &'a str)> {
         let mut tp = ALL;
         if !self.rank_replicated {
@@ -90,7 +91,7 @@ impl SglangConfig {
     }
 }
 
-/// A rank below `of` at the head of a text, and what follows it.
+/// Split a rank below `of` off the start of a text; returns it and the rest.
 fn read_slice(text: &str, of: u16) -> Option<(Slice, &str)> {
     let (rank, rest) = take_number(text)?;
     Some((Slice::new(rank, of)?, rest))

@@ -1,20 +1,20 @@
-//! The parts that the Mooncake backend names: `_get_hybrid_page_component_keys` and the three buffer functions of
-//! `mooncake_store.py`.
+//! Table of the objects that the Mooncake backend names, from `_get_hybrid_page_component_keys` and
+//! the three buffer functions of `mooncake_store.py`.
 
 use super::{Part, SglangConfig};
 use crate::client_names::{DATA, take_number};
 use crate::key::Role;
 use crate::shard::Shard;
 
-/// Which servers print a row.
+/// Condition under which a server prints a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
     Always,
-    /// The target's KV is rank-replicated, or not.
+    /// `rank_replicated == replicated`.
     Target {
         replicated: bool,
     },
-    /// The draft's KV is rank-replicated, or not.
+    /// `draft_rank_replicated == replicated`.
     Draft {
         replicated: bool,
     },
@@ -23,11 +23,13 @@ enum When {
 /// One kind of object.
 #[derive(Clone, Copy)]
 pub(super) struct Row {
-    /// What stands behind the ranks; empty for a convolution state, whose component is its own tail.
+    /// The text after the ranks; empty for a convolution state, whose component is the tail itself.
     pub tail: &'static str,
-    /// Whether a tensor rank (`mha_suffix`) stands before the tail; else what all tensor ranks share (`mla_suffix`).
+    /// Whether a tensor rank (`mha_suffix`) precedes the tail; else the object is shared by all
+    /// tensor ranks (`mla_suffix`).
     pub sharded: bool,
-    /// Whether it is K or V by heads, which servers of different sizes may share by head group.
+    /// Whether the object is K or V by heads, which servers of different sizes may share by head
+    /// group.
     pub heads: bool,
     pub role: Role,
     pub pool: &'static str,
@@ -62,7 +64,7 @@ const fn shared(
     Row { tail, sharded: false, heads: false, role, pool, component, when }
 }
 
-/// A pool whose page is one object, named as the pool is.
+/// A pool whose page is a single object with the name of the pool.
 const fn one(pool: &'static str) -> Row {
     shared(pool, Role::Target, pool, DATA, When::Always)
 }
@@ -84,7 +86,7 @@ const REPLICATED: When = When::Target { replicated: true };
 const DRAFT_SHARDED: When = When::Draft { replicated: false };
 const DRAFT_REPLICATED: When = When::Draft { replicated: true };
 
-/// A convolution state; the only part with a number of its own.
+/// A convolution state; the only object whose tail contains a number.
 const CONV: Row = mamba("");
 
 const ROWS: [Row; 31] = [
@@ -100,7 +102,8 @@ const ROWS: [Row; 31] = [
     heads("swa_k", Role::Target, "swa", "k", SHARDED),
     heads("swa_v", Role::Target, "swa", "v", SHARDED),
     shared("swa", Role::Target, "swa", DATA, REPLICATED),
-    // The draft window's class follows neither flag; its two forms have components of different names.
+    // The class of the draft's window follows neither flag; its two forms have different component
+    // names.
     heads("draft_swa_k", Role::Draft, "swa", "k", When::Always),
     heads("draft_swa_v", Role::Draft, "swa", "v", When::Always),
     shared("draft_swa", Role::Draft, "swa", DATA, When::Always),
@@ -135,7 +138,7 @@ fn applies(config: &SglangConfig, when: When) -> bool {
     }
 }
 
-/// The row of a text behind its ranks.
+/// The row for the text after the ranks.
 pub(super) fn by_tail(config: &SglangConfig, tail: &str, sharded: bool) -> Option<&'static Row> {
     ROWS.iter().find(|row| {
         let named = if row.tail.is_empty() { is_conv(tail) } else { row.tail == tail };
@@ -143,7 +146,7 @@ pub(super) fn by_tail(config: &SglangConfig, tail: &str, sharded: bool) -> Optio
     })
 }
 
-/// The row of a key's part.
+/// The row for a key's fields.
 pub(super) fn by_part(config: &SglangConfig, part: Part<'_>) -> Option<&'static Row> {
     ROWS.iter().find(|row| {
         let named =

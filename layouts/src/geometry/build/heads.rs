@@ -1,15 +1,15 @@
-//! Pools of K and V rows by heads.
+//! Builds pools of K and V rows by heads.
 
-use super::super::buffer::{AxisKind, Part, What};
+use super::super::buffer::{AxisKind, Part, StateKind};
 use super::super::error::GeometryError;
 use super::super::layout::Layout;
 use super::super::model::HeadAttention;
 use super::super::names;
 use super::super::pool::Pool;
-use super::{Attended, Builder, axes};
+use super::{AttentionSpec, Builder, axes};
 use crate::shard::{Shard, Slice};
 
-/// Where this rank's heads are.
+/// The heads of this rank.
 #[derive(Clone, Copy)]
 struct Heads {
     /// First head in the model.
@@ -20,34 +20,38 @@ struct Heads {
     groups: u64,
 }
 
-/// Which of K and V a buffer holds: from `first`, so many.
+/// The range of the K/V axis (0 K, 1 V) in a buffer: `first..first + count`.
 #[derive(Clone, Copy)]
-struct Sides {
+struct KvRange {
     first: u64,
     count: u64,
 }
 
 impl Builder<'_> {
-    pub(super) fn heads(&self, of: &Attended<'_>, heads: &HeadAttention) -> Result<Pool, GeometryError> {
-        let mut pool = self.pool(of.role, of.name, of.hit);
+    pub(super) fn heads(
+        &self,
+        spec: &AttentionSpec<'_>,
+        heads: &HeadAttention,
+    ) -> Result<Pool, GeometryError> {
+        let mut pool = self.pool(spec.role, spec.name, spec.hit);
         let mine = self.heads_of_rank(heads.kv_heads);
-        let sides = if heads.k_dim == heads.v_dim {
-            let both = self.add_sides(&mut pool, of, heads, mine, Sides { first: 0, count: 2 });
+        let buffers = if heads.k_dim == heads.v_dim {
+            let both = self.add_kv_buffer(&mut pool, spec, heads, mine, KvRange { first: 0, count: 2 });
             [both.clone(), both]
         } else {
-            [0, 1].map(|first| self.add_sides(&mut pool, of, heads, mine, Sides { first, count: 1 }))
+            [0, 1].map(|first| self.add_kv_buffer(&mut pool, spec, heads, mine, KvRange { first, count: 1 }))
         };
-        let (first_layer, layers) = self.stage(heads.layers, of.layers);
+        let (first_layer, layers) = self.stage(heads.layers, spec.layers);
         for group in 0..mine.groups {
             let shard = self.group_shard(group, mine.groups, first_layer, layers);
-            let [k, v] = &sides;
+            let [k, v] = &buffers;
             if self.unified() {
                 let both = group_part(&pool, k, None, group, mine);
                 pool.add_component(names::KV, shard, vec![both])?;
                 continue;
             }
-            for (side, name, whole) in [(0, names::K, k), (1, names::V, v)] {
-                let part = group_part(&pool, whole, Some(side), group, mine);
+            for (kv_index, name, whole) in [(0, names::K, k), (1, names::V, v)] {
+                let part = group_part(&pool, whole, Some(kv_index), group, mine);
                 pool.add_component(name, shard, vec![part])?;
             }
         }
@@ -59,25 +63,25 @@ impl Builder<'_> {
         self.placement.layout == Layout::PageUnified
     }
 
-    /// Add a buffer of K, of V or of both; answers all of it as a part.
-    fn add_sides(
+    /// Add a buffer of K, V or both; returns the part that takes all of it.
+    fn add_kv_buffer(
         &self,
         pool: &mut Pool,
-        of: &Attended<'_>,
+        spec: &AttentionSpec<'_>,
         heads: &HeadAttention,
         mine: Heads,
-        sides: Sides,
+        kv: KvRange,
     ) -> Part {
-        let (first_layer, layers) = self.stage(heads.layers, of.layers);
-        let (name, dim) = match (sides.count, sides.first) {
+        let (first_layer, layers) = self.stage(heads.layers, spec.layers);
+        let (name, dim) = match (kv.count, kv.first) {
             (1, 0) => (names::K, heads.k_dim),
             (1, _) => (names::V, heads.v_dim),
             _ => (names::KV, heads.k_dim),
         };
         let counted = axes(order(self.placement.layout), |kind| match kind {
-            AxisKind::Kv => sides.count,
+            AxisKind::Kv => kv.count,
             AxisKind::Layer => layers,
-            AxisKind::Token => of.tokens,
+            AxisKind::Token => spec.tokens,
             AxisKind::HeadGroup => mine.groups,
             AxisKind::Head if self.unified() => mine.count / mine.groups,
             AxisKind::Head => mine.count,
@@ -85,15 +89,15 @@ impl Builder<'_> {
             AxisKind::Page => 1,
         });
         let buffer = pool.add_buffer(name, counted, heads.dtype.bytes().into());
-        pool.all_of(What::Heads, buffer, |kind| match kind {
-            AxisKind::Kv => sides.first,
+        pool.all_of(StateKind::Heads, buffer, |kind| match kind {
+            AxisKind::Kv => kv.first,
             AxisKind::Layer => first_layer,
             AxisKind::Head => mine.first,
             _ => 0,
         })
     }
 
-    /// The rank's heads; where ranks outnumber heads, several have the same one.
+    /// The heads of the rank. If there are more ranks than heads, several ranks have the same head.
     fn heads_of_rank(&self, all: u32) -> Heads {
         let (all, tp) = (u64::from(all), self.placement.tp);
         let (rank, of) = (u64::from(tp.rank), u64::from(tp.of));
@@ -109,7 +113,7 @@ impl Builder<'_> {
         let Some(lcm) = self.placement.tp_lcm_size else {
             return self.ranked();
         };
-        // The check has seen that groups are fewer than 2^16 and layers too.
+        // `check` has verified that groups and layers are below 2^16.
         let rank = u64::from(self.placement.tp.rank) * groups + group;
         Shard::Heads {
             group: Slice { rank: rank as u16, of: lcm },
@@ -119,16 +123,16 @@ impl Builder<'_> {
     }
 }
 
-/// The part of a head group: of `side` (0 K, 1 V), or of both.
-fn group_part(pool: &Pool, whole: &Part, side: Option<u64>, group: u64, mine: Heads) -> Part {
+/// The part of a head group: of K (`kv_index` 0), of V (1), or of both (`None`).
+fn group_part(pool: &Pool, whole: &Part, kv_index: Option<u64>, group: u64, mine: Heads) -> Part {
     let mut part = whole.clone();
     let axes = pool.buffers.get(part.buffer).map(|b| b.axes.as_slice()).unwrap_or_default();
     let grouped = axes.iter().any(|axis| axis.kind == AxisKind::HeadGroup);
     for (axis, span) in axes.iter().zip(&mut part.spans) {
-        match (axis.kind, side) {
-            (AxisKind::Kv, Some(side)) if axis.count > 1 => (span.start, span.len) = (side, 1),
+        match (axis.kind, kv_index) {
+            (AxisKind::Kv, Some(kv_index)) if axis.count > 1 => (span.start, span.len) = (kv_index, 1),
             (AxisKind::HeadGroup, _) => (span.start, span.len) = (group, 1),
-            // Heads are counted from their group's first.
+            // Under a head-group axis, heads are numbered from the first of their group.
             (AxisKind::Head, _) if grouped => span.origin += group * axis.count,
             (AxisKind::Head, _) => {
                 span.len = mine.count / mine.groups;
@@ -140,7 +144,7 @@ fn group_part(pool: &Pool, whole: &Part, side: Option<u64>, group: u64, mine: He
     part
 }
 
-/// Axes of CONTRACTS 3.2's MHA buffers, S being pages and tokens.
+/// Axes of the MHA buffers of CONTRACTS 3.2, where S stands for pages and tokens.
 fn order(layout: Layout) -> &'static [AxisKind] {
     use AxisKind::*;
     match layout {
@@ -148,7 +152,7 @@ fn order(layout: Layout) -> &'static [AxisKind] {
         Layout::PageFirst => &[Kv, Page, Token, Layer, Head, Element],
         Layout::PageHead => &[Kv, Page, Head, Token, Layer, Element],
         Layout::PageUnified => &[Page, HeadGroup, Layer, Kv, Token, Head, Element],
-        // The check lets no head pool into a split latent layout.
+        // `check` refuses head pools in `PageFirstKvSplit`.
         Layout::PageFirstDirect | Layout::PageFirstKvSplit => &[Kv, Page, Layer, Token, Head, Element],
     }
 }

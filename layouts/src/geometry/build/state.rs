@@ -1,6 +1,6 @@
-//! Pools of linear-attention checkpoints.
+//! Builds pools of linear-attention checkpoints.
 
-use super::super::buffer::{AxisKind, What};
+use super::super::buffer::{AxisKind, StateKind};
 use super::super::error::GeometryError;
 use super::super::model::{LinearState, StateShape};
 use super::super::names;
@@ -9,7 +9,8 @@ use super::{Builder, Layers, axes, too_large};
 use crate::key::Role;
 
 impl Builder<'_> {
-    /// One checkpoint of all linear layers a page; the last one alone is needed.
+    /// The pool with one checkpoint of all linear layers per page; a prefix needs only the last
+    /// page's.
     pub(super) fn state(&self, linear: &LinearState) -> Result<Pool, GeometryError> {
         let mut pool = self.pool(Role::Target, "mamba", HitPolicy::TrailingPages(1));
         pool.slots_per_page = 1;
@@ -42,8 +43,8 @@ impl Builder<'_> {
             _ => 1,
         });
         let buffer = pool.add_buffer(name, counted, shape.dtype.bytes().into());
-        let what = What::State { index, tp: self.placement.tp };
-        let part = pool.all_of(what, buffer, |kind| if kind == AxisKind::Layer { first_layer } else { 0 });
+        let state = StateKind::State { index, tp: self.placement.tp };
+        let part = pool.all_of(state, buffer, |kind| if kind == AxisKind::Layer { first_layer } else { 0 });
         pool.add_component(name, self.ranked(), vec![part])
     }
 }

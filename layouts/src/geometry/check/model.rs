@@ -1,4 +1,4 @@
-//! What a model says about itself.
+//! Checks of a model by itself.
 
 use super::super::error::Problems;
 use super::super::model::{
@@ -29,7 +29,7 @@ pub(super) fn check(model: &Model, problems: &mut Problems) {
     names(problems, model);
     if model.attention == Attention::Anchor {
         let decides = model.indexer.is_some() || model.rows.iter().any(|r| r.hit == HitPolicy::AllPages);
-        let rule = "of no bytes needs another pool of which every page must be there";
+        let rule = "has no bytes and needs another pool with hit policy AllPages";
         problems.demand(decides, "attention", "Anchor", rule);
     }
 }
@@ -62,9 +62,9 @@ fn attention(problems: &mut Problems, field: &str, of: &Attention) {
 fn packed(problems: &mut Problems, model: &Model) {
     let (field, layers) = ("packed_mtp_layers", model.packed_mtp_layers);
     if layers > 0 {
-        let rule = "must be 0 where draft is set: draft layers are packed or in pools of their own, not both";
+        let rule = "must be 0 if draft is set: draft layers are either packed or in pools of their own";
         problems.demand(model.draft.is_none(), field, layers, rule);
-        let rule = "must be 0 where attention has no bytes";
+        let rule = "must be 0 if attention has no bytes";
         problems.demand(model.attention != Attention::Anchor, field, layers, rule);
     }
 }
@@ -84,7 +84,7 @@ fn indexer(problems: &mut Problems, field: &str, of: Option<&Indexer>, attention
             let rule = "must not be above the layers of its attention";
             problems.demand(below.is_none_or(|below| own <= below), &layers, own, rule);
         }
-        (None, None) => problems.demand(false, &layers, "none", "must be given where attention has none"),
+        (None, None) => problems.demand(false, &layers, "none", "must be set if attention has no layers"),
         (None, Some(_)) => {}
     }
 }
@@ -96,7 +96,7 @@ fn linear(problems: &mut Problems, of: &LinearState) {
         state(problems, &format!("linear.conv[{i}]"), shape, true);
     }
     let some = !of.conv.is_empty() || of.temporal.dims.iter().all(|dim| *dim > 0);
-    problems.demand(some, "linear.conv", "none", "must not be empty where temporal has no elements");
+    problems.demand(some, "linear.conv", "none", "must not be empty if temporal has no elements");
 }
 
 fn state(problems: &mut Problems, field: &str, of: &StateShape, filled: bool) {
@@ -142,7 +142,7 @@ fn rows(problems: &mut Problems, field: &str, of: &RowPool) {
     problems.demand(key.is_ok(), &format!("{field}.name"), format!("{:?}", of.name), rule);
 }
 
-/// A client knows a pool by one name, so no two may have the same.
+/// Clients identify a pool by its name, so names must be unique.
 fn names(problems: &mut Problems, model: &Model) {
     let mut names: Vec<String> = pools(model).into_iter().map(|(name, _)| name).collect();
     names.sort_unstable();

@@ -1,4 +1,4 @@
-//! Whether a model can be divided and laid out as the placement says.
+//! Checks that a model can be divided and laid out according to a placement.
 
 use super::super::error::Problems;
 use super::super::layout::{Class, Layout};
@@ -6,7 +6,7 @@ use super::super::model::{Attention, HeadAttention, Indexer, Model, Placement};
 use super::{attentions, pools};
 use crate::key::Role;
 
-/// Whether every slice exists.
+/// Check that every slice is valid; false if one is not.
 pub(super) fn slices(placement: &Placement, problems: &mut Problems) -> bool {
     let before = problems.0.len();
     let Placement { tp, pp, cp, dcp, .. } = placement;
@@ -17,7 +17,7 @@ pub(super) fn slices(placement: &Placement, problems: &mut Problems) -> bool {
     problems.0.len() == before
 }
 
-/// Whether tokens, layers and heads divide. Every size is at least 1.
+/// Check that tokens, layers and heads can be divided. Every size is at least 1.
 pub(super) fn division(model: &Model, placement: &Placement, problems: &mut Problems) {
     context(model, placement, problems);
     stages(model, placement, problems);
@@ -37,9 +37,10 @@ pub(super) fn division(model: &Model, placement: &Placement, problems: &mut Prob
             lcm,
             &format!("must be a multiple of the tp size {}", placement.tp.of),
         );
-        // The shard of a head group has no context-parallel rank: all of them would make one key.
+        // The shard of a head group has no context-parallel rank: all ranks would have the same
+        // key.
         let cp = placement.cp.of;
-        problems.demand(cp == 1, "placement.cp", cp, "above 1 does not go with tp_lcm_size");
+        problems.demand(cp == 1, "placement.cp", cp, "must be 1 with tp_lcm_size");
     }
 }
 
@@ -92,7 +93,7 @@ fn tensor(heads: &HeadAttention, packed: u32, field: &str, placement: &Placement
     let Some(lcm) = placement.tp_lcm_size.filter(|lcm| *lcm > 0) else { return };
     let rule = format!("must be a multiple of tp_lcm_size {lcm}: no head group is finer than a head");
     problems.demand(all.is_multiple_of(lcm.into()), field, all, &rule);
-    // A shard counts layers in 16 bits; packed layers come on top of the target's.
+    // A shard has 16 bits for a layer number; packed layers follow the target's.
     let layers = u64::from(heads.layers) + u64::from(packed);
     let field = field.replace("kv_heads", "layers");
     problems.demand(
@@ -114,25 +115,26 @@ fn state(model: &Model, placement: &Placement, problems: &mut Problems) {
     }
 }
 
-/// Whether every pool goes with the layout.
+/// Check that the layout can hold every pool.
 pub(super) fn layout(model: &Model, placement: &Placement, problems: &mut Problems) {
     let layout = placement.layout;
     for (pool, class) in pools(model) {
         let Some(class) = class else { continue };
-        // There an indexer is no pool of its own: it lies beside the latent rows, under their key.
+        // In this layout an indexer has no pool of its own: it is stored with the latent rows,
+        // under their key.
         let split = layout == Layout::PageFirstKvSplit && class == Class::Indexer;
-        let beside = if pool == "indexer" {
+        let attention = if pool == "indexer" {
             Some(&model.attention)
         } else {
             model.draft.as_ref().map(|d| &d.attention)
         };
-        let why = match beside {
+        let reason = match attention {
             Some(Attention::Latent(_)) if split => None,
-            _ if split => Some("page_first_kv_split holds an indexer only beside MLA rows"),
+            _ if split => Some("page_first_kv_split holds an indexer only together with MLA rows"),
             _ => layout.refuses(class),
         };
-        if let Some(why) = why {
-            let rule = format!("does not go with pool={pool} class={}: {why}", class.name());
+        if let Some(reason) = reason {
+            let rule = format!("cannot hold pool={pool} class={}: {reason}", class.name());
             problems.demand(false, "placement.layout", layout, &rule);
         }
     }

@@ -1,4 +1,4 @@
-//! What came and went, as an outcome says it.
+//! Events in an outcome: objects that were stored or removed.
 
 use super::{OutcomeHead, TierTag};
 use crate::error::FormatError;
@@ -10,15 +10,17 @@ use crate::wire::List;
 structure! {
     /// One event.
     pub struct EventItem = 160 {
-        /// 1 stored, 2 removed, 3 a namespace was cleared, 4 objects were forgotten that have no name; 0 is never valid.
+        /// 1 stored, 2 removed, 3 a namespace was cleared, 4 objects with unknown keys were
+        /// removed; 0 is never valid.
         kind: u8,
-        /// Where: 1 memory, 2 SSD; zero of what was cleared.
+        /// Tier: 1 memory, 2 SSD; zero if a namespace was cleared.
         tier: u8,
-        /// 1 of what was stored and was in no tier before, and of what was removed and is in no tier any more; else zero.
+        /// 1 if the stored object was in no tier before, or if the removed object is in no tier any
+        /// more; else zero.
         whole: u8,
         /// Zero.
         reserved: [u8; 13],
-        /// Which namespace was cleared; else zero.
+        /// The namespace that was cleared; else zero.
         namespace: NamespaceId,
         /// The object that was stored or removed; else zero.
         key: ObjectKey,
@@ -31,21 +33,21 @@ const REMOVED: u8 = 2;
 const CLEARED: u8 = 3;
 const FORGOT: u8 = 4;
 
-/// What happened.
+/// A decoded event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happened {
-    /// An object is in a tier now; whether it was in none before.
+    /// An object was stored in a tier; true if it was in no tier before.
     Stored(TierTag, ObjectKey, bool),
-    /// An object is in a tier no more; whether it is in none now.
+    /// An object was removed from a tier; true if it is in no tier any more.
     Removed(TierTag, ObjectKey, bool),
-    /// Everything of a namespace is gone.
+    /// All objects of a namespace were removed.
     Cleared(NamespaceId),
-    /// Objects are gone from a tier that have no name.
+    /// Objects with unknown keys were removed from a tier.
     Forgot(TierTag),
 }
 
 impl EventItem {
-    /// As it is sent.
+    /// Encode an event.
     pub fn of(happened: &Happened) -> EventItem {
         let mut item: EventItem = bytemuck::Zeroable::zeroed();
         match happened {
@@ -61,60 +63,61 @@ impl EventItem {
         item
     }
 
-    /// What happened; an error if it is nothing that can.
+    /// Decode and check the event.
     fn happened(&self) -> Result<Happened, FormatError> {
         let tier = match self.tier {
             1 => Some(TierTag::Memory),
             2 => Some(TierTag::Ssd),
             _ => None,
         };
-        let named = self.kind == STORED || self.kind == REMOVED;
+        let has_key = self.kind == STORED || self.kind == REMOVED;
         let checks = [
             ("kind", (STORED..=FORGOT).contains(&self.kind)),
             ("tier", if self.kind == CLEARED { self.tier == 0 } else { tier.is_some() }),
-            ("whole", self.whole <= u8::from(named)),
+            ("whole", self.whole <= u8::from(has_key)),
             ("reserved", is_zero(&self.reserved)),
             ("namespace", self.kind == CLEARED || is_zero(&self.namespace.0)),
-            ("key", named || is_zero(bytemuck::bytes_of(&self.key))),
+            ("key", has_key || is_zero(bytemuck::bytes_of(&self.key))),
         ];
         if let Some((field, _)) = checks.into_iter().find(|(_, ok)| !ok) {
             return Err(FormatError::field(WHAT, field, "out of range"));
         }
         let whole = self.whole == 1;
         Ok(match (self.kind, tier) {
-            (STORED, Some(tier)) => Happened::Stored(tier, self.checked()?, whole),
-            (REMOVED, Some(tier)) => Happened::Removed(tier, self.checked()?, whole),
+            (STORED, Some(tier)) => Happened::Stored(tier, self.checked_key()?, whole),
+            (REMOVED, Some(tier)) => Happened::Removed(tier, self.checked_key()?, whole),
             (FORGOT, Some(tier)) => Happened::Forgot(tier),
             _ => Happened::Cleared(self.namespace),
         })
     }
 
-    fn checked(&self) -> Result<ObjectKey, FormatError> {
+    fn checked_key(&self) -> Result<ObjectKey, FormatError> {
         self.key.check().map(|()| self.key)
     }
 }
 
-/// Events; a view that owns nothing.
+/// Decoded events, borrowed from a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventsSaid<'a> {
     items: List<'a, EventItem>,
-    /// From where on to ask next.
+    /// Position of the next event, for the next request.
     pub next: u64,
-    /// Events before these that were dropped.
+    /// Number of events that were dropped before these.
     pub lost: u64,
 }
 
 impl<'a> EventsSaid<'a> {
-    /// All, in the order in which they happened.
+    /// All events, in the order in which they happened.
     pub fn iter(&self) -> impl Iterator<Item = Happened> + use<'a> {
-        // Each was checked when it was read.
+        // `read` has checked each item.
         self.items.iter().filter_map(|item| item.happened().ok())
     }
 }
 
 pub(super) fn read<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<EventsSaid<'a>, FormatError> {
     let items = List::<EventItem>::take(rest, head.item_count);
-    let items = items.ok_or_else(|| FormatError::field("outcome", "item_count", "not all there"))?;
+    let items =
+        items.ok_or_else(|| FormatError::field("outcome", "item_count", "beyond the end of the body"))?;
     items.iter().try_for_each(|item| item.happened().map(|_| ()))?;
     Ok(EventsSaid { items, next: head.number, lost: head.lost })
 }

@@ -1,20 +1,21 @@
-//! What went wrong, as it travels: a tag that says what to do, the errno, and words for people.
+//! Failures on the wire: a tag for the caller's reaction, the errno, and a human-readable text.
 
-/// What kind of error: what the caller should do. The kinds of the store's own errors.
+/// Kind of an error, which determines the caller's reaction. These are the kinds of the store's own
+/// errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ErrorTag {
-    /// The request itself is wrong.
+    /// The request is invalid.
     Invalid = 1,
-    /// At a bound for the moment.
+    /// A limit is reached at present.
     Busy = 2,
-    /// No room.
+    /// Out of memory or disk space.
     NoSpace = 3,
-    /// A device, a file or a peer did not do its work.
+    /// A device, a file or a peer failed.
     Unavailable = 4,
-    /// Stored bytes failed verification where nothing else can answer.
+    /// Stored bytes failed verification, and there is no other copy.
     Damaged = 5,
-    /// Of another format or configuration.
+    /// The format or configuration differs.
     Incompatible = 6,
     /// The store is closed.
     Closed = 7,
@@ -25,7 +26,7 @@ pub enum ErrorTag {
 }
 
 impl ErrorTag {
-    /// All tags, for tables.
+    /// All tags.
     pub const ALL: [ErrorTag; 9] = [
         ErrorTag::Invalid,
         ErrorTag::Busy,
@@ -38,7 +39,7 @@ impl ErrorTag {
         ErrorTag::Internal,
     ];
 
-    /// The tag of a number; 0 is none.
+    /// The tag with this number; no tag has number 0.
     pub fn of(tag: u8) -> Option<ErrorTag> {
         ErrorTag::ALL.into_iter().find(|t| *t as u8 == tag)
     }
@@ -47,24 +48,25 @@ impl ErrorTag {
 /// A failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure<'a> {
-    /// What to do.
+    /// Kind of error.
     pub error: ErrorTag,
-    /// The kernel's errno; 0 where there is none.
+    /// The kernel's errno; 0 if none.
     pub errno: i32,
-    /// What happened, lower-case, `key=value` at the end; at most [`TEXT_MAX`] bytes, the rest is cut.
+    /// Human-readable text, lower-case, `key=value` at the end; truncated to [`TEXT_MAX`] bytes.
     pub text: &'a str,
 }
 
 /// Longest text of a failure in bytes.
 pub const TEXT_MAX: usize = 512;
-/// Bytes of all texts of an outcome, unless they are so many that each has no more than the least.
+/// Most bytes of all texts of an outcome, except that each text may have [`TEXT_LEAST`] bytes.
 const TEXTS_MAX: usize = 64 << 10;
 const TEXT_LEAST: usize = 64;
 
 impl<'a> Failure<'a> {
-    /// The text as it is sent among so many of an outcome: of many each is shorter.
-    pub(super) fn sent(&self, among: usize) -> &'a str {
-        let most = (TEXTS_MAX / among.max(1)).clamp(TEXT_LEAST, TEXT_MAX);
+    /// The text to send in an outcome with `failures` failures, truncated to its share of
+    /// [`TEXTS_MAX`].
+    pub(super) fn truncated_text(&self, failures: usize) -> &'a str {
+        let most = (TEXTS_MAX / failures.max(1)).clamp(TEXT_LEAST, TEXT_MAX);
         let mut end = self.text.len().min(most);
         while !self.text.is_char_boundary(end) {
             end -= 1;
@@ -78,12 +80,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_cut_between_characters() {
+    fn failure_text_is_truncated_at_character_boundary() {
         let long = "\u{e9}".repeat(300);
         let failure = Failure { error: ErrorTag::Busy, errno: 0, text: &long[..] };
-        assert_eq!(failure.sent(1).len(), 512);
+        assert_eq!(failure.truncated_text(1).len(), 512);
         let odd = format!("x{long}");
-        assert_eq!(Failure { text: &odd, ..failure }.sent(128).len(), 511);
-        assert_eq!([129, 1000, usize::MAX].map(|among| failure.sent(among).len()), [508, 64, 64]);
+        assert_eq!(Failure { text: &odd, ..failure }.truncated_text(128).len(), 511);
+        assert_eq!([129, 1000, usize::MAX].map(|n| failure.truncated_text(n).len()), [508, 64, 64]);
     }
 }

@@ -1,4 +1,4 @@
-//! Reading outcomes.
+//! Decoding of outcomes.
 
 use super::*;
 use crate::checksum::{block_bytes_ok, block_count};
@@ -7,8 +7,8 @@ use crate::format::{is_zero, read};
 use crate::key::KeyCheck;
 use crate::record::OBJECT_BYTES_MAX;
 
-/// Read an outcome. Every number in it has been checked when this is `Ok`; that it answers the request (its verb, its
-/// items, their keys and lengths) is for the client to check.
+/// Read an outcome. `Ok` means that every number is valid; the client must check that the outcome
+/// matches its request (verb, items, keys and lengths).
 pub fn decode(body: &[u8]) -> Result<(Verb, Answer<'_>), FormatError> {
     let have = body.len() as u64;
     let head: OutcomeHead =
@@ -45,20 +45,20 @@ pub fn decode(body: &[u8]) -> Result<(Verb, Answer<'_>), FormatError> {
     Ok((verb, answer))
 }
 
-/// What the form has no use for must be zero.
+/// Check that fields which the form does not use are zero.
 fn check_unused(head: &OutcomeHead) -> Result<(), FormatError> {
     let form = head.form;
-    let counted = form == FORM_ITEMS || form == FORM_BITS || form == FORM_VIEWS;
-    let worded = form == FORM_ITEMS || form == FORM_TEXT || form == FORM_FAILED;
+    let has_items = form == FORM_ITEMS || form == FORM_BITS || form == FORM_VIEWS;
+    let has_text = form == FORM_ITEMS || form == FORM_TEXT || form == FORM_FAILED;
     let block_ok =
         if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
     let checks = [
         ("reserved", head.reserved == 0),
         ("error", form == FORM_FAILED || (head.error, head.errno) == (0, 0)),
-        ("item_count", form == FORM_EVENTS || (head.item_count > 0) == counted),
+        ("item_count", form == FORM_EVENTS || (head.item_count > 0) == has_items),
         ("checksum_count", form == FORM_ITEMS || head.checksum_count == 0),
         ("block_bytes", block_ok),
-        ("text_bytes", worded || head.text_bytes == 0),
+        ("text_bytes", has_text || head.text_bytes == 0),
         ("number", form == FORM_NUMBER || form == FORM_ITEMS || (head.number > 0) == (form == FORM_EVENTS)),
         ("lost", form == FORM_EVENTS || head.lost == 0),
     ];
@@ -69,10 +69,10 @@ fn check_unused(head: &OutcomeHead) -> Result<(), FormatError> {
 }
 
 fn text<'a>(rest: &mut &'a [u8], bytes: u32) -> Result<&'a str, FormatError> {
-    let (text, behind) =
+    let (text, after) =
         rest.split_at_checked(bytes as usize).ok_or_else(|| FormatError::field(WHAT, "text_bytes", bytes))?;
-    *rest = behind;
-    str::from_utf8(text).map_err(|_| FormatError::field(WHAT, "text", "no utf-8"))
+    *rest = after;
+    str::from_utf8(text).map_err(|_| FormatError::field(WHAT, "text", "not UTF-8"))
 }
 
 fn failure(tag: u8, errno: i32, text: &str) -> Result<Failure<'_>, FormatError> {
@@ -84,7 +84,7 @@ fn failure(tag: u8, errno: i32, text: &str) -> Result<Failure<'_>, FormatError> 
 }
 
 fn items<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<Items<'a>, FormatError> {
-    let missing = |field| move || FormatError::field(WHAT, field, "not all there");
+    let missing = |field| move || FormatError::field(WHAT, field, "beyond the end of the body");
     let rows = List::<OutcomeItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
     let checksums =
         List::<Checksum>::take(rest, head.checksum_count).ok_or_else(missing("checksum_count"))?;
@@ -92,27 +92,27 @@ fn items<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<Items<'a>, Forma
     let bases = bases.ok_or_else(missing("number"))?;
     KeyCheck::check_all(bases.iter())?;
     let texts = text(rest, head.text_bytes)?;
-    let (mut sums, mut said, mut attached) = (0u64, 0u64, 0u32);
+    let (mut sums, mut text_end, mut base_count) = (0u64, 0u64, 0u32);
     for row in rows.iter() {
         check_row(&row, head.block_bytes)?;
-        if row.base > attached.saturating_add(1) {
+        if row.base > base_count.saturating_add(1) {
             return Err(FormatError::field(WHAT, "base", row.base));
         }
-        attached = attached.max(row.base);
+        base_count = base_count.max(row.base);
         sums += u64::from(row.checksum_count);
-        said += u64::from(row.text_bytes);
-        // Each text is text by itself.
-        if usize::try_from(said).map_or(true, |end| !texts.is_char_boundary(end)) {
+        text_end += u64::from(row.text_bytes);
+        // Each text must be valid UTF-8 by itself.
+        if usize::try_from(text_end).map_or(true, |end| !texts.is_char_boundary(end)) {
             return Err(FormatError::field(WHAT, "text_bytes", row.text_bytes));
         }
     }
     if sums != checksums.len() as u64 {
         return Err(FormatError::field(WHAT, "checksum_count", sums));
     }
-    if said != texts.len() as u64 {
-        return Err(FormatError::field(WHAT, "text_bytes", said));
+    if text_end != texts.len() as u64 {
+        return Err(FormatError::field(WHAT, "text_bytes", text_end));
     }
-    if attached as usize != bases.len() {
+    if base_count as usize != bases.len() {
         return Err(FormatError::field(WHAT, "number", head.number));
     }
     Ok(Items { items: rows, checksums, bases, texts, block_bytes: head.block_bytes })
@@ -122,7 +122,8 @@ fn check_row(row: &OutcomeItem, block_bytes: u32) -> Result<(), FormatError> {
     const WHAT: &str = "outcome item";
     let state = row.state;
     let (hit, miss, failed) = (state == STATE_HIT, state == STATE_MISS, state == STATE_FAILED);
-    // The bytes of a range may begin and end inside a block: they lie in one block more than their length says.
+    // A range may begin and end inside a block, and then touches one block more than its length
+    // needs.
     let blocks = u64::from(row.checksum_count);
     let blocks_ok = hit && block_bytes > 0 && {
         let least = block_count(row.length, block_bytes);
@@ -155,12 +156,12 @@ fn cause(tag: u8) -> Option<CauseTag> {
 }
 
 impl<'a> Items<'a> {
-    /// How many there are.
+    /// Number of items.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no items.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
@@ -170,15 +171,16 @@ impl<'a> Items<'a> {
         self.block_bytes
     }
 
-    /// All, in the order of the request.
+    /// All items, in the order of the request.
     pub fn iter(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
         let (checksums, bases, texts) = (self.checksums, self.bases, self.texts);
-        let (mut sum, mut said) = (0usize, 0usize);
+        let (mut first_sum, mut text_start) = (0usize, 0usize);
         self.items.iter().map(move |row| {
-            let last = sum + row.checksum_count as usize;
-            let end = said + row.text_bytes as usize;
-            let (own, text) = (checksums.slice(sum, last), texts.get(said..end).unwrap_or_default());
-            (sum, said) = (last, end);
+            let last = first_sum + row.checksum_count as usize;
+            let end = text_start + row.text_bytes as usize;
+            let text = texts.get(text_start..end).unwrap_or_default();
+            let own = checksums.slice(first_sum, last);
+            (first_sum, text_start) = (last, end);
             let number = row.base.checked_sub(1);
             let base = number.and_then(|number| Some(Base { number, key: bases.get(number as usize)? }));
             Item { key_hash: row.key_hash, verdict: verdict(&row, own, base, text) }
@@ -186,7 +188,7 @@ impl<'a> Items<'a> {
     }
 }
 
-/// The verdict of a row that [`check_row`] passed.
+/// The verdict of a row that [`check_row`] accepted.
 fn verdict<'a>(
     row: &OutcomeItem,
     checksums: List<'a, Checksum>,

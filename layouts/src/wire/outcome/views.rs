@@ -1,4 +1,4 @@
-//! Objects in the store's memory, for who looks at them there.
+//! Views: the location of objects in the store's memory, for clients that read them there.
 
 use super::OutcomeHead;
 use crate::checksum::{Checksum, checksum};
@@ -8,17 +8,18 @@ use crate::record::OBJECT_BYTES_MAX;
 use crate::wire::List;
 
 structure! {
-    /// One object that was to be looked at.
+    /// One object of a view.
     pub struct ViewItem = 56 {
         /// XXH3-128 of the whole key, never zero.
         key_hash: Checksum,
         /// XXH3-128 of the checksums of its blocks, 16 bytes each, in order; zero if it is not in memory.
         digest: Checksum,
-        /// Where in the region it begins, in bytes; zero if it is not in memory.
+        /// Offset of the object in the region, in bytes; zero if it is not in memory.
         at: u64,
-        /// Its length in bytes; 0 if it is not in memory.
+        /// Length in bytes; 0 if it is not in memory.
         length: u64,
-        /// Which of the store's regions it lies in, as they were handed over; zero if it is not in memory.
+        /// Number of the store's region, in the order in which they were passed; zero if it is not
+        /// in memory.
         region: u32,
         /// Zero.
         reserved: u32,
@@ -27,12 +28,12 @@ structure! {
 
 const WHAT: &str = "view";
 
-/// Where an object lies.
+/// Location of an object in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lies {
-    /// The number of the region.
+    /// Number of the region.
     pub region: u32,
-    /// Where in it, in bytes.
+    /// Offset in the region, in bytes.
     pub at: u64,
     /// Length in bytes.
     pub length: u64,
@@ -46,7 +47,7 @@ pub fn digest(checksums: &[Checksum]) -> Checksum {
 }
 
 impl ViewItem {
-    /// Of the object with this hash of its key; `None` if it is not in memory.
+    /// The item of the object whose key has this hash; `lies` is `None` if it is not in memory.
     pub fn of(key_hash: Checksum, lies: Option<Lies>) -> ViewItem {
         let item = ViewItem { key_hash, ..bytemuck::Zeroable::zeroed() };
         lies.map_or(item, |Lies { region, at, length, digest }| ViewItem {
@@ -63,20 +64,20 @@ impl ViewItem {
         self.key_hash
     }
 
-    /// Where it lies; `None` if it is not in memory.
+    /// Location of the object; `None` if it is not in memory.
     pub fn lies(&self) -> Option<Lies> {
         let ViewItem { region, at, length, digest, .. } = *self;
         (length > 0).then_some(Lies { region, at, length, digest })
     }
 
     fn check(&self) -> Result<(), FormatError> {
-        let here = self.length > 0;
+        let in_memory = self.length > 0;
         let checks = [
             ("key_hash", !is_zero(&self.key_hash)),
-            ("digest", is_zero(&self.digest) != here),
-            ("at", here || self.at == 0),
+            ("digest", is_zero(&self.digest) != in_memory),
+            ("at", in_memory || self.at == 0),
             ("length", self.length <= OBJECT_BYTES_MAX && self.at.checked_add(self.length).is_some()),
-            ("region", here || self.region == 0),
+            ("region", in_memory || self.region == 0),
             ("reserved", self.reserved == 0),
         ];
         match checks.into_iter().find(|(_, ok)| !ok) {
@@ -88,7 +89,8 @@ impl ViewItem {
 
 pub(super) fn read<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<List<'a, ViewItem>, FormatError> {
     let items = List::<ViewItem>::take(rest, head.item_count);
-    let items = items.ok_or_else(|| FormatError::field("outcome", "item_count", "not all there"))?;
+    let items =
+        items.ok_or_else(|| FormatError::field("outcome", "item_count", "beyond the end of the body"))?;
     items.iter().try_for_each(|item| item.check())?;
     Ok(items)
 }

@@ -1,28 +1,28 @@
-//! Writing outcomes.
+//! Encoding of outcomes.
 
 use super::*;
 
-/// What an answer to be written holds: as [`Answer`], with the items as a slice.
+/// An outcome to encode: as [`Answer`], with slices instead of lists.
 pub enum Written<'a> {
-    /// One verdict an item; the block size of the hits' checksums in bytes.
+    /// One verdict per item; the block size of the hits' checksums in bytes.
     Items(&'a [Item<'a>], u32),
-    /// One bit an item.
+    /// One bit per item.
     Bits(&'a [bool]),
     /// A number.
     Number(u64),
-    /// What a flush did.
+    /// Result of a flush.
     Flushed(Flushed),
     /// A text.
     Text(&'a str),
-    /// Events; from where on to ask next, and how many before them were dropped.
+    /// Events; the position of the next event; the number of events dropped before these.
     Events(&'a [EventItem], u64, u64),
-    /// Where objects lie.
+    /// Locations of objects.
     Views(&'a [ViewItem]),
-    /// A failure of the whole.
+    /// Failure of the whole operation.
     Failed(Failure<'a>),
 }
 
-/// The body of an outcome. Whoever reads it checks it; here nothing is.
+/// Encode the body of an outcome. Nothing is checked; [`decode`] checks.
 pub fn encode(verb: Verb, answer: &Written<'_>) -> Vec<u8> {
     let mut head: OutcomeHead = bytemuck::Zeroable::zeroed();
     head.verb = verb as u8;
@@ -56,7 +56,7 @@ pub fn encode(verb: Verb, answer: &Written<'_>) -> Vec<u8> {
             tail.extend_from_slice(bytemuck::cast_slice(items));
         }
         Written::Failed(failure) => {
-            let text = failure.sent(1);
+            let text = failure.truncated_text(1);
             (head.form, head.error, head.errno) = (FORM_FAILED, failure.error as u8, failure.errno);
             head.text_bytes = text.len() as u32;
             tail.extend_from_slice(text.as_bytes());
@@ -90,7 +90,7 @@ fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) ->
             Verdict::Waiting => row.state = STATE_WAITING,
             Verdict::Refused => row.state = STATE_REFUSED,
             Verdict::Failed(failure) => {
-                let text = failure.sent(failed);
+                let text = failure.truncated_text(failed);
                 (row.state, row.error, row.errno) = (STATE_FAILED, failure.error as u8, failure.errno);
                 row.text_bytes = text.len() as u32;
                 texts.extend_from_slice(text.as_bytes());

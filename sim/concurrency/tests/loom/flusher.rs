@@ -11,9 +11,9 @@ use pagelith_io::system::Threads;
 
 use super::every_order;
 
-/// A raise between the look and the wait ends the wait; a lost one would be a deadlock.
+/// A raise between the check and the wait ends the wait; a lost raise would be a deadlock.
 #[test]
-fn a_raise_between_look_and_wait_is_seen() {
+fn raise_between_check_and_wait_is_seen() {
     every_order("signal_two_raisers", None, || {
         let (signal, state) = (Signal::default(), Arc::new(Mutex::new(0)));
         let raisers: Vec<_> = (0..2)
@@ -36,9 +36,9 @@ fn a_raise_between_look_and_wait_is_seen() {
     });
 }
 
-/// A raise wakes all who wait.
+/// A raise wakes all waiters.
 #[test]
-fn a_raise_wakes_everybody() {
+fn raise_wakes_all_waiters() {
     every_order("signal_two_waiters", Some(4), || {
         let signal = Signal::default();
         let waiters: Vec<_> = (0..2)
@@ -52,7 +52,7 @@ fn a_raise_wakes_everybody() {
     });
 }
 
-/// Takes what is queued, and answers when all of it came.
+/// Takes queued jobs, and raises `progress` when all have arrived.
 struct Worker {
     queue: Arc<Mutex<Vec<u32>>>,
     taken: Vec<u32>,
@@ -70,9 +70,10 @@ impl Task for Worker {
     }
 }
 
-/// Jobs that come while the task looks, steps or falls asleep are taken, and whoever joins it hears of its end.
+/// Jobs that arrive while the task checks, steps or goes to sleep are taken, and a joining thread
+/// sees its end.
 #[test]
-fn a_task_sleeps_through_no_job() {
+fn task_misses_no_job() {
     every_order("task_two_jobs", Some(4), || {
         let (queue, work, progress) =
             (Arc::new(Mutex::new(Vec::new())), Signal::default(), Signal::default());

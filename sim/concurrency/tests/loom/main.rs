@@ -4,14 +4,13 @@
 #![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
 
 mod flusher;
-mod gate;
-mod kept;
+mod pin_table;
 mod segment;
 mod staging;
 mod store;
 mod versions;
 
-/// Every order, up to `preemptions` switches that no thread asked for; `None` is all of them.
+/// Runs every order with at most `preemptions` preemptions; `None` is all of them.
 pub fn every_order(name: &str, preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {
     static PATHS: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one_at_a_time = PATHS.lock();

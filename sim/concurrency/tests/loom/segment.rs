@@ -1,6 +1,7 @@
-//! A segment's readers against its reuse: the rule of `locate`, `release_segment` and `Flusher::leave`, told with the
-//! production guards and versions. The rule as the engine has it is under shuttle (`tests/shuttle/reclaim.rs`); here every
-//! order of its steps is tried, and loom's cell stands for the segment's bytes.
+//! A segment's readers against its reuse: the rule of `locate`, `release_segment` and
+//! `Flusher::leave`, with the production guards and versions. Shuttle tests the rule as the engine
+//! implements it (`tests/shuttle/reclaim.rs`). Here loom tries every order of its steps, and loom's
+//! cell stands for the bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +23,9 @@ const SEGMENT: SegmentId = SegmentId(0);
 struct Shared {
     guards: SegmentGuards,
     versions: Versions,
-    /// The incarnation that the index finds an object in; 0 is none.
+    /// The incarnation in which the index finds an object; 0 is none.
     entry: AtomicU64,
-    /// Raised where a reader leaves; the engine's flusher polls instead.
+    /// Raised when a reader leaves; the engine's flusher polls instead.
     left: Signal,
     bytes: UnsafeCell<u64>,
 }
@@ -64,7 +65,7 @@ fn read(shared: &Shared) {
     shared.left.raise();
 }
 
-/// A section that lets the index find another incarnation.
+/// A section that makes the index find another incarnation.
 fn set_entry(shared: &Shared, incarnation: u64) {
     shared.versions.begin(0);
     shared.entry.store(incarnation, Relaxed);

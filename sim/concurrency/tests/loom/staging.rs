@@ -1,4 +1,4 @@
-//! Staging memory: loom's cells see whoever touches a run that another has.
+//! Staging memory: loom's cells detect two users of one run of pages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use pagelith_io::staging::StagingPool;
 
 use super::every_order;
 
-/// Stands for the pages of the pool: loom reports two accesses at once.
+/// Stands for the pages of the pool: loom reports concurrent accesses.
 struct Shadow {
     pages: [UnsafeCell<u32>; 2],
     base: usize,
@@ -20,7 +20,7 @@ unsafe impl Sync for Shadow {}
 // SAFETY: as above.
 unsafe impl Send for Shadow {}
 
-/// Take a page, use it, give it back; wait for one if there is none.
+/// Takes a page, uses it, and returns it; waits for one if none is free.
 fn take_turn(pool: &StagingPool, shadow: &Shadow) {
     let part = loop {
         let seen = pool.released().value();

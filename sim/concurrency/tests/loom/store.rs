@@ -1,5 +1,5 @@
-//! A real store without an SSD tier: index, frames, arena and open groups as they are, every order of two threads'
-//! critical sections.
+//! A real store without an SSD tier: production index, frames, arena and open groups, in every
+//! order of two threads' critical sections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use pagelith_sim::entropy::SimEntropy;
 
 use super::every_order;
 
-/// No time passes and nothing waits: whoever finds no room is answered `Busy`.
+/// No time passes and no call waits: without room a call returns `Busy`.
 const NOW: Options = Options { request: None, depth: 0, timeout: Some(Duration::ZERO), wait: None };
 /// One fits into the arena of 64 KiB, two do not.
 const LARGE: usize = 40 << 10;
@@ -70,7 +70,7 @@ fn put(store: &Store, key: ObjectKey, value: u8, len: usize) -> Result<PutOutcom
     store.put_batch(&[PutSlice { key, pieces: &[&vec![value; len]] }], NOW).remove(0)
 }
 
-/// The value found; every byte of it.
+/// The value found, after a check of every byte.
 fn get(store: &Store, key: ObjectKey, len: usize) -> Option<u8> {
     let mut to = vec![0; len];
     let outcome =
@@ -81,7 +81,7 @@ fn get(store: &Store, key: ObjectKey, len: usize) -> Option<u8> {
             Some(to[0])
         }
         Ok(GetOutcome::Miss(MissCause::Absent)) => None,
-        other => panic!("a get ended as none may here {other:?}"),
+        other => panic!("unexpected outcome of get {other:?}"),
     }
 }
 
@@ -92,15 +92,15 @@ fn ends_clean(store: &Store) {
     assert_eq!((stats.dram_bytes, stats.waiting_bytes, stats.groups_waiting), (0, 0, 0));
 }
 
-/// Run `one` on a thread and `other` on this one.
-fn beside(store: &Arc<Store>, one: impl FnOnce(&Store) + Send + 'static, other: impl FnOnce(&Store)) {
+/// Runs `one` on a thread and `other` on this one.
+fn run_both(store: &Arc<Store>, one: impl FnOnce(&Store) + Send + 'static, other: impl FnOnce(&Store)) {
     let theirs = store.clone();
     let thread = thread::spawn(move || one(&theirs));
     other(store);
     thread.join().unwrap();
 }
 
-/// A frame is evicted, and its memory filled by another, while its bytes are copied out.
+/// A frame is evicted, and its memory filled by another object, while its bytes are copied out.
 #[test]
 fn evicted_while_got() {
     every_order("store_evicted_while_got", Some(3), || {
@@ -111,7 +111,7 @@ fn evicted_while_got() {
             let busy = outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy);
             assert!(busy || outcome == Ok(PutOutcome::Stored), "{outcome:?}");
         };
-        beside(&store, other, |store| {
+        run_both(&store, other, |store| {
             let found = get(store, key(1, "k"), LARGE);
             assert!(found.is_none_or(|value| value == 1), "{found:?}");
         });
@@ -127,7 +127,7 @@ fn two_first_writers() {
         let (mine, theirs) = (Arc::new(std::sync::Mutex::new(None)), Arc::new(std::sync::Mutex::new(None)));
         let them = theirs.clone();
         let me = mine.clone();
-        beside(
+        run_both(
             &store,
             move |store| *them.lock().unwrap() = Some(put(store, key(1, "k"), 1, SMALL)),
             move |store| *me.lock().unwrap() = Some(put(store, key(1, "k"), 2, SMALL)),
@@ -140,8 +140,8 @@ fn two_first_writers() {
     });
 }
 
-/// A clear between a put's admission and its publication: what is stored after the clear ended was admitted after it
-/// began.
+/// A clear between a put's admission and its publication: an object stored after the clear ended
+/// was admitted after it began.
 #[test]
 fn cleared_while_put() {
     every_order("store_cleared_while_put", None, || {
@@ -150,7 +150,7 @@ fn cleared_while_put() {
         let before = stored.clone();
         let hidden = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let must_be_gone = hidden.clone();
-        beside(
+        run_both(
             &store,
             move |store| {
                 let outcome = put(store, key(1, "k"), 1, SMALL);
@@ -170,7 +170,7 @@ fn cleared_while_put() {
     });
 }
 
-/// Two threads put a member each of one group, and both commit.
+/// Two threads each put a member of one group, and both commit.
 #[test]
 fn two_commit() {
     every_order("store_two_commit", Some(4), || {
@@ -185,7 +185,7 @@ fn two_commit() {
                 let _ = group.commit(NOW);
             }
         };
-        beside(&store, one(0), one(1));
+        run_both(&store, one(0), one(1));
         let here = store.exists_batch(&required, NOW);
         assert_eq!(here[0], here[1], "half of a group is here");
         if !here[0] {

@@ -1,5 +1,5 @@
-//! A table whose stripes have versions: what a reader believes was so at one moment, in every order that the memory model
-//! allows.
+//! A table whose stripes have versions: values that a validated read returns were all present at
+//! one moment, in every order that the memory model allows.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl Table {
         order.into_iter().for_each(|at| self.versions.end(at));
     }
 
-    /// Both words, if they were so at one moment.
+    /// Both words, if they had these values at one moment.
     fn read(&self, order: [usize; 2]) -> Option<[u64; 2]> {
         let mut found = [0; 2];
         let mut marks = Vec::new();
@@ -69,46 +69,4 @@ fn a_section_is_read_whole_the_other_way_round() {
 #[test]
 fn two_sections_are_read_whole() {
     every_order("versions_two_sections", Some(3), || read_while_written(2, [0, 1]));
-}
-
-impl Table {
-    /// A section of one of several writers: all that it changes is begun before, and given back as it was if another has some.
-    fn section_beside(&self, order: [usize; 2]) {
-        while !self.try_section(order) {
-            thread::yield_now();
-        }
-    }
-
-    fn try_section(&self, order: [usize; 2]) -> bool {
-        let mut begun = Vec::new();
-        for at in order {
-            if !self.versions.try_begin(at) {
-                begun.into_iter().for_each(|at| self.versions.abandon(at));
-                return false;
-            }
-            begun.push(at);
-        }
-        for at in order {
-            self.words[at].fetch_add(1, Relaxed);
-        }
-        order.into_iter().for_each(|at| self.versions.end(at));
-        true
-    }
-}
-
-/// Two writers that want the same stripes, each in its own order.
-#[test]
-fn sections_of_two_writers_are_read_whole() {
-    every_order("versions_two_writers", Some(3), || {
-        let table = Table::new();
-        let writers = [[0, 1], [1, 0]].map(|order| {
-            let table = table.clone();
-            thread::spawn(move || table.section_beside(order))
-        });
-        if let Some([first, second]) = table.read([0, 1]) {
-            assert_eq!(first, second, "half of a section was read");
-        }
-        writers.into_iter().for_each(|writer| writer.join().unwrap());
-        assert_eq!(table.read([0, 1]), Some([2, 2]), "a change is lost");
-    });
 }

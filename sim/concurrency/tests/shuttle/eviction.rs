@@ -1,75 +1,75 @@
-//! Memory that changes hands under readers: a DRAM-only store with room for two objects.
+//! Memory that is reused while readers copy from it: a DRAM-only store with room for two objects.
 
 use pagelith::{Event, Options, Size};
 
+use super::env::{World, memory};
 use super::explore::explore;
-use super::kit::{Play, is_fair, part, thread, together, value_of};
-use super::world::{World, memory};
+use super::helpers::{Scenario, is_allowed, part, run_all, thread, value_of};
 
 const LEN: usize = 24 << 10;
 
-fn play() -> std::sync::Arc<Play> {
-    Play::new(&World::new(), &memory(Size::kib(64)), LEN)
+fn scenario() -> std::sync::Arc<Scenario> {
+    Scenario::new(&World::new(), &memory(Size::kib(64)), LEN)
 }
 
-/// Everyone who puts and gets one key agrees on whose bytes it has.
+/// All threads that put and get one key see the bytes of the same put.
 #[test]
 fn first_writer() {
     explore("first_writer", 3000, || {
-        let play = Play::new(&World::new(), &memory(Size::kib(128)), LEN);
+        let scenario = Scenario::new(&World::new(), &memory(Size::kib(128)), LEN);
         let writer = |value: u64| {
-            thread(&play, move |p| {
+            thread(&scenario, move |p| {
                 let outcome = p.put(1, value);
-                assert!(is_fair(&outcome), "{outcome:?}");
+                assert!(is_allowed(&outcome), "{outcome:?}");
                 let first = p.get(1).expect("what was put is not there");
                 assert_eq!(p.get(1), Some(first), "a present key changed its bytes");
             })
         };
-        together(vec![writer(10), writer(11), writer(12)]);
-        let stored = play.history.stored(1);
+        run_all(vec![writer(10), writer(11), writer(12)]);
+        let stored = scenario.history.stored(1);
         assert_eq!(stored.len(), 1, "several first writers {stored:?}");
-        assert_eq!(play.get(1), Some(stored[0]));
-        play.ends_clean();
+        assert_eq!(scenario.get(1), Some(stored[0]));
+        scenario.ends_clean();
     });
 }
 
-/// Frames are evicted and filled again while others copy out of them.
+/// Frames are evicted and filled again while other threads copy out of them.
 #[test]
 fn evicted_while_read() {
     explore("evicted_while_read", 4000, || {
-        let play = play();
-        assert!(play.put(1, 100).is_ok() && play.put(2, 200).is_ok());
+        let scenario = scenario();
+        assert!(scenario.put(1, 100).is_ok() && scenario.put(2, 200).is_ok());
         let mut threads = Vec::new();
-        threads.push(thread(&play, |p| {
+        threads.push(thread(&scenario, |p| {
             for key in 3..6 {
                 let outcome = p.put(key, key * 100);
-                assert!(is_fair(&outcome), "{outcome:?}");
+                assert!(is_allowed(&outcome), "{outcome:?}");
             }
         }));
-        threads.push(thread(&play, |p| {
+        threads.push(thread(&scenario, |p| {
             for key in [1, 2, 3, 1] {
                 p.get(key);
             }
         }));
-        threads.push(thread(&play, |p| {
+        threads.push(thread(&scenario, |p| {
             for key in [2, 4, 3] {
                 p.get(key);
             }
             p.remove(4);
         }));
-        together(threads);
-        play.ends_clean();
+        run_all(threads);
+        scenario.ends_clean();
     });
 }
 
-/// What a view shows stays as it is, whatever others put, remove and clear meanwhile.
+/// The bytes of a view stay unchanged while other threads put, remove and clear.
 #[test]
 fn a_view_is_held() {
     explore("a_view_is_held", 3000, || {
-        let play = play();
-        assert!(play.put(1, 100).is_ok());
+        let scenario = scenario();
+        assert!(scenario.put(1, 100).is_ok());
         let mut threads = Vec::new();
-        threads.push(thread(&play, |p| {
+        threads.push(thread(&scenario, |p| {
             if let Some(view) = p.store.view(&part(1, 0)).expect("open") {
                 let first = value_of(&view);
                 let _ = p.store.stats();
@@ -77,29 +77,29 @@ fn a_view_is_held() {
                 assert_eq!(value_of(&view), first, "the bytes of a view changed");
             }
         }));
-        threads.push(thread(&play, |p| {
+        threads.push(thread(&scenario, |p| {
             p.remove(1);
             let outcome = p.put(2, 200);
-            assert!(is_fair(&outcome), "{outcome:?}");
+            assert!(is_allowed(&outcome), "{outcome:?}");
         }));
-        threads.push(thread(&play, |p| {
+        threads.push(thread(&scenario, |p| {
             let outcome = p.put(3, 300);
-            assert!(is_fair(&outcome), "{outcome:?}");
+            assert!(is_allowed(&outcome), "{outcome:?}");
             p.get(2);
         }));
-        together(threads);
-        play.ends_clean();
+        run_all(threads);
+        scenario.ends_clean();
     });
 }
 
-/// A pin that counted an object keeps it.
+/// An object that a pin counted stays.
 #[test]
 fn pinned_while_evicted() {
     explore("pinned_while_evicted", 3000, || {
-        let play = play();
-        assert!(play.put(1, 100).is_ok());
+        let scenario = scenario();
+        assert!(scenario.put(1, 100).is_ok());
         let mut threads = Vec::new();
-        threads.push(thread(&play, |p| {
+        threads.push(thread(&scenario, |p| {
             let pin = p.store.pin(&[part(1, 0)]);
             if pin.pinned() == 1 {
                 p.store.stats();
@@ -107,33 +107,34 @@ fn pinned_while_evicted() {
             }
         }));
         for key in [2, 3] {
-            threads.push(thread(&play, move |p| {
+            threads.push(thread(&scenario, move |p| {
                 let outcome = p.put(key, key * 100);
-                assert!(is_fair(&outcome), "{outcome:?}");
+                assert!(is_allowed(&outcome), "{outcome:?}");
             }));
         }
-        together(threads);
-        play.ends_clean();
+        run_all(threads);
+        scenario.ends_clean();
     });
 }
 
-/// What is told of what came and went, by threads that put the same keys and evict one another's, is in the order in which it happened to each.
+/// Events of threads that put the same keys and evict one another's objects are in the right order
+/// for each key.
 #[test]
 fn events_of_what_came_and_went() {
     explore("events_of_what_came_and_went", 3000, || {
         let mut config = memory(Size::kib(64));
         config.events.max = 1000;
-        let play = Play::new(&World::new(), &config, LEN);
+        let scenario = Scenario::new(&World::new(), &config, LEN);
         let putter = |keys: [u64; 4]| {
-            thread(&play, move |p| {
+            thread(&scenario, move |p| {
                 for key in keys {
                     let outcome = p.put(key, key * 100);
-                    assert!(is_fair(&outcome), "{outcome:?}");
+                    assert!(is_allowed(&outcome), "{outcome:?}");
                 }
             })
         };
-        together(vec![putter([1, 2, 3, 1]), putter([3, 1, 4, 3]), putter([2, 1, 2, 3])]);
-        let told = play.store.take_events(1000);
+        run_all(vec![putter([1, 2, 3, 1]), putter([3, 1, 4, 3]), putter([2, 1, 2, 3])]);
+        let told = scenario.store.take_events(1000);
         assert_eq!(told.lost, 0);
         let mut here = std::collections::BTreeSet::new();
         for event in told.events {
@@ -145,8 +146,12 @@ fn events_of_what_came_and_went() {
         }
         for key in 1..5 {
             let part = part(key, 0);
-            assert_eq!(play.store.exists_batch(&[part], Options::default()), [here.contains(&part)], "{key}");
+            assert_eq!(
+                scenario.store.exists_batch(&[part], Options::default()),
+                [here.contains(&part)],
+                "{key}"
+            );
         }
-        play.ends_clean();
+        scenario.ends_clean();
     });
 }

@@ -1,4 +1,4 @@
-//! Runs a scenario under many schedules, in batches that can be run again one by one.
+//! Runs a scenario under many schedules, in batches that can be replayed one by one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
@@ -8,7 +8,8 @@ use shuttle::{Config, FailurePersistence, Runner};
 
 /// Schedules of a batch: PCT learns the length of a run from the first.
 const BATCH: usize = 25;
-/// Priority changes of PCT: bugs that need up to this many orderings are found with a known chance.
+/// Priority changes of PCT: bugs that need up to this many orderings are found with a known
+/// probability.
 const DEPTH: usize = 4;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -32,8 +33,9 @@ fn batch(kind: &str, seed: u64, scenario: fn()) {
     }
 }
 
-/// Run `scenario` under `schedules` schedules, half of them random, half by PCT; `TEST_PAGELITH_SCHEDULES` is a percentage
-/// of that, `TEST_PAGELITH_SEED` the first batch's seed, and `TEST_PAGELITH_BATCH=random:SEED` or `pct:SEED` runs one batch.
+/// Runs `scenario` under `schedules` schedules, half of them random, half by PCT.
+/// `TEST_PAGELITH_SCHEDULES` is a percentage of that, `TEST_PAGELITH_SEED` the first batch's seed,
+/// and `TEST_PAGELITH_BATCH=random:SEED` or `pct:SEED` runs one batch.
 pub fn explore(name: &str, schedules: usize, scenario: fn()) {
     if let Ok(one) = std::env::var("TEST_PAGELITH_BATCH") {
         let (kind, seed) = one.split_once(':').expect("TEST_PAGELITH_BATCH is KIND:SEED");

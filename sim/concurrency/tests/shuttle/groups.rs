@@ -1,30 +1,31 @@
-//! Groups of several threads: begun, filled, committed, aborted, cleared, expired, attached. Whole or not at all.
+//! Groups used by several threads: begun, filled, committed, aborted, cleared, expired, attached.
+//! Each is visible whole or not at all.
 
 use std::sync::Arc;
 
 use pagelith::{Error, ErrorKind, Options, PutOutcome, PutSlice, Result, Size};
 use pagelith_layouts::key::ObjectKey;
 
+use super::env::{World, memory, tiers};
 use super::explore::explore;
-use super::kit::{Play, bytes_of, get_pair, is_fair, part, put_pair, thread, together};
-use super::world::{World, memory, tiers};
+use super::helpers::{Scenario, bytes_of, get_pair, is_allowed, part, put_pair, run_all, thread};
 
 const LEN: usize = 8 << 10;
 
-/// Long enough for another to get out of the way, if it goes on.
+/// Long enough for another thread to finish, if it keeps running.
 const SOON: Options =
     Options { request: None, depth: 0, timeout: Some(std::time::Duration::from_millis(40)), wait: None };
 
-fn play() -> Arc<Play> {
-    Play::new(&World::new(), &memory(Size::kib(128)), LEN)
+fn scenario() -> Arc<Scenario> {
+    Scenario::new(&World::new(), &memory(Size::kib(128)), LEN)
 }
 
 fn required() -> [ObjectKey; 2] {
     [part(1, 0), part(1, 1)]
 }
 
-/// Begin or join the group of page 1, put one component with `value`, and try to commit.
-fn contribute(p: &Play, component: u64, value: u64) -> Result<PutOutcome> {
+/// Begins or joins the group of page 1, puts one component with `value`, and tries to commit.
+fn contribute(p: &Scenario, component: u64, value: u64) -> Result<PutOutcome> {
     let group = p.store.begin_group(&required(), Options::default())?;
     let begun = p.history.begin_put(1, value);
     let bytes = bytes_of(value, p.len);
@@ -34,25 +35,26 @@ fn contribute(p: &Play, component: u64, value: u64) -> Result<PutOutcome> {
     let fair = match &outcome {
         Ok(PutOutcome::Waiting | PutOutcome::AlreadyPresent) => true,
         Ok(PutOutcome::Stored | PutOutcome::Refused) => false,
-        Err(error) => is_over(error),
+        Err(error) => is_expected_error(error),
     };
     assert!(fair, "{outcome:?}");
     let outcome = group.commit(SOON);
     let fair = match &outcome {
         Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent | PutOutcome::Waiting) => true,
         Ok(PutOutcome::Refused) => false,
-        Err(error) => is_over(error),
+        Err(error) => is_expected_error(error),
     };
     assert!(fair, "{outcome:?}");
     outcome
 }
 
-/// The group was committed, cleared or aborted by another, or another has it in hand.
-fn is_over(error: &Error) -> bool {
+/// The group was committed, cleared or aborted by another thread, or another thread is committing
+/// it.
+fn is_expected_error(error: &Error) -> bool {
     [ErrorKind::Unavailable, ErrorKind::Busy].contains(&error.kind)
 }
 
-fn whole_or_not(p: &Play) -> bool {
+fn assert_whole_or_absent(p: &Scenario) -> bool {
     let here = p.store.exists_batch(&required(), Options::default());
     assert_eq!(here[0], here[1], "half of a group is here");
     let found = get_pair(p, 1);
@@ -60,27 +62,27 @@ fn whole_or_not(p: &Play) -> bool {
     here[0]
 }
 
-/// Two threads put a member each and both commit; a third looks.
+/// Two threads each put a member and both commit; a third reads.
 #[test]
 fn both_commit() {
     explore("both_commit", 3000, || {
-        let play = play();
-        together(vec![
-            thread(&play, |p| drop(contribute(p, 0, 10))),
-            thread(&play, |p| drop(contribute(p, 1, 11))),
-            thread(&play, |p| {
-                whole_or_not(p);
-                whole_or_not(p);
+        let scenario = scenario();
+        run_all(vec![
+            thread(&scenario, |p| drop(contribute(p, 0, 10))),
+            thread(&scenario, |p| drop(contribute(p, 1, 11))),
+            thread(&scenario, |p| {
+                assert_whole_or_absent(p);
+                assert_whole_or_absent(p);
             }),
         ]);
-        // Whoever came last has seen the other's member, unless they were busy with one another.
-        if !whole_or_not(&play) {
-            let group = play.store.begin_group(&required(), Options::default()).expect("joined");
+        // The later thread saw the other's member, unless each found the group busy.
+        if !assert_whole_or_absent(&scenario) {
+            let group = scenario.store.begin_group(&required(), Options::default()).expect("joined");
             assert_eq!(group.missing(), [], "a member was lost");
             assert_eq!(group.commit(Options::default()), Ok(PutOutcome::Stored));
         }
-        assert_eq!(get_pair(&play, 1), [Some(10), Some(11)]);
-        play.ends_clean();
+        assert_eq!(get_pair(&scenario, 1), [Some(10), Some(11)]);
+        scenario.ends_clean();
     });
 }
 
@@ -88,52 +90,51 @@ fn both_commit() {
 #[test]
 fn cleared_while_committed() {
     explore("cleared_while_committed", 3000, || {
-        let play = play();
-        together(vec![
-            thread(&play, |p| drop(contribute(p, 0, 10))),
-            thread(&play, |p| drop(contribute(p, 1, 11))),
-            thread(&play, |p| {
+        let scenario = scenario();
+        run_all(vec![
+            thread(&scenario, |p| drop(contribute(p, 0, 10))),
+            thread(&scenario, |p| drop(contribute(p, 1, 11))),
+            thread(&scenario, |p| {
                 p.clear(&[1]);
-                whole_or_not(p);
+                assert_whole_or_absent(p);
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 let begun = p.history.begin_remove(1);
                 p.store.remove(&[part(1, 1)], Options::default()).expect("removed");
-                // Removing a member takes the group along, but what was put of one that is still open only loses
-                // the member.
+                // Removing a member removes the group; but an open group only loses the member.
                 p.history.end(begun, false);
-                whole_or_not(p);
+                assert_whole_or_absent(p);
             }),
         ]);
-        whole_or_not(&play);
-        play.ends_clean();
+        assert_whole_or_absent(&scenario);
+        scenario.ends_clean();
     });
 }
 
-/// A member that was put and not committed is removed while the group is committed: it is gone afterwards, whichever
-/// came first.
+/// A member that was put and not committed is removed while the group is committed: it is gone
+/// afterwards, in either order.
 #[test]
 fn removed_while_committed() {
     explore("removed_while_committed", 2000, || {
-        let play = play();
-        let group = play.store.begin_group(&required(), Options::default()).expect("begun");
+        let scenario = scenario();
+        let group = scenario.store.begin_group(&required(), Options::default()).expect("begun");
         for key in required() {
             let put = PutSlice { key, pieces: &[&bytes_of(10, LEN)] };
             assert_eq!(group.put(&[put], Options::default()), [Ok(PutOutcome::Waiting)]);
         }
         drop(group);
-        together(vec![
-            thread(&play, |p| {
+        run_all(vec![
+            thread(&scenario, |p| {
                 let group = p.store.begin_group(&required(), Options::default()).expect("joined");
                 let outcome = group.commit(SOON);
                 let fair = match &outcome {
                     Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent | PutOutcome::Waiting) => true,
                     Ok(PutOutcome::Refused) => false,
-                    Err(error) => is_over(error),
+                    Err(error) => is_expected_error(error),
                 };
                 assert!(fair, "{outcome:?}");
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 p.store.remove(&[part(1, 1)], Options::default()).expect("removed");
                 assert_eq!(
                     p.store.exists_batch(&required(), Options::default()),
@@ -141,38 +142,38 @@ fn removed_while_committed() {
                     "removed and here"
                 );
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 if let Ok(group) = p.store.begin_group(&required(), Options::default()) {
                     group.abort();
                 }
             }),
         ]);
-        assert!(!whole_or_not(&play), "removed and here");
-        play.ends_clean();
+        assert!(!assert_whole_or_absent(&scenario), "removed and here");
+        scenario.ends_clean();
     });
 }
 
-/// One aborts what the other fills, and a group in one call comes in between.
+/// One thread aborts the group that another fills, and a group in one call is put in between.
 #[test]
 fn aborted_while_filled() {
     explore("aborted_while_filled", 2000, || {
-        let play = play();
-        together(vec![
-            thread(&play, |p| drop(contribute(p, 0, 10))),
-            thread(&play, |p| {
+        let scenario = scenario();
+        run_all(vec![
+            thread(&scenario, |p| drop(contribute(p, 0, 10))),
+            thread(&scenario, |p| {
                 if let Ok(group) = p.store.begin_group(&required(), Options::default()) {
                     group.abort();
                 }
-                whole_or_not(p);
+                assert_whole_or_absent(p);
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 let outcome = put_pair(p, 1, 20);
-                assert!(is_fair(&outcome), "{outcome:?}");
-                whole_or_not(p);
+                assert!(is_allowed(&outcome), "{outcome:?}");
+                assert_whole_or_absent(p);
             }),
         ]);
-        assert!(whole_or_not(&play), "a group that was put in one call is not there");
-        play.ends_clean();
+        assert!(assert_whole_or_absent(&scenario), "a group that was put in one call is not there");
+        scenario.ends_clean();
     });
 }
 
@@ -184,45 +185,45 @@ fn expires_while_committed() {
         config.groups.deadline_ms = 1;
         let world = World::new();
         let clock = world.sim.clock.clone();
-        let play = Play::new(&world, &config, LEN);
-        together(vec![
-            thread(&play, |p| drop(contribute(p, 0, 10))),
-            thread(&play, |p| drop(contribute(p, 1, 11))),
-            thread(&play, move |p| {
+        let scenario = Scenario::new(&world, &config, LEN);
+        run_all(vec![
+            thread(&scenario, |p| drop(contribute(p, 0, 10))),
+            thread(&scenario, |p| drop(contribute(p, 1, 11))),
+            thread(&scenario, move |p| {
                 clock.advance(std::time::Duration::from_millis(2));
-                // Any put lets go of what is over.
+                // Any put drops expired groups.
                 let outcome = p.put(2, 20);
-                assert!(is_fair(&outcome), "{outcome:?}");
-                whole_or_not(p);
+                assert!(is_allowed(&outcome), "{outcome:?}");
+                assert_whole_or_absent(p);
             }),
         ]);
-        whole_or_not(&play);
-        play.ends_clean();
+        assert_whole_or_absent(&scenario);
+        scenario.ends_clean();
     });
 }
 
-/// A trailing pool comes before, with or after its base, while the base is removed.
+/// An attached group is put before, with or after its base, while the base is removed.
 #[test]
 fn attached_while_its_base_comes_and_goes() {
     explore("attached_while_its_base_comes_and_goes", 1000, || {
-        let play = Play::new(&World::new(), &tiers(Size::mib(1)), LEN);
-        together(vec![
-            thread(&play, |p| {
+        let scenario = Scenario::new(&World::new(), &tiers(Size::mib(1)), LEN);
+        run_all(vec![
+            thread(&scenario, |p| {
                 let outcome = put_pair(p, 1, 10);
-                assert!(is_fair(&outcome), "{outcome:?}");
+                assert!(is_allowed(&outcome), "{outcome:?}");
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 let bytes = bytes_of(30, p.len);
                 let put = [PutSlice { key: part(1, 5), pieces: &[&bytes] }];
                 let outcome = p.store.put_attached(&[(part(1, 0), &put)], Options::default()).remove(0);
-                assert!(is_fair(&outcome) || outcome == Ok(PutOutcome::Waiting), "{outcome:?}");
+                assert!(is_allowed(&outcome) || outcome == Ok(PutOutcome::Waiting), "{outcome:?}");
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 let begun = p.history.begin_remove(1);
                 p.store.remove(&[part(1, 0)], Options::default()).expect("removed");
                 p.history.end(begun, true);
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 let keys = [part(1, 0), part(1, 1), part(1, 5)];
                 let here = p.store.exists_batch(&keys, Options::default());
                 assert_eq!(here[0], here[1], "half of a group is here");
@@ -230,7 +231,7 @@ fn attached_while_its_base_comes_and_goes() {
                 get_pair(p, 1);
             }),
         ]);
-        whole_or_not(&play);
-        play.ends_clean();
+        assert_whole_or_absent(&scenario);
+        scenario.ends_clean();
     });
 }

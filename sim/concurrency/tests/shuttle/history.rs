@@ -1,9 +1,9 @@
-//! What was asked of a store and when, and what it may therefore answer: a value that was put and not removed since,
-//! or a miss.
+//! The calls made to a store and their times, and thus the allowed answers: a value that was put
+//! and not removed since, or a miss.
 
 use std::sync::Mutex;
 
-/// What was done to a key.
+/// An act on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Put(u64),
@@ -15,9 +15,9 @@ struct Event {
     key: u64,
     act: Act,
     from: u64,
-    /// `None` while it is under way.
+    /// `None` while it is in progress.
     to: Option<u64>,
-    /// It had no effect: refused, or somebody else was first.
+    /// It had no effect: refused, or another put was first.
     void: bool,
 }
 
@@ -27,11 +27,11 @@ struct Log {
     events: Vec<Event>,
 }
 
-/// Shared by the threads of one schedule. Its lock is std's: no schedule takes a step inside.
+/// Shared by the threads of one schedule. Its lock is std's: no schedule switches threads inside.
 #[derive(Default)]
 pub struct History(Mutex<Log>);
 
-/// An act under way.
+/// An act in progress.
 pub struct Begun(usize);
 
 impl History {
@@ -63,7 +63,7 @@ impl History {
         (event.to, event.void) = (Some(now), !took_effect);
     }
 
-    /// Judge a get that began at `from`, ended now, and found this value.
+    /// Checks a get that began at `from`, ended now, and found this value.
     pub fn judge(&self, key: u64, from: u64, found: u64) {
         let log = self.0.lock().expect("history");
         let mine: Vec<&Event> = log.events.iter().filter(|e| e.key == key && !e.void).collect();
@@ -73,10 +73,7 @@ impl History {
             })
         };
         let fair = mine.iter().any(|p| p.act == Act::Put(found) && !removed_since(p));
-        assert!(
-            fair,
-            "a get found what was never put or was removed key={key} value={found} from={from} {mine:?}"
-        );
+        assert!(fair, "get found a value never put or removed key={key} value={found} from={from} {mine:?}");
     }
 
     /// Every value that took effect for a key.

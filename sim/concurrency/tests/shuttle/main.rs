@@ -1,4 +1,5 @@
-//! A real store, its flusher among its threads, under shuttle's schedulers. Run by `sim/concurrency.sh`.
+//! A real store, with its flusher as one of the threads, under shuttle's schedulers. Run by
+//! `sim/concurrency.sh`.
 #![cfg(shuttle)]
 #![allow(
     clippy::disallowed_methods,
@@ -7,14 +8,14 @@
 )]
 #![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
 
+mod env;
 mod explore;
+mod helpers;
 mod history;
-mod kit;
-mod world;
 
 mod eviction;
 mod groups;
-mod leaving;
 mod reclaim;
 mod removal;
+mod shutdown;
 mod staging;

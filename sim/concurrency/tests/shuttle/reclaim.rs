@@ -1,6 +1,7 @@
-//! Segments that are emptied and written over while others read them, pin what lies in them, and remove it. The disk
-//! panics when two operations in flight overlap and one is a write, so a segment that is used again too early is seen
-//! even where the checksums would have turned it into a miss.
+//! Segments that are emptied and overwritten while other threads read them, pin objects in them,
+//! and remove these. The disk panics when two operations in flight overlap and one is a write. So a
+//! segment that is reused too early is detected even where checksums would have turned it into a
+//! miss.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,11 +10,11 @@ use pagelith::{Config, PutOutcome, Size};
 use pagelith_sim::disk::{CrashMode, DiskSnapshot};
 use shuttle::rand::{Rng, thread_rng};
 
+use super::env::{World, tiers};
 use super::explore::explore;
-use super::kit::{Play, get_pair, is_fair, part, put_pair, thread, together};
-use super::world::{World, tiers};
+use super::helpers::{Scenario, get_pair, is_allowed, part, put_pair, run_all, thread};
 
-/// Two to a segment.
+/// Two objects per segment.
 const LEN: usize = 480 << 10;
 
 fn config() -> Config {
@@ -23,117 +24,118 @@ fn config() -> Config {
     c
 }
 
-/// A store whose every segment but two is full, of page 1, a group, and of objects 3 to 8: what is put next makes a
-/// victim of the first.
-fn full_log() -> (World, Arc<Play>) {
-    // Made in the first schedule of each program, and copied from then on.
+/// A store with all segments but two full: of page 1, a group, and of objects 3 to 8. The next put
+/// makes the first segment a victim.
+fn full_log() -> (World, Arc<Scenario>) {
+    // Made in the first schedule of a program, and copied from then on.
     static FULL: Mutex<Option<DiskSnapshot>> = Mutex::new(None);
     let world = World { slow_reads: true, ..World::new() };
     let kept = FULL.lock().expect("snapshot").clone();
     match kept {
         Some(kept) => world.sim.disk.restore(&kept),
         None => {
-            let play = Play::new(&world, &config(), LEN);
-            assert_eq!(put_pair(&play, 1, 100), Ok(PutOutcome::Stored));
-            play.flush();
+            let scenario = Scenario::new(&world, &config(), LEN);
+            assert_eq!(put_pair(&scenario, 1, 100), Ok(PutOutcome::Stored));
+            scenario.flush();
             for key in 3..9 {
-                assert_eq!(play.put(key, key * 100), Ok(PutOutcome::Stored));
-                play.flush();
+                assert_eq!(scenario.put(key, key * 100), Ok(PutOutcome::Stored));
+                scenario.flush();
             }
-            drop(play.reopened(&world, &config(), |store| assert!(store.close().is_ok())));
+            drop(scenario.reopened(&world, &config(), |store| assert!(store.close().is_ok())));
             let mut full = FULL.lock().expect("snapshot");
             *full = Some(world.sim.disk.snapshot());
             world.sim.disk.restore(full.as_ref().expect("just made"));
         }
     }
-    let play = Play::new(&world, &config(), LEN);
+    let scenario = Scenario::new(&world, &config(), LEN);
     for key in (1..9).filter(|key| *key != 2) {
-        let begun = play.history.begin_put(key, key * 100);
-        play.history.end(begun, true);
+        let begun = scenario.history.begin_put(key, key * 100);
+        scenario.history.end(begun, true);
     }
-    (world, play)
+    (world, scenario)
 }
 
-fn pour(p: &Play, keys: std::ops::Range<u64>) {
+fn put_and_flush(p: &Scenario, keys: std::ops::Range<u64>) {
     for key in keys {
         let outcome = p.put(key, key * 100);
-        assert!(is_fair(&outcome), "{outcome:?}");
+        assert!(is_allowed(&outcome), "{outcome:?}");
         p.flush();
     }
 }
 
-/// Let others go on for a while, so that what follows meets reclaim at any of its steps.
-fn linger() {
+/// Lets other threads run for a while, so that the next call meets reclaim at any of its steps.
+fn yield_randomly() {
     (0..thread_rng().gen_range(0..600)).for_each(|_| shuttle::thread::yield_now());
 }
 
-/// Reads of what is being reclaimed.
+/// Reads of segments that are being reclaimed.
 #[test]
 fn reclaimed_while_read() {
     explore("reclaimed_while_read", 600, || {
-        let (_world, play) = full_log();
+        let (_world, scenario) = full_log();
         let reader = |keys: [u64; 3]| {
-            thread(&play, move |p| {
+            thread(&scenario, move |p| {
                 for key in keys {
                     p.get(key);
                 }
             })
         };
-        together(vec![thread(&play, |p| pour(p, 10..17)), reader([1, 3, 1]), reader([4, 1, 3])]);
-        let stats = play.store.stats();
+        run_all(vec![thread(&scenario, |p| put_and_flush(p, 10..17)), reader([1, 3, 1]), reader([4, 1, 3])]);
+        let stats = scenario.store.stats();
         assert!(stats.segments_reclaimed > 0, "nothing was reclaimed");
-        // A segment that is read is not used again, so what was found there is there until it was read.
+        // A segment with a reader is not reused, so an object found in it is there until it was
+        // read.
         assert_eq!(stats.misses.get("gone"), None, "a segment was used again under a reader");
-        play.ends_clean();
+        scenario.ends_clean();
     });
 }
 
-/// What a pin counted is there as long as the pin is.
+/// An object that a pin counted is present as long as the pin.
 #[test]
 fn reclaimed_while_pinned() {
     explore("reclaimed_while_pinned", 600, || {
-        let (_world, play) = full_log();
+        let (_world, scenario) = full_log();
         let pinner = |key: u64| {
-            thread(&play, move |p| {
-                linger();
+            thread(&scenario, move |p| {
+                yield_randomly();
                 let pin = p.store.pin(&[part(key, 0)]);
                 if pin.pinned() == 1 {
-                    linger();
+                    yield_randomly();
                     assert_eq!(p.get(key), Some(key * 100), "a pinned object is gone");
                 }
             })
         };
-        together(vec![thread(&play, |p| pour(p, 10..14)), pinner(1), pinner(3)]);
-        play.ends_clean();
+        run_all(vec![thread(&scenario, |p| put_and_flush(p, 10..14)), pinner(1), pinner(3)]);
+        scenario.ends_clean();
     });
 }
 
-/// What is removed while reclaim moves it stays gone, with all of its group.
+/// An object that is removed while reclaim moves it stays gone, with its whole group.
 #[test]
 fn removed_while_moved() {
     explore("removed_while_moved", 500, || {
-        let (world, play) = full_log();
-        // Pinned, so that it is moved; removing is stronger.
-        let pin = play.store.pin(&[part(1, 0)]);
+        let (world, scenario) = full_log();
+        // Pinned, so that it is moved; a remove overrides a pin.
+        let pin = scenario.store.pin(&[part(1, 0)]);
         assert_eq!(pin.pinned(), 1);
-        let gone = |p: &Play| assert_eq!(get_pair(p, 1), [None; 2], "removed and here");
-        together(vec![
-            thread(&play, |p| pour(p, 10..14)),
-            thread(&play, move |p| {
-                linger();
+        let gone = |p: &Scenario| assert_eq!(get_pair(p, 1), [None; 2], "removed and here");
+        run_all(vec![
+            thread(&scenario, |p| put_and_flush(p, 10..14)),
+            thread(&scenario, move |p| {
+                yield_randomly();
                 p.remove_part(1, 1);
                 gone(p);
             }),
-            thread(&play, |p| {
+            thread(&scenario, |p| {
                 get_pair(p, 1);
             }),
         ]);
-        gone(&play);
+        gone(&scenario);
         drop(pin);
-        play.flush();
+        scenario.flush();
         world.sim.crash_seeded(CrashMode::DropAll, 1);
-        let play = play.reopened(&world, &config(), drop);
-        gone(&play);
-        play.ends_clean();
+        let scenario = scenario.reopened(&world, &config(), drop);
+        gone(&scenario);
+        scenario.ends_clean();
     });
 }

@@ -7,19 +7,20 @@ use pagelith::{PutOutcome, Size};
 use pagelith_io::runtime::Runtime;
 use pagelith_io::staging::StagingPool;
 
+use super::env::{ShuttleRuntime, World, tiers};
 use super::explore::explore;
-use super::kit::{Play, thread, together};
-use super::world::{Turns, World, tiers};
+use super::helpers::{Scenario, run_all, thread};
 
-/// Four threads on a budget of two: no byte belongs to two of them, everybody gets a turn, and all of it comes home.
+/// Four threads on a budget of two: no byte belongs to two of them, every thread gets a turn, and
+/// all is returned.
 #[test]
 fn permits() {
     explore("permits", 4000, || {
         let pool = StagingPool::new(2 * 4096).expect("memory");
-        let turns = Turns(World::new().sim.clock.clone());
+        let runtime = ShuttleRuntime(World::new().sim.clock.clone());
         let owned = Arc::new(Mutex::new(BTreeSet::new()));
         let user = |who: u8| {
-            let (pool, turns, owned) = (pool.clone(), turns.clone(), owned.clone());
+            let (pool, runtime, owned) = (pool.clone(), runtime.clone(), owned.clone());
             let body = move || {
                 for _ in 0..2 {
                     let mut tries = 0;
@@ -30,7 +31,7 @@ fn permits() {
                         }
                         tries += 1;
                         assert!(tries < 50, "starved");
-                        turns.pause(pool.released(), seen, std::time::Duration::from_secs(60));
+                        runtime.pause(pool.released(), seen, std::time::Duration::from_secs(60));
                     };
                     assert!(owned.lock().expect("set").insert(mine.addr()), "memory that another has");
                     mine.bytes_mut().expect("exclusive").fill(who);
@@ -41,7 +42,7 @@ fn permits() {
             };
             Box::new(body) as Box<dyn FnOnce() + Send>
         };
-        together((0..4).map(user).collect());
+        run_all((0..4).map(user).collect());
         assert_eq!((pool.in_use(), pool.largest_free()), (0, pool.capacity()));
     });
 }
@@ -51,20 +52,20 @@ fn permits() {
 fn staged_gets_take_turns() {
     explore("staged_gets_take_turns", 800, || {
         let world = World::new();
-        let play = Play::new(&world, &tiers(Size::ZERO), 60 << 10);
+        let scenario = Scenario::new(&world, &tiers(Size::ZERO), 60 << 10);
         for key in 1..4 {
-            assert_eq!(play.put(key, key * 100), Ok(PutOutcome::Stored));
+            assert_eq!(scenario.put(key, key * 100), Ok(PutOutcome::Stored));
         }
-        play.flush();
+        scenario.flush();
         let reader = |keys: [u64; 2]| {
-            thread(&play, move |p| {
+            thread(&scenario, move |p| {
                 for key in keys {
-                    assert_eq!(p.get_crooked(key), Some(key * 100));
+                    assert_eq!(p.get_unaligned(key), Some(key * 100));
                 }
             })
         };
-        together(vec![reader([1, 2]), reader([2, 3]), reader([3, 1])]);
-        assert!(play.store.stats().staged_bytes > 0, "nothing was staged");
-        play.ends_clean();
+        run_all(vec![reader([1, 2]), reader([2, 3]), reader([3, 1])]);
+        assert!(scenario.store.stats().staged_bytes > 0, "nothing was staged");
+        scenario.ends_clean();
     });
 }

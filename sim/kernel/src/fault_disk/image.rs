@@ -1,4 +1,4 @@
-//! A file in memory that knows what a power cut would take.
+//! A file in memory that tracks what a power cut would lose.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,23 @@ use crate::killed::content::Rng;
 const BLOCK: usize = 4096;
 const SECTOR: usize = 512;
 
-/// What a power cut leaves of what was not synced.
+/// What a power cut leaves of unsynced blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// Nothing.
     DropAll,
-    /// Of each block all, nothing, or some sectors, rarely garbage.
+    /// Each block whole, not at all, or in some sectors; rarely garbage.
     Some,
 }
 
-/// A file's bytes, and the older ones of what was written since the last sync.
+/// A file's bytes, and the old content of blocks written since the last sync.
 #[derive(Debug, Default)]
 pub struct Image {
     live: Vec<u8>,
     unsynced: BTreeMap<usize, Vec<u8>>,
-    /// Unsynced when a sync failed: no later sync covers it, as on Linux's file systems.
-    given_up: BTreeMap<usize, Vec<u8>>,
+    /// Blocks that were unsynced when a sync failed: no later sync covers them, as on Linux's file
+    /// systems.
+    lost_by_failed_sync: BTreeMap<usize, Vec<u8>>,
 }
 
 impl Image {
@@ -31,55 +32,56 @@ impl Image {
         self.live.len()
     }
 
-    /// Make it so long; what is new reads as zeros.
+    /// Sets the length; new bytes read as zeros.
     pub fn set_len(&mut self, len: usize) {
         self.live.resize(len, 0);
     }
 
-    /// Up to `len` bytes from `at`, fewer at the end.
+    /// Up to `len` bytes from `at`; fewer at the end.
     pub fn read(&self, at: usize, len: usize) -> &[u8] {
         let end = self.live.len().min(at.saturating_add(len));
         self.live.get(at..end).unwrap_or(&[])
     }
 
-    /// Write `bytes` at `at`.
+    /// Writes `bytes` at `at`.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         let end = at + bytes.len();
         if end > self.live.len() {
             self.set_len(end);
         }
         for block in at / BLOCK..end.div_ceil(BLOCK) {
-            let old = self.given_up.remove(&block);
+            let old = self.lost_by_failed_sync.remove(&block);
             let now = || self.live[block * BLOCK..self.live.len().min((block + 1) * BLOCK)].to_vec();
             self.unsynced.entry(block).or_insert_with(|| old.unwrap_or_else(now));
         }
         self.live[at..end].copy_from_slice(bytes);
     }
 
-    /// Change bytes behind everybody's back.
+    /// A byte to change at rest.
     pub fn at_rest(&mut self, at: usize) -> Option<&mut u8> {
         self.live.get_mut(at)
     }
 
-    /// What was written so far is durable.
+    /// Makes all writes so far durable.
     pub fn sync(&mut self) {
         self.unsynced.clear();
     }
 
-    /// A sync failed: what it should have covered never becomes durable, though reads still see it.
+    /// A failing sync: the writes that it should have covered never become durable, though reads
+    /// still see them.
     pub fn fail_sync(&mut self) {
         for (block, old) in std::mem::take(&mut self.unsynced) {
-            self.given_up.entry(block).or_insert(old);
+            self.lost_by_failed_sync.entry(block).or_insert(old);
         }
     }
 
-    /// The power goes. Returns how many blocks were at stake.
+    /// Power cut. Returns the number of blocks that were unsynced.
     pub fn cut(&mut self, cut: Cut, rng: &mut Rng) -> u64 {
-        let at_stake: Vec<_> = std::mem::take(&mut self.unsynced)
+        let unsynced_blocks: Vec<_> = std::mem::take(&mut self.unsynced)
             .into_iter()
-            .chain(std::mem::take(&mut self.given_up))
+            .chain(std::mem::take(&mut self.lost_by_failed_sync))
             .collect();
-        for (block, old) in &at_stake {
+        for (block, old) in &unsynced_blocks {
             let fate = if cut == Cut::DropAll { 0 } else { rng.below(4) };
             for (i, sector) in old.chunks(SECTOR).enumerate() {
                 let at = block * BLOCK + i * SECTOR;
@@ -95,7 +97,7 @@ impl Image {
                 }
             }
         }
-        at_stake.len() as u64
+        unsynced_blocks.len() as u64
     }
 }
 
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_takes_what_no_sync_covered() {
+    fn power_cut_loses_unsynced_writes() {
         let mut image = Image::default();
         image.write(0, &[1; BLOCK]);
         image.sync();
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_sync_does_not_cover_what_a_failed_one_gave_up() {
+    fn later_sync_does_not_cover_writes_of_failed_sync() {
         let mut image = Image::default();
         image.write(0, &[1; BLOCK]);
         image.sync();

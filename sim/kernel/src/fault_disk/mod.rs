@@ -1,7 +1,8 @@
-//! A file system in memory behind FUSE whose faults a test commands: the store meets them through the real kernel,
-//! io_uring and O_DIRECT.
+//! A file system in memory behind FUSE, with faults controlled by a test. The store meets them
+//! through the real kernel, io_uring and O_DIRECT.
 //!
-//! Names are durable at once; only the bytes of files can be lost. A power cut needs that nobody writes.
+//! Names are durable at once; only bytes of files can be lost. No process may write during a power
+//! cut.
 
 mod image;
 mod rules;
@@ -18,10 +19,10 @@ pub use rules::{Fault, On, Rule};
 
 use crate::killed::content::Rng;
 
-/// What the file system knows.
+/// State of the file system.
 #[derive(Debug)]
 struct State {
-    /// By number; those without a name are still open somewhere.
+    /// By file number; files without a name are still open.
     files: Vec<(String, Image)>,
     names: BTreeMap<String, usize>,
     rules: Vec<Rule>,
@@ -41,7 +42,8 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl FaultDisk {
-    /// An empty one, mounted at `path`, which must exist; `Err` says why there can be none here.
+    /// Mounts an empty file system at `path`, which must exist; `Err` says why that is not
+    /// possible.
     pub fn mount(path: &Path, seed: u64) -> Result<FaultDisk, String> {
         if !Path::new("/dev/fuse").exists() {
             return Err("no /dev/fuse".into());
@@ -61,29 +63,30 @@ impl FaultDisk {
         Ok(FaultDisk { state, path: path.to_owned(), session: Some(session) })
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// From here on, these rules.
+    /// Replaces the rules.
     pub fn set(&self, rules: &[Rule]) {
         lock(&self.state).rules = rules.to_vec();
     }
 
-    /// Faults that operations met since the last time this was asked.
+    /// Number of faults since the last call.
     pub fn take_injected(&self) -> u64 {
         std::mem::take(&mut lock(&self.state).injected)
     }
 
-    /// Take what was not synced. Nobody may be writing. Returns how many blocks were at stake.
+    /// Loses unsynced bytes. No process may be writing. Returns the number of blocks that were
+    /// unsynced.
     pub fn power_cut(&self, cut: Cut) -> u64 {
         let state = &mut *lock(&self.state);
         let rng = &mut state.rng;
         state.files.iter_mut().map(|(_, image)| image.cut(cut, rng)).sum()
     }
 
-    /// Flip one random bit of a file at rest, anywhere in `0..end` (or in all of it).
+    /// Flips one random bit of a file at rest, in `0..end` or in the whole file.
     pub fn flip_at_rest(&self, name: &str, end: Option<usize>) {
         let state = &mut *lock(&self.state);
         let Some((_, image)) = state.names.get(name).and_then(|n| state.files.get_mut(*n)) else { return };

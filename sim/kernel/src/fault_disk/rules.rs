@@ -1,4 +1,4 @@
-//! Which operations go wrong, and how.
+//! Rules that decide which operations fail, and how.
 
 use crate::killed::content::Rng;
 
@@ -13,42 +13,42 @@ pub enum On {
     Sync,
 }
 
-/// What happens instead.
+/// A fault of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It fails with EIO.
     Eio,
     /// It fails with ENOSPC.
     NoSpace,
-    /// A write that claims success and does nothing.
+    /// A write that is acknowledged and does nothing.
     Lost,
-    /// A write that claims success and leaves out some sectors.
+    /// A write that is acknowledged and leaves out some sectors.
     Torn,
-    /// A write or read of another place, 4096 bytes or much more away.
+    /// A write or read at another offset, 4096 bytes or much more away.
     Misdirected,
-    /// One bit of what is read, or of what is written, is another.
+    /// One bit of the data read or written is flipped.
     Flip,
-    /// Half of it is done, and said so.
+    /// Half of it is transferred, with a short count.
     Short,
-    /// It is answered so many milliseconds late.
+    /// The reply is late by this many milliseconds.
     Late(u32),
 }
 
-/// A rule: of the operations on files whose names begin with `file`, one in `one_in` goes wrong.
+/// A rule: of the operations on files whose names begin with `file`, one in `one_in` fails.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// Which operations.
+    /// Kind of operation.
     pub on: On,
-    /// Which files.
+    /// Prefix of the file name.
     pub file: &'static str,
-    /// How often.
+    /// One in this many operations.
     pub one_in: u64,
-    /// How.
+    /// The fault.
     pub fault: Fault,
 }
 
-/// The fault that an operation meets.
-pub fn meets(rules: &[Rule], rng: &mut Rng, on: On, file: &str) -> Option<Fault> {
+/// The fault that strikes an operation.
+pub fn draw_fault(rules: &[Rule], rng: &mut Rng, on: On, file: &str) -> Option<Fault> {
     let meant = |rule: &&Rule| rule.on == on && file.starts_with(rule.file) && rng.below(rule.one_in) == 0;
     rules.iter().find(meant).map(|rule| rule.fault)
 }

@@ -1,4 +1,4 @@
-//! The kernel's requests, answered from memory, wrongly where a rule says so.
+//! The FUSE server: serves the kernel's requests from memory, with the faults of the rules.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex};
@@ -11,17 +11,17 @@ use fuser::{
 };
 
 use super::image::Image;
-use super::rules::{Fault, On, meets};
+use super::rules::{Fault, On, draw_fault};
 use super::{State, lock};
 
-/// Nothing is cached in the kernel: what is there may change behind its back.
+/// Nothing is cached in the kernel, because bytes may change at rest.
 const TTL: Duration = Duration::ZERO;
 const OPENED: FopenFlags = FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 const SECTOR: usize = 512;
-/// How far off a misdirected transfer lands: within a record, and far away.
-const ASTRAY: [usize; 3] = [4096, 64 << 10, 5 << 20];
+/// Distance of a misdirected transfer: within a record, and far away.
+const MISDIRECTED_BY: [usize; 3] = [4096, 64 << 10, 5 << 20];
 
-/// The server's side.
+/// The FUSE server's handle on the state.
 pub(super) struct Server(pub(super) Arc<Mutex<State>>);
 
 impl State {
@@ -35,21 +35,21 @@ impl State {
         self.files.get_mut(number(inode)?).map(|(_, image)| image)
     }
 
-    fn meets(&mut self, on: On, inode: INodeNo) -> Option<Fault> {
+    fn draw_fault(&mut self, on: On, inode: INodeNo) -> Option<Fault> {
         let (name, _) = self.files.get(number(inode)?)?;
-        let fault = meets(&self.rules, &mut self.rng, on, name);
+        let fault = draw_fault(&self.rules, &mut self.rng, on, name);
         self.injected += u64::from(fault.is_some());
         fault
     }
 
-    /// Another place in the same file for a transfer of `len` bytes.
-    fn astray(&mut self, inode: INodeNo, at: usize, len: usize) -> usize {
-        let by = ASTRAY[self.rng.below(ASTRAY.len() as u64) as usize];
+    /// Another offset in the same file for a transfer of `len` bytes.
+    fn misdirected_offset(&mut self, inode: INodeNo, at: usize, len: usize) -> usize {
+        let by = MISDIRECTED_BY[self.rng.below(MISDIRECTED_BY.len() as u64) as usize];
         let end = self.image(inode).map_or(0, |image| image.len());
         if at + by + len <= end { at + by } else { at.saturating_sub(by) }
     }
 
-    /// What a read brings.
+    /// Executes a read.
     fn read(
         &mut self,
         inode: INodeNo,
@@ -57,7 +57,7 @@ impl State {
         len: usize,
         fault: Option<Fault>,
     ) -> Result<Vec<u8>, Errno> {
-        let at = if fault == Some(Fault::Misdirected) { self.astray(inode, at, len) } else { at };
+        let at = if fault == Some(Fault::Misdirected) { self.misdirected_offset(inode, at, len) } else { at };
         let mut bytes = self.image(inode).ok_or(Errno::ENOENT)?.read(at, len).to_vec();
         match fault {
             Some(Fault::Eio) => return Err(Errno::EIO),
@@ -68,7 +68,7 @@ impl State {
         Ok(bytes)
     }
 
-    /// What a write does, and how many bytes it claims to have written.
+    /// Executes a write; returns the number of bytes that it reports as written.
     fn write(
         &mut self,
         inode: INodeNo,
@@ -77,13 +77,13 @@ impl State {
         fault: Option<Fault>,
     ) -> Result<usize, Errno> {
         let (start, random) = (self.rng.next() as usize, self.rng.next());
-        let astray = self.astray(inode, at, bytes.len());
+        let misdirected_offset = self.misdirected_offset(inode, at, bytes.len());
         let image = self.image(inode).ok_or(Errno::ENOENT)?;
         match fault {
             Some(Fault::Eio) => return Err(Errno::EIO),
             Some(Fault::NoSpace) => return Err(Errno::ENOSPC),
             Some(Fault::Lost) => {}
-            Some(Fault::Misdirected) => image.write(astray, bytes),
+            Some(Fault::Misdirected) => image.write(misdirected_offset, bytes),
             Some(Fault::Torn) => {
                 let sectors = bytes.len().div_ceil(SECTOR);
                 let gap = start % sectors * SECTOR;
@@ -149,8 +149,8 @@ fn attr(ino: INodeNo, kind: FileType, size: u64, nlink: u32) -> FileAttr {
     }
 }
 
-/// Do it now, or late on a thread of its own, so that nothing else waits behind it.
-fn when(fault: Option<Fault>, answer: impl FnOnce() + Send + 'static) {
+/// Runs it now, or later on its own thread, so that no other request waits for it.
+fn run_at(fault: Option<Fault>, answer: impl FnOnce() + Send + 'static) {
     match fault {
         Some(Fault::Late(ms)) => {
             std::thread::spawn(move || {
@@ -164,7 +164,7 @@ fn when(fault: Option<Fault>, answer: impl FnOnce() + Send + 'static) {
 
 impl Filesystem for Server {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Several transfers of one queue at a time, as from a device.
+        // Several transfers of one queue at a time, as with a device.
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         Ok(())
     }
@@ -250,9 +250,9 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let fault = lock(&self.0).meets(On::Read, ino);
+        let fault = lock(&self.0).draw_fault(On::Read, ino);
         let state = self.0.clone();
-        when(fault, move || {
+        run_at(fault, move || {
             let read = lock(&state).read(ino, offset as usize, size as usize, fault);
             match read {
                 Ok(bytes) => reply.data(&bytes),
@@ -273,9 +273,9 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let fault = lock(&self.0).meets(On::Write, ino);
+        let fault = lock(&self.0).draw_fault(On::Write, ino);
         let (state, data) = (self.0.clone(), data.to_vec());
-        when(fault, move || {
+        run_at(fault, move || {
             let written = lock(&state).write(ino, offset as usize, &data, fault);
             match written {
                 Ok(bytes) => reply.written(bytes as u32),
@@ -285,9 +285,9 @@ impl Filesystem for Server {
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let fault = lock(&self.0).meets(On::Sync, ino);
+        let fault = lock(&self.0).draw_fault(On::Sync, ino);
         let state = self.0.clone();
-        when(fault, move || {
+        run_at(fault, move || {
             let synced = lock(&state).sync(ino, fault);
             match synced {
                 Ok(()) => reply.ok(),

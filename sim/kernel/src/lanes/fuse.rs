@@ -11,9 +11,9 @@ use crate::killed::model::Device;
 use crate::report::Seen;
 use crate::work::Life;
 
-/// The store's data; its manifest, checkpoints and the rest begin otherwise.
+/// Prefix of the store's data files; its manifest, checkpoints and the rest begin differently.
 const DATA: &str = "segments";
-/// Every file of a store, and none that was made to try the disk.
+/// Every file of a store, and none that was created to probe the disk.
 const FILES: [&str; 3] = [DATA, "manifest", "checkpoint"];
 
 /// An empty store on an empty fault disk.
@@ -25,18 +25,19 @@ pub(super) fn disk_and_life(dir: &Path, seed: u64) -> Result<(FaultDisk, Life), 
     Ok((disk, life))
 }
 
-/// Three ways to end.
+/// Ends the process in one of three ways.
 pub(super) fn end(life: &mut Life, store: Store) {
     life.take_counters(&store);
     match life.below(3) {
-        // A device that fails may fail the close too.
+        // A failing device may fail the close too.
         0 => drop(store.close()),
         1 => store.abandon(),
         _ => drop(store),
     }
 }
 
-/// A life: healthy, then with the faults of `rules`, then looked at twice. What `rules` do is said by `device`.
+/// One run: without faults, then with `rules`, then checked twice. `device` tells what `rules` may
+/// cause.
 fn life_with(dir: &Path, seed: u64, rules: &[Rule], device: Device, timeout: Duration) -> Result<Seen, Skip> {
     let (disk, mut life) = disk_and_life(dir, seed)?;
     let store = life.open();
@@ -55,7 +56,7 @@ fn life_with(dir: &Path, seed: u64, rules: &[Rule], device: Device, timeout: Dur
     life.work(&store, 350);
     (life.timeout, life.over_max) = usual;
     if rules.iter().any(|r| r.on == On::Read && r.fault == Fault::Short && r.one_in == 1) {
-        // Not one of its reads moved all that it should.
+        // None of its reads transferred all bytes.
         assert_eq!(store.stats().hits_ssd, 0, "wrong bytes: a short read was a hit");
     }
     if seed.is_multiple_of(2) {
@@ -74,7 +75,7 @@ fn life_with(dir: &Path, seed: u64, rules: &[Rule], device: Device, timeout: Dur
     Ok(done(&disk, life))
 }
 
-/// The run's numbers.
+/// The run's counters.
 pub(super) fn done(disk: &FaultDisk, life: Life) -> Seen {
     let injected = disk.take_injected();
     Seen { runs: 1, injected, detected: life.noticed.min(injected), ..life.seen }
@@ -86,7 +87,7 @@ fn on(on: On, one_in: u64, fault: Fault) -> [Rule; 3] {
     FILES.map(|file| Rule { on, file, one_in, fault })
 }
 
-/// Some sectors of a write do not arrive.
+/// Some sectors of a write are lost.
 pub fn torn_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(
         dir,
@@ -97,7 +98,7 @@ pub fn torn_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     )
 }
 
-/// Writes do not arrive.
+/// Writes are lost.
 pub fn lost_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(
         dir,
@@ -108,7 +109,7 @@ pub fn lost_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     )
 }
 
-/// Writes arrive elsewhere.
+/// Writes land at another offset.
 pub fn misdirected_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(
         dir,
@@ -119,17 +120,17 @@ pub fn misdirected_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     )
 }
 
-/// Reads bring what lies elsewhere.
+/// Reads return the bytes of another offset.
 pub fn misdirected_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(dir, seed, &on(On::Read, 6, Fault::Misdirected), Device::Sick, USUAL)
 }
 
-/// Bits flip on the way in.
+/// Bits flip in reads.
 pub fn flip_in_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(dir, seed, &on(On::Read, 6, Fault::Flip), Device::Sick, USUAL)
 }
 
-/// Bits flip on the way out.
+/// Bits flip in writes.
 pub fn flip_in_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(
         dir,
@@ -140,7 +141,7 @@ pub fn flip_in_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     )
 }
 
-/// Transfers of which half is done, over and over, until the kernel gives up with a byte missing.
+/// Transfers of which half is done, again and again, until the kernel gives up with a byte missing.
 pub fn short(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     let [reads, ..] = on(On::Read, 1, Fault::Short);
     let [writes, ..] = on(On::Write, 1, Fault::Short);
@@ -164,23 +165,23 @@ pub fn eio_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(dir, seed, &on(On::Write, 8, Fault::Eio), Device::Well, USUAL)
 }
 
-/// The file system below has no room for what was allocated: thin provisioning, snapshots.
+/// The file system below has no space for allocated blocks: thin provisioning, snapshots.
 pub fn no_space(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(dir, seed, &on(On::Write, 8, Fault::NoSpace), Device::Well, USUAL)
 }
 
-/// How late an operation is that is late.
+/// Delay of a late operation.
 const LATE_MS: u32 = 3000;
-/// Between this and that lies what tells a call that has a deadline from one that waits for its operation.
+/// Limit that separates calls with a deadline from calls that wait for their operation.
 const STALLED_CALL_MAX: Duration = Duration::from_millis(LATE_MS as u64 * 2 / 3);
 
-/// Reads, writes and syncs take much longer than calls may.
+/// Reads, writes and syncs take much longer than the timeout of calls.
 pub fn stall(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     let late = |on| Rule { on, file: DATA, one_in: 30, fault: Fault::Late(LATE_MS) };
     life_with(dir, seed, &[On::Read, On::Write, On::Sync].map(late), Device::Well, Duration::from_millis(150))
 }
 
-/// Everything at once.
+/// All faults at once.
 pub fn all(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     let mut rules = Vec::new();
     for fault in [Fault::Eio, Fault::Misdirected, Fault::Flip, Fault::Short, Fault::Late(300)] {
@@ -201,7 +202,7 @@ pub fn all(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(dir, seed, &rules, Device::Lying, USUAL)
 }
 
-/// Bits that flip while nobody looks: in the data, while the store runs and while it is closed.
+/// Bits of the data flip at rest, while the store runs and while it is closed.
 pub fn flip_at_rest(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     let (disk, mut life) = disk_and_life(dir, seed)?;
     let store = life.open();
@@ -211,7 +212,7 @@ pub fn flip_at_rest(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life.device = Device::Lying;
     for _ in 0..2 {
         let store = life.open();
-        // About what has been written so far.
+        // About the amount written so far.
         (0..20).for_each(|_| disk.flip_at_rest(DATA, Some(6 << 20)));
         life.work(&store, 150);
         end(&mut life, store);

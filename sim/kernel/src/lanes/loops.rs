@@ -1,4 +1,4 @@
-//! A store on an ext4 of its own on a loop device, whose faults are made in the file behind the device.
+//! A store on its own ext4 on a loop device; faults are made in the file behind the device.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,7 +20,7 @@ use crate::loop_device::{LoopFs, Throttle};
 use crate::report::Seen;
 use crate::work::Life;
 
-/// Bytes that have been written to the store by the time that faults are made, about.
+/// Approximate number of bytes written to the store before faults are made.
 const WRITTEN: u64 = 6 << 20;
 
 fn fs_and_life(seed: u64, options: &[&str]) -> Result<(LoopFs, Life), Skip> {
@@ -29,7 +29,7 @@ fn fs_and_life(seed: u64, options: &[&str]) -> Result<(LoopFs, Life), Skip> {
     Ok((fs, life))
 }
 
-/// Fill the store, and end so that nothing of it is in memory.
+/// Fills the store and ends the process, so that nothing is in memory.
 fn filled(life: &mut Life) {
     let store = life.open();
     life.work(&store, 400);
@@ -41,13 +41,13 @@ fn done(life: Life, injected: u64) -> Seen {
     Seen { runs: 1, injected, detected: life.noticed.min(injected), ..life.seen }
 }
 
-/// Where a block of a file lies in the image.
+/// The offset of a block of a file in the image.
 fn place(extents: &[(u64, u64, u64)], at: u64) -> Option<u64> {
     let (from, image, _) = extents.iter().find(|(from, _, len)| (*from..from + len).contains(&at))?;
     Some(image + (at - from))
 }
 
-/// Flips, stale blocks and blocks in the wrong place in the image, while the store is open.
+/// Flips, stale blocks and misplaced blocks in the image, while the store is open.
 pub fn at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let (fs, mut life) = fs_and_life(seed, &[])?;
     filled(&mut life);
@@ -69,14 +69,14 @@ pub fn at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
                     read(&image, to, &mut bytes)?;
                     bytes[rng.below(4096) as usize] ^= 1 << rng.below(8);
                 }
-                // What lay there earlier.
+                // An earlier content of the block.
                 1 if !old.is_empty() => {
                     let (at, earlier): &(u64, [u8; 4096]) = &old[rng.below(old.len() as u64) as usize];
                     write(&image, *at, earlier)?;
                     injected += 1;
                     continue;
                 }
-                // What lies elsewhere.
+                // The content of another block.
                 _ => read(&image, from, &mut bytes)?,
             }
             write(&image, to, &bytes)?;
@@ -84,7 +84,7 @@ pub fn at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
         }
         life.work(&store, 100);
         if round == 0 {
-            // Blocks as they are now come back later.
+            // These blocks are restored later.
             for _ in 0..40 {
                 let (Some(at), mut bytes) = (block(&mut rng), [0; 4096]) else { continue };
                 read(&image, at, &mut bytes)?;
@@ -99,10 +99,10 @@ pub fn at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
     Ok(done(life, injected))
 }
 
-/// A block's record: its sequence, where it begins, how many bytes it has.
+/// A record: its sequence, offset and length in bytes.
 type Place = (u64, usize, usize);
 
-/// Of each key the places of its records in the data file, oldest first.
+/// By key, the places of its records in the data file, oldest first.
 fn records(bytes: &[u8]) -> HashMap<ObjectKey, Vec<Place>> {
     let mut found: HashMap<ObjectKey, Vec<Place>> = HashMap::new();
     for at in (0..bytes.len()).step_by(4096) {
@@ -116,8 +116,8 @@ fn records(bytes: &[u8]) -> HashMap<ObjectKey, Vec<Place>> {
     found
 }
 
-/// Whole records of removed versions lie where the newer ones of the same pages were: nothing in them is wrong but
-/// the place.
+/// Whole records of removed versions overwrite newer ones of the same pages: everything in them is
+/// right except the place.
 pub fn stale_records(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let (fs, mut life) = fs_and_life(seed, &[])?;
     // Few pages, so that most are removed and put again.
@@ -141,7 +141,7 @@ pub fn stale_records(_: &Path, seed: u64) -> Result<Seen, Skip> {
         injected += 1;
     }
     life.device = Device::Sick;
-    everything(&mut life, &store);
+    get_all(&mut life, &store);
     end(&mut life, store);
     let store = life.open();
     life.check(&store);
@@ -149,8 +149,8 @@ pub fn stale_records(_: &Path, seed: u64) -> Result<Seen, Skip> {
     Ok(done(life, injected))
 }
 
-/// Get each page.
-fn everything(life: &mut Life, store: &Store) {
+/// Gets every page.
+fn get_all(life: &mut Life, store: &Store) {
     for number in 0..life.plan.pages {
         for namespace in 0..NAMESPACES {
             life.get(store, Page { namespace, number });
@@ -165,12 +165,12 @@ pub fn manifest_at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let mut rng = Rng(seed);
     let mut injected = 0;
     for _ in 0..6 {
-        // One valid copy opens the store.
+        // One valid copy suffices to open the store.
         let names = [["manifest.0", "checkpoint.0"], ["manifest.1", "checkpoint.1"]][rng.below(2) as usize];
         for name in names {
             let extents = fs.extents(&life.plan.dir.join(name));
             let len: u64 = extents.iter().map(|(_, _, len)| len).sum();
-            // Most of a checkpoint is room.
+            // Most of a checkpoint is unused.
             let at = rng.below(len.clamp(1, 64 << 10));
             let (Some(place), image) = (place(&extents, at), image(&fs)?) else { continue };
             let mut byte = [0];
@@ -187,9 +187,9 @@ pub fn manifest_at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
     Ok(done(life, injected))
 }
 
-/// The device ends in the middle of the data: reads behind that fail with EIO, until it is whole again.
+/// The device ends in the middle of the data: reads beyond fail with EIO, until it is restored.
 pub fn eio(_: &Path, seed: u64) -> Result<Seen, Skip> {
-    // Without a journal only data lies behind the first blocks.
+    // Without a journal only data follows the first blocks.
     let (fs, mut life) = fs_and_life(seed, &["-O", "^has_journal"])?;
     filled(&mut life);
     let extents = fs.extents(&life.plan.dir.join("segments"));
@@ -203,8 +203,8 @@ pub fn eio(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let mut rest = vec![0; (len - end_of_device) as usize];
     read(&image, end_of_device, &mut rest)?;
     image.set_len(end_of_device).map_err(|e| e.to_string())?;
-    // Only gets: a write behind the end would make the file longer again.
-    everything(&mut life, &store);
+    // Only gets: a write beyond the end would extend the file again.
+    get_all(&mut life, &store);
     life.take_counters(&store);
     let injected = store.stats().read_errors;
     store.abandon();
@@ -217,7 +217,8 @@ pub fn eio(_: &Path, seed: u64) -> Result<Seen, Skip> {
     Ok(done(life, injected))
 }
 
-/// The data file ends early, not at a block: short completions, none of which is a success.
+/// The data file ends early, not at a block boundary: short completions, none of which is a
+/// success.
 pub fn short(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let (_fs, mut life) = fs_and_life(seed, &[])?;
     filled(&mut life);
@@ -230,7 +231,7 @@ pub fn short(_: &Path, seed: u64) -> Result<Seen, Skip> {
     life.device = Device::Sick;
     let cut = WRITTEN / 4 + Rng(seed).below(WRITTEN / 2);
     file.set_len(cut).map_err(|e| e.to_string())?;
-    everything(&mut life, &store);
+    get_all(&mut life, &store);
     let injected = store.stats().read_errors;
     life.take_counters(&store);
     store.abandon();
@@ -243,7 +244,7 @@ pub fn short(_: &Path, seed: u64) -> Result<Seen, Skip> {
     Ok(done(life, injected))
 }
 
-/// A device that takes 1 MiB a second and gives 128 KiB, used by a process whose calls have a fifth of a second.
+/// A device limited to 1 MiB/s of writes and 128 KiB/s of reads; calls have a fifth of a second.
 pub fn throttled(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let (fs, mut life) = fs_and_life(seed, &[])?;
     let throttle = Throttle::new(&fs, 1 << 20)?;
@@ -265,7 +266,8 @@ pub fn throttled(_: &Path, seed: u64) -> Result<Seen, Skip> {
     Ok(done(life, late))
 }
 
-/// A file system that somebody else fills: a store that is there goes on; one more is refused and leaves nothing.
+/// A file system that another program fills: an existing store keeps working; a new one is refused
+/// and leaves nothing.
 pub fn full(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let (fs, mut life) = fs_and_life(seed, &[])?;
     let store = life.open();
@@ -286,7 +288,7 @@ pub fn full(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let store = life.open();
     life.check(&store);
     end(&mut life, store);
-    // Room again: the refused one is made after all.
+    // With space again, the refused store can be made.
     std::fs::remove_file(fs.path().join("rest")).map_err(|e| e.to_string())?;
     other.plan.ssd_mib = 20;
     let store = other.open();

@@ -1,4 +1,4 @@
-//! The lanes: each one kind of fault, over the real kernel.
+//! The lanes: each tests one kind of fault over the real kernel.
 
 mod fuse;
 mod loops;
@@ -8,20 +8,21 @@ use std::path::Path;
 
 use crate::report::Seen;
 
-/// Why a lane cannot run here.
+/// Why a lane cannot run on this machine.
 pub type Skip = String;
 
-/// A lane: its name, the row of the fault matrix, and one run of it in an empty directory.
+/// A lane: its name, its row of the fault matrix, and the function for one run in an empty
+/// directory.
 pub struct Lane {
     /// Its name.
     pub name: &'static str,
     /// The row, or rows, of the fault matrix.
     pub row: &'static str,
-    /// One run with a seed. What is wrong panics.
+    /// One run with a seed. Panics on a violation.
     pub run: fn(&Path, u64) -> Result<Seen, Skip>,
 }
 
-/// All of them.
+/// All lanes.
 pub const LANES: [Lane; 25] = [
     Lane { name: "fuse-torn-write", row: "1", run: fuse::torn_write },
     Lane { name: "fuse-lost-write", row: "2", run: fuse::lost_write },

@@ -1,4 +1,5 @@
-//! Power cuts: what was not synced goes, in whole or in part, and everything that a flush covered is there.
+//! Power cuts: unsynced bytes are lost, in whole or in part, and everything that a flush covered is
+//! present.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use crate::killed::trap::Aim;
 use crate::killed::workload::Plan;
 use crate::report::Seen;
 
-/// How often a life is cut.
+/// Power cuts in a run.
 const CUTS: u32 = 4;
 
 fn cut_of(n: u64) -> Cut {
@@ -24,18 +25,19 @@ pub fn cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     cuts(dir, seed, &[], Device::Well)
 }
 
-/// Syncs fail before the cut: nothing that one covered is vouched for, everything older is there.
+/// Syncs fail before the cut: their data may be lost, and all older flushed data is present.
 pub fn failed_sync_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     let rule = |file| Rule { on: On::Sync, file, one_in: 10, fault: Fault::Eio };
     cuts(dir, seed, &["segments", "manifest", "checkpoint"].map(rule), Device::Well)
 }
 
-/// Syncs that lie. What was flushed may be gone; nothing may be wrong.
+/// Syncs that lie. Flushed pages may be missing; no answer may be wrong.
 pub fn lost_sync_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     cuts(dir, seed, &[Rule { on: On::Sync, file: "segments", one_in: 3, fault: Fault::Lost }], Device::Lying)
 }
 
-/// As [`cut`], while segments are reclaimed all the time: what was removed stays gone wherever it moved to.
+/// Like [`cut`], while segments are reclaimed all the time: removed pages stay gone wherever
+/// records move to.
 pub fn cut_while_reclaiming(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     let (disk, mut life) = disk_and_life(dir, seed)?;
     life.plan = Plan { ssd_mib: 20, reinsert: true, ..life.plan };
@@ -79,17 +81,17 @@ fn cuts(dir: &Path, seed: u64, rules: &[Rule], device: Device) -> Result<Seen, S
     life.check(&store);
     drop(store.close());
     let seen = done(&disk, life);
-    // A cut is a fault too. That it was met shows in what is no longer there; it is not counted by the store.
+    // A cut is a fault too. Its effect shows in missing pages; the store does not count it.
     Ok(Seen { injected: seen.injected + blocks, ..seen })
 }
 
-/// A process is killed, and the power goes with it.
+/// A process is killed, and the power is cut at the same time.
 pub fn kill_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     let (disk, mut life) = disk_and_life(dir, seed)?;
-    // Three lives put less than it holds, so nothing may be evicted.
+    // Three lives put less than its capacity, so nothing may be evicted.
     life.plan = Plan { ssd_mib: 64, pages: 600, budget: 6 << 20, ..life.plan };
     for round in 0..3 {
-        // At a named point, where the cut finds most to take, or at any moment.
+        // At a named point, where most data is unsynced, or at any moment.
         let aimed = Aim { point: life.below(POINTS.len() as u64) as usize, nth: 1 + life.below(3) as u32 };
         let aim = (life.below(3) > 0).then_some(aimed);
         let plan = Plan { seed: (seed * 3 + round) & 0xffff_ffff, aim, ..life.plan.clone() };
@@ -111,7 +113,7 @@ pub fn kill_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
         } else {
             assert!(aim.is_some() && victim.was_killed(), "the child ended by itself");
         }
-        // Its transfers in flight are over once the files are free again.
+        // Its transfers in flight have ended once the files are unlocked.
         wait_until_free(disk.path());
         disk.power_cut(cut_of(life.below(3)));
         let store = life.open();

@@ -1,18 +1,18 @@
-//! What a sync covers, and what each kind of crash leaves.
+//! Data covered by a sync, and what each kind of crash leaves.
 
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::FaultOp;
 
-use super::{Bench, LONG, drain, write};
+use super::{Fixture, LONG, drain, write};
 use crate::disk::CrashMode;
 
 const POWER_CUTS: [CrashMode; 2] = [CrashMode::DropAll, CrashMode::Random];
 
 #[test]
-fn synced_bytes_survive_every_crash() {
+fn synced_bytes_survive_every_crash_mode() {
     for seed in 0..100 {
         for mode in [CrashMode::KeepAll, CrashMode::DropAll, CrashMode::Random] {
-            let mut b = Bench::new(seed);
+            let mut b = Fixture::new(seed);
             b.write(0, 4, 1);
             b.write(2, 4, 2);
             b.sync();
@@ -28,8 +28,8 @@ fn synced_bytes_survive_every_crash() {
 }
 
 #[test]
-fn unsynced_bytes_fall_with_the_power_and_survive_kill_9() {
-    let mut b = Bench::new(1);
+fn unsynced_bytes_survive_kill_9_but_not_power_cut() {
+    let mut b = Fixture::new(1);
     b.write(0, 1, 1);
     b.disk.crash(CrashMode::KeepAll, 1);
     assert_eq!(b.block(0), 1);
@@ -38,8 +38,8 @@ fn unsynced_bytes_fall_with_the_power_and_survive_kill_9() {
 }
 
 #[test]
-fn the_next_process_can_sync_what_a_killed_one_wrote() {
-    let mut b = Bench::new(1);
+fn next_process_sync_covers_writes_of_killed_process() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(0, 1, 1);
     // Executed, but its completion never reached the process.
@@ -54,8 +54,8 @@ fn the_next_process_can_sync_what_a_killed_one_wrote() {
 }
 
 #[test]
-fn a_write_not_returned_before_the_sync_was_submitted_is_not_covered() {
-    let mut b = Bench::new(1);
+fn write_not_returned_before_sync_is_not_covered() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(0, 1, 1);
     // In flight when the sync is submitted, and executed before it.
@@ -68,8 +68,8 @@ fn a_write_not_returned_before_the_sync_was_submitted_is_not_covered() {
 }
 
 #[test]
-fn a_completion_held_back_is_not_covered_until_it_is_returned() {
-    let mut b = Bench::new(1);
+fn held_completion_is_not_covered_until_returned() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     let mut syncs = b.process.queue(4).expect("a live process");
     b.disk.hold(FaultOp::Write, Some("f"));
@@ -84,7 +84,7 @@ fn a_completion_held_back_is_not_covered_until_it_is_returned() {
     assert_eq!(b.finish().len(), 1);
     syncs.submit(3, Op::Sync { file }).expect("room");
     drain(syncs.as_mut());
-    // A sync on another queue of the disk covers it, once it was returned.
+    // A sync on another queue of the disk covers it, once its completion was returned.
     b.disk.crash(CrashMode::DropAll, 1);
     assert_eq!(b.block(0), 1);
     b.disk.restore(&early);
@@ -99,8 +99,8 @@ fn a_completion_held_back_is_not_covered_until_it_is_returned() {
 }
 
 #[test]
-fn a_sync_covers_its_own_file_only() {
-    let mut b = Bench::new(1);
+fn sync_covers_only_its_own_file() {
+    let mut b = Fixture::new(1);
     let other = b.process.create(0, "g", 4096).expect("room on the disk");
     b.write(0, 1, 1);
     b.run(Op::Sync { file: other }).expect("a sync");
@@ -109,9 +109,9 @@ fn a_sync_covers_its_own_file_only() {
 }
 
 #[test]
-fn create_and_remove_are_durable_when_they_return() {
+fn create_and_remove_are_durable_on_return() {
     for mode in POWER_CUTS {
-        let b = Bench::new(1);
+        let b = Fixture::new(1);
         b.process.create(0, "g", 8192).expect("room on the disk");
         b.process.remove(0, "f").expect("own file");
         b.disk.crash(mode, 1);
@@ -122,10 +122,10 @@ fn create_and_remove_are_durable_when_they_return() {
 }
 
 #[test]
-fn a_random_cut_keeps_drops_and_ruins_single_sectors() {
+fn random_power_cut_decides_per_sector() {
     let (mut kept, mut lost, mut garbage, mut torn) = (0, 0, 0, 0);
     for seed in 0..200 {
-        let mut b = Bench::new(seed);
+        let mut b = Fixture::new(seed);
         b.write(0, 4, 1);
         b.sync();
         b.write(1, 2, 2);
@@ -145,10 +145,10 @@ fn a_random_cut_keeps_drops_and_ruins_single_sectors() {
 }
 
 #[test]
-fn a_random_cut_ignores_the_order_of_unsynced_writes() {
+fn random_power_cut_ignores_order_of_unsynced_writes() {
     let (mut first_only, mut second_only) = (0, 0);
     for seed in 0..100 {
-        let mut b = Bench::new(seed);
+        let mut b = Fixture::new(seed);
         b.write(0, 1, 1);
         b.write(1, 1, 2);
         b.disk.crash(CrashMode::Random, seed);
@@ -160,9 +160,9 @@ fn a_random_cut_ignores_the_order_of_unsynced_writes() {
 }
 
 #[test]
-fn an_older_uncovered_write_never_replaces_a_younger_durable_one() {
+fn earlier_unsynced_write_never_replaces_later_durable_one() {
     for seed in 0..100 {
-        let mut b = Bench::new(seed);
+        let mut b = Fixture::new(seed);
         let file = b.file;
         // A write whose completion is never returned: its queue is dropped with it in flight.
         let mut lost = b.process.queue(1).expect("a live process");
@@ -176,10 +176,10 @@ fn an_older_uncovered_write_never_replaces_a_younger_durable_one() {
 }
 
 #[test]
-fn operations_of_a_dropped_queue_happen_or_not() {
+fn dropped_queue_operations_execute_by_chance() {
     let mut happened = 0;
     for seed in 0..50 {
-        let b = Bench::new(seed);
+        let b = Fixture::new(seed);
         let mut queue = b.process.queue(1).expect("a live process");
         queue.submit(1, write(b.file, 0, 1, 1)).expect("room");
         drop(queue);
@@ -189,10 +189,10 @@ fn operations_of_a_dropped_queue_happen_or_not() {
 }
 
 #[test]
-fn writes_in_flight_at_a_kill_happen_or_not() {
+fn writes_in_flight_at_kill_execute_by_chance() {
     let mut happened = 0;
     for seed in 0..50 {
-        let mut b = Bench::new(seed);
+        let mut b = Fixture::new(seed);
         let op = write(b.file, 0, 1, 1);
         b.submit(1, op);
         b.disk.crash(CrashMode::KeepAll, seed);
@@ -203,8 +203,8 @@ fn writes_in_flight_at_a_kill_happen_or_not() {
 }
 
 #[test]
-fn a_snapshot_forks_the_disk() {
-    let mut b = Bench::new(1);
+fn snapshot_restores_durable_and_unsynced_state() {
+    let mut b = Fixture::new(1);
     b.write(0, 1, 1);
     b.sync();
     b.write(1, 1, 2);
@@ -216,8 +216,8 @@ fn a_snapshot_forks_the_disk() {
     assert_eq!(b.disk.ops_done(), 4, "the counter is part of the copy");
     b.disk.crash(CrashMode::DropAll, 1);
     assert_eq!([b.block(0), b.block(1)], [1, 0]);
-    // On another disk too.
-    let other = Bench::new(2);
+    // Also on another disk.
+    let other = Fixture::new(2);
     other.disk.restore(&fork);
     assert_eq!([other.block(0), other.block(1)], [1, 2]);
     let mut other = other.reopen();

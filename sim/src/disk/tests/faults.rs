@@ -1,9 +1,9 @@
-//! Faults on order.
+//! Planned faults.
 
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::{FaultKind, FaultOp};
 
-use super::{Bench, read, write};
+use super::{Fixture, read, write};
 use crate::disk::{CrashMode, FaultPlan};
 
 fn fail(op: FaultOp, nth: u64, kind: FaultKind) -> FaultPlan {
@@ -11,8 +11,8 @@ fn fail(op: FaultOp, nth: u64, kind: FaultKind) -> FaultPlan {
 }
 
 #[test]
-fn the_nth_operation_of_its_kind_fails_once() {
-    let mut b = Bench::new(1);
+fn planned_failure_strikes_nth_operation_once() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.disk.inject(fail(FaultOp::Read, 2, FaultKind::Device));
     b.disk.inject(fail(FaultOp::Read, 4, FaultKind::Short));
@@ -22,8 +22,8 @@ fn the_nth_operation_of_its_kind_fails_once() {
 }
 
 #[test]
-fn a_failed_read_has_filled_half() {
-    let mut b = Bench::new(1);
+fn failed_read_fills_first_half() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(0, 1, 1);
     b.disk.inject(fail(FaultOp::Read, 1, FaultKind::Short));
@@ -38,8 +38,8 @@ fn a_failed_read_has_filled_half() {
 }
 
 #[test]
-fn a_failed_write_leaves_old_and_new_sectors() {
-    let mut b = Bench::new(1);
+fn failed_write_leaves_old_and_new_sectors() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(0, 4, 1);
     b.disk.inject(fail(FaultOp::Write, 1, FaultKind::NoSpace));
@@ -51,8 +51,8 @@ fn a_failed_write_leaves_old_and_new_sectors() {
 }
 
 #[test]
-fn a_retried_sync_succeeds_without_the_data_of_the_failed_one() {
-    let mut b = Bench::new(1);
+fn sync_after_failed_sync_does_not_cover_its_data() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(0, 1, 1);
     b.disk.inject(fail(FaultOp::Sync, 1, FaultKind::Device));
@@ -65,9 +65,9 @@ fn a_retried_sync_succeeds_without_the_data_of_the_failed_one() {
 }
 
 #[test]
-fn a_sector_forsaken_by_a_failed_sync_never_comes_back_over_a_synced_one() {
+fn sector_of_failed_sync_never_replaces_synced_one() {
     for seed in 0..100 {
-        let mut b = Bench::new(seed);
+        let mut b = Fixture::new(seed);
         let file = b.file;
         b.write(0, 2, 1);
         b.disk.inject(fail(FaultOp::Sync, 1, FaultKind::Device));
@@ -80,8 +80,8 @@ fn a_sector_forsaken_by_a_failed_sync_never_comes_back_over_a_synced_one() {
 }
 
 #[test]
-fn damage_at_rest_changes_live_and_durable_bytes_alike() {
-    let mut b = Bench::new(1);
+fn damage_at_rest_changes_live_and_durable_bytes() {
+    let mut b = Fixture::new(1);
     b.write(0, 1, 1);
     b.sync();
     b.write(0, 1, 3);
@@ -105,14 +105,14 @@ fn damage_at_rest_changes_live_and_durable_bytes_alike() {
 }
 
 #[test]
-#[should_panic(expected = "file that does not exist file=sim0/g")]
-fn damage_to_an_absent_file_is_a_test_bug() {
-    Bench::new(1).disk.inject(FaultPlan::FlipBit { dir: 0, name: "g".to_string(), offset: 0, bit: 0 });
+#[should_panic(expected = "missing file file=sim0/g")]
+fn damage_to_absent_file_panics() {
+    Fixture::new(1).disk.inject(FaultPlan::FlipBit { dir: 0, name: "g".to_string(), offset: 0, bit: 0 });
 }
 
 #[test]
-fn a_full_disk_refuses_to_create_and_keeps_nothing() {
-    let b = Bench::new(1);
+fn create_on_full_disk_fails_and_leaves_nothing() {
+    let b = Fixture::new(1);
     let before = b.disk.ops_done();
     b.disk.inject(FaultPlan::Capacity { bytes: 20 * 4096 });
     assert_eq!(b.process.create(0, "g", 5 * 4096).map_err(|f| f.kind), Err(FaultKind::NoSpace));
@@ -123,8 +123,8 @@ fn a_full_disk_refuses_to_create_and_keeps_nothing() {
 }
 
 #[test]
-fn control_operations_fail_on_order() {
-    let b = Bench::new(1);
+fn control_operations_fail_when_planned() {
+    let b = Fixture::new(1);
     b.disk.inject(fail(FaultOp::Create, 1, FaultKind::Exhausted));
     b.disk.inject(fail(FaultOp::List, 1, FaultKind::Device));
     b.disk.inject(fail(FaultOp::Queue, 1, FaultKind::Unsupported));

@@ -6,12 +6,12 @@ use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::disk::{Disk, FileId, Op, Side};
 use pagelith_io::fault::FaultKind;
 
-use super::{Bench, drain, part, read, write};
+use super::{Fixture, drain, part, read, write};
 use crate::disk::CrashMode;
 
 #[test]
-fn reads_see_what_was_written_over_several_parts() {
-    let mut b = Bench::new(1);
+fn read_over_several_parts_returns_written_bytes() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     let parts = vec![part(1, 1), part(2, 2)];
     assert_eq!(b.run(Op::Write { file, offset: 4096, parts }), Ok(()));
@@ -25,8 +25,8 @@ fn reads_see_what_was_written_over_several_parts() {
 }
 
 #[test]
-fn broken_alignment_is_invalid_and_changes_nothing() {
-    let mut b = Bench::new(1);
+fn misaligned_operation_is_invalid_and_changes_nothing() {
+    let mut b = Fixture::new(1);
     let (file, before) = (b.file, b.disk.ops_done());
     let odd = |len| AlignedBuf::new(len).expect("memory").into_part();
     assert_eq!(b.run(Op::Write { file, offset: 512, parts: vec![part(1, 1)] }), Err(FaultKind::Invalid));
@@ -44,8 +44,8 @@ fn broken_alignment_is_invalid_and_changes_nothing() {
 
 #[test]
 #[allow(unsafe_code, reason = "shared and misaligned memory can only be made by hand")]
-fn memory_must_be_aligned_and_reads_need_it_exclusive() {
-    let mut b = Bench::new(1);
+fn misaligned_or_shared_read_memory_is_invalid() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     let mut memory = AlignedBuf::new(3 * 4096).expect("memory");
     memory.fill(5);
@@ -59,8 +59,8 @@ fn memory_must_be_aligned_and_reads_need_it_exclusive() {
 }
 
 #[test]
-fn a_read_beyond_the_end_is_short_a_write_or_a_strange_file_invalid() {
-    let mut b = Bench::new(1);
+fn read_beyond_end_is_short_and_write_is_invalid() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     assert_eq!(b.run(read(file, 15, 1)), Ok(()));
     assert_eq!(b.run(read(file, 15, 2)), Err(FaultKind::Short));
@@ -68,7 +68,7 @@ fn a_read_beyond_the_end_is_short_a_write_or_a_strange_file_invalid() {
     let far = Op::Read { file, offset: u64::MAX - 4095, parts: vec![part(1, 0)] };
     assert_eq!(b.run(far), Err(FaultKind::Short));
     assert_eq!(b.run(read(FileId(99), 0, 1)), Err(FaultKind::Invalid));
-    // Another process's number names nothing here.
+    // A file number of another process is invalid in this one.
     let mut other = b.disk.connect().queue(1).expect("a live process");
     other.submit(0, read(file, 0, 1)).expect("room");
     let kinds: Vec<_> = drain(other.as_mut()).into_iter().map(|c| c.result.map_err(|f| f.kind)).collect();
@@ -77,8 +77,8 @@ fn a_read_beyond_the_end_is_short_a_write_or_a_strange_file_invalid() {
 
 #[test]
 #[should_panic(expected = "write token=2 offset=8192 len=4096 and write token=1 offset=4096 len=8192")]
-fn overlapping_writes_in_flight_panic() {
-    let mut b = Bench::new(1);
+fn overlapping_writes_in_flight_panic_with_both_named() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.submit(1, write(file, 1, 2, 1));
     b.submit(2, write(file, 2, 1, 2));
@@ -86,8 +86,8 @@ fn overlapping_writes_in_flight_panic() {
 
 #[test]
 #[should_panic(expected = "read token=2 offset=0 len=8192 and write token=1 offset=4096 len=4096")]
-fn a_read_over_a_write_in_flight_on_another_queue_panics() {
-    let mut b = Bench::new(1);
+fn read_overlapping_write_of_other_queue_panics() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     let mut other = b.process.queue(1).expect("a live process");
     b.submit(1, write(file, 1, 1, 1));
@@ -96,21 +96,21 @@ fn a_read_over_a_write_in_flight_on_another_queue_panics() {
 }
 
 #[test]
-fn reads_may_overlap_and_neighbours_may_be_written() {
-    let mut b = Bench::new(1);
+fn overlapping_reads_and_adjacent_writes_succeed() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.submit(1, read(file, 0, 2));
     b.submit(2, read(file, 1, 2));
     b.submit(3, write(file, 3, 1, 1));
     assert!(b.finish().iter().all(|c| c.result.is_ok()));
-    // Handed back is no longer in flight.
+    // A returned operation is no longer in flight.
     b.submit(4, write(file, 0, 2, 1));
     assert!(b.finish().iter().all(|c| c.result.is_ok()));
 }
 
 #[test]
-fn a_full_queue_hands_the_operation_back() {
-    let b = Bench::new(1);
+fn submit_to_full_queue_returns_operation() {
+    let b = Fixture::new(1);
     let file = b.file;
     let mut small = b.process.queue(1).expect("a live process");
     small.submit(1, write(file, 0, 1, 1)).expect("room");
@@ -121,8 +121,8 @@ fn a_full_queue_hands_the_operation_back() {
 }
 
 #[test]
-fn one_opener_holds_a_file_until_its_last_queue_is_gone() {
-    let Bench { disk, process, queue, .. } = Bench::new(1);
+fn file_stays_locked_until_last_queue_is_dropped() {
+    let Fixture { disk, process, queue, .. } = Fixture::new(1);
     let second = disk.connect();
     let open = || second.open(0, "f").map(|(_, len)| len).map_err(|f| f.kind);
     assert_eq!(open(), Err(FaultKind::Locked));
@@ -135,8 +135,8 @@ fn one_opener_holds_a_file_until_its_last_queue_is_gone() {
 }
 
 #[test]
-fn a_killed_process_is_dead_and_lets_go() {
-    let mut b = Bench::new(1);
+fn killed_process_fails_and_releases_locks() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.submit(1, read(file, 0, 1));
     b.process.kill();
@@ -150,8 +150,8 @@ fn a_killed_process_is_dead_and_lets_go() {
 }
 
 #[test]
-fn a_number_from_before_a_crash_names_nothing_after_it() {
-    let b = Bench::new(1);
+fn file_number_from_before_crash_is_invalid() {
+    let b = Fixture::new(1);
     let old = b.file;
     b.disk.crash(CrashMode::KeepAll, 1);
     let mut b = b.reopen();
@@ -160,15 +160,15 @@ fn a_number_from_before_a_crash_names_nothing_after_it() {
 }
 
 #[test]
-fn control_operations_tell_their_failures_apart() {
-    let mut b = Bench::new(1);
+fn control_operations_fail_with_specific_kinds() {
+    let mut b = Fixture::new(1);
     let kind = |r: Result<FileId, pagelith_io::fault::IoFault>| r.map_err(|f| f.kind);
     assert_eq!(kind(b.process.create(0, "f", 4096)), Err(FaultKind::Exists));
     assert_eq!(kind(b.process.create(1, "f", 4096)), Err(FaultKind::Invalid));
     assert_eq!(kind(b.process.create(0, "a/b", 4096)), Err(FaultKind::Invalid));
     assert_eq!(b.process.open(0, "absent").map_err(|f| f.kind), Err(FaultKind::NotFound));
     assert_eq!(b.process.remove(0, "absent"), Ok(()));
-    // Operations on a file removed under them.
+    // Operations on a file that is removed while they are in flight.
     let file = b.file;
     b.submit(1, read(file, 0, 1));
     b.process.remove(0, "f").expect("own file");

@@ -1,4 +1,4 @@
-//! Counting, stopping, order, time, and that a seed decides it all.
+//! Change counts, stop points, completion order, time, and determinism by seed.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::{FaultKind, FaultOp};
 
-use super::{Bench, LONG, read, write};
+use super::{Fixture, LONG, read, write};
 use crate::disk::{CrashMode, FaultPlan, LoggedOp};
 
 /// Create, write, sync, write, remove: every kind of change.
-fn plan(b: &mut Bench) -> Vec<bool> {
+fn plan(b: &mut Fixture) -> Vec<bool> {
     let file = b.file;
     vec![
         b.process.create(0, "g", 4096).is_ok(),
@@ -23,18 +23,18 @@ fn plan(b: &mut Bench) -> Vec<bool> {
 }
 
 #[test]
-fn every_number_of_changes_can_be_stopped_after() {
-    let mut whole = Bench::new(1);
+fn stop_after_works_for_every_number_of_changes() {
+    let mut whole = Fixture::new(1);
     let start = whole.disk.ops_done();
     assert_eq!(plan(&mut whole), [true; 6]);
     let total = whole.disk.ops_done() - start;
     assert_eq!(total, 5, "reads do not count");
-    // What is there after n changes: names, first two blocks, both after kill -9 and after a power cut.
+    // State after n changes: names, and the first two blocks after kill -9 and after a power cut.
     let names = [1, 2, 2, 2, 2, 1];
     let kept = [[0, 0], [0, 0], [1, 0], [1, 0], [1, 2], [1, 2]];
     let durable = [[0, 0], [0, 0], [0, 0], [1, 0], [1, 0], [1, 0]];
     for n in 0..=total {
-        let mut b = Bench::new(1);
+        let mut b = Fixture::new(1);
         b.disk.stop_after(n);
         let done = plan(&mut b);
         let changes = [done[0], done[1], done[3], done[4], done[5]].iter().filter(|ok| **ok).count() as u64;
@@ -50,8 +50,8 @@ fn every_number_of_changes_can_be_stopped_after() {
 }
 
 #[test]
-fn a_stop_strikes_between_operations_of_one_batch() {
-    let mut b = Bench::new(1);
+fn stop_takes_effect_between_operations_of_batch() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     (0..4).for_each(|n| b.submit(n, write(file, n, 1, 1)));
     b.disk.stop_after(2);
@@ -59,15 +59,15 @@ fn a_stop_strikes_between_operations_of_one_batch() {
     assert_eq!(verdicts, [Ok(()), Ok(()), Err(FaultKind::Device), Err(FaultKind::Device)]);
     assert_eq!([0, 1, 2, 3].map(|n| b.block(n)), [1, 1, 0, 0]);
     assert_eq!(b.process.list(0).map_err(|f| f.kind), Err(FaultKind::Device));
-    // Nor does a crash execute what was in flight when the stop struck.
+    // A crash does not execute operations that were in flight at the stop point either.
     b.submit(9, write(file, 3, 1, 1));
     b.disk.crash(CrashMode::KeepAll, 7);
     assert_eq!(b.block(3), 0);
 }
 
 #[test]
-fn the_log_names_what_happened() {
-    let mut b = Bench::new(1);
+fn log_lists_executed_operations() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.write(2, 1, 1);
     b.disk.inject(FaultPlan::Fail { op: FaultOp::Sync, nth: 1, kind: FaultKind::Device });
@@ -96,8 +96,8 @@ fn the_log_names_what_happened() {
 }
 
 #[test]
-fn time_passes_in_waits_and_operations_end_after_their_latency() {
-    let mut b = Bench::new(1);
+fn wait_advances_time_to_completion_latency() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.disk.set_latency(Duration::from_millis(5));
     let mut done = Vec::new();
@@ -108,7 +108,7 @@ fn time_passes_in_waits_and_operations_end_after_their_latency() {
     assert_eq!((done.len(), b.clock.now()), (1, Mono(5_000_000)), "the wait ends with the operation");
     b.queue.wait(&mut done, LONG);
     assert_eq!(b.clock.now(), Mono(5_000_000), "nothing in flight, nothing to wait for");
-    // A loop that only polls comes to an end too.
+    // A loop that only polls ends too.
     b.disk.set_latency(Duration::from_micros(50));
     b.submit(2, read(file, 0, 1));
     let polls = (1..1000).find(|_| {
@@ -119,8 +119,8 @@ fn time_passes_in_waits_and_operations_end_after_their_latency() {
 }
 
 #[test]
-fn holds_keep_matching_completions_back_until_released() {
-    let mut b = Bench::new(1);
+fn hold_keeps_matching_completions_until_release() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.disk.hold(FaultOp::Write, Some("f"));
     b.disk.hold(FaultOp::Sync, Some("another"));
@@ -138,8 +138,8 @@ fn holds_keep_matching_completions_back_until_released() {
 }
 
 #[test]
-fn shuffled_operations_overtake_one_another() {
-    let mut b = Bench::new(1);
+fn shuffled_operations_complete_out_of_order() {
+    let mut b = Fixture::new(1);
     let file = b.file;
     b.disk.shuffle(1);
     let submitted: Vec<u64> = (0..12).collect();
@@ -156,9 +156,9 @@ fn shuffled_operations_overtake_one_another() {
     assert_eq!(order, submitted);
 }
 
-/// The log and order of completion of a run with everything left to chance.
+/// The log and completion order of a run with every random choice enabled.
 fn run_of(seed: u64) -> (Vec<LoggedOp>, Vec<u64>, Vec<u8>, Mono) {
-    let mut b = Bench::new(seed);
+    let mut b = Fixture::new(seed);
     let file = b.file;
     b.disk.shuffle(seed);
     (0..12).for_each(|n| b.submit(n, write(file, n, 1, n as u8 + 1)));
@@ -173,7 +173,7 @@ fn run_of(seed: u64) -> (Vec<LoggedOp>, Vec<u64>, Vec<u8>, Mono) {
 }
 
 #[test]
-fn one_seed_is_one_run() {
+fn disk_same_seed_gives_same_run() {
     let mut orders = std::collections::BTreeSet::new();
     for seed in 0..20 {
         let (first, second) = (run_of(seed), run_of(seed));

@@ -1,4 +1,4 @@
-//! Faults by chance: what each kind leaves on the disk, shows to a reader, and leaves behind a crash.
+//! Random faults: what each kind leaves on the disk, returns to a reader, and leaves after a crash.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,26 +7,26 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::{FaultKind, FaultOp};
 
-use super::{Bench, read, write};
+use super::{Fixture, read, write};
 use crate::clock::SimClock;
 use crate::disk::{CrashMode, DiskFault, FaultPlan, FaultRates, Place, SimDisk, Struck};
 
-/// The next operation that `fault` can strike is struck, and nothing else is.
-fn strike(b: &Bench, fault: DiskFault) {
+/// Makes `fault` strike the next operation that it can strike, and nothing else.
+fn strike(b: &Fixture, fault: DiskFault) {
     b.disk.inject(FaultPlan::Strike { fault, nth: 1 });
 }
 
 /// A disk whose file has blocks of 1, 2, ..., 16, all durable, by `seed`.
-fn full(seed: u64) -> Bench {
-    let mut b = Bench::new(seed);
+fn full(seed: u64) -> Fixture {
+    let mut b = Fixture::new(seed);
     b.disk.set_faults(FaultRates::new(seed));
     (0..16).for_each(|i| b.write(i, 1, i as u8 + 1));
     b.sync();
     b
 }
 
-/// Read blocks and see what the reader sees.
-fn see(b: &mut Bench, first: u64, count: usize) -> Result<Vec<u8>, FaultKind> {
+/// Reads blocks and returns the bytes that the reader gets.
+fn see(b: &mut Fixture, first: u64, count: usize) -> Result<Vec<u8>, FaultKind> {
     let file = b.file;
     b.submit(0, read(file, first, count));
     let done = b.finish().pop().expect("one completion");
@@ -34,13 +34,13 @@ fn see(b: &mut Bench, first: u64, count: usize) -> Result<Vec<u8>, FaultKind> {
     Ok(done.op.into_parts().iter().flat_map(|p| p.bytes().to_vec()).collect())
 }
 
-fn only(b: &Bench) -> Struck {
+fn only(b: &Fixture) -> Struck {
     let struck = b.disk.take_struck();
     assert_eq!(struck.len(), 1, "{struck:?}");
     struck[0].clone()
 }
 
-fn bytes(b: &Bench) -> Vec<u8> {
+fn bytes(b: &Fixture) -> Vec<u8> {
     b.disk.peek(0, "f", 0, 16 * 4096).expect("the file")
 }
 
@@ -49,7 +49,7 @@ fn block_of(hit: &Option<Place>) -> u64 {
 }
 
 #[test]
-fn reads_and_writes_fail_as_on_a_real_disk() {
+fn struck_reads_and_writes_fail_like_real_disk() {
     use DiskFault::*;
     for (fault, kind) in [(ReadError, FaultKind::Device), (ShortRead, FaultKind::Short)] {
         let mut b = full(1);
@@ -77,22 +77,23 @@ fn reads_and_writes_fail_as_on_a_real_disk() {
     assert!(shapes.get(&(WriteError, false)) > shapes.get(&(WriteError, true)), "{shapes:?}");
 }
 
-/// How the last operation but one failed that failed, by the log.
-fn only_failed(b: &Bench) -> FaultKind {
+/// The failure of the only operation that failed, by the log.
+fn only_failed(b: &Fixture) -> FaultKind {
     let failed: Vec<_> = b.disk.log().iter().filter_map(|op| op.fault).collect();
     assert_eq!(failed.len(), 1);
     failed[0]
 }
 
 #[test]
-fn a_bad_block_stays_bad_until_it_is_written() {
+fn bad_block_stays_bad_until_written() {
     let mut b = full(1);
     strike(&b, DiskFault::BadBlock);
     assert_eq!(see(&mut b, 3, 4), Err(FaultKind::Device));
     let struck = only(&b);
     let bad = block_of(&struck.hit);
     assert!((3..7).contains(&bad), "{struck}");
-    let b2 = |b: &mut Bench| (see(b, bad, 1).is_ok(), see(b, bad - 1, 1).is_ok(), see(b, bad + 1, 1).is_ok());
+    let b2 =
+        |b: &mut Fixture| (see(b, bad, 1).is_ok(), see(b, bad - 1, 1).is_ok(), see(b, bad + 1, 1).is_ok());
     assert_eq!(b2(&mut b), (false, true, true));
     b.disk.crash(CrashMode::DropAll, 1);
     b.disk.clear_faults();
@@ -104,7 +105,7 @@ fn a_bad_block_stays_bad_until_it_is_written() {
 }
 
 #[test]
-fn a_lost_write_is_acknowledged_and_nowhere() {
+fn lost_write_is_acknowledged_and_changes_nothing() {
     let mut b = full(1);
     let before = bytes(&b);
     strike(&b, DiskFault::LostWrite);
@@ -122,7 +123,7 @@ fn a_lost_write_is_acknowledged_and_nowhere() {
 }
 
 #[test]
-fn a_torn_write_has_new_sectors_and_old_ones_in_all_shapes() {
+fn torn_write_leaves_prefix_suffix_or_any_sectors() {
     let mut shapes = BTreeMap::<_, usize>::new();
     for seed in 0..200 {
         let mut b = full(seed);
@@ -156,7 +157,7 @@ fn a_torn_write_has_new_sectors_and_old_ones_in_all_shapes() {
 }
 
 #[test]
-fn a_misdirected_write_lands_whole_and_elsewhere() {
+fn misdirected_write_lands_whole_at_other_range() {
     let mut hits = BTreeMap::<_, usize>::new();
     for seed in 0..200 {
         let mut b = full(seed);
@@ -172,13 +173,13 @@ fn a_misdirected_write_lands_whole_and_elsewhere() {
         assert_eq!(seen, expected, "{struck}");
         *hits.entry(hit).or_default() += 1;
     }
-    // Everywhere where it fits, and never over the place meant.
+    // Everywhere it fits, and never over the addressed range.
     let places: Vec<u64> = hits.keys().copied().collect();
     assert_eq!(places, [0, 1, 2, 3, 7, 8, 9, 10, 11, 12, 13, 14]);
 }
 
 #[test]
-fn a_misdirected_read_shows_another_place() {
+fn misdirected_read_returns_other_range() {
     let mut hits = BTreeMap::<_, usize>::new();
     for seed in 0..100 {
         let mut b = full(seed);
@@ -192,9 +193,10 @@ fn a_misdirected_read_shows_another_place() {
     assert!(hits.len() > 10 && !hits.contains_key(&15), "{hits:?}");
 }
 
-/// A disk of two directories with files of two kinds, and how often a write to `manifest.0` hit which of them.
+/// A write to `manifest.0` on a disk of two directories with files of two kinds hits only
+/// manifests.
 #[test]
-fn misdirection_stays_within_files_of_a_kind() {
+fn misdirection_stays_within_files_of_same_kind() {
     let mut hits = BTreeMap::<_, usize>::new();
     for seed in 0..100 {
         let disk = SimDisk::new(SimClock::new(), 2, seed);
@@ -225,7 +227,7 @@ fn misdirection_stays_within_files_of_a_kind() {
 }
 
 #[test]
-fn a_flipped_bit_is_in_the_memory_read_or_on_the_disk() {
+fn bit_flip_changes_one_bit_in_memory_or_at_rest() {
     for seed in 0..50 {
         let mut b = full(seed);
         let before = bytes(&b);
@@ -252,7 +254,7 @@ fn a_flipped_bit_is_in_the_memory_read_or_on_the_disk() {
 }
 
 #[test]
-fn a_stale_read_shows_what_was_there_before_the_last_write() {
+fn stale_read_returns_content_before_last_write() {
     let mut b = full(1);
     strike(&b, DiskFault::StaleRead);
     assert_eq!(see(&mut b, 0, 1), Ok(vec![1; 4096]), "nobody has written since");
@@ -264,7 +266,7 @@ fn a_stale_read_shows_what_was_there_before_the_last_write() {
     assert_eq!((two[0], two[4096]), (4, 50));
     let struck = only(&b);
     assert_eq!((struck.fault, struck.hit.clone(), struck.effective), (DiskFault::StaleRead, None, true));
-    // A write that was lost is nothing that a place ever held.
+    // A lost write never was in its place.
     b.disk.crash(CrashMode::DropAll, 0);
     let mut b = b.reopen();
     assert_eq!(see(&mut b, 4, 1), Ok(vec![5; 4096]));
@@ -279,7 +281,7 @@ fn a_stale_read_shows_what_was_there_before_the_last_write() {
 }
 
 #[test]
-fn a_struck_sync_fails_for_good() {
+fn struck_sync_data_is_never_durable() {
     let mut b = full(1);
     b.write(0, 1, 99);
     strike(&b, DiskFault::SyncError);
@@ -293,7 +295,7 @@ fn a_struck_sync_fails_for_good() {
 }
 
 #[test]
-fn a_struck_create_finds_no_room_and_leaves_nothing() {
+fn struck_create_fails_with_no_space_and_leaves_nothing() {
     let b = full(1);
     strike(&b, DiskFault::NoSpace);
     let first = b.process.create(0, "g", 4096).map_err(|f| (f.kind, f.errno));
@@ -304,7 +306,7 @@ fn a_struck_create_finds_no_room_and_leaves_nothing() {
 }
 
 #[test]
-fn the_slow_and_the_stuck_are_late_and_happen_once() {
+fn delayed_operation_is_late_and_executes_once() {
     for (fault, late) in [(DiskFault::Slow, 100 * 100_000), (DiskFault::Stuck, 7_000_000_000 + 100_000)] {
         let mut b = full(1);
         b.disk.set_faults(FaultRates::new(1).stuck_for(Duration::from_secs(7)));
@@ -326,7 +328,7 @@ fn the_slow_and_the_stuck_are_late_and_happen_once() {
 }
 
 #[test]
-fn rates_are_kept_and_only_the_files_named_are_struck() {
+fn fault_rates_apply_only_to_named_files() {
     let run = |rates: FaultRates, name: &str| {
         let disk = SimDisk::new(SimClock::new(), 1, 1);
         let process = disk.connect();
@@ -361,7 +363,7 @@ fn rates_are_kept_and_only_the_files_named_are_struck() {
 }
 
 #[test]
-fn faults_and_their_log_outlive_crashes_but_not_a_restore() {
+fn faults_and_log_survive_crash_but_not_restore() {
     let mut b = full(1);
     let copy = b.disk.snapshot();
     b.disk.set_faults(FaultRates::new(1).with(DiskFault::LostWrite, 1_000_000));
@@ -380,7 +382,7 @@ fn faults_and_their_log_outlive_crashes_but_not_a_restore() {
 }
 
 #[test]
-fn an_order_counts_the_operations_it_can_strike() {
+fn planned_strike_counts_only_eligible_operations() {
     let mut b = full(1);
     b.disk.inject(FaultPlan::Strike { fault: DiskFault::LostWrite, nth: 3 });
     b.disk.inject(FaultPlan::Strike { fault: DiskFault::BitFlipAtRest, nth: 3 });
@@ -398,13 +400,13 @@ fn an_order_counts_the_operations_it_can_strike() {
 }
 
 #[test]
-#[should_panic(expected = "rates of more than all operations op=write sum=1000001")]
-fn more_than_all_operations_cannot_be_struck() {
+#[should_panic(expected = "rates exceed one million op=write sum=1000001")]
+fn rates_above_one_million_panic() {
     let _ = FaultRates::new(1).with(DiskFault::LostWrite, 1_000_000).with(DiskFault::TornWrite, 1);
 }
 
 #[test]
-fn the_kinds_are_listed_in_their_order_and_each_strikes_something() {
+fn disk_fault_kinds_are_ordered_and_each_strikes() {
     let ops = [FaultOp::Read, FaultOp::Write, FaultOp::Sync, FaultOp::Create];
     for (i, fault) in DiskFault::ALL.into_iter().enumerate() {
         assert_eq!(fault as usize, i, "{fault}");
@@ -413,7 +415,7 @@ fn the_kinds_are_listed_in_their_order_and_each_strikes_something() {
     }
 }
 
-impl Bench {
+impl Fixture {
     fn now(&self) -> Mono {
         use pagelith_io::clock::Clock;
         self.clock.now()

@@ -1,4 +1,4 @@
-//! What the oracle allows, call by call. Each rule is held by an answer that it lets pass and one that it does not.
+//! Tests of the oracle, call by call. Each rule has an allowed and a forbidden answer.
 
 use super::*;
 
@@ -15,7 +15,7 @@ impl Case {
         Case { oracle: Oracle::new(roomy, false), no: 0 }
     }
 
-    /// Put, and hear that it is stored: its number.
+    /// Puts and gets the outcome stored; returns the put number.
     fn put(&mut self) -> u32 {
         self.no += 1;
         self.oracle.tick();
@@ -27,10 +27,10 @@ impl Case {
 
     fn take(&mut self, acked: bool) {
         self.oracle.tick();
-        self.oracle.take_begun(A);
+        self.oracle.removal_begun(A);
         self.oracle.tick();
         if acked {
-            self.oracle.taken(A);
+            self.oracle.removed(A);
         }
     }
 
@@ -40,7 +40,7 @@ impl Case {
         self.oracle.flushed(start);
     }
 
-    /// A get that began at `start` brings the bytes of put `no`.
+    /// A get that began at `start` returns the bytes of put `no`.
     fn hit_since(&mut self, start: u32, no: u32) -> Result<Seen, Wrong> {
         let mut bytes = [0; 100];
         Content::of(A, no).fill(&mut bytes);
@@ -61,7 +61,7 @@ impl Case {
 }
 
 #[test]
-fn bytes_of_another_put_or_object_are_wrong() {
+fn hit_with_bytes_of_other_put_is_wrong() {
     let mut c = Case::new(false);
     let put = c.put();
     assert!(c.hit(put) && !c.hit(put + 1));
@@ -75,7 +75,7 @@ fn bytes_of_another_put_or_object_are_wrong() {
 }
 
 #[test]
-fn what_was_replaced_may_be_seen_by_gets_that_began_before() {
+fn replaced_version_is_allowed_for_earlier_gets() {
     let mut c = Case::new(false);
     let old = c.put();
     let before = c.oracle.tick();
@@ -89,7 +89,7 @@ fn what_was_replaced_may_be_seen_by_gets_that_began_before() {
 }
 
 #[test]
-fn what_is_durable_hides_what_it_replaced_where_nothing_is_evicted() {
+fn durable_version_hides_replaced_one_without_eviction() {
     let mut c = Case::new(true);
     let old = c.put();
     c.take(false);
@@ -101,7 +101,7 @@ fn what_is_durable_hides_what_it_replaced_where_nothing_is_evicted() {
 }
 
 #[test]
-fn what_was_removed_is_gone_for_ever() {
+fn removed_version_never_comes_back() {
     let mut c = Case::new(false);
     let put = c.put();
     let before = c.oracle.tick();
@@ -113,7 +113,7 @@ fn what_was_removed_is_gone_for_ever() {
 }
 
 #[test]
-fn a_remove_that_failed_may_have_happened() {
+fn failed_remove_may_have_taken_effect() {
     let mut c = Case::new(true);
     let put = c.put();
     c.flush();
@@ -124,7 +124,7 @@ fn a_remove_that_failed_may_have_happened() {
 }
 
 #[test]
-fn where_nothing_is_evicted_nothing_is_missing() {
+fn miss_without_eviction_is_wrong() {
     let mut c = Case::new(true);
     c.put();
     assert!(!c.miss());
@@ -142,7 +142,7 @@ fn where_nothing_is_evicted_nothing_is_missing() {
 }
 
 #[test]
-fn where_things_are_evicted_a_pin_holds() {
+fn miss_of_pinned_object_is_wrong() {
     let mut c = Case::new(false);
     c.put();
     assert!(c.miss());
@@ -153,7 +153,7 @@ fn where_things_are_evicted_a_pin_holds() {
 }
 
 #[test]
-fn a_struck_read_excuses_until_it_is_seen_again() {
+fn struck_read_excuses_misses_until_next_hit() {
     let mut c = Case::new(true);
     let put = c.put();
     c.flush();
@@ -169,7 +169,7 @@ fn a_struck_read_excuses_until_it_is_seen_again() {
 }
 
 #[test]
-fn a_failed_write_excuses_what_no_flush_covered() {
+fn failed_write_excuses_unflushed_objects() {
     let mut c = Case::new(true);
     let put = c.put();
     c.flush();
@@ -185,7 +185,7 @@ fn a_failed_write_excuses_what_no_flush_covered() {
 }
 
 #[test]
-fn only_a_lie_brings_back_what_was_removed() {
+fn removed_object_returns_only_after_lie() {
     for (what, comes_back) in [(Struck::Rot, false), (Struck::Lie, true)] {
         let mut c = Case::new(true);
         c.oracle.may_be_lied_to();
@@ -198,19 +198,19 @@ fn only_a_lie_brings_back_what_was_removed() {
         let start = c.oracle.tick();
         let seen = c.hit_since(start, put);
         assert_eq!(seen.is_ok_and(|seen| seen.returned), comes_back, "{what:?}");
-        assert!(!c.hit(put + 1), "but never bytes that nobody put");
+        assert!(!c.hit(put + 1), "but never bytes of no put");
     }
 }
 
 #[test]
-fn a_put_that_put_nothing_was_never_there() {
+fn put_without_effect_is_never_visible() {
     let mut c = Case::new(false);
     c.oracle.tick();
     c.oracle.put_begun(A, 7, 100);
     assert!(c.hit(7), "it runs, and may have taken effect");
     c.oracle.put_nothing(A, 7);
     assert!(!c.hit(7));
-    // Of one open group that is committed twice, the second time in vain.
+    // An open group is committed twice; the second commit stores nothing.
     c.oracle.put_begun(A, 8, 100);
     c.oracle.tick();
     c.oracle.put_unknown(A, 8);
@@ -220,7 +220,7 @@ fn a_put_that_put_nothing_was_never_there() {
 }
 
 #[test]
-fn few_bytes_do_not_tell_which_put_wrote_them() {
+fn short_hit_does_not_identify_its_put() {
     let mut oracle = Oracle::new(false, false);
     let one = |oracle: &mut Oracle, no: u32| {
         oracle.tick();
@@ -234,7 +234,7 @@ fn few_bytes_do_not_tell_which_put_wrote_them() {
 }
 
 #[test]
-fn what_a_get_saw_beside_its_own_struck_read_is_not_made_durable_by_a_flush() {
+fn hit_during_struck_read_is_not_made_durable_by_flush() {
     let mut c = Case::new(true);
     let put = c.put();
     c.flush();
@@ -254,7 +254,7 @@ fn what_a_get_saw_beside_its_own_struck_read_is_not_made_durable_by_a_flush() {
 }
 
 #[test]
-fn an_open_group_that_is_committed_twice_is_one_put() {
+fn open_group_committed_twice_is_one_put() {
     let mut c = Case::new(false);
     c.no = 1;
     c.oracle.tick();
@@ -263,21 +263,21 @@ fn an_open_group_that_is_committed_twice_is_one_put() {
     c.oracle.tick();
     c.oracle.put_begun(A, 1, 100);
     assert!(c.hit(1));
-    // The second commit finds no such group any more.
+    // The second commit finds no such group.
     c.oracle.put_nothing(A, 1);
     let start = c.oracle.tick();
     assert!(c.oracle.may_be_here(A, start));
 }
 
 #[test]
-fn behind_a_failed_sync_only_the_machines_fall_shows_what_is_durable() {
+fn after_failed_sync_only_machine_crash_proves_durability() {
     for fell in [false, true] {
         let mut c = Case::new(true);
         let put = c.put();
         c.oracle.struck(Struck::Write);
-        c.oracle.began_behind_a_failed_sync();
+        c.oracle.began_after_failed_sync();
         if fell {
-            c.oracle.fell();
+            c.oracle.machine_crashed();
         }
         c.oracle.rebooted(true);
         let now = c.oracle.tick();
@@ -290,7 +290,7 @@ fn behind_a_failed_sync_only_the_machines_fall_shows_what_is_durable() {
 }
 
 #[test]
-fn of_puts_in_flight_together_either_may_be_the_later_one() {
+fn concurrent_puts_may_be_ordered_either_way() {
     let mut c = Case::new(true);
     c.oracle.tick();
     c.oracle.put_begun(A, 1, 100);
@@ -307,7 +307,7 @@ fn of_puts_in_flight_together_either_may_be_the_later_one() {
 }
 
 #[test]
-fn a_put_beside_a_struck_read_may_be_dropped_before_it_is_acked() {
+fn put_during_struck_read_may_be_dropped() {
     for struck in [false, true] {
         let mut c = Case::new(true);
         c.oracle.tick();

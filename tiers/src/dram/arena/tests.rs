@@ -5,8 +5,8 @@ use super::*;
 
 const BLOCK: u32 = 32 * 1024;
 
-/// Bytes of the mapping that address lies in, and how many of them have memory, as the system says.
-#[allow(clippy::disallowed_methods, reason = "what the system says of this process's memory is in no store")]
+/// Size and resident bytes of the mapping that contains `address`, from `/proc/self/smaps`.
+#[allow(clippy::disallowed_methods, reason = "reads the system's view of this process's memory, not a store")]
 fn resident(address: usize) -> (u64, u64) {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
     let mut own = false;
@@ -25,7 +25,7 @@ fn resident(address: usize) -> (u64, u64) {
 }
 
 #[test]
-fn prefaulted_memory_is_there_before_it_is_filled() {
+fn prefault_makes_arena_resident() {
     const BYTES: u64 = 24 << 20;
     for arena in [Arena::new(BYTES), Arena::shared(BYTES)] {
         let memory = arena.expect("memory").memory;
@@ -46,7 +46,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ seed).collect()
 }
 
-/// Fill as the only user of the extent; the checksums of its blocks.
+/// Fill an extent that has no other user; returns the checksums of its blocks.
 fn fill(memory: &Arc<ArenaMemory>, extent: Extent, parts: &[&[u8]], block: u32) -> Checksums {
     // SAFETY: tests make no other access to the extent while they fill it.
     let mut writer = unsafe { memory.writer(extent) };
@@ -64,7 +64,7 @@ fn read(memory: &ArenaMemory, extent: Extent) -> &[u8] {
 }
 
 #[test]
-fn one_byte_and_75_mb_come_back_as_they_were_put() {
+fn one_byte_and_75_mb_round_trip() {
     let Arena { memory, mut space } = arena(80 << 20);
     for len in [1, 75_000_000] {
         let bytes = pattern(len, 7);
@@ -77,14 +77,14 @@ fn one_byte_and_75_mb_come_back_as_they_were_put() {
 }
 
 #[test]
-fn padding_is_zero_even_where_an_earlier_owner_left_bytes() {
+fn padding_of_reused_extent_is_zero() {
     let Arena { memory, mut space } = arena(16 * 4096);
     for len in [1u64, 4095, 4096, 4097, 8191] {
         let old = space.alloc(8192).expect("room");
         fill(&memory, old, &[&[0xff; 8192]], BLOCK);
         space.free(old);
         let extent = space.alloc(len).expect("room");
-        assert_eq!(extent.first_page, old.first_page, "the test is about the same memory");
+        assert_eq!(extent.first_page, old.first_page, "the allocator reuses the same page");
         fill(&memory, extent, &[&pattern(len as usize, 1)], BLOCK);
         let part = padded(&memory, extent);
         assert_eq!((part.len() as u64, part.addr() % 4096), (extent.padded_bytes(), 0));
@@ -95,7 +95,7 @@ fn padding_is_zero_even_where_an_earlier_owner_left_bytes() {
 }
 
 #[test]
-fn neighbours_are_not_touched() {
+fn fill_does_not_touch_neighbouring_extents() {
     let Arena { memory, mut space } = arena(3 * 4096);
     let [left, middle, right] = [0, 1, 2].map(|_| space.alloc(4096).expect("room"));
     fill(&memory, left, &[&[1; 4096]], BLOCK);
@@ -107,7 +107,7 @@ fn neighbours_are_not_touched() {
 }
 
 #[test]
-fn a_gather_list_of_another_length_is_refused_and_nothing_is_copied() {
+fn gather_list_of_wrong_length_is_refused_without_copy() {
     let Arena { memory, mut space } = arena(4096);
     let extent = space.alloc(10).expect("room");
     fill(&memory, extent, &[&[9; 10]], BLOCK);
@@ -122,7 +122,7 @@ fn a_gather_list_of_another_length_is_refused_and_nothing_is_copied() {
 }
 
 #[test]
-fn a_part_keeps_the_arena_mapped() {
+fn part_keeps_arena_mapped() {
     let Arena { memory, mut space } = arena(4096);
     let extent = space.alloc(100).expect("room");
     fill(&memory, extent, &[&pattern(100, 3)], BLOCK);
@@ -133,11 +133,11 @@ fn a_part_keeps_the_arena_mapped() {
     assert_eq!(part.bytes(), pattern(100, 3));
     assert!(!part.is_exclusive());
     drop(part);
-    assert_eq!(alive.strong_count(), 0, "the last part gives the memory back");
+    assert_eq!(alive.strong_count(), 0, "dropping the last part releases the memory");
 }
 
 #[test]
-fn capacities_that_are_not_whole_pages_are_refused() {
+fn arena_capacity_of_partial_page_is_refused() {
     for bytes in [0, 1, 4095, 4097, (1 << 44) + 4096, u64::MAX] {
         let error = Arena::new(bytes).expect_err("refused");
         assert!(error.to_string().ends_with(&format!("bytes={bytes}")), "{error}");
@@ -148,14 +148,14 @@ fn capacities_that_are_not_whole_pages_are_refused() {
 
 #[test]
 #[should_panic(expected = "extent outside the arena")]
-fn an_extent_that_reaches_over_the_end_is_not_survived() {
+fn extent_beyond_arena_end_panics() {
     let Arena { memory, .. } = arena(2 * 4096);
     padded(&memory, Extent { first_page: 1, bytes: 4097 });
 }
 
 #[test]
-#[allow(clippy::disallowed_methods, reason = "what is tested is that threads may share the memory")]
-fn threads_fill_and_read_their_own_extents_side_by_side() {
+#[allow(clippy::disallowed_methods, reason = "tests that threads may share the memory")]
+fn threads_fill_and_read_own_extents_concurrently() {
     let Arena { memory, mut space } = arena(64 * 4096);
     let extents: Vec<Extent> = (0..8).map(|_| space.alloc(5000).expect("room")).collect();
     std::thread::scope(|scope| {
@@ -174,7 +174,7 @@ fn threads_fill_and_read_their_own_extents_side_by_side() {
 
 proptest! {
     #[test]
-    fn any_split_of_the_same_bytes_gives_the_same_content_and_blocks(
+    fn any_gather_list_gives_same_content_and_checksums(
         len in 1usize..20_000,
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
         block in prop::sample::select(vec![1u32, 3, 512, 4096, 5000, BLOCK]),
@@ -183,7 +183,7 @@ proptest! {
         let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(len + 1)).collect();
         ends.sort_unstable();
         ends.push(len);
-        // Equal ends make empty parts, which a caller may pass too.
+        // Equal ends give empty parts, which callers may pass.
         let mut from = 0;
         let part = |end: &usize| &bytes[std::mem::replace(&mut from, *end)..*end];
         let parts: Vec<&[u8]> = ends.iter().map(part).collect();

@@ -1,4 +1,5 @@
-//! The log over a device that ends record writes and syncs when it is told to, and all else at once.
+//! The log on a device that completes record writes and syncs only when the test asks for it, and
+//! all other operations immediately.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,16 +16,17 @@ use crate::ssd::volume::Geometry;
 
 const SEGMENTS: FileId = FileId(9);
 const NAMESPACE: NamespaceId = NamespaceId([7; 16]);
-/// Of an object and its header; a write is of one record.
+/// Length of an object and its header. Each write has one record.
 const RECORD: u64 = 8192;
 const DEPTH: usize = 2;
 
 #[derive(Default)]
 struct State {
-    /// Submitted and not ended, in order.
+    /// Submitted and not completed operations, in order.
     held: Vec<(u64, Op)>,
-    /// What comes of the next of them, and of how many.
+    /// Number of operations to complete next.
     ends: usize,
+    /// Whether they fail.
     fails: bool,
 }
 
@@ -36,7 +38,7 @@ impl Device {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Offsets of the record writes that the device has.
+    /// Offsets of the record writes in flight.
     fn writes(&self) -> Vec<u64> {
         let offset = |(_, op): &(u64, Op)| match op {
             Op::Write { offset, .. } => Some(*offset),
@@ -172,7 +174,7 @@ impl Rig {
         events
     }
 
-    /// Append objects as long as the log has room; how many.
+    /// Append objects while the log has room; returns their number.
     fn fill(&mut self, from: u64) -> u64 {
         let mut id = from;
         while self.log.has_room() {
@@ -207,9 +209,9 @@ impl Rig {
         self.log.append(unit).expect("a segment is open");
     }
 
-    /// The device ends that many, and the log hears of each of them; what it says.
-    fn end(&mut self, count: usize, well: bool) -> Vec<Event> {
-        (self.device.state().ends, self.device.state().fails) = (count, !well);
+    /// Complete `count` operations and pump the log for each of them; returns its events.
+    fn end(&mut self, count: usize, succeed: bool) -> Vec<Event> {
+        (self.device.state().ends, self.device.state().fails) = (count, !succeed);
         (0..count.max(1) + 2).flat_map(|_| self.pump()).collect()
     }
 }
@@ -223,7 +225,7 @@ fn written(events: &[Event]) -> Vec<u64> {
 }
 
 #[test]
-fn as_many_writes_wait_as_the_device_may_have_and_it_has_no_more_than_that() {
+fn queued_and_submitted_writes_are_each_limited_to_depth() {
     let mut rig = Rig::new();
     assert_eq!(rig.fill(1), 2 * DEPTH as u64);
     rig.pump();
@@ -231,7 +233,7 @@ fn as_many_writes_wait_as_the_device_may_have_and_it_has_no_more_than_that() {
     assert_eq!(first.len(), DEPTH);
     assert_eq!(rig.log.in_flight(), 2 * DEPTH);
 
-    // While the log is being told of the first it does nothing else, and the device has the others all the same.
+    // One pump reports one record write, but submits as many queued writes as have completed.
     (rig.device.state().ends, rig.device.state().fails) = (DEPTH, false);
     let events = rig.pump();
     assert_eq!(written(&events), [1], "one at a time: {events:?}");
@@ -239,7 +241,7 @@ fn as_many_writes_wait_as_the_device_may_have_and_it_has_no_more_than_that() {
     assert_eq!(then.len(), DEPTH);
     assert!(first.iter().max() < then.iter().min(), "in order: {first:?} {then:?}");
 
-    // With fewer allowed it has fewer.
+    // A lower limit takes effect as writes complete.
     assert!(rig.fill(10) > 0);
     rig.log.limit_writes(1);
     assert_eq!(rig.fill(20), 0);
@@ -253,12 +255,16 @@ fn as_many_writes_wait_as_the_device_may_have_and_it_has_no_more_than_that() {
 }
 
 #[test]
-fn a_sync_covers_writes_that_wait() {
+fn sync_covers_queued_writes() {
     let mut rig = Rig::new();
     let count = rig.fill(1);
     let asked = rig.log.sync();
     let mut all = rig.end(DEPTH, true);
-    assert_eq!((rig.device.writes().len(), rig.device.syncs()), (DEPTH, 0), "it would cover half of them");
+    assert_eq!(
+        (rig.device.writes().len(), rig.device.syncs()),
+        (DEPTH, 0),
+        "a sync now would cover half of them"
+    );
     all.extend(rig.end(DEPTH, true));
     assert_eq!((rig.device.writes().len(), rig.device.syncs()), (0, 1));
     assert_eq!(written(&all), (1..=count).collect::<Vec<_>>());
@@ -275,20 +281,21 @@ fn a_sync_covers_writes_that_wait() {
 }
 
 #[test]
-fn after_a_failed_sync_what_waits_is_not_written() {
+fn queued_writes_are_dropped_after_failed_sync() {
     let mut rig = Rig::new();
     rig.fill(1);
     rig.log.sync();
     rig.end(DEPTH, true);
     rig.end(DEPTH, true);
     assert_eq!(rig.device.syncs(), 1);
-    // Behind the sync's beginning, two at the device and two that wait; then it fails, and those at the device end well.
+    // After the sync began: two writes in flight and two queued. The sync fails; the writes in
+    // flight succeed.
     let before = rig.log.written().0;
     let later = rig.fill(10);
     assert_eq!(later, 2 * DEPTH as u64);
     rig.pump();
     assert_eq!(rig.device.writes().len(), DEPTH);
-    // And one that no write is made of yet.
+    // And one record that is only gathered.
     rig.log.config.write_bytes = 2 * RECORD;
     rig.append(14);
     let events = rig.end(1, false);
@@ -297,15 +304,15 @@ fn after_a_failed_sync_what_waits_is_not_written() {
         _ => Vec::new(),
     };
     let ids: Vec<Vec<u64>> = events.iter().map(unwritten).filter(|ids| !ids.is_empty()).collect();
-    assert_eq!(ids, [vec![12, 13, 14]], "in their order, at once: {events:?}");
-    let handed_over = rig.log.written().0 - before;
-    assert_eq!(handed_over, DEPTH as u64 * RECORD, "what is dropped never was");
+    assert_eq!(ids, [vec![12, 13, 14]], "in order, in one event: {events:?}");
+    let submitted = rig.log.written().0 - before;
+    assert_eq!(submitted, DEPTH as u64 * RECORD, "dropped writes are not counted");
     assert_eq!(rig.device.writes().len(), DEPTH);
     let events = rig.end(DEPTH, true);
-    assert!(rig.device.writes().is_empty(), "nothing is written behind it");
+    assert!(rig.device.writes().is_empty(), "nothing is written after the failed sync");
     assert!(events.iter().any(|event| matches!(event, Event::Sealed(_, false))), "{events:?}");
 
-    // What was dropped holds no later sync back.
+    // Dropped writes do not delay a later sync.
     assert!(rig.log.trust_again());
     rig.prepare(1);
     rig.fill(20);
@@ -317,7 +324,7 @@ fn after_a_failed_sync_what_waits_is_not_written() {
 }
 
 #[test]
-fn segment_of_the_last_record_is_the_newest_written_also_once_it_is_sealed() {
+fn newest_written_survives_sealing_of_its_segment() {
     let mut rig = Rig::new();
     assert_eq!(rig.log.newest_written(), None);
     rig.append(1);
@@ -327,7 +334,7 @@ fn segment_of_the_last_record_is_the_newest_written_also_once_it_is_sealed() {
         rig.end(1, true);
     }
     assert_eq!((rig.log.oldest_unsealed(), rig.log.newest_written()), (None, Some(SegmentOrder(1))));
-    // One that is ready has nothing yet.
+    // The spare segment has no record yet.
     rig.prepare(1);
     assert_eq!(rig.log.newest_written(), Some(SegmentOrder(1)));
     rig.append(2);

@@ -1,1 +1,2 @@
-"""Stands before an installed Mooncake for who put this folder on the module path (docs/mooncake-api.md)."""
+"""Takes the place of an installed Mooncake if this directory is on the module path
+(docs/mooncake-api.md)."""

@@ -1,4 +1,4 @@
-"""Mooncake's client interface, over Pagelith."""
+"""Mooncake's client interface, implemented over Pagelith."""
 
 from pagelith.compat.mooncake import MooncakeDistributedStore, MooncakeHostMemAllocator, ReplicateConfig
 

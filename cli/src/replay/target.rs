@@ -1,0 +1,144 @@
+//! The open store that a replay drives: one of this process, or one that it is attached to.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use pagelith::client::Attached;
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{
+    Done, ErrorKind, FlushReport, Get, GetDone, Options, PagesFound, PagesQuery, PutDone, PutGroup, Request,
+    Session, Store, Ticket,
+};
+use serde_json::Value;
+
+/// Maximum time without any progress, busy or silent, before the replay gives up. Twice the longest
+/// default deadline of the store, so that the store's own error comes first.
+pub(super) const STALL_MAX: Duration = Duration::from_secs(60);
+
+/// An open store, and the session of this thread.
+pub(crate) enum OpenTarget {
+    /// A store of this process.
+    Own { session: Box<Session>, store: Store },
+    /// The store of another process.
+    Attached(Attached),
+}
+
+/// The counters of a store that a report needs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StoreCounters {
+    pub(super) bytes_to_device: u64,
+    pub(super) dram_peak_bytes: u64,
+    pub(super) groups_dropped: u64,
+}
+
+impl OpenTarget {
+    pub(super) fn begin_request(&self) -> Request {
+        match self {
+            OpenTarget::Own { store, .. } => store.begin_request(),
+            OpenTarget::Attached(attached) => attached.begin_request(),
+        }
+    }
+
+    pub(super) fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> pagelith::Result<usize> {
+        match self {
+            OpenTarget::Own { store, .. } => Ok(store.exists_prefix(keys, options)),
+            OpenTarget::Attached(attached) => attached.exists_prefix(keys, options),
+        }
+    }
+
+    pub(super) fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> pagelith::Result<Vec<bool>> {
+        match self {
+            OpenTarget::Own { store, .. } => Ok(store.exists_batch(keys, options)),
+            OpenTarget::Attached(attached) => attached.exists_batch(keys, options),
+        }
+    }
+
+    pub(super) fn exists_groups(
+        &self,
+        query: &PagesQuery<'_>,
+        options: Options,
+    ) -> pagelith::Result<PagesFound> {
+        match self {
+            OpenTarget::Own { store, .. } => store.exists_groups(query, options),
+            OpenTarget::Attached(attached) => attached.exists_groups(query, options),
+        }
+    }
+
+    pub(super) fn get(&mut self, gets: Vec<Get>, options: Options) -> anyhow::Result<Vec<GetDone>> {
+        match self {
+            OpenTarget::Own { session, .. } => {
+                let ticket = session.submit_get(gets, options);
+                match wait(session, ticket)? {
+                    Done::Get(done) => Ok(done),
+                    _ => bail!("a get returned another result"),
+                }
+            }
+            OpenTarget::Attached(attached) => Ok(attached.get(gets, options)),
+        }
+    }
+
+    pub(super) fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> anyhow::Result<Vec<PutDone>> {
+        match self {
+            OpenTarget::Own { session, .. } => {
+                let ticket = session.submit_put(groups, options);
+                match wait(session, ticket)? {
+                    Done::Put(done) => Ok(done),
+                    _ => bail!("a put returned another result"),
+                }
+            }
+            OpenTarget::Attached(attached) => Ok(attached.put(groups, options)),
+        }
+    }
+
+    pub(super) fn flush(&self) -> pagelith::Result<FlushReport> {
+        match self {
+            OpenTarget::Own { store, .. } => store.flush(Options::default()),
+            OpenTarget::Attached(attached) => attached.flush(Options::default()),
+        }
+    }
+
+    /// The counters of the store; zero if it is unreachable.
+    pub(super) fn counters(&self) -> StoreCounters {
+        match self {
+            OpenTarget::Own { store, .. } => {
+                let stats = store.stats();
+                StoreCounters {
+                    bytes_to_device: stats.bytes_to_device,
+                    dram_peak_bytes: stats.dram_peak_bytes,
+                    groups_dropped: stats.groups_dropped,
+                }
+            }
+            OpenTarget::Attached(attached) => {
+                let text = attached.stats(Options::default()).unwrap_or_default();
+                let stats: Value = serde_json::from_str(&text).unwrap_or_default();
+                let number = |name: &str| stats[name].as_u64().unwrap_or(0);
+                StoreCounters {
+                    bytes_to_device: number("bytes_to_device"),
+                    dram_peak_bytes: number("dram_peak_bytes"),
+                    groups_dropped: number("groups_dropped"),
+                }
+            }
+        }
+    }
+
+    /// Close it, if it is a store of this process.
+    pub(super) fn close(self) -> pagelith::Result<()> {
+        match self {
+            OpenTarget::Own { session, store } => {
+                drop(session);
+                store.close().map(|_| ())
+            }
+            OpenTarget::Attached(_) => Ok(()),
+        }
+    }
+
+    /// Whether an error means that the store process is unreachable: that causes misses, and the
+    /// replay continues.
+    pub(super) fn is_unreachable(&self, error: &pagelith::Error) -> bool {
+        matches!(self, OpenTarget::Attached(_)) && error.kind == ErrorKind::Unavailable
+    }
+}
+
+pub(super) fn wait(session: &mut Session, ticket: Ticket) -> anyhow::Result<Done> {
+    session.wait(ticket, STALL_MAX).with_context(|| format!("no result waited_s={}", STALL_MAX.as_secs()))
+}

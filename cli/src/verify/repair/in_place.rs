@@ -1,0 +1,291 @@
+//! Repair of a store with a readable manifest.
+//!
+//! The order of the writes; each step is durable before the next:
+//! 1. make the manifest copies equal, without any change of content, so that either may be lost
+//!    from here on;
+//! 2. raise the incarnations of dropped segments, which only hides objects, also from checkpoints;
+//! 3. replace checkpoints that are damaged or have entries of a segment to be rewritten by empty
+//!    ones;
+//! 4. correct the lengths of files, and zero head and footer of dropped segments;
+//! 5. zero damaged payload, then replace damaged headers by tombstones, then write heads and
+//!    footers. Until then a footer that lists a dropped record leads to a miss, and a torn footer
+//!    to a scan.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use pagelith_layouts::align::ALIGN;
+use pagelith_layouts::error::FormatError;
+use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder};
+use pagelith_layouts::manifest::{self, Manifest};
+use pagelith_layouts::names;
+
+use super::super::metadata::StoreMetadata;
+use super::segment::{Plan, Rewrite, plan};
+use super::survey::survey;
+use super::{MAY_RETURN, Repair, RepairOptions, Report};
+use crate::machine::{Access, open_own};
+use crate::on_disk::OnDisk;
+use crate::on_disk::files::Files;
+
+/// Repair the store with this metadata.
+pub(super) fn repair(
+    disk: &OnDisk,
+    files: &mut Files,
+    metadata: StoreMetadata,
+    options: RepairOptions,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let (drops, rewrites) = plans(disk, &metadata, options, report);
+    let mut repairer = Repairer { disk, files, report, manifest: metadata.manifest.clone() };
+    repairer.sync_manifest_copies()?;
+    repairer.raise_incarnations(&drops)?;
+    for which in 0..2 {
+        let path = disk.checkpoint_path(which);
+        let resized = metadata.lengths.iter().any(|(p, ..)| *p == path);
+        if metadata.checkpoints.damaged[which] || resized {
+            repairer.empty_checkpoint(which, "")?;
+        } else if !rewrites.is_empty() && is_not_empty(&path) {
+            repairer.empty_checkpoint(which, "segments with entries in it are repaired")?;
+        }
+    }
+    for (path, expected, found) in &metadata.lengths {
+        if path.ends_with(names::SEGMENTS) {
+            repairer.files.resize(path, *expected)?;
+            let cause = found.map_or("it was missing".to_owned(), |found| format!("it had {found} bytes"));
+            repairer.report.repairs.push(Repair::new("file has its length again", cause, path));
+        }
+    }
+    repairer.wipe_segments(&drops)?;
+    repairer.rewrite_segments(rewrites)
+}
+
+type Drops = BTreeMap<SegmentId, String>;
+
+/// The segments to drop, with reasons, and those to rewrite.
+fn plans(
+    disk: &OnDisk,
+    metadata: &StoreMetadata,
+    options: RepairOptions,
+    report: &mut Report,
+) -> (Drops, BTreeMap<SegmentId, Rewrite>) {
+    let superblock = metadata.manifest.superblock();
+    let (mut drops, mut rewrites) = (Drops::new(), BTreeMap::new());
+    let used = |id: &SegmentId| metadata.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0);
+    for (id, error) in metadata.unreadable.iter().filter(|(id, _)| used(id)) {
+        drops.insert(*id, format!("{error:#}"));
+    }
+    for (path, _, found) in &metadata.lengths {
+        let id = |n: &u32| disk.segment_place(SegmentId(*n), superblock);
+        let ids = (0..superblock.segment_count).filter(|n| {
+            let (file, at) = id(n);
+            file == *path && at + superblock.segment_bytes > found.unwrap_or(0)
+        });
+        drops.extend(ids.map(SegmentId).filter(used).map(|id| (id, "its file was cut short".to_owned())));
+    }
+    for segment in &metadata.segments {
+        let id = segment.identity.segment;
+        // The mark of a segment that an open could not read has the maximum end: treat that as
+        // unknown.
+        let known = |end: u64| if end < superblock.segment_bytes { end } else { 0 };
+        let mark_end = metadata.checkpoints.mark(segment).map(|m| known(m.data_end));
+        match plan(disk, superblock, segment, metadata.covered(segment), mark_end) {
+            _ if drops.contains_key(&id) => {}
+            Plan::Keep => {}
+            Plan::Rewrite(rewrite) => _ = rewrites.insert(id, rewrite),
+            Plan::Drop(reason) => _ = drops.insert(id, reason),
+        }
+    }
+    let order = |id: SegmentId| metadata.manifest.segment(id).map_or(SegmentOrder(0), |(_, order)| order);
+    let Some(newest) = drops.keys().max_by_key(|id| order(**id)).copied() else { return (drops, rewrites) };
+    if options.keep {
+        report.warn(format!("the content of {newest} is unknown, and older objects are kept: {MAY_RETURN}"));
+        return (drops, rewrites);
+    }
+    let reason = format!("removals in {newest} may be lost, and this segment is older");
+    for id in (0..superblock.segment_count).map(SegmentId).filter(used) {
+        if order(id) < order(newest) && !drops.contains_key(&id) {
+            rewrites.remove(&id);
+            drops.insert(id, reason.clone());
+        }
+    }
+    (drops, rewrites)
+}
+
+/// The loss by a repair: dropped segments, segments in use, and readable objects in the dropped
+/// ones.
+pub(super) fn loss(disk: &OnDisk, metadata: &StoreMetadata, options: RepairOptions) -> (usize, usize, u64) {
+    let (drops, _) = plans(disk, metadata, options, &mut Report::default());
+    let (superblock, store) = (metadata.manifest.superblock(), metadata.manifest.store());
+    let ids = (0..superblock.segment_count).map(SegmentId);
+    let used = ids.filter(|id| metadata.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0)).count();
+    let objects = drops.keys().map(|id| survey(disk, superblock, store, *id).members).sum();
+    (drops.len(), used, objects)
+}
+
+/// Whether the first block of a file is unreadable or not zero.
+fn is_not_empty(path: &std::path::Path) -> bool {
+    use std::io::Read;
+    let mut block = vec![0; ALIGN as usize];
+    let read = open_own(path, Access::Read).map(|fd| std::fs::File::from(fd).read_exact(&mut block));
+    !matches!(read, Ok(Ok(()))) || block.iter().any(|b| *b != 0)
+}
+
+struct Repairer<'a> {
+    disk: &'a OnDisk,
+    files: &'a mut Files,
+    report: &'a mut Report,
+    manifest: Manifest,
+}
+
+impl Repairer<'_> {
+    fn sync_manifest_copies(&mut self) -> anyhow::Result<()> {
+        let (_, damage) = self.disk.manifest().unwrap_or((self.manifest.clone(), Vec::new()));
+        let damaged = |copy: usize| {
+            let stale = |error: &FormatError| matches!(error, FormatError::Field { field: "sequence", .. });
+            damage.iter().any(|d| d.copy == copy && !stale(&d.error))
+        };
+        for copy in 0..2 {
+            let (before, path) = (self.disk.manifest_bytes()[copy], self.disk.manifest_path(copy));
+            let bytes = Manifest::copy_bytes(
+                self.manifest.superblock().segment_count,
+                self.manifest.superblock().namespaces_max,
+            );
+            let resized = std::fs::metadata(&path).map_or(0, |m| m.len()) != bytes;
+            let written = write_copy(self.disk, self.files, copy, before, &self.manifest)?;
+            if written && (resized || damaged(copy)) {
+                self.report.repairs.push(Repair::new("manifest copy is whole again", "", &path));
+            }
+        }
+        Ok(())
+    }
+
+    /// Raise the incarnations of dropped segments.
+    fn raise_incarnations(&mut self, drops: &Drops) -> anyhow::Result<()> {
+        let before = self.manifest.copy();
+        let ids = (0..self.manifest.superblock().segment_count).map(SegmentId);
+        let mut order =
+            ids.filter_map(|id| self.manifest.segment(id)).map(|(_, order)| order.0).max().unwrap_or(0);
+        for (id, reason) in drops {
+            let (known, _) = self.manifest.segment(*id).unwrap_or_default();
+            let seen = survey(self.disk, self.manifest.superblock(), self.manifest.store(), *id);
+            order += 1;
+            let next = Incarnation(known.max(seen.incarnation).0.saturating_add(1));
+            self.manifest.set_segment(*id, next, SegmentOrder(order));
+            let (path, _) = self.disk.segment_place(*id, self.manifest.superblock());
+            let mut repair = Repair::new("segment is dropped", reason, &path).of(*id);
+            repair.objects = if seen.incarnation == known { seen.members } else { 0 };
+            self.report.repairs.push(repair);
+        }
+        let after = self.manifest.copy();
+        if let Err(d) = manifest::decode([&after, &after]) {
+            anyhow::bail!("the manifest cannot be changed: {} block={}", d.error, d.index);
+        }
+        for copy in 0..2 {
+            write_copy(self.disk, self.files, copy, &before, &self.manifest)?;
+        }
+        Ok(())
+    }
+
+    fn empty_checkpoint(&mut self, which: usize, cause: &str) -> anyhow::Result<()> {
+        let path = self.disk.checkpoint_path(which);
+        self.files.create(&path, self.manifest.superblock().checkpoint_bytes)?;
+        self.report.repairs.push(Repair::new("checkpoint is dropped, the log says the same", cause, &path));
+        Ok(())
+    }
+
+    fn place(&self, id: SegmentId) -> (PathBuf, u64) {
+        self.disk.segment_place(id, self.manifest.superblock())
+    }
+
+    fn wipe_segments(&mut self, drops: &Drops) -> anyhow::Result<()> {
+        let bytes = self.manifest.superblock().segment_bytes;
+        let mut touched = BTreeSet::new();
+        for id in drops.keys() {
+            let (path, at) = self.place(*id);
+            self.files.zero(&path, at, ALIGN)?;
+            self.files.zero(&path, at + bytes - ALIGN, ALIGN)?;
+            touched.insert(path);
+        }
+        touched.iter().try_for_each(|path| self.files.sync(path))
+    }
+
+    fn rewrite_segments(&mut self, rewrites: BTreeMap<SegmentId, Rewrite>) -> anyhow::Result<()> {
+        let paths: BTreeSet<PathBuf> = rewrites.keys().map(|id| self.place(*id).0).collect();
+        for (id, rewrite) in &rewrites {
+            let (path, at) = self.place(*id);
+            for (range, header) in &rewrite.records {
+                let from = range.start + header.len() as u64;
+                self.files.zero(&path, at + from, range.end - from)?;
+            }
+        }
+        paths.iter().try_for_each(|path| self.files.sync(path))?;
+        for (id, rewrite) in &rewrites {
+            let (path, at) = self.place(*id);
+            for (range, header) in &rewrite.records {
+                self.files.write(&path, at + range.start, header)?;
+            }
+        }
+        paths.iter().try_for_each(|path| self.files.sync(path))?;
+        let bytes = self.manifest.superblock().segment_bytes;
+        for (id, rewrite) in rewrites {
+            let (path, at) = self.place(id);
+            if let Some(head) = &rewrite.head {
+                self.files.write(&path, at, head)?;
+            }
+            if let Some(footer) = &rewrite.footer {
+                self.files.write(&path, at + bytes - footer.len() as u64, footer)?;
+            }
+            self.report_rewrite(id, &path, &rewrite);
+        }
+        paths.iter().try_for_each(|path| self.files.sync(path))
+    }
+
+    fn report_rewrite(&mut self, id: SegmentId, path: &std::path::Path, rewrite: &Rewrite) {
+        let repair_of = |action, cause: String| Repair::new(action, cause, path).of(id);
+        if rewrite.head.is_some() {
+            self.report.repairs.push(repair_of("segment header is written again", String::new()));
+        }
+        if !rewrite.dropped.is_empty() {
+            let mut repair =
+                repair_of("damaged records are dropped", format!("records={}", rewrite.records.len()));
+            repair.objects = rewrite.dropped.len() as u64;
+            repair.keys = rewrite.dropped.iter().map(ToString::to_string).collect();
+            self.report.repairs.push(repair);
+        }
+        if rewrite.removals > 0 {
+            let cause = format!("removals={}", rewrite.removals);
+            self.report.repairs.push(repair_of("damaged removals are written again", cause));
+        }
+        if rewrite.footer.is_some() && rewrite.records.is_empty() {
+            self.report.repairs.push(repair_of("footer is written again", String::new()));
+        }
+    }
+}
+
+/// Write the blocks of a manifest copy that differ from `before`, and make them durable. Returns
+/// whether any differed.
+pub(super) fn write_copy(
+    disk: &OnDisk,
+    files: &mut Files,
+    copy: usize,
+    before: &[u8],
+    manifest: &Manifest,
+) -> anyhow::Result<bool> {
+    let (path, wanted) = (disk.manifest_path(copy), manifest.copy());
+    let long = std::fs::metadata(&path).is_ok_and(|m| m.len() == wanted.len() as u64);
+    if before == wanted && long {
+        return Ok(false);
+    }
+    if !long {
+        files.resize(&path, wanted.len() as u64)?;
+    }
+    for (i, block) in wanted.chunks_exact(ALIGN as usize).enumerate() {
+        let at = i * ALIGN as usize;
+        if before.get(at..at + ALIGN as usize) != Some(block) {
+            files.write(&path, at as u64, block)?;
+        }
+    }
+    files.sync(&path)?;
+    Ok(true)
+}

@@ -1,0 +1,9 @@
+//! Types of the public API without state: requests, outcomes, errors, hit rules, events, counters.
+
+pub(crate) mod error;
+pub(crate) mod events;
+pub(crate) mod hits;
+pub(crate) mod outcome;
+pub(crate) mod page_depth;
+pub(crate) mod request;
+pub(crate) mod stats;

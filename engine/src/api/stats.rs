@@ -1,0 +1,242 @@
+//! Counters. All count from open, unless marked "now".
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::api::outcome::MissCause;
+use crate::state::shared::Shared;
+
+/// Counted under the core's lock, except for the counts of gets ([`crate::state::counters::Tallies`]).
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counters {
+    pub puts_stored: u64,
+    pub puts_present: u64,
+    pub puts_refused: u64,
+    pub puts_busy: u64,
+    pub bytes_put: u64,
+    pub hits_memory: u64,
+    pub hits_unverified: u64,
+    pub hits_ssd: u64,
+    pub hits_remote: u64,
+    pub bytes_memory: u64,
+    pub bytes_ssd: u64,
+    pub bytes_remote: u64,
+    pub remote_stored: u64,
+    pub remote_skipped: u64,
+    pub bytes_remote_put: u64,
+    pub misses: [u64; MissCause::ALL.len()],
+    pub damaged: u64,
+    pub staged_bytes: u64,
+    pub late_direct: u64,
+    pub frames_evicted: u64,
+    pub promoted: u64,
+    pub prefetched: u64,
+    pub bytes_to_device: u64,
+    pub syncs: u64,
+    pub bytes_reinserted: u64,
+    pub segments_sealed: u64,
+    pub segments_reclaimed: u64,
+    pub checkpoints: u64,
+    pub checkpoint_failures: u64,
+    pub groups_dropped: u64,
+    pub namespaces_forgotten: u64,
+    pub flush_errors: u64,
+    pub read_errors: u64,
+    pub scrubbed_objects: u64,
+    pub scrubbed_bytes: u64,
+    pub scrub_repaired: u64,
+}
+
+impl Counters {
+    /// Count a miss.
+    pub fn miss(&mut self, cause: MissCause) {
+        if let Some(at) = MissCause::ALL.iter().position(|c| *c == cause) {
+            self.misses[at] += 1;
+        }
+        self.damaged += u64::from(cause == MissCause::Damaged);
+    }
+}
+
+/// Counters and gauges of a store.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Stats {
+    /// Objects in the index now.
+    pub objects: u64,
+    /// Objects in DRAM now.
+    pub dram_objects: u64,
+    /// Bytes of the arena in use now.
+    pub dram_bytes: u64,
+    /// Highest `dram_bytes` so far.
+    pub dram_peak_bytes: u64,
+    /// Memory of the index in bytes.
+    pub index_bytes: u64,
+    /// Objects stored.
+    pub puts_stored: u64,
+    /// Objects whose key was present already.
+    pub puts_present: u64,
+    /// Objects refused by policy.
+    pub puts_refused: u64,
+    /// Objects whose put returned `Busy`; tries of one object within a second of each other count
+    /// once.
+    pub puts_busy: u64,
+    /// Bytes stored, by the callers' lengths.
+    pub bytes_put: u64,
+    /// Objects got from memory.
+    pub hits_memory: u64,
+    /// Of those, objects that were not verified (`dram.verify_ratio`).
+    pub hits_unverified: u64,
+    /// Objects got from SSD.
+    pub hits_ssd: u64,
+    /// Objects got from a peer.
+    pub hits_remote: u64,
+    /// Bytes got from memory.
+    pub bytes_memory: u64,
+    /// Bytes got from SSD.
+    pub bytes_ssd: u64,
+    /// Bytes got from peers.
+    pub bytes_remote: u64,
+    /// Objects that a peer stored.
+    pub remote_stored: u64,
+    /// Objects that were not offered to a peer, or not taken by it: they left DRAM first, or it did
+    /// not answer.
+    pub remote_skipped: u64,
+    /// Bytes that peers stored.
+    pub bytes_remote_put: u64,
+    /// Misses, by cause.
+    pub misses: BTreeMap<String, u64>,
+    /// Objects that failed verification.
+    pub damaged: u64,
+    /// Bytes that went through staging buffers.
+    pub staged_bytes: u64,
+    /// Reads into a caller's memory without a copy that completed after their deadline.
+    pub late_direct: u64,
+    /// Pages evicted from DRAM.
+    pub frames_evicted: u64,
+    /// Pages copied into DRAM from SSD, or from a peer.
+    pub promoted: u64,
+    /// Objects among those pages that were prefetched from SSD.
+    pub prefetched: u64,
+    /// Objects that wait to be prefetched, or are being read, now.
+    pub prefetch_waiting: u64,
+    /// Bytes written to the device: records, footers, manifest, checkpoints.
+    pub bytes_to_device: u64,
+    /// Syncs of data files.
+    pub syncs: u64,
+    /// Bytes of records that reclaim wrote again.
+    pub bytes_reinserted: u64,
+    /// Segments sealed.
+    pub segments_sealed: u64,
+    /// Segments reclaimed.
+    pub segments_reclaimed: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
+    /// Checkpoints that failed; the older one stays valid.
+    pub checkpoint_failures: u64,
+    /// Incomplete groups that were dropped: at their deadline, at close, or by open because an
+    /// object or the base was missing.
+    pub groups_dropped: u64,
+    /// Groups that wait for their other objects, or for their base, now.
+    pub groups_waiting: u64,
+    /// Arena bytes of those groups now.
+    pub waiting_bytes: u64,
+    /// Namespaces that the store cleared by itself, because no room was left for their tombstones.
+    pub namespaces_forgotten: u64,
+    /// Writes and syncs that failed.
+    pub flush_errors: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Objects that scrubs verified.
+    pub scrubbed_objects: u64,
+    /// Bytes that scrubs read.
+    pub scrubbed_bytes: u64,
+    /// Objects that scrubs found lost on SSD and DRAM had too.
+    pub scrub_repaired: u64,
+    /// `on`, `read-only` or `off` now; `off` without an SSD tier too.
+    pub ssd_state: String,
+    /// How often that has changed.
+    pub ssd_state_changes: u64,
+    /// Segments with failed or damaged reads that are still read, now.
+    pub segments_suspect: u64,
+    /// Segments that are quarantined now: neither read nor reused, since too many of their reads
+    /// failed.
+    pub segments_quarantined: u64,
+    /// Bytes acked that SSD does not have now: they wait to be written, or the tier takes nothing.
+    pub unflushed_bytes: u64,
+    /// Objects that are pinned now, by this process or for others.
+    pub objects_pinned: u64,
+    /// Objects that are leased now.
+    pub objects_leased: u64,
+    /// Frames and segments that gets, links, views and writes hold now, each as often as it is
+    /// held.
+    pub readers: u64,
+}
+
+impl Stats {
+    pub(crate) fn of(shared: &Shared) -> Stats {
+        let prefetch_waiting = shared.prefetch.waiting();
+        let now = shared.now();
+        let mut core = shared.lock();
+        core.pins.expire(now);
+        let mut c = core.counters.clone();
+        shared.tallies.add_to(&mut c);
+        let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
+        let health = core.ssd.as_ref().map(|s| &s.health);
+        let named = MissCause::ALL.iter().zip(c.misses);
+        Stats {
+            objects: core.index.objects(),
+            dram_objects,
+            dram_bytes: core.space.in_use_bytes(),
+            dram_peak_bytes: core.space.peak_bytes(),
+            index_bytes: core.index.memory_bytes(),
+            puts_stored: c.puts_stored,
+            puts_present: c.puts_present,
+            puts_refused: c.puts_refused,
+            puts_busy: c.puts_busy,
+            bytes_put: c.bytes_put,
+            hits_memory: c.hits_memory,
+            hits_unverified: c.hits_unverified,
+            hits_ssd: c.hits_ssd,
+            hits_remote: c.hits_remote,
+            bytes_remote: c.bytes_remote,
+            remote_stored: c.remote_stored,
+            remote_skipped: c.remote_skipped,
+            bytes_remote_put: c.bytes_remote_put,
+            bytes_memory: c.bytes_memory,
+            bytes_ssd: c.bytes_ssd,
+            misses: named.filter(|(_, n)| *n > 0).map(|(cause, n)| (cause.to_string(), n)).collect(),
+            damaged: c.damaged,
+            staged_bytes: c.staged_bytes,
+            late_direct: c.late_direct,
+            frames_evicted: c.frames_evicted,
+            promoted: c.promoted,
+            prefetched: c.prefetched,
+            prefetch_waiting,
+            bytes_to_device: c.bytes_to_device,
+            syncs: c.syncs,
+            bytes_reinserted: c.bytes_reinserted,
+            segments_sealed: c.segments_sealed,
+            segments_reclaimed: c.segments_reclaimed,
+            checkpoints: c.checkpoints,
+            checkpoint_failures: c.checkpoint_failures,
+            groups_dropped: c.groups_dropped,
+            groups_waiting: core.waiting.len(),
+            waiting_bytes: core.waiting.bytes(),
+            namespaces_forgotten: c.namespaces_forgotten,
+            flush_errors: c.flush_errors,
+            read_errors: c.read_errors,
+            scrubbed_objects: c.scrubbed_objects,
+            scrubbed_bytes: c.scrubbed_bytes,
+            scrub_repaired: c.scrub_repaired,
+            ssd_state: health.map_or("off", |h| h.state().name()).into(),
+            ssd_state_changes: health.map_or(0, |h| h.changes()),
+            segments_suspect: health.map_or(0, |h| h.suspects() as u64),
+            segments_quarantined: health.map_or(0, |h| h.quarantined() as u64),
+            unflushed_bytes: core.unwritten().1,
+            objects_pinned: core.pins.count().0 as u64,
+            objects_leased: core.pins.count().1 as u64,
+            readers: core.frames.iter().map(|(id, _)| core.frames.readers(id)).sum::<u64>()
+                + core.ssd.as_ref().map_or(0, |s| s.guards.count()),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Scrub reads records on SSD before any get needs them, so that latent damage is found while DRAM
+//! may still hold a copy.
+//!
+//! [`Store::scrub`] makes one pass in the caller's thread, with its own disk queue. With
+//! `ssd.scrub_bytes_per_s` set, the flusher makes one pass after another while it has nothing else
+//! in flight.
+
+mod pass;
+
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::disk::Completion;
+use pagelith_io::signal::Signal;
+
+use self::pass::Pass;
+use crate::api::error::{Error, ErrorKind, Result};
+use crate::background::flusher::{Flusher, TAG_SCRUB};
+use crate::state::shared::Shared;
+use crate::store::store::Store;
+
+/// Longest single wait, so that a close of the store is noticed.
+const STEP: Duration = Duration::from_millis(100);
+/// Least time between the starts of two background passes.
+const BETWEEN: Duration = Duration::from_secs(60);
+
+/// Options of a scrub.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScrubOptions {
+    /// Bytes read per second, on average over the pass; 0 reads as fast as the device allows, one
+    /// read at a time.
+    pub bytes_per_s: u64,
+    /// Longest duration of the pass, which then ends with a partial report. Each read has the
+    /// configured `deadline_ms`.
+    pub timeout: Option<Duration>,
+}
+
+/// Result of a scrub. Damaged objects were dropped: the next `exists` returns false for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// Segments of which every record was checked.
+    pub segments: u64,
+    /// Objects of which every byte was verified.
+    pub objects: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Objects that failed verification.
+    pub damaged: u64,
+    /// Objects that could not be read; each read was tried twice.
+    pub unreadable: u64,
+    /// Of the damaged and unreadable objects, those that DRAM also held, and that are being written
+    /// to SSD again.
+    pub repaired_from_dram: u64,
+}
+
+/// Limits reads to a rate.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    per_s: u64,
+    began: Mono,
+    spent: u64,
+}
+
+impl Budget {
+    fn new(per_s: u64, began: Mono) -> Budget {
+        Budget { per_s, began, spent: 0 }
+    }
+
+    /// Time to wait before the next read.
+    fn wait(&self, now: Mono) -> Duration {
+        if self.per_s == 0 {
+            return Duration::ZERO;
+        }
+        let due = u128::from(self.spent) * 1_000_000_000 / u128::from(self.per_s);
+        Duration::from_nanos(u64::try_from(due).unwrap_or(u64::MAX)).saturating_sub(now.since(self.began))
+    }
+}
+
+/// See [`Store::scrub`].
+#[tracing::instrument(level = "info", skip_all)]
+pub(crate) fn scrub(store: &Store, options: ScrubOptions) -> Result<ScrubReport> {
+    let shared = &*store.shared;
+    shared.check_open()?;
+    let Some(volume) = shared.volume.clone() else { return Ok(ScrubReport::default()) };
+    let mut queue = volume.disk.queue(1)?;
+    let mut pass = Pass::new(shared);
+    let mut budget = Budget::new(options.bytes_per_s, shared.now());
+    let end = options.timeout.map(|timeout| shared.now().after(timeout));
+    let never = Signal::default();
+    loop {
+        let left = end.map_or(STEP, |end| end.since(shared.now()).min(STEP));
+        if left.is_zero() || shared.check_open().is_err() {
+            return Ok(pass.report);
+        }
+        let wait = budget.wait(shared.now());
+        if !wait.is_zero() {
+            shared.env.runtime.pause(&never, never.value(), wait.min(left));
+            continue;
+        }
+        let Some(op) = pass.next_op(shared) else { return Ok(pass.report) };
+        budget.spent += op.bytes();
+        let mut done = Vec::new();
+        if queue.submit(0, op).is_ok() {
+            queue.wait(&mut done, shared.config.deadline());
+        }
+        let completion = done.pop();
+        let late = completion.is_none();
+        if late {
+            // The kernel may write to the buffer until the queue is dropped; the segment stays
+            // pinned until then.
+            drop(queue);
+            pass.ended(shared, None);
+            let detail = "scrub: read exceeded deadline_ms";
+            return Err(Error::new(ErrorKind::Unavailable, detail));
+        }
+        pass.ended(shared, completion);
+    }
+}
+
+/// The flusher's background passes.
+#[derive(Default)]
+pub(crate) struct BackgroundScrub {
+    pass: Option<(Pass, Budget)>,
+    began: Option<Mono>,
+    reading: bool,
+}
+
+impl Flusher {
+    /// Continue the background pass while nothing else is in flight; true if anything was done.
+    pub(crate) fn step_scrub(&mut self) -> bool {
+        let per_s = self.shared.config.scrub_bytes_per_s();
+        let busy = self.scrub.reading || self.log.in_flight() > 0 || self.closing.is_some();
+        if per_s == 0 || busy {
+            return false;
+        }
+        let shared: &Shared = &self.shared;
+        let now = shared.now();
+        if self.scrub.pass.is_none() {
+            if self.scrub.began.is_some_and(|began| now.since(began) < BETWEEN) {
+                return false;
+            }
+            self.scrub.began = Some(now);
+            self.scrub.pass = Some((Pass::new(shared), Budget::new(per_s, now)));
+        }
+        let Some((pass, budget)) = self.scrub.pass.as_mut() else { return false };
+        if !budget.wait(now).is_zero() {
+            return false;
+        }
+        let Some(op) = pass.next_op(shared) else {
+            tracing::info!(report = ?pass.report, "scrub");
+            self.scrub.pass = None;
+            return false;
+        };
+        budget.spent += op.bytes();
+        match self.log.submit(TAG_SCRUB, op) {
+            Ok(()) => self.scrub.reading = true,
+            Err(_) => pass.ended(shared, None),
+        }
+        true
+    }
+
+    /// A read of the background pass ended.
+    pub(crate) fn scrub_read(&mut self, completion: Completion) {
+        self.scrub.reading = false;
+        if let Some((pass, _)) = self.scrub.pass.as_mut() {
+            pass.ended(&self.shared, Some(completion));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budget_delays_reads_to_the_rate() {
+        let mut b = Budget::new(1 << 20, Mono(0));
+        assert_eq!(b.wait(Mono(0)), Duration::ZERO);
+        b.spent = 3 << 19;
+        assert_eq!(b.wait(Mono(500_000_000)), Duration::from_secs(1));
+        assert_eq!(b.wait(Mono(1_500_000_000)), Duration::ZERO);
+        assert_eq!(Budget { per_s: 0, ..b }.wait(Mono(0)), Duration::ZERO);
+    }
+}

@@ -1,0 +1,349 @@
+//! One object in the index: the view that callers see, and the 32 bytes it is packed into.
+//!
+//! ```text
+//! words 0 and 1  fingerprint, low half first; 0 = the slot is empty
+//! word  2        A: segment 18 | record_block 16 | payload_delta 16 | flags 4 | tick, high half 10
+//! word  3        B: length 28 | frame 24 | freq 2                             | tick, low half 10
+//! ```
+//!
+//! A link has the flag for it, zeros in the rest of word A, and the name of a base group's member in word B.
+//!
+//! Fields are listed from the lowest bit up.
+
+use super::IndexError;
+use pagelith_layouts::align::ALIGN;
+use pagelith_layouts::footer::FooterEntry;
+use pagelith_layouts::ids::SegmentId;
+
+/// The size of a packed entry, bytes; two share a cache line.
+pub(crate) const SLOT_BYTES: usize = SLOT_WORDS * size_of::<u64>();
+/// Its words.
+pub(crate) const SLOT_WORDS: usize = 4;
+
+const SEGMENT_BITS: u32 = 18;
+const RECORD_BLOCK_BITS: u32 = 16;
+const PAYLOAD_DELTA_BITS: u32 = 16;
+const FLAG_BITS: u32 = 4;
+const LENGTH_BITS: u32 = 28;
+const FRAME_BITS: u32 = 24;
+const FREQ_BITS: u32 = 2;
+const HALF_TICK_BITS: u32 = 10;
+const TICK_BITS: u32 = 2 * HALF_TICK_BITS;
+
+const RECORD_BLOCK_AT: u32 = SEGMENT_BITS;
+const PAYLOAD_DELTA_AT: u32 = RECORD_BLOCK_AT + RECORD_BLOCK_BITS;
+const FLAGS_AT: u32 = PAYLOAD_DELTA_AT + PAYLOAD_DELTA_BITS;
+const TICK_HIGH_AT: u32 = FLAGS_AT + FLAG_BITS;
+const FRAME_AT: u32 = LENGTH_BITS;
+const FREQ_AT: u32 = FRAME_AT + FRAME_BITS;
+const TICK_LOW_AT: u32 = FREQ_AT + FREQ_BITS;
+
+/// One of the four flag bits is spare and zero.
+const FLAG_ON_SSD: u64 = 1;
+const FLAG_ATTACHED: u64 = 1 << 1;
+const FLAG_LINK: u64 = 1 << 2;
+
+const FRAME_NONE: u32 = (1 << FRAME_BITS) - 1;
+const TICK_MASK: u32 = (1 << TICK_BITS) - 1;
+
+/// The highest segment number an entry can name.
+pub const SEGMENT_MAX: u32 = (1 << SEGMENT_BITS) - 1;
+/// The highest DRAM frame number an entry can name; the one above it means "in no frame".
+pub const FRAME_MAX: u32 = FRAME_NONE - 1;
+/// The longest object, bytes: 128 MiB, as the format has it.
+pub const LENGTH_MAX: u32 = 128 << 20;
+/// The highest use count an entry can hold; callers saturate here.
+pub const FREQ_MAX: u8 = (1 << FREQ_BITS) - 1;
+/// Ticks are counted modulo this; compare them only through [`tick_age`].
+pub const TICK_MODULUS: u32 = 1 << TICK_BITS;
+
+const _: () = {
+    assert!(TICK_HIGH_AT + HALF_TICK_BITS == u64::BITS, "word A is full");
+    assert!(TICK_LOW_AT + HALF_TICK_BITS == u64::BITS, "word B is full");
+    assert!(size_of::<u128>() + 2 * size_of::<u64>() == SLOT_BYTES);
+    assert!(RECORD_BLOCK_BITS == u16::BITS && PAYLOAD_DELTA_BITS == u16::BITS, "no range check is needed");
+    assert!(LENGTH_MAX < 1 << LENGTH_BITS);
+    assert!(FLAG_LINK < 1 << FLAG_BITS);
+};
+
+/// Where an object's bytes are on SSD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SsdPlace {
+    /// Segment number, at most [`SEGMENT_MAX`].
+    pub segment: u32,
+    /// Offset in the segment of the record's header, in 4096-byte blocks.
+    pub record_block: u16,
+    /// Distance from the record's header to this object's payload, in 4096-byte blocks.
+    pub payload_delta: u16,
+}
+
+impl SsdPlace {
+    /// The place of a payload `delta` bytes into the record at byte `record` of a segment; both are multiples
+    /// of 4096 below 256 MiB.
+    pub fn at(segment: SegmentId, record: u64, delta: u64) -> SsdPlace {
+        let blocks = |bytes: u64| (bytes / ALIGN) as u16;
+        SsdPlace { segment: segment.0, record_block: blocks(record), payload_delta: blocks(delta) }
+    }
+
+    /// The place that a footer gives one of its entries.
+    pub fn of_entry(segment: SegmentId, entry: &FooterEntry) -> SsdPlace {
+        let (record_block, payload_delta) = (entry.record_block as u16, entry.payload_delta as u16);
+        SsdPlace { segment: segment.0, record_block, payload_delta }
+    }
+}
+
+/// What the index knows about one object, unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// Keyed hash of the whole key. Not its identity: two keys may share one. 0 is stored as 1.
+    pub fingerprint: u128,
+    /// Object length, bytes, 1 to [`LENGTH_MAX`].
+    pub length: u32,
+    /// Where it is on SSD, if it is there.
+    pub ssd: Option<SsdPlace>,
+    /// The DRAM frame that holds it, if one does; at most [`FRAME_MAX`].
+    pub frame: Option<u32>,
+    /// When it was last used; kept modulo [`TICK_MODULUS`].
+    pub tick: u32,
+    /// A small use count for the eviction policies, at most [`FREQ_MAX`].
+    pub freq: u8,
+    /// Whether it is attached to a base group, and visible only with that: a link says to which.
+    pub attached: bool,
+}
+
+/// What the index knows an object by in links: the upper half of its fingerprint. Homes follow from it alone.
+pub fn name_of(fingerprint: u128) -> u64 {
+    (fingerprint >> 64) as u64
+}
+
+/// What the link of an object is found by. Fingerprints are keyed hashes, so this is nobody else's.
+pub(crate) fn link_of(fingerprint: u128) -> u128 {
+    stored(!fingerprint)
+}
+
+/// How long before `now` the tick `tick` was, modulo [`TICK_MODULUS`]: an entry not used for a whole turn of
+/// the counter looks young again.
+pub fn tick_age(now: u32, tick: u32) -> u32 {
+    now.wrapping_sub(tick) & TICK_MASK
+}
+
+/// The fingerprint as it is stored: zero marks an empty slot, so a fingerprint of zero shares the place of 1.
+pub(crate) fn stored(fingerprint: u128) -> u128 {
+    fingerprint.max(1)
+}
+
+/// An entry as it lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slot {
+    pub(crate) fingerprint: u128,
+    a: u64,
+    b: u64,
+}
+
+impl Slot {
+    pub(crate) const EMPTY: Slot = Slot { fingerprint: 0, a: 0, b: 0 };
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.fingerprint == 0
+    }
+
+    /// Refuses a field that would not fit: a location cut to its low bits would name somebody else's bytes.
+    pub(crate) fn pack(entry: &Entry) -> Result<Slot, IndexError> {
+        let place = entry.ssd.unwrap_or(SsdPlace { segment: 0, record_block: 0, payload_delta: 0 });
+        in_range("segment", place.segment, 0, SEGMENT_MAX)?;
+        in_range("length", entry.length, 1, LENGTH_MAX)?;
+        in_range("freq", entry.freq.into(), 0, FREQ_MAX.into())?;
+        if let Some(frame) = entry.frame {
+            in_range("frame", frame, 0, FRAME_MAX)?;
+        }
+        let mut flags = 0;
+        if entry.ssd.is_some() {
+            flags |= FLAG_ON_SSD;
+        }
+        if entry.attached {
+            flags |= FLAG_ATTACHED;
+        }
+        let tick = u64::from(entry.tick & TICK_MASK);
+        let a = u64::from(place.segment)
+            | u64::from(place.record_block) << RECORD_BLOCK_AT
+            | u64::from(place.payload_delta) << PAYLOAD_DELTA_AT
+            | flags << FLAGS_AT
+            | (tick >> HALF_TICK_BITS) << TICK_HIGH_AT;
+        // The shift drops the high half of the tick.
+        let b = u64::from(entry.length)
+            | u64::from(entry.frame.unwrap_or(FRAME_NONE)) << FRAME_AT
+            | u64::from(entry.freq) << FREQ_AT
+            | tick << TICK_LOW_AT;
+        Ok(Slot { fingerprint: stored(entry.fingerprint), a, b })
+    }
+
+    /// When it was last used.
+    pub(crate) fn tick(&self) -> u32 {
+        let high = bits(self.a, TICK_HIGH_AT, HALF_TICK_BITS) << HALF_TICK_BITS;
+        (high | bits(self.b, TICK_LOW_AT, HALF_TICK_BITS)) as u32
+    }
+
+    /// The same entry, last used at this tick.
+    pub(crate) fn with_tick(self, tick: u32) -> Slot {
+        let tick = u64::from(tick & TICK_MASK);
+        let a = self.a & !(u64::MAX << TICK_HIGH_AT) | (tick >> HALF_TICK_BITS) << TICK_HIGH_AT;
+        // The shift drops the high half of the tick.
+        let b = self.b & !(u64::MAX << TICK_LOW_AT) | tick << TICK_LOW_AT;
+        Slot { a, b, ..self }
+    }
+
+    /// The link of an object to the base group that has a member of this name.
+    pub(crate) fn link(fingerprint: u128, base: u64) -> Slot {
+        Slot { fingerprint: link_of(fingerprint), a: FLAG_LINK << FLAGS_AT, b: base }
+    }
+
+    /// If it is a link: the fingerprint of the object it is of, and the name of its base.
+    pub(crate) fn as_link(&self) -> Option<(u128, u64)> {
+        (bits(self.a, FLAGS_AT, FLAG_BITS) & FLAG_LINK != 0).then_some((!self.fingerprint, self.b))
+    }
+
+    pub(crate) fn unpack(&self) -> Entry {
+        let flags = bits(self.a, FLAGS_AT, FLAG_BITS);
+        let frame = bits(self.b, FRAME_AT, FRAME_BITS) as u32;
+        Entry {
+            fingerprint: self.fingerprint,
+            length: bits(self.b, 0, LENGTH_BITS) as u32,
+            ssd: (flags & FLAG_ON_SSD != 0).then(|| SsdPlace {
+                segment: bits(self.a, 0, SEGMENT_BITS) as u32,
+                record_block: bits(self.a, RECORD_BLOCK_AT, RECORD_BLOCK_BITS) as u16,
+                payload_delta: bits(self.a, PAYLOAD_DELTA_AT, PAYLOAD_DELTA_BITS) as u16,
+            }),
+            frame: (frame != FRAME_NONE).then_some(frame),
+            tick: self.tick(),
+            freq: bits(self.b, FREQ_AT, FREQ_BITS) as u8,
+            attached: flags & FLAG_ATTACHED != 0,
+        }
+    }
+
+    pub(crate) fn from_words([low, high, a, b]: [u64; SLOT_WORDS]) -> Slot {
+        Slot { fingerprint: fingerprint_of(low, high), a, b }
+    }
+
+    pub(crate) fn to_words(self) -> [u64; SLOT_WORDS] {
+        [self.fingerprint as u64, name_of(self.fingerprint), self.a, self.b]
+    }
+}
+
+/// The fingerprint of which these are the first two words of a packed entry: a probe looks at nothing else.
+pub(crate) fn fingerprint_of(low: u64, high: u64) -> u128 {
+    u128::from(high) << 64 | u128::from(low)
+}
+
+fn bits(word: u64, at: u32, count: u32) -> u64 {
+    word >> at & ((1 << count) - 1)
+}
+
+fn in_range(field: &'static str, value: u32, min: u32, max: u32) -> Result<(), IndexError> {
+    if value < min || value > max {
+        return Err(IndexError::Range { field, value, min, max });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain() -> Entry {
+        Entry { fingerprint: 7, length: 1, ssd: None, frame: None, tick: 0, freq: 0, attached: false }
+    }
+
+    fn round_trip(entry: Entry) {
+        let slot = Slot::pack(&entry).expect("in range");
+        assert_eq!(Slot::from_words(slot.to_words()).unpack(), entry);
+    }
+
+    /// Each field takes its lowest and highest value while all others are at an extreme, so that a field one
+    /// bit too wide or misplaced shows up in a neighbour.
+    #[test]
+    fn round_trip_at_all_boundaries() {
+        let places = [
+            None,
+            Some((0, 0, 0)),
+            Some((SEGMENT_MAX, 0, 0)),
+            Some((0, u16::MAX, 0)),
+            Some((0, 0, u16::MAX)),
+            Some((SEGMENT_MAX, u16::MAX, u16::MAX)),
+        ];
+        let ticks = [0, 1, (1 << HALF_TICK_BITS) - 1, 1 << HALF_TICK_BITS, TICK_MODULUS - 1];
+        for fingerprint in [1, u128::from(u64::MAX), 1 << 64, u128::MAX] {
+            for place in places {
+                for frame in [None, Some(0), Some(FRAME_MAX)] {
+                    for length in [1, LENGTH_MAX - 1, LENGTH_MAX] {
+                        for tick in ticks {
+                            for (freq, attached) in
+                                [(0, false), (0, true), (FREQ_MAX, false), (FREQ_MAX, true)]
+                            {
+                                let ssd = place.map(|(segment, record_block, payload_delta)| SsdPlace {
+                                    segment,
+                                    record_block,
+                                    payload_delta,
+                                });
+                                let entry = Entry { fingerprint, length, ssd, frame, tick, freq, attached };
+                                round_trip(entry);
+                                let slot = Slot::pack(&Entry { tick: !tick & TICK_MASK, ..entry });
+                                assert_eq!(slot.expect("in range").with_tick(tick).unpack(), entry);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let at = |segment| Some(SsdPlace { segment, record_block: 0, payload_delta: 0 });
+        let cases = [
+            ("length", Entry { length: 0, ..plain() }),
+            ("length", Entry { length: LENGTH_MAX + 1, ..plain() }),
+            ("segment", Entry { ssd: at(SEGMENT_MAX + 1), ..plain() }),
+            ("frame", Entry { frame: Some(FRAME_MAX + 1), ..plain() }),
+            ("frame", Entry { frame: Some(u32::MAX), ..plain() }),
+            ("freq", Entry { freq: FREQ_MAX + 1, ..plain() }),
+        ];
+        for (name, entry) in cases {
+            match Slot::pack(&entry) {
+                Err(IndexError::Range { field, .. }) => assert_eq!(field, name),
+                Err(other) => panic!("{entry:?} was refused for another reason: {other}"),
+                Ok(_) => panic!("{entry:?} was packed"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_tick_wraps_and_its_age_is_counted_across_the_wrap() {
+        let entry = Entry { tick: TICK_MODULUS + 5, ..plain() };
+        assert_eq!(Slot::pack(&entry).expect("in range").unpack().tick, 5);
+        assert_eq!(tick_age(5, 5), 0);
+        assert_eq!(tick_age(3, TICK_MODULUS - 2), 5);
+        assert_eq!(tick_age(TICK_MODULUS + 3, TICK_MODULUS - 2), 5, "now need not be reduced");
+        assert_eq!(tick_age(0, u32::MAX), 1, "nor need its counter stop at the modulus");
+        assert_eq!(tick_age(4, 5), TICK_MODULUS - 1, "a tick ahead of now counts as the oldest");
+    }
+
+    #[test]
+    fn a_link_is_told_from_an_entry() {
+        for fingerprint in [1, u128::from(u64::MAX), 1 << 64, u128::MAX - 1] {
+            for base in [0, 1, u64::MAX] {
+                let slot = Slot::from_words(Slot::link(fingerprint, base).to_words());
+                assert_eq!(slot.as_link(), Some((fingerprint, base)));
+            }
+        }
+        let all = Entry { tick: TICK_MASK, freq: FREQ_MAX, attached: true, ..plain() };
+        assert_eq!(Slot::pack(&all).expect("in range").as_link(), None);
+    }
+
+    #[test]
+    fn a_zero_fingerprint_does_not_look_like_an_empty_slot() {
+        let slot = Slot::pack(&Entry { fingerprint: 0, ..plain() }).expect("in range");
+        assert!(!slot.is_empty());
+        assert_eq!(slot.unpack().fingerprint, 1);
+        assert!(Slot::from_words([0; SLOT_WORDS]).is_empty());
+    }
+}

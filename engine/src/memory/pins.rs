@@ -1,0 +1,248 @@
+//! Pins and leases: objects that eviction and reclaim must keep for now.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use pagelith_io::clock::Mono;
+use pagelith_layouts::ids::NamespaceId;
+
+use self::client::{Client, Totals};
+use crate::api::error::Result;
+
+pub(crate) mod client;
+
+/// A client that pins over a connection: the name of its key, or of its process.
+pub(crate) type ClientName = Arc<str>;
+
+/// An object to be pinned, and the memory that the pin keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub fingerprint: u128,
+    pub namespace: NamespaceId,
+    /// Identifies its group in memory: a pin keeps the whole group.
+    pub group: u128,
+    /// Arena bytes that this group takes, or would take.
+    pub bytes: u64,
+}
+
+/// Objects that must stay. Keyed by fingerprint: a collision may keep one object too many, never
+/// one too few.
+#[derive(Debug, Default)]
+pub(crate) struct Pins {
+    pin_counts: HashMap<u128, u32>,
+    leases: HashMap<u128, Lease>,
+    /// Objects held for clients; they are counted in `held` and `leases` too.
+    clients: BTreeMap<ClientName, Client>,
+    all: Totals,
+}
+
+/// An object's lease.
+#[derive(Debug)]
+struct Lease {
+    until: Mono,
+    namespace: NamespaceId,
+}
+
+impl Pins {
+    /// Add a pin.
+    pub fn pin(&mut self, fingerprint: u128) {
+        *self.pin_counts.entry(fingerprint).or_insert(0) += 1;
+    }
+
+    /// Remove a pin.
+    pub fn unpin(&mut self, fingerprint: u128) {
+        if let Some(count) = self.pin_counts.get_mut(&fingerprint) {
+            *count -= 1;
+            if *count == 0 {
+                self.pin_counts.remove(&fingerprint);
+            }
+        }
+    }
+
+    /// Lease until `deadline`, unless a longer lease exists.
+    pub fn lease(&mut self, fingerprint: u128, namespace: NamespaceId, deadline: Mono) {
+        let lease = self.leases.entry(fingerprint).or_insert(Lease { until: deadline, namespace });
+        lease.until = lease.until.max(deadline);
+    }
+
+    /// An object was removed: end its lease.
+    pub fn end_lease(&mut self, fingerprint: u128) {
+        if self.leases.is_empty() || self.leases.remove(&fingerprint).is_none() {
+            return;
+        }
+        let all = &mut self.all;
+        self.clients.retain(|_, client| {
+            all.take(&client.end_lease(fingerprint));
+            !client.holds_nothing()
+        });
+    }
+
+    /// A namespace was cleared: end the leases of its objects.
+    pub fn end_leases(&mut self, namespace: NamespaceId) {
+        let in_namespace =
+            |(fingerprint, lease): (&u128, &Lease)| (lease.namespace == namespace).then_some(*fingerprint);
+        let gone: Vec<u128> = self.leases.iter().filter_map(in_namespace).collect();
+        gone.into_iter().for_each(|fingerprint| self.end_lease(fingerprint));
+    }
+
+    /// Pin for a client, or lease until `lease`; an error if this client, or all together, would
+    /// exceed `most`.
+    pub fn hold(
+        &mut self,
+        name: &ClientName,
+        rows: &[Row],
+        lease: Option<Mono>,
+        most: &Totals,
+    ) -> Result<()> {
+        let client = self.clients.entry(name.clone()).or_default();
+        let more = client.more(rows);
+        if let Err(error) = client.totals().check(&more, &most.share_of_client(), "this client") {
+            self.remove_idle(name);
+            return Err(error);
+        }
+        if let Err(error) = self.all.check(&more, most, "all clients") {
+            self.remove_idle(name);
+            return Err(error);
+        }
+        self.all.add(&more);
+        for row in rows {
+            client_entry(&mut self.clients, name).hold(row, lease);
+            match lease {
+                Some(until) => self.lease(row.fingerprint, row.namespace, until),
+                None => self.pin(row.fingerprint),
+            }
+        }
+        Ok(())
+    }
+
+    /// Remove pins of a client.
+    pub fn let_go(&mut self, name: &ClientName, fingerprints: &[u128]) {
+        for fingerprint in fingerprints {
+            self.unpin(*fingerprint);
+            let less = client_entry(&mut self.clients, name).let_go(*fingerprint);
+            self.all.take(&less);
+        }
+        self.remove_idle(name);
+    }
+
+    fn remove_idle(&mut self, name: &ClientName) {
+        if self.clients.get(name).is_some_and(Client::holds_nothing) {
+            self.clients.remove(name);
+        }
+    }
+
+    /// End expired leases.
+    pub fn expire(&mut self, now: Mono) {
+        self.leases.retain(|_, lease| lease.until > now);
+        let all = &mut self.all;
+        self.clients.retain(|_, client| {
+            all.take(&client.expire(now));
+            !client.holds_nothing()
+        });
+    }
+
+    /// Numbers of pinned objects and of leased objects.
+    pub fn count(&self) -> (usize, usize) {
+        (self.pin_counts.len(), self.leases.len())
+    }
+
+    /// Whether any object is pinned or leased.
+    pub fn are_any(&self) -> bool {
+        !(self.pin_counts.is_empty() && self.leases.is_empty())
+    }
+
+    /// Whether an object must stay. A lease counts until [`Pins::expire`] ends it.
+    pub fn is_pinned(&self, fingerprint: u128) -> bool {
+        self.pin_counts.contains_key(&fingerprint) || self.leases.contains_key(&fingerprint)
+    }
+}
+
+fn client_entry<'a>(clients: &'a mut BTreeMap<ClientName, Client>, name: &ClientName) -> &'a mut Client {
+    clients.entry(name.clone()).or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+
+    #[test]
+    fn pins_are_counted() {
+        let mut p = Pins::default();
+        p.pin(7);
+        p.pin(7);
+        p.unpin(7);
+        assert!(p.is_pinned(7));
+        p.unpin(7);
+        assert!(!p.is_pinned(7));
+        p.unpin(7);
+    }
+
+    #[test]
+    fn longest_lease_counts_and_expires() {
+        let mut p = Pins::default();
+        p.lease(7, NAMESPACE, Mono(10));
+        p.lease(7, NAMESPACE, Mono(5));
+        p.expire(Mono(9));
+        assert!(p.is_pinned(7));
+        p.expire(Mono(10));
+        assert!(!p.is_pinned(7));
+    }
+
+    fn row(fingerprint: u128, group: u128) -> Row {
+        Row { fingerprint, namespace: NAMESPACE, group, bytes: 4096 }
+    }
+
+    #[test]
+    fn leases_of_removed_objects_end() {
+        let mut p = Pins::default();
+        let (name, most) = (ClientName::from("a"), Totals { objects: 100, bytes: 100 * 4096 });
+        for (fingerprint, namespace) in [(1, 1), (2, 1), (3, 2), (4, 2)] {
+            let row = Row { namespace: NamespaceId([namespace; 16]), ..row(fingerprint, fingerprint) };
+            p.hold(&name, &[row], Some(Mono(10)), &most).expect("its share");
+        }
+        p.end_leases(NAMESPACE);
+        p.end_lease(3);
+        assert!(p.is_pinned(4) && p.count() == (0, 1));
+        assert_eq!(p.all, Totals { objects: 1, bytes: 4096 }, "the client's share is free again");
+    }
+
+    #[test]
+    fn client_and_total_limits_are_enforced() {
+        let mut p = Pins::default();
+        let most = Totals { objects: 100, bytes: 40 * 4096 };
+        let names: Vec<ClientName> = ["a", "b", "c"].map(Arc::from).into();
+        let hold = |p: &mut Pins, client: usize, from: u128, count: u128, lease: Option<u64>| {
+            let rows: Vec<Row> = (from..from + count).map(|n| row(n, n)).collect();
+            p.hold(&names[client], &rows, lease.map(Mono), &most).is_ok()
+        };
+        // Half of the limit for all. The same objects again count once for a client, and again for
+        // another client.
+        assert!(hold(&mut p, 0, 0, 20, None) && !hold(&mut p, 0, 20, 1, None));
+        assert!(hold(&mut p, 0, 0, 20, Some(10)) && hold(&mut p, 1, 0, 20, Some(10)));
+        assert!(!hold(&mut p, 2, 0, 1, None), "the limit for all clients");
+        // Unpinned objects stay leased until the lease expires.
+        p.let_go(&names[0], &(0..20).collect::<Vec<_>>());
+        assert!(!hold(&mut p, 2, 0, 1, None) && p.is_pinned(0));
+        p.expire(Mono(10));
+        assert!(hold(&mut p, 2, 0, 1, None) && p.clients.len() == 1);
+        p.let_go(&names[2], &[0]);
+        assert_eq!((p.all, p.clients.len(), p.count()), (Totals::default(), 0, (0, 0)));
+    }
+
+    #[test]
+    fn group_counts_once_while_any_member_is_held() {
+        let mut p = Pins::default();
+        let (name, most) = (ClientName::from("a"), Totals { objects: 100, bytes: 100 * 4096 });
+        let big = |fingerprint| Row { fingerprint, namespace: NAMESPACE, group: 1, bytes: 50 * 4096 };
+        p.hold(&name, &[big(1)], None, &most).expect("its share");
+        p.hold(&name, &[big(2), big(2)], None, &most).expect("no memory beyond the group's");
+        p.let_go(&name, &[1]);
+        assert!(p.hold(&name, &[row(9, 9)], None, &most).is_err(), "object 2 keeps the whole group");
+        p.let_go(&name, &[2]);
+        assert!(p.hold(&name, &[row(9, 9)], None, &most).is_err(), "object 2 was pinned twice");
+        p.let_go(&name, &[2]);
+        p.hold(&name, &[row(9, 9)], None, &most).expect("room");
+    }
+}

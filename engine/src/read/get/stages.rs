@@ -1,0 +1,55 @@
+//! What of a batch goes through staging memory, and when.
+
+use pagelith_layouts::staging;
+
+use super::GetBatch;
+use crate::read::plan::{Fetch, Piece, Target};
+use crate::store::session::SessionIo;
+
+impl GetBatch {
+    /// Split what is staged into sub-batches, in order and greedily. Sub-batch numbers go on from those that
+    /// the batch has already.
+    pub(crate) fn assign_stages(&mut self, targets: &mut [Target], staged: &[(usize, u64)], budget: u64) {
+        let costs: Vec<u64> = staged.iter().map(|(_, cost)| *cost).collect();
+        for range in staging::split(&costs, budget) {
+            self.stage_open.push(range.len());
+            for (target, _) in &staged[range] {
+                targets[*target].stage = self.stage_open.len();
+                self.slots[targets[*target].slot].stage = self.stage_open.len();
+            }
+        }
+    }
+
+    pub(crate) fn leave_stage(&mut self, i: usize) {
+        let stage = std::mem::take(&mut self.slots[i].stage);
+        if stage > 0 {
+            self.stage_open[stage - 1] -= 1;
+        }
+    }
+
+    /// Plan anew what a read that waits would bring straight into callers' memory: by the time that is left it is staged.
+    pub(crate) fn stage_instead(&mut self, io: &mut SessionIo, fetch: &Fetch) {
+        let mut which = Vec::new();
+        for piece in &fetch.pieces {
+            if let Piece::Direct { slot, round, .. } = piece
+                && self.slots[*slot].outcome.is_none()
+                && self.slots[*slot].round == *round
+            {
+                which.push(*slot);
+            }
+        }
+        for &slot in &which {
+            self.leave_stage(slot);
+            self.leave_header(io, slot);
+            self.slots[slot].begin_again();
+        }
+        if let Some(Piece::Header { header, bytes }) = fetch.pieces.first()
+            && self.headers[*header].users > 0
+        {
+            // Objects of other reads need it still.
+            let pieces = [Piece::Header { header: *header, bytes: *bytes }].into();
+            self.waiting.push_front(Fetch { bytes: *bytes, parts: 1, pieces, ..fetch.clone() });
+        }
+        self.plan(io, &which);
+    }
+}

@@ -1,0 +1,13 @@
+//! Reads: lookups, gets from every tier, views and pins.
+
+pub(crate) mod exists;
+pub(crate) mod fetch;
+pub(crate) mod get;
+pub(crate) mod hits_lookup;
+pub(crate) mod locate;
+pub(crate) mod pin;
+pub(crate) mod plan;
+pub(crate) mod promote;
+pub(crate) mod slot;
+pub(crate) mod summary;
+pub(crate) mod view;

@@ -1,0 +1,22 @@
+//! The per-batch tier summary (`log.batch_summary`).
+
+use std::collections::BTreeMap;
+
+use crate::api::outcome::{GetOutcome, Tier};
+use crate::read::slot::Slot;
+
+/// Say where the objects of a batch came from, and why those that did not come did not.
+pub(crate) fn gets(slots: &[Slot]) {
+    let (mut memory, mut ssd, mut remote, mut failed) = (0u64, 0u64, 0u64, 0u64);
+    let mut miss: BTreeMap<String, u64> = BTreeMap::new();
+    for slot in slots {
+        match &slot.outcome {
+            Some(Ok(GetOutcome::Hit { tier: Tier::Memory, .. })) => memory += 1,
+            Some(Ok(GetOutcome::Hit { tier: Tier::Ssd, .. })) => ssd += 1,
+            Some(Ok(GetOutcome::Hit { tier: Tier::Remote, .. })) => remote += 1,
+            Some(Ok(GetOutcome::Miss(cause))) => *miss.entry(cause.to_string()).or_default() += 1,
+            Some(Err(_)) | None => failed += 1,
+        }
+    }
+    tracing::info!(objects = slots.len(), memory, ssd, remote, ?miss, failed, "get batch");
+}

@@ -1,0 +1,97 @@
+//! Borrowed views of objects in DRAM.
+
+use std::sync::{Arc, Weak};
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::dram::arena::ArenaMemory;
+
+use crate::api::error::Result;
+use crate::api::outcome::MissCause;
+use crate::memory::visibility::Sight;
+use crate::state::frame_access::Held;
+use crate::state::shared::Shared;
+
+/// An object's bytes in the arena. Pinned while the view lives. A store that is closed or dropped lets go of its files all the same;
+/// the arena stays as long as somebody looks at it.
+pub struct View {
+    held: Held,
+    member: usize,
+    memory: Arc<ArenaMemory>,
+    shared: Weak<Shared>,
+}
+
+impl View {
+    /// The bytes as a part, for who looks where they lie; it goes before this does.
+    pub(crate) fn part(&self) -> Part {
+        self.held.part(&self.memory, self.member)
+    }
+
+    /// The checksums of its blocks.
+    pub(crate) fn checksums(&self) -> &[Checksum] {
+        &self.held.data.members[self.member].checksums
+    }
+
+    /// Bytes of the arena that it keeps.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.held.data.bytes()
+    }
+}
+
+impl std::ops::Deref for View {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.held.bytes(&self.memory, self.member)
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // Of a store that is gone nobody uses the memory again.
+        if let Some(shared) = self.shared.upgrade() {
+            shared.lock().release_frame(self.held.frame);
+        }
+    }
+}
+
+impl std::fmt::Debug for View {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "View(len={})", self.len())
+    }
+}
+
+/// See [`crate::Store::view`].
+pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>> {
+    shared.check_open()?;
+    let mut core = shared.lock();
+    let generation = core.generation(key.namespace());
+    let fingerprint = shared.fingerprint(key, generation);
+    let Some((frame, member)) = core.find_memory(key, fingerprint, generation) else { return Ok(None) };
+    if !core.index.find(fingerprint).any(|e| e.frame == Some(frame.id.0) && core.is_visible(&e)) {
+        return Ok(None);
+    }
+    let Some(held) = Held::new(&mut core, frame) else { return Ok(None) };
+    let verified = core.frames.get(frame.id).is_some_and(|f| f.verified);
+    drop(core);
+    let view = View { held, member, memory: shared.memory.clone(), shared: Arc::downgrade(shared) };
+    if verified {
+        return Ok(Some(view));
+    }
+    let whole = (0..view.held.data.members.len()).all(|m| {
+        let blocks = view.held.bytes(&shared.memory, m).chunks(BLOCK_BYTES as usize);
+        blocks.zip(&view.held.data.members[m].checksums).all(|(b, sum)| checksum(b) == *sum)
+    });
+    let mut core = shared.lock();
+    if !whole {
+        core.counters.miss(MissCause::Damaged);
+        core.drop_damaged(frame.id);
+        drop(core);
+        return Ok(None);
+    }
+    if let Some(f) = core.frames.get_ref(frame) {
+        f.verified = true;
+    }
+    drop(core);
+    Ok(Some(view))
+}

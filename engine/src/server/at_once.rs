@@ -1,0 +1,47 @@
+//! Requests that are answered at once, from memory alone.
+
+use pagelith_layouts::wire::outcome::{EventItem, OutcomeHead};
+use pagelith_layouts::wire::request::{Ask, Verb};
+
+use super::Server;
+use super::answer::Answered;
+use crate::api::error::{Error, ErrorKind};
+use crate::api::events;
+use crate::api::request::Options;
+use crate::state::shared::Shared;
+use crate::store::session::recency;
+
+impl Server {
+    /// All that came and went, as much of it as fits into an outcome and the peer may hear of.
+    pub(crate) fn events(&self, from: u64) -> Answered {
+        let facts = self.link.facts();
+        let room = facts.control_bytes_max as usize - OutcomeHead::BYTES;
+        let most = (room / EventItem::BYTES).min(events::PIECE);
+        let Some(since) = self.world.shared().lock().events.since_number(from, most) else {
+            let detail = "the store keeps no events: its setting events.max is 0";
+            return Answered::failed(Verb::Events, Error::new(ErrorKind::Incompatible, detail));
+        };
+        Answered::events(&since, |event| {
+            event.namespace().is_none_or(|namespace| facts.rights.may_hear(namespace))
+        })
+    }
+}
+
+/// Answer what memory alone can answer.
+pub(crate) fn answer_now(shared: &Shared, ask: &Ask<'_>, options: &Options) -> Answered {
+    let at = recency(shared, options);
+    match ask {
+        Ask::Exists(keys) => {
+            Answered::bits(Verb::Exists, crate::read::exists::exists(shared, keys.iter(), at))
+        }
+        Ask::ExistsPrefix(keys) => {
+            let found = crate::read::exists::prefix(shared, keys.iter(), at);
+            Answered::number(Verb::ExistsPrefix, found as u64)
+        }
+        Ask::Stats => {
+            let stats = crate::api::stats::Stats::of(shared);
+            Answered::text(serde_json::to_string(&stats).unwrap_or_default())
+        }
+        ask => Answered::number(ask.verb(), 0),
+    }
+}

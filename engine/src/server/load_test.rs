@@ -1,0 +1,179 @@
+//! Memory that clients' operations and unread outcomes take, as it is counted over real links.
+
+use std::sync::Arc;
+
+use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::system::SystemEntropy;
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms};
+use pagelith_layouts::wire::{Frame, Kind, List};
+use pagelith_transport::auth::{Key, KeyRing};
+use pagelith_transport::closed::Closed;
+use pagelith_transport::handshake::Admission;
+use pagelith_transport::limits::Limits;
+use pagelith_transport::link::{Event, Link};
+use pagelith_transport::rights::Rights;
+
+use super::Server;
+use super::load::{ALL_BYTES_MAX, CLIENT_BYTES_MAX, FIRST_BYTES_MAX, LINK_BYTES_MAX};
+use crate::config::{Config, Facts};
+use crate::server::tests::{Pair, key};
+use crate::store::store::Store;
+
+/// Time stands still: no link is silent for too long.
+struct StillClock;
+
+impl Clock for StillClock {
+    fn now(&self) -> Mono {
+        Mono(1)
+    }
+}
+
+fn store() -> Store {
+    let mut config = Config::default();
+    config.dram.bytes = crate::Size::mib(4);
+    config.index.max_objects = Some(1000);
+    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("opened")
+}
+
+fn meet(store: &Store, admission: Admission, key: Option<Key>) -> (Server, Box<dyn Link>) {
+    let clock: Arc<dyn Clock> = Arc::new(StillClock);
+    let address = "tcp:127.0.0.1:0".parse().expect("an address");
+    Pair::links(store, &clock, address, admission, key, &[])
+}
+
+/// Send these and take what comes, until the server has closed the link or this many outcomes are here.
+fn outcomes(server: &mut Server, link: &mut dyn Link, frames: Vec<Frame>, most: usize) -> usize {
+    frames.into_iter().for_each(|frame| assert!(link.send(frame).is_ok(), "room for a request"));
+    link.send_on();
+    let mut outcomes = 0;
+    while outcomes < most && server.closed().is_none() {
+        server.turn();
+        let mut events = Vec::new();
+        link.poll(&mut events);
+        let is_outcome = |event: &Event| matches!(event, Event::Frame(frame) if frame.kind == Kind::Outcome);
+        outcomes += events.iter().filter(|event| is_outcome(event)).count();
+    }
+    outcomes
+}
+
+#[test]
+fn request_with_the_number_of_an_unsent_outcome_ends_the_link_and_leaves_nothing_counted() {
+    let store = store();
+    let keys = vec![key(1, "k"); 100];
+    let body = request::encode(Terms::default(), &Ask::Exists(List::of(&keys)));
+    let request = |op| Frame::new(Kind::Request, OpId(op), body.clone());
+    let (mut server, mut link) = meet(&store, Admission::Connection(Rights::all()), None);
+    // A number whose outcome has left may be used again.
+    for _ in 0..3 {
+        assert_eq!(outcomes(&mut server, &mut *link, vec![request(1)], 1), 1);
+        assert_eq!(store.shared.served.bytes(), 0);
+    }
+    // Both arrive in one turn, and each is answered at once.
+    outcomes(&mut server, &mut *link, vec![request(2), request(2)], 2);
+    assert!(matches!(server.closed(), Some(Closed::Broken(_))), "{:?}", server.closed());
+    drop(server);
+    assert_eq!(store.shared.served.bytes(), 0);
+}
+
+/// Puts whose bytes never come, and gets of a wrong length whose outcomes are long and not read.
+pub(crate) fn of_one_link() {
+    let (store, puts) = (store(), puts());
+    let anybody = || meet(&store, Admission::Connection(Rights::all()), None);
+    let mut others = 0;
+    let mut links: Vec<_> = (0..3).map(|_| anybody()).collect();
+    for (server, link) in &mut links {
+        ask_all(server, &mut **link, &puts);
+        let has = store.shared.served.bytes() - others;
+        assert!(has > LINK_BYTES_MAX * 3 / 4 && has <= LINK_BYTES_MAX, "has={has}");
+        others += has;
+    }
+    drop(links);
+    let (mut server, mut link) = anybody();
+    let items = vec![GetItem::new(key(1, "k"), None, 7); 6000];
+    let body = request::encode(Terms::default(), &Ask::Get(List::of(&items)));
+    for op in 1..=200 {
+        let _ = link.send(Frame::new(Kind::Request, OpId(op), body.clone()));
+        link.send_on();
+        server.turn();
+        let unsent: usize = server.outbox.iter().map(|frame| frame.body.len()).sum();
+        let queued = server.outcome_room.saturating_sub(server.link.room().frame_bytes);
+        assert!((unsent + queued) as u64 <= LINK_BYTES_MAX, "unsent={unsent} queued={queued}");
+    }
+    assert!(store.shared.served.bytes() > 0, "nothing waits");
+    drop(server);
+    assert_eq!(store.shared.served.bytes(), 0, "something is counted for nobody");
+}
+
+/// Six clients ask for more than all may have.
+pub(crate) fn of_all_clients() {
+    let (store, puts) = (store(), puts());
+    let anybody = || meet(&store, Admission::Connection(Rights::all()), None);
+    let mut hostile: Vec<_> = (0..6).map(|_| anybody()).collect();
+    hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
+    let (top, firsts) = (store.shared.served.bytes(), hostile.len() as u64 * FIRST_BYTES_MAX);
+    assert!(top > ALL_BYTES_MAX * 3 / 4 && top <= ALL_BYTES_MAX + firsts, "top={top}");
+    // Another begins something small meanwhile.
+    let (mut server, mut link) = anybody();
+    let body = request::encode(Terms::default(), &Ask::Exists(List::of(&[key(1, "k")])));
+    assert_eq!(outcomes(&mut server, &mut *link, vec![Frame::new(Kind::Request, OpId(1), body)], 1), 1);
+    drop((hostile, server));
+    assert_eq!(store.shared.served.bytes(), 0);
+}
+
+/// Clients whose puts' bytes never come: six links of one key, and one of another.
+pub(crate) fn of_one_client() {
+    let (store, puts) = (store(), puts());
+    let key_of = |name, n| Key::new(name, &[n; 32]).expect("a key");
+    let ring = || {
+        let keys = [(key_of("a", 1), Rights::all()), (key_of("b", 2), Rights::all())];
+        Admission::Keys(Arc::new(KeyRing::new(keys, &SystemEntropy).expect("a ring")))
+    };
+    let waiting = |key: Key| meet(&store, ring(), Some(key));
+    let served = || store.shared.served.bytes();
+    let mut hostile: Vec<_> = (0..6).map(|_| waiting(key_of("a", 1))).collect();
+    hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
+    let top = served();
+    let firsts = hostile.len() as u64 * FIRST_BYTES_MAX;
+    assert!(top > CLIENT_BYTES_MAX * 3 / 4 && top <= CLIENT_BYTES_MAX + firsts, "top={top}");
+    // A link of the other key has as much as a link may.
+    let (mut server, mut link) = waiting(key_of("b", 2));
+    ask_all(&mut server, &mut *link, &puts);
+    let others = served() - top;
+    assert!(others > LINK_BYTES_MAX * 3 / 4 && others <= LINK_BYTES_MAX, "others={others}");
+    drop((hostile, server));
+    assert_eq!(served(), 0);
+}
+
+/// Requests for more than a link may have, of many objects.
+fn puts() -> Vec<Vec<u8>> {
+    let put = |n: u32| {
+        let mut draft = PutDraft::new(BLOCK_BYTES);
+        draft.group(None);
+        (0..400).for_each(|object| draft.object(key(1, &format!("{n}-{object}")), 1, &[checksum(b"x")]));
+        request::encode(Terms::default(), &Ask::Put(draft.puts().expect("puts")))
+    };
+    (0..120).map(put).collect()
+}
+
+/// Ask for these, and send nothing of them.
+fn ask_all(server: &mut Server, link: &mut dyn Link, bodies: &[Vec<u8>]) {
+    for (n, body) in bodies.iter().enumerate() {
+        let mut unsent = Some(Frame::new(Kind::Request, OpId(n as u64 + 1), body.clone()));
+        while let Some(frame) = unsent.take() {
+            unsent = link.send(frame).err();
+            if unsent.is_some() {
+                link.send_on();
+                server.turn();
+            }
+        }
+    }
+    // Until it has looked at the last of them.
+    while link.room().frame_bytes < Limits::default().frame_bytes_max {
+        link.send_on();
+        server.turn();
+    }
+    (0..20).for_each(|_| _ = server.turn());
+}

@@ -1,0 +1,96 @@
+//! Which groups of a put go together.
+
+use pagelith_layouts::checksum::BLOCK_BYTES;
+
+use super::{PutOp, State};
+
+/// Groups of a run, and bytes of one unless its first group has more. They are looked up in one section, memory is set aside for them
+/// in one, and they are stored together.
+pub(crate) const RUN_GROUPS: usize = 8;
+const RUN_BYTES: u64 = 512 << 10;
+
+impl PutOp {
+    /// Groups from `at` on that begin together.
+    pub(crate) fn run(&self, at: usize) -> Vec<usize> {
+        let bytes_of = |at: usize| -> u64 {
+            self.offered[self.groups[at].objects.clone()].iter().map(|o| o.length).sum()
+        };
+        let mut bytes = bytes_of(at);
+        let fits = |at: &usize| {
+            bytes = bytes.saturating_add(bytes_of(*at));
+            matches!(self.groups[*at].state, State::New) && bytes <= RUN_BYTES
+        };
+        let behind = (at + 1..self.groups.len()).take(RUN_GROUPS - 1).take_while(fits);
+        let mut run = Vec::with_capacity(RUN_GROUPS.min(self.groups.len() - at));
+        run.push(at);
+        run.extend(behind);
+        run
+    }
+
+    /// Whether a group is put out of the client's memory: into the open ones it goes by way of memory that is set aside.
+    pub(crate) fn is_shown(&self, at: usize) -> bool {
+        let is_whole = self.into.is_none() && self.required.is_none();
+        is_whole
+            && self.block_bytes == BLOCK_BYTES
+            && self.offered[self.groups[at].objects.clone()].iter().all(|o| o.shown.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagelith_io::clock::Mono;
+    use pagelith_layouts::checksum::Checksums;
+    use pagelith_layouts::ids::{NamespaceId, PrefixHash};
+    use pagelith_layouts::key::{ObjectKey, Role};
+    use pagelith_layouts::shard::Shard;
+    use pagelith_layouts::wire::request::Verb;
+
+    use super::super::offered::{Memory, Offered};
+    use super::super::{Group, Manner};
+    use super::*;
+    use crate::api::request::Options;
+    use crate::write::put::Came;
+
+    /// A put of so many objects of this length.
+    fn put(objects: usize, length: u64) -> PutOp {
+        let key =
+            ObjectKey::new(NamespaceId([1; 16]), PrefixHash([2; 32]), Role::Target, "kv", "k", Shard::Whole);
+        let key = key.expect("a key");
+        let offered = |_| Offered {
+            key,
+            length,
+            sums: Checksums::new(),
+            shown: None,
+            memory: Memory::None,
+            verdict: None,
+        };
+        let group = |at: usize| Group { base: None, objects: at..at + 1, state: State::New };
+        PutOp {
+            manner: Manner { options: Options::default(), deadline: Mono::default(), came: Came::Put },
+            verb: Verb::Put,
+            block_bytes: BLOCK_BYTES,
+            offered: (0..objects).map(offered).collect(),
+            groups: (0..objects).map(group).collect(),
+            required: None,
+            into: None,
+        }
+    }
+
+    /// How many groups go together, from the first to the last.
+    fn runs(put: &PutOp) -> Vec<usize> {
+        let (mut at, mut runs) = (0, Vec::new());
+        while at < put.groups.len() {
+            runs.push(put.run(at).len());
+            at += runs[runs.len() - 1];
+        }
+        runs
+    }
+
+    #[test]
+    fn run_has_so_many_groups_and_bytes_at_most_and_one_group_at_least() {
+        assert_eq!(runs(&put(20, 4 << 10)), [8, 8, 4]);
+        assert_eq!(runs(&put(20, 64 << 10)), [8, 8, 4]);
+        assert_eq!(runs(&put(5, 256 << 10)), [2, 2, 1]);
+        assert_eq!(runs(&put(2, 1 << 20)), [1, 1]);
+    }
+}

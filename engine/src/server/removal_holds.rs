@@ -1,0 +1,153 @@
+//! Holds: while a store tells its peers of a removal, each of them keeps nothing that stores bring each other, as it does during a removal
+//! of its own ([`crate::rpc::removal_fence`]). Who has removed gets it again from nobody who has not.
+//!
+//! Invariants:
+//! - A hold is of its connection and ends with it, or at its request's deadline. Whoever releases one is told whether it had lasted.
+//! - One that came behind a removal that was asked for after it did not last: something may have been kept in between. Links promise the
+//!   order of frames; this one is not believed.
+//! - A name is held once: a request that comes again does not begin anew what was released.
+
+use std::collections::BTreeMap;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::sync::Arc;
+use pagelith_layouts::ids::OpId;
+use pagelith_mutants::{self as mutant, Mutant};
+
+use crate::api::error::{Error, ErrorKind, Result};
+use crate::rpc::removal_fence::{Removals, Removing};
+use crate::state::shared::Shared;
+
+/// Most holds of a connection: a store has one at a time, and may leave another behind.
+pub(crate) const HOLDS_MAX: usize = 16;
+
+/// Those of a connection.
+#[derive(Default)]
+pub(crate) struct Holds {
+    all: BTreeMap<u64, (Mono, Removing)>,
+    /// The highest name so far.
+    last: u64,
+    /// The last removal that was asked for.
+    removed: Option<OpId>,
+}
+
+impl Holds {
+    /// Operation `id` removes or clears something.
+    pub fn removes(&mut self, id: OpId) {
+        self.removed = self.removed.max(Some(id));
+    }
+
+    /// Keep nothing from now on, as operation `id` asks; its number is 0.
+    pub fn begin(&mut self, shared: &Shared, id: OpId, name: u64, deadline: Mono) -> Result<u64> {
+        shared.check_open()?;
+        self.expire(shared.now());
+        if name <= self.last {
+            let last = self.last;
+            return Err(Error::invalid(format!("a hold of this link had this name name={name} last={last}")));
+        }
+        if self.removed.is_some_and(|removed| removed > id) {
+            return Err(Error::new(ErrorKind::Unavailable, "a removal came before its hold"));
+        }
+        if self.all.len() >= HOLDS_MAX {
+            return Err(Error::busy(format!("too many holds on this link most={HOLDS_MAX}")));
+        }
+        let nowhere = || Arc::new(Removals::default());
+        let removals = if mutant::on(Mutant::HoldDropped) { nowhere() } else { shared.removals.clone() };
+        self.all.insert(name, (deadline, removals.begin()));
+        self.last = name;
+        Ok(0)
+    }
+
+    /// Keep things again; 1 if nothing was kept since that hold began, else 0.
+    pub fn release(&mut self, name: u64, now: Mono) -> u64 {
+        self.expire(now);
+        self.all.remove(&name).map_or(0, |_| 1)
+    }
+
+    /// End those whose time is up.
+    pub fn expire(&mut self, now: Mono) {
+        self.all.retain(|_, (deadline, _)| now < *deadline);
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The connection has ended.
+    pub fn let_go(&mut self) {
+        self.all.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::{Config, Facts};
+    use crate::store::store::Store;
+
+    fn store() -> Store {
+        let mut config = Config::default();
+        config.dram.bytes = crate::Size::mib(1);
+        config.index.max_objects = Some(100);
+        Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))
+            .expect("opened")
+    }
+
+    fn is_quiet(store: &Store) -> bool {
+        store.shared.removals.quiet().is_some()
+    }
+
+    #[test]
+    fn nothing_is_kept_until_it_is_released_or_its_link_ends() {
+        let store = store();
+        let (shared, mut holds) = (&store.shared, Holds::default());
+        let later = shared.now().after(Duration::from_secs(60));
+        let before = shared.removals.quiet().expect("nothing is under way");
+        for (id, name) in [(1, 5), (2, 7)] {
+            assert_eq!(holds.begin(shared, OpId(id), name, later), Ok(0));
+        }
+        assert_eq!((holds.release(5, shared.now()), is_quiet(&store)), (1, false));
+        assert_eq!((holds.release(7, shared.now()), is_quiet(&store)), (1, true));
+        assert!(!shared.removals.none_since(before), "what was on its way is not kept either");
+        // Of a name that there is not, or not any more, nothing is known.
+        assert_eq!((holds.release(7, shared.now()), holds.release(8, shared.now())), (0, 0));
+        assert_eq!(holds.begin(shared, OpId(3), 9, later), Ok(0));
+        holds.let_go();
+        assert_eq!((is_quiet(&store), holds.release(9, shared.now())), (true, 0));
+    }
+
+    #[test]
+    fn it_ends_at_its_deadline_and_says_so() {
+        let store = store();
+        let (shared, mut holds) = (&store.shared, Holds::default());
+        let deadline = shared.now().after(Duration::from_secs(60));
+        assert_eq!(holds.begin(shared, OpId(1), 1, deadline), Ok(0));
+        holds.expire(Mono(deadline.0 - 1));
+        assert!(!is_quiet(&store));
+        assert_eq!((holds.release(1, deadline), is_quiet(&store), holds.is_empty()), (0, true, true));
+    }
+
+    #[test]
+    fn what_comes_again_or_out_of_order_or_too_often_is_refused() {
+        let store = store();
+        let (shared, mut holds) = (&store.shared, Holds::default());
+        let later = shared.now().after(Duration::from_secs(60));
+        let mut refused = |id, name| holds.begin(shared, OpId(id), name, later).err().map(|error| error.kind);
+        assert_eq!(
+            (refused(1, 4), refused(1, 4), refused(2, 3)),
+            (None, Some(ErrorKind::Invalid), Some(ErrorKind::Invalid))
+        );
+        holds.removes(OpId(9));
+        holds.removes(OpId(8));
+        let mut refused = |id, name| holds.begin(shared, OpId(id), name, later).err().map(|error| error.kind);
+        assert_eq!((refused(8, 5), refused(10, 5)), (Some(ErrorKind::Unavailable), None));
+        let many = (0..HOLDS_MAX as u64).map(|n| refused(11 + n, 6 + n)).filter(Option::is_none).count();
+        assert_eq!((many, refused(99, 99)), (HOLDS_MAX - 2, Some(ErrorKind::Busy)));
+        // A released one may not come again.
+        assert_eq!(holds.release(4, shared.now()), 1);
+        assert!(holds.begin(shared, OpId(100), 4, later).is_err());
+    }
+}

@@ -1,0 +1,166 @@
+//! Tenants of one store: what one of them does takes nothing from another, and tells it nothing.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+
+use pagelith_io::clock::Clock;
+use pagelith_io::system::SystemClock;
+use pagelith_layouts::ids::{NamespaceId, PrefixHash};
+use pagelith_layouts::key::{ObjectKey, Role};
+use pagelith_layouts::shard::Shard;
+use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_transport::rights::{Namespaces, Rights};
+
+use super::Server;
+use crate::api::error::{ErrorKind, Result};
+use crate::api::outcome::FlushReport;
+use crate::api::request::{Options, PutSlice};
+use crate::config::{Config, Facts};
+use crate::rpc::client::Caller;
+use crate::rpc::{Reply, Told};
+use crate::server::tests::{PATIENCE, Pair};
+use crate::store::store::Store;
+
+const NAMESPACES_MAX: u32 = 8;
+
+fn id(n: u32) -> NamespaceId {
+    NamespaceId((u128::from(n) + 1).to_le_bytes())
+}
+
+fn store(dir: Option<&std::path::Path>) -> Store {
+    let mut config = Config::default();
+    config.dram.bytes = crate::Size::mib(4);
+    config.index.max_objects = Some(1000);
+    config.namespaces_max = NAMESPACES_MAX;
+    if let Some(dir) = dir {
+        config.ssd.bytes = crate::Size::mib(32);
+        config.ssd.dirs = vec![dir.to_owned()];
+    }
+    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("opened")
+}
+
+fn put(store: &Store, namespace: NamespaceId) {
+    let key =
+        ObjectKey::new(namespace, PrefixHash([1; 32]), Role::Target, "kv", "k", Shard::Whole).expect("a key");
+    store.put_batch(&[PutSlice { key, pieces: &[b"x"] }], Options::default()).remove(0).expect("put");
+}
+
+struct Tenant {
+    server: Server,
+    caller: Caller,
+    clock: Arc<dyn Clock>,
+}
+
+impl Tenant {
+    fn of(store: &Store, rights: Rights) -> Tenant {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let address = "tcp:127.0.0.1:0".parse().expect("an address");
+        let (server, caller) = Pair::meet(store, &clock, address, rights, &[]);
+        Tenant { server, caller, clock }
+    }
+
+    fn in_namespace(store: &Store, namespace: NamespaceId) -> Tenant {
+        Tenant::of(store, Rights::of(Namespaces::These(BTreeSet::from([namespace]))))
+    }
+
+    fn ask(&mut self, ask: &Ask<'_>) -> Result<Told> {
+        self.caller.tell(1, ask, Terms::default(), self.clock.now().after(PATIENCE)).expect("room");
+        let mut replies = Vec::new();
+        while replies.is_empty() {
+            self.server.turn();
+            self.caller.poll(self.clock.now(), &mut replies);
+        }
+        match replies.remove(0).1 {
+            Reply::Told(told) => told,
+            other => panic!("another reply {other:?}"),
+        }
+    }
+
+    fn flush(&mut self) -> FlushReport {
+        match self.ask(&Ask::Flush) {
+            Ok(Told::Flushed(report)) => report,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn clear_of_a_namespace_that_holds_nothing_uses_no_row() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for dir in [None, Some(dir.path())] {
+        let store = store(dir);
+        put(&store, id(1000));
+        let mut tenant = Tenant::of(&store, Rights::all());
+        for n in 0..3 * NAMESPACES_MAX {
+            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(Told::Number(1)), "n={n}");
+        }
+        assert!(store.shared.lock().visibility.generations().is_empty());
+        // A namespace that holds something has a row each, also when it was written and is not in memory.
+        put(&store, id(1001));
+        store.flush(Options::default()).expect("flushed");
+        for n in 1000..1000 + NAMESPACES_MAX {
+            put(&store, id(n));
+            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(Told::Number(2)), "n={n}");
+        }
+        put(&store, id(2000));
+        assert_eq!(tenant.ask(&Ask::Clear(id(2000))).expect_err("full").kind, ErrorKind::NoSpace);
+        assert_eq!(tenant.ask(&Ask::Clear(id(3000))), Ok(Told::Number(1)), "nothing there still");
+    }
+}
+
+#[test]
+fn clear_in_a_store_that_was_opened_again_leaves_rows_for_what_is_known_to_be_there() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let first = store(Some(dir.path()));
+    put(&first, id(1000));
+    first.close().expect("closed");
+    let store = store(Some(dir.path()));
+    let mut tenant = Tenant::of(&store, Rights::all());
+    let taken = (0..NAMESPACES_MAX).filter(|n| tenant.ask(&Ask::Clear(id(*n))).is_ok()).count();
+    assert_eq!(taken as u32, NAMESPACES_MAX / 2);
+    put(&store, id(2000));
+    assert_eq!(tenant.ask(&Ask::Clear(id(2000))), Ok(Told::Number(2)));
+}
+
+#[test]
+fn flush_tells_a_tenant_of_its_own_and_takes_no_report_from_another() {
+    let store = store(None);
+    let lost = |objects| FlushReport { lost_objects: objects, ..FlushReport::default() };
+    let (mut a, mut b) = (Tenant::in_namespace(&store, id(1)), Tenant::in_namespace(&store, id(2)));
+    let mut all = Tenant::of(&store, Rights::all());
+    for (namespace, objects) in [(id(1), 3), (id(2), 5), (id(3), 7)] {
+        store.shared.lock().note_lost(namespace, objects);
+    }
+    assert_eq!([a.flush(), a.flush()], [lost(3), lost(0)]);
+    assert_eq!([b.flush(), b.flush()], [lost(5), lost(0)]);
+    assert_eq!([all.flush(), all.flush()], [lost(15), lost(0)]);
+    assert_eq!(store.flush(Options::default()), Ok(lost(15)), "the process itself hears of all of it");
+    // A client that comes later hears from then on.
+    assert_eq!(Tenant::of(&store, Rights::all()).flush(), lost(0));
+}
+
+#[test]
+fn key_with_namespaces_has_no_counters_of_the_store_unless_it_says_operate() {
+    let secret = "ab".repeat(32);
+    let own = "01".repeat(16);
+    for (entry, operates) in [
+        (String::new(), true),
+        (format!("namespaces = [\"{own}\"]"), false),
+        (format!("namespaces = [\"{own}\"]\nrights = [\"read\"]"), false),
+        (format!("namespaces = [\"{own}\"]\nrights = [\"operate\"]"), true),
+        ("rights = [\"read\"]".to_owned(), false),
+    ] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("keys");
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).expect("made");
+        write!(file, "[[key]]\nname = \"a\"\nsecret = \"{secret}\"\n{entry}\n").expect("written");
+        let (_, rights) = crate::store::key_file::ring(&path).expect("a ring").remove(0);
+        let store = store(None);
+        let told = Tenant::of(&store, rights).ask(&Ask::Stats);
+        assert_eq!(told.is_ok(), operates, "{entry} {told:?}");
+    }
+}

@@ -1,0 +1,437 @@
+//! A store, a server and a caller in one thread, over loopback.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::buffer::{AlignedBuf, Part};
+use pagelith_io::clock::Clock;
+use pagelith_io::shm::Region;
+use pagelith_io::staging::StagingPool;
+use pagelith_io::system::{SystemClock, SystemEntropy};
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith_layouts::ids::{NamespaceId, PrefixHash};
+use pagelith_layouts::key::{ObjectKey, Role};
+use pagelith_layouts::shard::Shard;
+use pagelith_layouts::wire::List;
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_transport::address::Address;
+use pagelith_transport::auth::Key;
+use pagelith_transport::capability::Offer;
+use pagelith_transport::handshake::Admission;
+use pagelith_transport::limits::Limits;
+use pagelith_transport::link::Link;
+use pagelith_transport::pending::Progress;
+use pagelith_transport::rights::Rights;
+use pagelith_transport::socket::{Arrival, Listen, Listener, connect};
+
+use crate::api::error::ErrorKind;
+use crate::api::outcome::{GetOutcome, MissCause, PutOutcome, Tier};
+use crate::api::request::{GetSlice, Options, PutSlice};
+use crate::config::{Config, Facts};
+use crate::rpc::call;
+use crate::rpc::call::{Reply, Told, Wanted};
+use crate::rpc::client::Caller;
+use crate::server::Server;
+use crate::state::frame_access::Unpublished;
+use crate::store::store::Store;
+
+const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const STAGING: usize = 16 << 20;
+static CLIENTS: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
+
+pub(crate) struct Pair {
+    pub(crate) store: Store,
+    pub(crate) server: Server,
+    pub(crate) caller: Caller,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+impl Pair {
+    pub(crate) fn new(rights: Rights) -> Pair {
+        Pair::verifying(rights, Config::default().dram.verify_ratio)
+    }
+
+    fn verifying(rights: Rights, verify_ratio: f64) -> Pair {
+        Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), rights, verify_ratio, &[])
+    }
+
+    /// At a Unix socket the store's memory is shown.
+    pub(crate) fn at(address: Address, rights: Rights, verify_ratio: f64, shows: &[Arc<Region>]) -> Pair {
+        let shared = matches!(address, Address::Unix(_));
+        let mut config = Config::default();
+        config.dram.verify_ratio = verify_ratio;
+        config.dram.shared = shared;
+        config.dram.bytes = crate::Size::mib(64);
+        config.index.max_objects = Some(10_000);
+        let facts = Facts::of_this_machine().expect("facts");
+        let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let (server, caller) = Pair::meet(&store, &clock, address, rights, shows);
+        Pair { store, server, caller, clock }
+    }
+
+    /// A client of a store, and the server for it.
+    pub(crate) fn meet(
+        store: &Store,
+        clock: &Arc<dyn Clock>,
+        address: Address,
+        rights: Rights,
+        of_client: &[Arc<Region>],
+    ) -> (Server, Caller) {
+        let admission = Admission::Connection(rights);
+        let (server, link) = Pair::links(store, clock, address, admission, None, of_client);
+        (server, Caller::new(link))
+    }
+
+    /// A server, and the client's end of its link.
+    pub(crate) fn links(
+        store: &Store,
+        clock: &Arc<dyn Clock>,
+        address: Address,
+        admission: Admission,
+        key: Option<Key>,
+        of_client: &[Arc<Region>],
+    ) -> (Server, Box<dyn Link>) {
+        let limits = Limits::default();
+        let listen = Listen { address, admission, beyond_this_host: false };
+        let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
+        let regions = store.shared_memory().into_iter().flat_map(|arena| [arena, memory.clone()]).collect();
+        let offer = |who| Offer::of_this_build([who; 16]);
+        let mut listener = Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
+            .expect("listens")
+            .showing(regions);
+        // Another process each.
+        let client = offer(CLIENTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        let pending =
+            connect(listener.address(), client, key, &SystemEntropy, clock.clone(), limits, of_client);
+        let mut progress = Progress::Waiting(pending.expect("connects"));
+        let (mut client, mut arrivals) = (None, Vec::new());
+        while client.is_none() || arrivals.is_empty() {
+            listener.wait(&mut arrivals, Duration::from_millis(1));
+            progress = match progress {
+                Progress::Waiting(pending) => pending.poll(),
+                Progress::Ready(link) => {
+                    client = Some(link);
+                    break;
+                }
+                Progress::Over(why) => panic!("{why}"),
+            };
+        }
+        while arrivals.is_empty() {
+            listener.wait(&mut arrivals, Duration::from_millis(1));
+        }
+        let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("refused") };
+        let server = Server::new(store, link, staging).expect("serves");
+        (server, client.expect("a link"))
+    }
+
+    /// Drive both ends until the one operation has its reply.
+    pub(crate) fn reply(&mut self) -> Reply {
+        let mut replies = Vec::new();
+        while replies.is_empty() {
+            self.server.turn();
+            self.caller.poll(self.clock.now(), &mut replies);
+        }
+        assert_eq!((replies.len(), self.caller.calls()), (1, 0));
+        replies.remove(0).1
+    }
+
+    pub(crate) fn get(
+        &mut self,
+        wanted: Vec<(ObjectKey, Option<std::ops::Range<u64>>, Vec<usize>)>,
+    ) -> Vec<(Got, Vec<u8>)> {
+        let wanted = wanted.into_iter().map(|(key, range, lengths)| Wanted {
+            key,
+            range,
+            parts: parts(&lengths),
+            sent: false,
+        });
+        let deadline = self.clock.now().after(PATIENCE);
+        self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("room");
+        let Reply::Get(got) = self.reply() else { panic!("another reply") };
+        let bytes = |parts: &[Part]| parts.iter().flat_map(|part| part.bytes().to_vec()).collect();
+        got.into_iter().map(|got| (got.outcome, bytes(&got.parts))).collect()
+    }
+
+    fn got(&mut self, wanted: Wanted) -> call::Got {
+        let deadline = self.clock.now().after(PATIENCE);
+        self.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
+        let Reply::Get(mut got) = self.reply() else { panic!("another reply") };
+        got.remove(0)
+    }
+
+    /// Put groups of objects; `lie` changes a byte on the way.
+    pub(crate) fn put(&mut self, groups: &[Offered], lie: bool) -> Vec<Stored> {
+        let mut draft = PutDraft::new(BLOCK_BYTES);
+        let mut all = Vec::new();
+        for (base, group) in groups {
+            draft.group(*base);
+            for (key, bytes) in group {
+                let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
+                draft.object(*key, bytes.len() as u64, &sums);
+                let mut sent = bytes.clone();
+                sent[bytes.len() / 2] ^= u8::from(lie);
+                all.push(sent);
+            }
+        }
+        let pulled = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = pulled.clone();
+        let lend = Box::new(move |item: u32| {
+            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            vec![Part::from_shared(Arc::from(&all[item as usize][..]))]
+        });
+        let deadline = self.clock.now().after(PATIENCE);
+        self.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
+        let Reply::Put(outcomes) = self.reply() else { panic!("another reply") };
+        let pulled = pulled.load(std::sync::atomic::Ordering::Relaxed);
+        outcomes.into_iter().map(|outcome| (outcome, pulled)).collect()
+    }
+}
+
+/// What a group is attached to, if it is, and its objects.
+type Offered = (Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>);
+type Got = crate::api::error::Result<GetOutcome>;
+type Stored = (crate::api::error::Result<PutOutcome>, usize);
+
+pub(crate) fn parts(lengths: &[usize]) -> Vec<Part> {
+    lengths.iter().map(|len| AlignedBuf::new(*len).expect("memory").into_part()).collect()
+}
+
+pub(crate) fn key(page: u8, component: &str) -> ObjectKey {
+    ObjectKey::new(NAMESPACE, PrefixHash([page; 32]), Role::Target, "kv", component, Shard::Whole)
+        .expect("a key")
+}
+
+pub(crate) fn object(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + i / 253) as u8 ^ seed).collect()
+}
+
+#[test]
+fn what_the_store_has_arrives_whole_in_any_scatter_list() {
+    let mut pair = Pair::new(Rights::all());
+    let lengths = [1, 4095, 32_768, 100_000, 5_000_001];
+    for (page, len) in lengths.into_iter().enumerate() {
+        let put = PutSlice { key: key(page as u8, "k"), pieces: &[&object(page as u8, len)] };
+        pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
+    }
+    let mut wanted = Vec::new();
+    for (page, len) in lengths.into_iter().enumerate() {
+        let half = vec![len / 3, len - len / 3];
+        wanted.push((key(page as u8, "k"), None, half.into_iter().filter(|len| *len > 0).collect()));
+    }
+    wanted.push((key(9, "k"), None, vec![10]));
+    wanted.push((key(3, "k"), Some(40_000..70_001), vec![1, 30_000]));
+    wanted.push((key(4, "k"), Some(4_194_000..4_194_400), vec![400]));
+    wanted.push((key(3, "k"), None, vec![99_999]));
+    wanted.push((key(4, "k"), None, vec![5_000_000]));
+    let got = pair.get(wanted);
+    for (page, len) in lengths.into_iter().enumerate() {
+        assert_eq!(got[page].0, Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: len as u64 }));
+        assert!(got[page].1 == object(page as u8, len), "page={page}");
+    }
+    assert_eq!(got[5].0, Ok(GetOutcome::Miss(MissCause::Absent)));
+    assert!(
+        got[6].1 == object(3, 100_000)[40_000..70_001]
+            && got[7].1 == object(4, 5_000_001)[4_194_000..4_194_400]
+    );
+    for (wrong, _) in &got[8..] {
+        assert_eq!(wrong.as_ref().expect_err("another length").kind, ErrorKind::Invalid);
+    }
+}
+
+/// A link full of pushes that nobody reads, of objects that are held in the arena for it alone.
+fn full_of_pushes() -> Pair {
+    let mut pair = Pair::new(Rights::all());
+    const LEN: usize = 1_000_000;
+    for page in 0..40 {
+        pair.store.put_batch(
+            &[PutSlice { key: key(page, "k"), pieces: &[&object(page, LEN)] }],
+            Options::default(),
+        );
+    }
+    let wanted = |page| Wanted { key: key(page, "k"), range: None, parts: parts(&[LEN]), sent: false };
+    let deadline = pair.clock.now().after(PATIENCE);
+    pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("room");
+    pair.caller.poll(pair.clock.now(), &mut Vec::new());
+    // Nobody reads: the socket fills, and the rest waits.
+    for _ in 0..1000 {
+        pair.server.turn();
+    }
+    pair.store.clear(NAMESPACE, Options::default()).expect("cleared");
+    let held = pair.store.stats().dram_bytes;
+    assert!(held > 0 && held <= 64 << 20 >> 3, "an eighth of the arena at most: {held}");
+    pair
+}
+
+#[test]
+fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
+    let Pair { store, mut server, caller, .. } = full_of_pushes();
+    drop(caller);
+    while server.closed().is_none() {
+        server.turn();
+    }
+    assert_eq!(store.stats().dram_bytes, 0, "something is held for nobody");
+}
+
+#[test]
+fn arena_frames_pushed_to_a_client_are_free_once_the_server_is_dropped() {
+    let Pair { store, server, caller: _caller, .. } = full_of_pushes();
+    drop(server);
+    assert_eq!(store.stats().dram_bytes, 0, "frames are held for a link that is gone");
+}
+
+/// Other bytes for the one object that the store has.
+pub(crate) fn overwrite(store: &Store, bytes: &[u8]) {
+    let extent = store.shared.lock().frames.iter().map(|(_, f)| f.data.members[0].extent).next();
+    let filled = Unpublished::new(extent.expect("a frame")).fill(&store.shared.memory, &[bytes]);
+    assert!(filled.is_some());
+}
+
+/// The client notices, and has the store look at it by asking once more.
+#[test]
+fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
+    for (ratio, range) in [(1.0, None), (0.0, None), (1.0, Some(40_000..70_000)), (0.0, Some(40_000..70_000))]
+    {
+        let mut pair = Pair::verifying(Rights::all(), ratio);
+        let mut bytes = object(1, 100_000);
+        let put = PutSlice { key: key(1, "k"), pieces: &[&bytes] };
+        pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
+        bytes[50_000] ^= 1;
+        overwrite(&pair.store, &bytes);
+        let length = range.clone().map_or(100_000, |r: std::ops::Range<u64>| (r.end - r.start) as usize);
+        let wanted = |sent| Wanted { key: key(1, "k"), range: range.clone(), parts: parts(&[length]), sent };
+        let mut got = pair.got(wanted(false));
+        let damaged = Ok(GetOutcome::Miss(MissCause::Damaged));
+        assert_eq!(got.outcome, damaged, "ratio={ratio} range={range:?}");
+        // A block that is sent in part the store always looks at. What it noticed is gone: it can be put again.
+        let gone = range.is_some();
+        assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [!gone]);
+        if got.again {
+            assert_eq!(got.asked, (key(1, "k"), None, false));
+            got = pair.got(wanted(true));
+            assert_eq!((&got.outcome, got.again), (&damaged, false), "ratio={ratio}");
+        }
+        assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [false]);
+        pair.server.turn();
+        assert_eq!(pair.store.stats().readers, 0);
+    }
+}
+
+#[test]
+fn what_is_put_is_stored_once_and_its_bytes_are_asked_for_once() {
+    let mut pair = Pair::new(Rights::all());
+    let group =
+        |page: u8| vec![(key(page, "k"), object(page, 70_000)), (key(page, "v"), object(!page, 33_000))];
+    let groups = [(None, group(1)), (None, group(2))];
+    let stored = |outcome| vec![(Ok(outcome), 4); 4];
+    assert_eq!(pair.put(&groups, false), stored(PutOutcome::Stored));
+    let again: Vec<_> = pair.put(&groups, false);
+    assert_eq!(again, vec![(Ok(PutOutcome::AlreadyPresent), 0); 4]);
+    let mut bytes = vec![0; 33_000];
+    let get = GetSlice { key: key(2, "v"), range: None, pieces: &mut [&mut bytes] };
+    assert!(pair.store.get_batch(&mut [get], Options::default())[0].as_ref().is_ok_and(|o| o.is_hit()));
+    assert!(bytes == object(!2, 33_000));
+    let attached = [(Some(key(1, "k")), vec![(key(1, "state"), object(7, 5000))])];
+    assert_eq!(pair.put(&attached, false), vec![(Ok(PutOutcome::Stored), 1)]);
+    let other = [(None, vec![(key(1, "k"), object(1, 69_999))])];
+    let (outcome, _) = pair.put(&other, false).remove(0);
+    assert_eq!(outcome.expect_err("another length").kind, ErrorKind::Invalid);
+}
+
+#[test]
+fn what_is_here_by_itself_becomes_a_group_when_it_is_put_as_one() {
+    let mut pair = Pair::new(Rights::all());
+    let group = vec![(key(1, "k"), object(1, 70_000)), (key(1, "v"), object(2, 100))];
+    for (key, bytes) in &group {
+        let put = PutSlice { key: *key, pieces: &[bytes] };
+        pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
+    }
+    let outcomes = pair.put(&[(None, group)], false);
+    assert!(outcomes.iter().all(|(outcome, _)| outcome.is_ok()), "{outcomes:?}");
+    // One unit: what takes one takes the other.
+    assert_eq!(pair.store.remove(&[key(1, "k")], Options::default()), Ok(1));
+    assert_eq!(pair.store.exists_batch(&[key(1, "v")], Options::default()), [false]);
+}
+
+#[test]
+fn bytes_that_change_on_the_way_are_not_stored() {
+    let mut pair = Pair::new(Rights::all());
+    let group = vec![(key(1, "k"), object(1, 70_000)), (key(1, "v"), object(2, 100))];
+    let outcomes = pair.put(&[(None, group)], true);
+    for (outcome, _) in outcomes {
+        assert_eq!(outcome.expect_err("refused").kind, ErrorKind::Unavailable);
+    }
+    assert_eq!(pair.store.exists_batch(&[key(1, "k"), key(1, "v")], Options::default()), [false, false]);
+}
+
+#[test]
+fn exists_remove_and_clear_reach_the_store() {
+    let mut pair = Pair::new(Rights::all());
+    let deadline = pair.clock.now().after(PATIENCE);
+    for page in 0..3 {
+        pair.put(&[(None, vec![(key(page, "k"), object(page, 100))])], false);
+    }
+    let keys = [key(0, "k"), key(9, "k"), key(2, "k")];
+    pair.caller.exists(1, &keys, Terms::default(), deadline).expect("room");
+    let Reply::Exists(found) = pair.reply() else { panic!("another reply") };
+    assert_eq!(found, Ok(vec![true, false, true]));
+    pair.caller.tell(1, &Ask::Remove(List::of(&keys)), Terms::default(), deadline).expect("room");
+    let Reply::Told(removed) = pair.reply() else { panic!("another reply") };
+    assert_eq!(
+        (removed, pair.store.exists_batch(&keys, Options::default())),
+        (Ok(Told::Number(2)), vec![false; 3])
+    );
+    pair.caller.tell(1, &Ask::Clear(NAMESPACE), Terms::default(), deadline).expect("room");
+    assert!(matches_number(&pair.reply()));
+    assert!(!pair.store.exists_batch(&[key(1, "k")], Options::default())[0]);
+}
+
+fn matches_number(reply: &Reply) -> bool {
+    match reply {
+        Reply::Told(told) => told.is_ok(),
+        Reply::Exists(_) | Reply::Get(_) | Reply::Put(_) => false,
+    }
+}
+
+#[test]
+fn what_a_peer_has_no_right_to_is_denied_and_says_nothing_of_what_is_here() {
+    let mut pair = Pair::new(Rights { remove: false, ..Rights::all() });
+    let deadline = pair.clock.now().after(PATIENCE);
+    pair.caller.tell(1, &Ask::Remove(List::of(&[key(0, "k")])), Terms::default(), deadline).expect("room");
+    let Reply::Told(Err(error)) = pair.reply() else { panic!("allowed") };
+    assert_eq!(error.kind, ErrorKind::Denied);
+}
+
+#[test]
+fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
+    let mut pair = Pair::new(Rights::all());
+    pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
+    let wanted = |pair: &mut Pair, after| {
+        let deadline = pair.clock.now().after(after);
+        let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]), sent: false };
+        pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
+    };
+    // Nobody drives the server.
+    wanted(&mut pair, Duration::ZERO);
+    let mut replies = Vec::new();
+    pair.caller.poll(pair.clock.now(), &mut replies);
+    let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
+    assert_eq!(got[0].outcome, Ok(GetOutcome::Miss(MissCause::Late)));
+    assert_eq!(got[0].parts.iter().map(Part::len).sum::<usize>(), 1_000_000);
+    // What it sends of that later lands nowhere, and the link goes on.
+    let (outcome, bytes) = pair.get(vec![(key(1, "k"), None, vec![1_000_000])]).remove(0);
+    assert!(outcome.is_ok_and(|o| o.is_hit()) && bytes == object(1, 1_000_000));
+    wanted(&mut pair, PATIENCE);
+    pair.server.close();
+    while replies.is_empty() {
+        pair.caller.wait(pair.clock.now(), PATIENCE, &mut replies);
+    }
+    let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
+    assert_eq!(got[0].outcome.as_ref().expect_err("a dead peer").kind, ErrorKind::Unavailable);
+    assert_eq!((got[0].parts.len(), pair.caller.closed().is_some()), (2, true));
+    let deadline = pair.clock.now().after(PATIENCE);
+    let told = pair.caller.tell(1, &Ask::Remove(List::of(&[key(1, "k")])), Terms::default(), deadline);
+    assert!(told.is_err());
+}

@@ -1,0 +1,259 @@
+//! What a client holds over its link, and what becomes of it when the client does wrong, or is gone.
+
+use std::sync::Arc;
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::List;
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_transport::rights::{Namespaces, Rights};
+
+use super::tests::{PATIENCE, Pair, key, object};
+use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::outcome::PutOutcome;
+use crate::api::request::{Options, PutSlice};
+use crate::rpc::call::{Reply, Told};
+
+const LEN: usize = 5000;
+const ALL: usize = 8;
+
+fn pair(rights: Rights) -> (Pair, Vec<ObjectKey>) {
+    let pair = Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), rights, 1.0, &[]);
+    let keys: Vec<ObjectKey> = (0..ALL as u8).map(|page| key(page, "k")).collect();
+    for (key, seed) in keys.iter().zip(0..) {
+        let bytes = object(seed, LEN);
+        let put = PutSlice { key: *key, pieces: &[&bytes] };
+        pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
+    }
+    (pair, keys)
+}
+
+fn ask(pair: &mut Pair, ask: &Ask<'_>) -> Result<u64> {
+    let deadline = pair.clock.now().after(PATIENCE);
+    pair.caller.tell(1, ask, Terms::default(), deadline).expect("room");
+    match pair.reply() {
+        Reply::Told(Ok(Told::Number(number))) => Ok(number),
+        Reply::Told(Err(error)) => Err(error),
+        other => panic!("another reply {other:?}"),
+    }
+}
+
+fn refused(outcome: Result<u64>, kind: ErrorKind, message: &str) {
+    assert_eq!(outcome, Err(Error::new(kind, message)));
+}
+
+fn pinned(pair: &Pair) -> (u64, u64) {
+    let stats = pair.store.stats();
+    (stats.objects_pinned, stats.objects_leased)
+}
+
+/// The client goes without a word: nobody lets go for it but its server.
+#[test]
+fn pins_go_with_their_link_and_leases_do_not() {
+    for dies in ["the client", "the server"] {
+        let (mut pair, keys) = pair(Rights::all());
+        assert_eq!(ask(&mut pair, &Ask::Pin(1, List::of(&keys[..5]))), Ok(5));
+        assert_eq!(ask(&mut pair, &Ask::Pin(2, List::of(&keys[3..]))), Ok(5));
+        assert_eq!(ask(&mut pair, &Ask::Lease(60_000, List::of(&keys[..2]))), Ok(2));
+        assert_eq!(pinned(&pair), (8, 2));
+        assert_eq!(ask(&mut pair, &Ask::Unpin(1)), Ok(5));
+        assert_eq!(pinned(&pair), (5, 2));
+        let Pair { store, mut server, caller, .. } = pair;
+        match dies {
+            "the client" => {
+                drop(caller);
+                while server.closed().is_none() {
+                    server.wait(PATIENCE);
+                }
+            }
+            _ => drop(server),
+        }
+        let stats = store.stats();
+        assert_eq!((stats.objects_pinned, stats.objects_leased), (0, 2), "{dies}");
+    }
+}
+
+/// A client is cut off at each of its steps: whatever the server had heard of it by then, it holds nothing afterwards.
+#[test]
+fn a_client_that_is_gone_at_any_step_holds_nothing() {
+    for steps in 0..6 {
+        let (mut pair, keys) = pair(Rights::all());
+        let deadline = pair.clock.now().after(PATIENCE);
+        for (name, key) in (1..).zip(&keys) {
+            let keys = [*key];
+            pair.caller
+                .tell(name, &Ask::Pin(name, List::of(&keys)), Terms::default(), deadline)
+                .expect("room");
+            pair.caller.poll(pair.clock.now(), &mut Vec::new());
+            if name > steps {
+                break;
+            }
+            pair.server.turn();
+        }
+        let Pair { store, mut server, caller, .. } = pair;
+        drop(caller);
+        while server.closed().is_none() {
+            server.wait(PATIENCE);
+        }
+        assert_eq!(store.stats().objects_pinned, 0, "steps={steps}");
+    }
+}
+
+#[test]
+fn a_name_is_of_one_connection_and_of_one_pin() {
+    let (mut pair, keys) = pair(Rights::all());
+    assert_eq!(ask(&mut pair, &Ask::Pin(7, List::of(&keys[..5]))), Ok(5));
+    let message = "a pin or view of this link has this name name=7";
+    refused(ask(&mut pair, &Ask::Pin(7, List::of(&keys))), ErrorKind::Invalid, message);
+    // Another client guesses the name: it is one of its own.
+    let address = "tcp:127.0.0.1:0".parse().expect("an address");
+    let (server, caller) = Pair::meet(&pair.store, &pair.clock, address, Rights::all(), &[]);
+    let (server, caller) =
+        (std::mem::replace(&mut pair.server, server), std::mem::replace(&mut pair.caller, caller));
+    assert_eq!(ask(&mut pair, &Ask::Unpin(7)), Ok(0));
+    assert_eq!(ask(&mut pair, &Ask::Pin(7, List::of(&keys))), Ok(ALL as u64));
+    assert_eq!(ask(&mut pair, &Ask::Unpin(7)), Ok(ALL as u64));
+    assert_eq!(pinned(&pair), (5, 0));
+    (pair.server, pair.caller) = (server, caller);
+    assert_eq!(ask(&mut pair, &Ask::Unpin(7)), Ok(5));
+    assert_eq!(pinned(&pair), (0, 0));
+}
+
+#[test]
+fn what_nobody_may_hold_is_refused_by_name() {
+    let (mut pair, keys) = pair(Rights::all());
+    let day = 24 * 60 * 60 * 1000;
+    assert_eq!(ask(&mut pair, &Ask::Lease(day, List::of(&keys))), Ok(ALL as u64));
+    for ms in [day + 1, u64::MAX] {
+        let message = format!("a lease is too long ms={ms} max={day}");
+        refused(ask(&mut pair, &Ask::Lease(ms, List::of(&keys))), ErrorKind::Invalid, &message);
+    }
+    // One object pinned again and again: what a connection has is counted, not what the store holds.
+    let many = vec![keys[0]; 4096];
+    for name in 1..=16 {
+        assert_eq!(ask(&mut pair, &Ask::Pin(name, List::of(&many))), Ok(4096), "name={name}");
+    }
+    let message = "too much is pinned on this link objects=1 room=0";
+    refused(ask(&mut pair, &Ask::Pin(99, List::of(&keys[..1]))), ErrorKind::Busy, message);
+    assert_eq!(ask(&mut pair, &Ask::Unpin(99)), Ok(0), "it holds nothing");
+    assert_eq!(ask(&mut pair, &Ask::Unpin(16)), Ok(4096));
+    assert_eq!(ask(&mut pair, &Ask::Pin(99, List::of(&keys[..1]))), Ok(1));
+}
+
+#[test]
+fn a_key_outside_the_namespaces_of_a_client_is_denied() {
+    let none = Rights::of(Namespaces::These([].into()));
+    let (mut pair, keys) = pair(none);
+    for asked in
+        [Ask::Pin(1, List::of(&keys)), Ask::Lease(1000, List::of(&keys)), Ask::Begin(1, List::of(&keys))]
+    {
+        assert_eq!(ask(&mut pair, &asked).expect_err("denied").kind, ErrorKind::Denied, "{:?}", asked.verb());
+    }
+    assert_eq!(pinned(&pair), (0, 0));
+}
+
+/// The two objects of a page that is not there.
+fn page() -> [ObjectKey; 2] {
+    [key(100, "k"), key(100, "v")]
+}
+
+/// Put an object into the group of this name.
+fn put_into(pair: &mut Pair, name: u64, key: ObjectKey) -> Result<PutOutcome> {
+    let bytes = object(7, LEN);
+    let mut draft = PutDraft::into_open(BLOCK_BYTES, name);
+    draft.group(None);
+    draft.object(key, LEN as u64, &[checksum(&bytes)]);
+    let deadline = pair.clock.now().after(PATIENCE);
+    let lend = Box::new(move |_| vec![Part::from_shared(Arc::from(&bytes[..]))]);
+    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
+    let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
+    outcomes.remove(0)
+}
+
+fn waiting(store: &crate::Store) -> (u64, u64, u64) {
+    let stats = store.stats();
+    (stats.groups_waiting, stats.waiting_bytes, stats.groups_dropped)
+}
+
+const GONE: &str = "group is not open: its deadline is over, or its namespace was cleared";
+
+#[test]
+fn half_a_group_goes_with_its_link_unless_somebody_else_has_it() {
+    for joined in [false, true] {
+        let (mut pair, _) = pair(Rights::all());
+        assert_eq!(ask(&mut pair, &Ask::Begin(1, List::of(&page()))), Ok(2));
+        assert_eq!(put_into(&mut pair, 1, page()[0]), Ok(PutOutcome::Waiting));
+        assert_eq!(waiting(&pair.store), (1, 8192, 0));
+        let Pair { store, mut server, caller, .. } = pair;
+        let own = joined.then(|| store.begin_group(&page(), Options::default()).expect("joined"));
+        drop(caller);
+        while server.closed().is_none() {
+            server.wait(PATIENCE);
+        }
+        assert_eq!(waiting(&store), if joined { (1, 8192, 0) } else { (0, 0, 1) });
+        if let Some(own) = own {
+            assert_eq!(own.missing(), [page()[1]]);
+            own.abort();
+        }
+        assert_eq!(store.stats().waiting_bytes, 0);
+    }
+}
+
+#[test]
+fn a_group_of_two_connections_goes_with_the_last_and_is_named_by_each() {
+    let (mut pair, _) = pair(Rights::all());
+    assert_eq!(ask(&mut pair, &Ask::Begin(1, List::of(&page()))), Ok(2));
+    assert_eq!(put_into(&mut pair, 1, page()[0]), Ok(PutOutcome::Waiting));
+    let address = "tcp:127.0.0.1:0".parse().expect("an address");
+    let (server, caller) = Pair::meet(&pair.store, &pair.clock, address, Rights::all(), &[]);
+    let first = (std::mem::replace(&mut pair.server, server), std::mem::replace(&mut pair.caller, caller));
+    // The name means nothing here, whatever it is asked for.
+    for asked in [Ask::Commit(1), Ask::Abort(1)] {
+        refused(ask(&mut pair, &asked), ErrorKind::Unavailable, GONE);
+    }
+    let error = put_into(&mut pair, 1, page()[1]).expect_err("no such group");
+    assert_eq!((error.kind, error.message.as_str()), (ErrorKind::Unavailable, GONE));
+    assert_eq!(waiting(&pair.store), (1, 8192, 0));
+    // Whoever begins the same one has it too, by a name of its own.
+    let turned = [page()[1], page()[0]];
+    assert_eq!(ask(&mut pair, &Ask::Begin(1, List::of(&turned))), Ok(2));
+    refused(
+        ask(&mut pair, &Ask::Begin(1, List::of(&turned))),
+        ErrorKind::Invalid,
+        "a group of this link has this name name=1",
+    );
+    drop(first);
+    assert_eq!(waiting(&pair.store), (1, 8192, 0));
+    let deadline = pair.clock.now().after(PATIENCE);
+    pair.caller.tell(1, &Ask::Missing(1), Terms::default(), deadline).expect("room");
+    let Reply::Told(Ok(Told::Bits(missing))) = pair.reply() else { panic!("another reply") };
+    assert_eq!(missing, [true, false], "in the order of who asks");
+    assert_eq!(ask(&mut pair, &Ask::Commit(1)), Ok(5), "waiting");
+    assert_eq!(put_into(&mut pair, 1, page()[1]), Ok(PutOutcome::Waiting));
+    assert_eq!((ask(&mut pair, &Ask::Commit(1)), ask(&mut pair, &Ask::Commit(1))), (Ok(3), Ok(4)));
+    assert_eq!(pair.store.exists_batch(&page(), Options::default()), [true, true]);
+    drop(pair.server);
+    assert_eq!(waiting(&pair.store), (0, 0, 0), "what was committed is not dropped");
+}
+
+#[test]
+fn the_open_groups_of_a_connection_are_bounded() {
+    let (mut pair, _) = pair(Rights::all());
+    let names: Vec<String> = (0..100).map(|n| format!("c{n}")).collect();
+    let group = |page| names.iter().map(|name| key(page, name)).collect::<Vec<_>>();
+    for page in 0..163u8 {
+        assert_eq!(
+            ask(&mut pair, &Ask::Begin(u64::from(page) + 1, List::of(&group(page)))),
+            Ok(100),
+            "page={page}"
+        );
+    }
+    let message = "open groups of this link require too many objects objects=16400 max=16384";
+    refused(ask(&mut pair, &Ask::Begin(999, List::of(&group(200)))), ErrorKind::Busy, message);
+    assert_eq!(ask(&mut pair, &Ask::Abort(5)), Ok(100));
+    assert_eq!(ask(&mut pair, &Ask::Begin(999, List::of(&group(200)))), Ok(100));
+    drop(pair.server);
+    assert_eq!(pair.store.stats().groups_waiting, 0);
+}

@@ -1,0 +1,100 @@
+//! What a store offers its peer, and removes there over another link: one newer than that on which the bytes are on their way still.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pagelith_io::buffer::AlignedBuf;
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith_layouts::ids::{NamespaceId, PrefixHash};
+use pagelith_layouts::key::{ObjectKey, Role};
+use pagelith_layouts::shard::Shard;
+use pagelith_layouts::wire::List;
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_transport::rights::Rights;
+
+use super::tests::{PATIENCE, Pair};
+use crate::api::error::ErrorKind;
+use crate::api::outcome::PutOutcome;
+use crate::api::request::{Options, PutSlice};
+use crate::rpc::Reply;
+
+const NAMESPACE: NamespaceId = NamespaceId([6; 16]);
+
+fn key(component: &str) -> ObjectKey {
+    ObjectKey::new(NAMESPACE, PrefixHash([1; 32]), Role::Target, "kv", component, Shard::Whole)
+        .expect("a key")
+}
+
+fn put(pair: &Pair, key: ObjectKey) {
+    let put = PutSlice { key, pieces: &[&[3; 500]] };
+    assert_eq!(pair.store.put_batch(&[put], Options::default()), [Ok(PutOutcome::Stored)]);
+}
+
+/// An offer that the peer has asked for the bytes of, and a removal of `removed` (a clear for `None`) over a newer link before they
+/// arrive: what became of the offer, and whether it is there. It may be attached to a base, which is there before, and again behind the
+/// removal.
+fn offered_and_removed(
+    of_store: bool,
+    base: Option<ObjectKey>,
+    removed: Option<ObjectKey>,
+) -> (crate::Result<PutOutcome>, bool) {
+    let tcp = || "tcp:127.0.0.1:0".parse().expect("an address");
+    let mut pair = Pair::at(tcp(), Rights::all(), 1.0, &[]);
+    base.into_iter().for_each(|base| put(&pair, base));
+    let (mut server, mut newer) = Pair::meet(&pair.store, &pair.clock, tcp(), Rights::all(), &[]);
+    if of_store {
+        pair.caller = pair.caller.of_store();
+        newer = newer.of_store();
+    }
+    let deadline = pair.clock.now().after(PATIENCE);
+    let bytes = vec![7; 5000];
+    let mut draft = PutDraft::new(BLOCK_BYTES);
+    draft.group(base);
+    draft.object(key("k"), bytes.len() as u64, &[checksum(&bytes)]);
+    let asked = Arc::new(AtomicBool::new(false));
+    let saw = asked.clone();
+    let lend = Box::new(move |_| {
+        saw.store(true, Ordering::Relaxed);
+        let mut buf = AlignedBuf::new(bytes.len()).expect("memory");
+        buf.copy_from_slice(&bytes);
+        vec![buf.into_part()]
+    });
+    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
+    let mut replies = Vec::new();
+    while !asked.load(Ordering::Relaxed) {
+        pair.server.turn();
+        pair.caller.poll(pair.clock.now(), &mut replies);
+    }
+    let removed_keys: Vec<ObjectKey> = removed.into_iter().collect();
+    let ask = match removed {
+        Some(_) => Ask::Remove(List::of(&removed_keys)),
+        None => Ask::Clear(NAMESPACE),
+    };
+    newer.tell(1, &ask, Terms::default(), deadline).expect("room");
+    while replies.is_empty() {
+        server.turn();
+        newer.poll(pair.clock.now(), &mut replies);
+    }
+    assert!(matches!(replies.pop(), Some((1, Reply::Told(Ok(_))))), "the removal is acked");
+    base.into_iter().filter(|base| removed.is_none_or(|key| key == *base)).for_each(|base| put(&pair, base));
+    let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
+    let outcome = outcomes.remove(0);
+    (outcome, pair.store.exists_batch(&[key("k")], Options::default())[0])
+}
+
+#[test]
+fn what_a_store_offered_before_a_removal_is_not_stored_behind_it() {
+    // One count for all keys: an offer of another is refused too, and may be made again.
+    for removed in [Some(key("k")), None, Some(key("v"))] {
+        for base in [None, Some(key("base"))] {
+            let (outcome, here) = offered_and_removed(true, base, removed);
+            assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false), "{removed:?}");
+        }
+    }
+    let base = Some(key("base"));
+    let (outcome, here) = offered_and_removed(true, base, base);
+    assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false));
+    // A client's put was not answered when it was removed, so that it may come behind that; what it had a generation of is gone.
+    assert_eq!(offered_and_removed(false, None, Some(key("k"))), (Ok(PutOutcome::Stored), true));
+}

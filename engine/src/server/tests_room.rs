@@ -1,0 +1,173 @@
+//! What links have when operations were given up, at any moment of theirs: all that they had before.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use pagelith_io::buffer::{AlignedBuf, Part, Readers};
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum, checksum64};
+use pagelith_layouts::wire::List;
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_transport::address::Address;
+use pagelith_transport::rights::Rights;
+
+use super::tests::{PATIENCE, Pair, key, object, parts};
+use crate::api::request::Options;
+use crate::rpc::call::{Lend, Reply, Wanted};
+
+/// Of two frames of a stream, and of some blocks.
+const LEN: usize = 200_000;
+const PAGES: u8 = 12;
+
+/// Who gave up its room waits for the outcome of what it gave up, of whatever kind, and has it again with that.
+#[test]
+fn a_link_has_all_its_room_again_however_much_was_given_up() {
+    let mut pair = Pair::new(Rights::all());
+    pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
+    for round in 0..2 {
+        let soon = pair.clock.now();
+        for token in 0.. {
+            if !pair.caller.has_room(1 << 10) {
+                break;
+            }
+            let caller = &mut pair.caller;
+            let asked = match token % 4 {
+                0 => {
+                    let wanted =
+                        Wanted { key: key(1, "k"), range: None, parts: parts(&[1_000_000]), sent: false };
+                    caller.get(token, vec![wanted], Terms::default(), soon).map_err(|(error, _)| error)
+                }
+                1 => {
+                    let mut draft = PutDraft::new(BLOCK_BYTES);
+                    draft.group(None);
+                    draft.object(key(2, "k"), 100, &[checksum(&object(2, 100))]);
+                    let lend = Box::new(|_| panic!("given up before it was asked for"));
+                    caller.put(token, &draft, lend, Terms::default(), soon)
+                }
+                2 => caller.exists(token, &[key(1, "k")], Terms::default(), soon),
+                _ => caller.tell(token, &Ask::Flush, Terms::default(), soon),
+            };
+            asked.expect("room");
+        }
+        let mut replies = Vec::new();
+        pair.caller.poll(pair.clock.now(), &mut replies);
+        assert_eq!((replies.len() > 100, pair.caller.calls()), (true, 0), "round={round}");
+        assert!(pair.caller.is_owed() && !pair.caller.has_room(1 << 10), "nobody answered");
+        let until = pair.clock.now().after(PATIENCE);
+        while pair.caller.is_owed() {
+            assert!(pair.clock.now() < until, "round={round}: some have no outcome");
+            pair.server.turn();
+            pair.caller.poll(pair.clock.now(), &mut replies);
+        }
+    }
+    assert!(pair.get(vec![(key(1, "k"), None, vec![1_000_000])])[0].0.as_ref().is_ok_and(|got| got.is_hit()));
+}
+
+/// Operations of all kinds with little time each, both ends going on now and then: what had its time is right, and nothing is kept of what
+/// had not.
+#[test]
+fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
+    for (shows, seed) in [false, true].into_iter().flat_map(|shows| (1..4).map(move |seed| (shows, seed))) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (mut buffers, region) = AlignedBuf::shown(usize::from(PAGES), LEN).expect("memory");
+        let mut memory = Vec::new();
+        for (page, mut buffer) in (0..).zip(buffers.drain(..)) {
+            buffer.copy_from_slice(&object(page, LEN));
+            memory.push(Readers::new(vec![buffer.into_part()]));
+        }
+        let mut pair = match shows {
+            true => Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]),
+            false => Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), Rights::all(), 1.0, &[]),
+        };
+        let before = pair.caller.room();
+        let mut drawn = seed << 32;
+        let mut below = move |most: u64| {
+            drawn += 1;
+            checksum64(&u64::to_le_bytes(drawn)) % most
+        };
+        let (mut replies, mut of, mut hits, mut late) = (Vec::new(), BTreeMap::new(), 0, 0);
+        for token in 0..2000 {
+            if !pair.caller.has_room(1 << 16) {
+                pair.server.turn();
+                pair.caller.poll(pair.clock.now(), &mut replies);
+                continue;
+            }
+            // Some have all the time there is: however slow the machine, there are hits.
+            let time = match below(6) {
+                0 => PATIENCE,
+                _ => Duration::from_micros(below(4) * below(400)),
+            };
+            let (terms, deadline) = (Terms::default(), pair.clock.now().after(time));
+            let terms = Terms { deadline_ms: if below(4) == 0 { 1 } else { terms.deadline_ms }, ..terms };
+            let page = below(PAGES.into()) as u8;
+            let keys = [key(page, "k"), key(page / 2, "k")];
+            of.insert(token, page);
+            let caller = &mut pair.caller;
+            let asked = match below(10) {
+                0..4 => {
+                    let sent = below(4) == 0;
+                    let wanted =
+                        Wanted { key: keys[0], range: None, parts: parts(&[LEN / 4, LEN - LEN / 4]), sent };
+                    caller.get(token, vec![wanted], terms, deadline).map_err(|(error, _)| error)
+                }
+                4..7 => {
+                    let (mut draft, bytes) = (PutDraft::new(BLOCK_BYTES), object(page, LEN));
+                    draft.group(None);
+                    let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
+                    draft.object(keys[0], LEN as u64, &sums);
+                    let lent = memory[usize::from(page)].clone();
+                    let lend: Lend = Box::new(move |_| lent.parts());
+                    caller.put(token, &draft, lend, terms, deadline)
+                }
+                7 => caller.exists(token, &keys, terms, deadline),
+                8 => caller.tell(token, &Ask::Remove(List::of(&keys[..1])), terms, deadline),
+                _ => caller.tell(token, &Ask::Flush, terms, deadline),
+            };
+            asked.expect("room");
+            for _ in 0..below(4) {
+                pair.server.turn();
+            }
+            for _ in 0..below(3) {
+                pair.caller.poll(pair.clock.now(), &mut replies);
+            }
+            for (token, reply) in replies.drain(..) {
+                let Reply::Get(got) = reply else { continue };
+                let bytes: Vec<u8> =
+                    got[0].parts.iter().flat_map(|part: &Part| part.bytes().to_vec()).collect();
+                match &got[0].outcome {
+                    Ok(outcome) if outcome.is_hit() => {
+                        assert!(bytes == object(of[&token], LEN), "shows={shows} seed={seed}: wrong bytes");
+                        hits += 1;
+                    }
+                    _ => late += 1,
+                }
+            }
+        }
+        assert!(hits > 20 && late > 20, "shows={shows} seed={seed}: hits={hits} late={late}");
+        pair.caller.hurry(pair.clock.now());
+        let until = pair.clock.now().after(PATIENCE);
+        let is_as_before = |pair: &Pair| {
+            let stats = pair.store.stats();
+            let nothing = (pair.server.ops(), stats.readers, pair.caller.calls()) == (0, 0, 0);
+            nothing && pair.caller.room() == before
+        };
+        // An operation that is answered in a turn has its memory back in the next, which the turn says is due.
+        let mut goes_on = true;
+        while goes_on || !is_as_before(&pair) {
+            goes_on = pair.server.turn();
+            pair.caller.poll(pair.clock.now(), &mut replies);
+            let room = pair.caller.room();
+            assert!(pair.clock.now() < until, "shows={shows} seed={seed}: {room:?} of {before:?}");
+        }
+        let arriving = pair.store.shared.arriving.load(Ordering::Relaxed);
+        assert_eq!(arriving, 0, "shows={shows} seed={seed}");
+        pair.store.clear(key(0, "k").namespace(), Options::default()).expect("cleared");
+        let free = pair.store.shared.lock().space.free_bytes();
+        assert_eq!(free, pair.store.shared.config.arena_bytes(), "shows={shows} seed={seed}: memory is lost");
+        assert!(
+            memory.into_iter().all(|memory| memory.into_parts().is_some()),
+            "somebody reads what was put"
+        );
+    }
+}

@@ -1,0 +1,213 @@
+//! What a client is shown of a store's memory, and what it makes of it.
+
+use std::time::Duration;
+
+use pagelith_io::buffer::Readers;
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::Terms;
+use pagelith_transport::address::Address;
+use pagelith_transport::rights::Rights;
+
+use super::tests::{PATIENCE, Pair, key, object, overwrite, parts};
+use crate::api::outcome::{GetOutcome, MissCause, Tier};
+use crate::api::request::{Options, PutSlice};
+use crate::rpc::call::{Lend, Reply, Wanted};
+
+const LEN: usize = 100_000;
+
+/// A pair over shared memory, and a directory that keeps its socket.
+fn showing(verify_ratio: f64) -> (Pair, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), verify_ratio, &[]);
+    (pair, dir)
+}
+
+fn put(pair: &Pair, bytes: &[u8]) {
+    let put = PutSlice { key: key(1, "k"), pieces: &[bytes] };
+    pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
+}
+
+/// Ask for the object; its outcome, its bytes, and whether it is worth to ask for them to be sent.
+fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8>, bool) {
+    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent };
+    let deadline = pair.clock.now().after(PATIENCE);
+    pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
+    let Reply::Get(mut got) = pair.reply() else { panic!("another reply") };
+    let got = got.remove(0);
+    (got.outcome, got.parts[0].bytes().to_vec(), got.again)
+}
+
+/// Who is shown bytes that are not what was put gets none of them, and has the store look.
+#[test]
+fn what_changed_in_memory_is_never_a_hit_and_gone_once_it_was_asked_for_by_its_bytes() {
+    let hit = Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: LEN as u64 });
+    let miss = |cause| Ok(GetOutcome::Miss(cause));
+    for ratio in [0.0, 1.0] {
+        let (mut pair, _dir) = showing(ratio);
+        let mut bytes = object(1, LEN);
+        put(&pair, &bytes);
+        assert_eq!(get(&mut pair, false), (hit.clone(), bytes.clone(), false));
+        bytes[50_000] ^= 1;
+        overwrite(&pair.store, &bytes);
+        let nothing = vec![0; LEN];
+        assert_eq!(get(&mut pair, false), (miss(MissCause::Damaged), nothing.clone(), true), "ratio={ratio}");
+        assert_eq!(get(&mut pair, true), (miss(MissCause::Damaged), nothing, false), "ratio={ratio}");
+        assert_eq!(get(&mut pair, false).0, miss(MissCause::Absent), "the store has looked ratio={ratio}");
+        pair.server.turn();
+        assert_eq!((pair.store.stats().readers, pair.store.stats().dram_bytes), (0, 0));
+    }
+}
+
+/// A client that is shown something and never takes it keeps it until its time is up, and no longer.
+#[test]
+fn what_is_never_taken_is_the_stores_again_in_time() {
+    let (mut pair, _dir) = showing(1.0);
+    put(&pair, &object(1, LEN));
+    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
+    let (soon, terms) = (Duration::from_millis(100), Terms { deadline_ms: 100, ..Terms::default() });
+    pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("room");
+    pair.caller.poll(pair.clock.now(), &mut Vec::new());
+    while pair.server.ops() == 0 && pair.store.stats().readers == 0 {
+        pair.server.turn();
+    }
+    assert_eq!(pair.store.stats().readers, 1, "it is held while it is shown");
+    let until = pair.clock.now().after(PATIENCE);
+    while pair.store.stats().readers > 0 {
+        pair.server.turn();
+        assert!(pair.clock.now() < until, "it is held for ever");
+    }
+}
+
+/// What is on its way into the arena is nobody's when its client goes.
+#[test]
+fn memory_that_was_set_aside_for_a_put_is_free_once_the_client_is_gone() {
+    let (mut pair, _dir) = showing(1.0);
+    let mut draft = PutDraft::new(BLOCK_BYTES);
+    for page in 0..8 {
+        draft.group(None);
+        draft.object(key(page, "k"), 1 << 20, &[checksum(&[0; 32_768]); 32]);
+    }
+    let deadline = pair.clock.now().after(PATIENCE);
+    // It never sends what is pulled.
+    pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("room");
+    pair.caller.poll(pair.clock.now(), &mut Vec::new());
+    let arriving = |pair: &Pair| pair.store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed);
+    while arriving(&pair) == 0 {
+        pair.server.turn();
+    }
+    assert_eq!(arriving(&pair), 8 << 20);
+    assert_eq!(
+        pair.store.exists_batch(&[key(0, "k")], Options::default()),
+        [false],
+        "seen before it is here"
+    );
+    let Pair { store, mut server, caller, .. } = pair;
+    drop(caller);
+    while server.closed().is_none() {
+        server.turn();
+    }
+    assert_eq!(store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed), 0);
+    let all = store.shared.lock().space.free_bytes();
+    assert_eq!(all, store.shared.config.arena_bytes(), "pages are lost");
+}
+
+/// Who shows bytes may have given up meanwhile: without checksums nobody could tell.
+#[test]
+fn what_is_shown_without_checksums_is_no_put() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (mut buffers, region) = pagelith_io::buffer::AlignedBuf::shown(1, LEN).expect("memory");
+    let bytes = object(1, LEN);
+    buffers[0].copy_from_slice(&bytes);
+    let address = Address::Unix(dir.path().join("socket"));
+    let mut pair = Pair::at(address, Rights::all(), 1.0, &[region]);
+    let all: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
+    let memory = Readers::new(vec![buffers.remove(0).into_part()]);
+    for (page, sums, says_where, is_put) in
+        [(1, &all[..], true, true), (2, &all[..], false, true), (3, &[], true, false), (4, &[], false, false)]
+    {
+        let mut draft = PutDraft::new(BLOCK_BYTES);
+        draft.group(None);
+        draft.object(key(page, "k"), LEN as u64, sums);
+        if says_where {
+            draft.shown(0, 0);
+        }
+        let (lent, deadline) = (memory.clone(), pair.clock.now().after(PATIENCE));
+        let lend = Box::new(move |_| lent.parts());
+        pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
+        let Reply::Put(outcomes) = pair.reply() else { panic!("another reply") };
+        assert_eq!(outcomes[0].is_ok(), is_put, "page={page} {outcomes:?}");
+        assert_eq!(pair.store.exists_batch(&[key(page, "k")], Options::default()), [is_put], "page={page}");
+    }
+}
+
+/// Who has several gets under way hears of the first before the bytes of the others are copied.
+#[test]
+fn a_get_that_is_done_is_replied_to_before_the_next_is_looked_at() {
+    let (mut pair, _dir) = showing(1.0);
+    let bytes = object(1, LEN);
+    put(&pair, &bytes);
+    let deadline = pair.clock.now().after(PATIENCE);
+    for token in 1..=3 {
+        let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
+        pair.caller.get(token, vec![wanted], Terms::default(), deadline).expect("room");
+    }
+    pair.caller.send_on();
+    while pair.server.turn() || pair.store.stats().readers < 3 {}
+    let mut replies = Vec::new();
+    for done in 1..=3 {
+        pair.caller.poll(pair.clock.now(), &mut replies);
+        assert_eq!(replies.len(), done);
+    }
+    for (token, reply) in replies {
+        let Reply::Get(got) = reply else { panic!("another reply token={token}") };
+        assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit) && got[0].parts[0].bytes() == bytes);
+    }
+}
+
+/// One put is copied in a turn, and answered in it: who asked for something else meanwhile waits for that one alone.
+#[test]
+fn a_turn_copies_one_put_and_answers_what_is_asked_beside_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (mut buffers, region) = pagelith_io::buffer::AlignedBuf::shown(1, LEN).expect("memory");
+    let bytes = object(1, LEN);
+    buffers[0].copy_from_slice(&bytes);
+    let mut pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]);
+    put(&pair, &bytes);
+    let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
+    let memory = Readers::new(vec![buffers.remove(0).into_part()]);
+    let deadline = pair.clock.now().after(PATIENCE);
+    for page in 2..5 {
+        let mut draft = PutDraft::new(BLOCK_BYTES);
+        draft.group(None);
+        draft.object(key(page, "k"), LEN as u64, &sums);
+        draft.shown(0, 0);
+        let lent = memory.clone();
+        let lend: Lend = Box::new(move |_| lent.parts());
+        pair.caller.put(page.into(), &draft, lend, Terms::default(), deadline).expect("room");
+    }
+    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
+    pair.caller.get(9, vec![wanted], Terms::default(), deadline).expect("room");
+    pair.caller.send_on();
+    let (mut replies, mut left) = (Vec::new(), Vec::new());
+    while pair.server.ops() > 0 || left.is_empty() {
+        assert!(pair.server.turn(), "there is more to be done");
+        left.push(pair.server.ops());
+        // The first is heard of before the second is copied.
+        while replies.is_empty() {
+            pair.caller.wait(pair.clock.now(), PATIENCE, &mut replies);
+        }
+    }
+    assert_eq!((left, replies[0].0), (vec![2, 1, 0], 2));
+    while pair.caller.calls() > 0 {
+        pair.server.turn();
+        pair.caller.poll(pair.clock.now(), &mut replies);
+    }
+    for (token, reply) in &replies {
+        match reply {
+            Reply::Put(outcomes) => assert!(outcomes[0].is_ok(), "token={token} {outcomes:?}"),
+            Reply::Get(got) => assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit)),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! State that sessions, the flusher and the server share: the core behind its lock, and what threads read without it.
+
+pub(crate) mod busy;
+pub(crate) mod core;
+pub(crate) mod counters;
+pub(crate) mod damage;
+pub(crate) mod evict;
+pub(crate) mod flush_counts;
+pub(crate) mod frame_access;
+pub(crate) mod group_info;
+pub(crate) mod header_cache;
+pub(crate) mod health;
+pub(crate) mod peer_offers;
+pub(crate) mod peer_queue;
+pub(crate) mod pending_groups;
+pub(crate) mod read_latency;
+pub(crate) mod read_view;
+pub(crate) mod recency;
+pub(crate) mod reserve;
+pub(crate) mod sampler;
+pub(crate) mod scratch;
+pub(crate) mod shared;
+pub(crate) mod unsaved;
+pub(crate) mod written_namespaces;

@@ -1,0 +1,483 @@
+//! Groups that are not visible yet: what was put of them lies in the arena, in no frame and no index entry, until
+//! the group is committed, or its base is there, or its time is up. Plain state behind the core's lock.
+//!
+//! Invariant: `bytes` is what the extents of all waiting members take, padded.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use pagelith_io::clock::Mono;
+use pagelith_layouts::ids::{Generation, NamespaceId, PrefixHash};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::policy::Recency;
+
+use crate::api::error::{Error, Result};
+use crate::memory::frames::{FrameMember, Members};
+use crate::state::core::Core;
+use crate::write::put::admit::two_groups;
+use crate::write::put::{At, Kind, Size};
+
+/// Most objects that all open groups together require: a bound for the memory of their rows, some 350 bytes each.
+pub(crate) const REQUIRED_MAX: usize = 65_536;
+
+type Page = (NamespaceId, PrefixHash);
+
+fn page_of(key: &ObjectKey) -> Page {
+    (key.namespace(), key.hash())
+}
+
+/// Objects that wait for the base that they are attached to.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub base: ObjectKey,
+    pub generation: Generation,
+    pub at: Recency,
+    pub members: Members,
+    /// Where those of them are that were here when they were put.
+    pub here: Vec<Option<At>>,
+}
+
+impl Attached {
+    fn bytes(&self) -> u64 {
+        self.members.iter().map(|m| m.extent.padded_bytes()).sum()
+    }
+}
+
+/// A required object of an open group.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// Not put yet.
+    Empty,
+    /// Being copied by somebody; its length in bytes.
+    Filling(u64),
+    Filled(FrameMember),
+    /// Put, and in the hands of who commits the group; its extent's bytes and padded bytes.
+    Taken {
+        length: u64,
+        padded: u64,
+    },
+}
+
+impl Place {
+    /// Length of the object in bytes, if it was put or is being put.
+    pub fn length(&self) -> Option<u64> {
+        match self {
+            Place::Empty => None,
+            Place::Filling(length) => Some(*length),
+            Place::Filled(member) => Some(member.extent.bytes),
+            Place::Taken { length, .. } => Some(*length),
+        }
+    }
+
+    /// Bytes of the arena that it takes.
+    fn padded(&self) -> u64 {
+        match self {
+            Place::Filled(member) => member.extent.padded_bytes(),
+            Place::Taken { padded, .. } => *padded,
+            Place::Empty | Place::Filling(_) => 0,
+        }
+    }
+}
+
+/// A base group that was begun and not committed.
+#[derive(Debug)]
+pub(crate) struct Open {
+    /// What it will consist of, in the order in which it will lie on SSD.
+    pub required: Arc<[ObjectKey]>,
+    pub places: Vec<Place>,
+    pub generation: Generation,
+    pub at: Recency,
+    deadline: Mono,
+    /// Connections that have it: it goes with the last of them, unless somebody else joined it too.
+    links: u32,
+    kept: bool,
+    /// Somebody is committing it.
+    pub committing: bool,
+    /// Objects were removed while who commits it had them in hand.
+    pub lost_some: bool,
+}
+
+impl Open {
+    fn is_of(&self, keys: &[ObjectKey]) -> bool {
+        self.required.len() == keys.len() && keys.iter().all(|k| self.required.contains(k))
+    }
+
+    /// Bytes of the arena that what was put of it takes.
+    pub fn bytes(&self) -> u64 {
+        self.places.iter().map(Place::padded).sum()
+    }
+
+    /// Length of object `i` in bytes, if it was put.
+    pub fn filled(&self, i: usize) -> Option<u64> {
+        match self.places.get(i)? {
+            Place::Filled(member) => Some(member.extent.bytes),
+            Place::Empty | Place::Filling(_) | Place::Taken { .. } => None,
+        }
+    }
+
+    /// Whether object `i` was put.
+    pub fn is_put(&self, i: usize) -> bool {
+        self.places.get(i).is_some_and(|place| matches!(place, Place::Filled(_) | Place::Taken { .. }))
+    }
+
+    /// Take object `i` into the hands of who commits the group.
+    pub fn hand_out(&mut self, i: usize) -> Option<FrameMember> {
+        let place = self.places.get_mut(i)?;
+        let Place::Filled(member) = std::mem::replace(place, Place::Empty) else { return None };
+        *place = Place::Taken { length: member.extent.bytes, padded: member.extent.padded_bytes() };
+        Some(member)
+    }
+
+    /// Take an object back that [`Open::hand_out`] gave; one that was removed meanwhile is the caller's.
+    pub fn take_back(&mut self, member: FrameMember) -> Option<FrameMember> {
+        let at = self.required.iter().position(|key| *key == member.key);
+        match at.and_then(|at| self.places.get_mut(at)) {
+            Some(place @ Place::Taken { .. }) => {
+                *place = Place::Filled(member);
+                None
+            }
+            Some(Place::Empty | Place::Filling(_) | Place::Filled(_)) | None => Some(member),
+        }
+    }
+
+    /// Forget an object that was put; its memory is the caller's, or that of who has it in hand.
+    fn forget(&mut self, key: &ObjectKey) -> Option<FrameMember> {
+        let at = self.required.iter().position(|k| k == key)?;
+        let place = self.places.get_mut(at)?;
+        match std::mem::replace(place, Place::Empty) {
+            Place::Filled(member) => Some(member),
+            Place::Taken { .. } => {
+                self.lost_some = true;
+                None
+            }
+            other @ (Place::Empty | Place::Filling(_)) => {
+                *place = other;
+                None
+            }
+        }
+    }
+
+    /// Whether somebody has its objects in hand.
+    fn is_handed_out(&self) -> bool {
+        self.places.iter().any(|place| matches!(place, Place::Taken { .. }))
+    }
+
+    /// Lengths of what was put of it.
+    pub fn lengths(&self) -> Vec<u64> {
+        self.places.iter().filter_map(Place::length).collect()
+    }
+
+    fn into_members(self) -> impl Iterator<Item = FrameMember> {
+        self.places.into_iter().filter_map(|place| match place {
+            Place::Filled(member) => Some(member),
+            Place::Empty | Place::Filling(_) | Place::Taken { .. } => None,
+        })
+    }
+}
+
+/// Everything that waits; in order, so that what is dropped together gives back its memory in the same order in every run.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    open: BTreeMap<u64, Open>,
+    open_of: BTreeMap<Page, Vec<u64>>,
+    attached: BTreeMap<Page, Vec<(Mono, Attached)>>,
+    next_id: u64,
+    bytes: u64,
+    /// Objects that all open groups require.
+    required: usize,
+    /// No deadline is before this.
+    earliest: Mono,
+}
+
+impl Waiting {
+    /// Join the open group of exactly these objects, or open one; its objects in its own order.
+    pub fn join(
+        &mut self,
+        required: &[ObjectKey],
+        generation: Generation,
+        at: Recency,
+        deadline: Mono,
+        over_link: bool,
+    ) -> Result<(u64, Arc<[ObjectKey]>)> {
+        self.check_overlap_of(required)?;
+        let page = page_of(&required[0]);
+        let here = self.open_of.get(&page).into_iter().flatten();
+        let found = here.copied().find(|id| self.open.get(id).is_some_and(|g| g.is_of(required)));
+        if let Some((id, group)) = found.and_then(|id| Some((id, self.open.get_mut(&id)?))) {
+            group.links += u32::from(over_link);
+            group.kept |= !over_link;
+            return Ok((id, group.required.clone()));
+        }
+        let objects = self.required + required.len();
+        if objects > REQUIRED_MAX {
+            let detail = format!("open groups require too many objects objects={objects} max={REQUIRED_MAX}");
+            return Err(Error::busy(detail));
+        }
+        self.next_id += 1;
+        self.required = objects;
+        self.expect(deadline);
+        let places = required.iter().map(|_| Place::Empty).collect();
+        let required: Arc<[ObjectKey]> = required.into();
+        let group = Open {
+            required: required.clone(),
+            places,
+            generation,
+            at,
+            deadline,
+            links: u32::from(over_link),
+            kept: !over_link,
+            committing: false,
+            lost_some: false,
+        };
+        self.open.insert(self.next_id, group);
+        self.open_of.entry(page).or_default().push(self.next_id);
+        Ok((self.next_id, required))
+    }
+
+    /// A connection has an open group no more. One that nobody else has is over now.
+    fn leave(&mut self, id: u64) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.links = open.links.saturating_sub(1);
+        if open.links == 0 && !open.kept {
+            open.deadline = Mono::default();
+            self.earliest = Mono::default();
+        }
+    }
+
+    /// A deadline has come to those that are waited for.
+    fn expect(&mut self, deadline: Mono) {
+        let none = self.open.is_empty() && self.attached.is_empty();
+        self.earliest = if none { deadline } else { self.earliest.min(deadline) };
+    }
+
+    /// An error if any of these objects is required by an open group of other objects.
+    pub fn check_overlap(&self, kind: Kind<'_>, group: &[Size]) -> Result<()> {
+        match kind {
+            Kind::Single => Ok(()),
+            _ if self.open.is_empty() => Ok(()),
+            Kind::Base | Kind::Attached(_) => {
+                self.check_overlap_of(&group.iter().map(|o| o.key).collect::<Vec<_>>())
+            }
+        }
+    }
+
+    fn check_overlap_of(&self, keys: &[ObjectKey]) -> Result<()> {
+        let Some(first) = keys.first() else { return Ok(()) };
+        for id in self.open_of.get(&page_of(first)).into_iter().flatten() {
+            let Some(open) = self.open.get(id).filter(|g| !g.is_of(keys)) else { continue };
+            if let Some(key) = keys.iter().find(|k| open.required.contains(k)) {
+                return Err(two_groups(key, &open.required, keys.iter()));
+            }
+        }
+        Ok(())
+    }
+
+    /// An open group.
+    pub fn get(&self, id: u64) -> Option<&Open> {
+        self.open.get(&id)
+    }
+
+    /// An open group, to be changed. What is put or taken out is told to [`Waiting::count`].
+    pub fn get_mut(&mut self, id: u64) -> Option<&mut Open> {
+        self.open.get_mut(&id)
+    }
+
+    /// Padded bytes came or went.
+    pub fn count(&mut self, came: u64, went: u64) {
+        self.bytes = (self.bytes + came).saturating_sub(went);
+    }
+
+    /// Bytes of the arena that all waiting members take.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Close an open group; its members are the caller's.
+    pub fn take(&mut self, id: u64) -> Option<Open> {
+        let group = self.open.remove(&id)?;
+        self.required -= group.required.len();
+        let page = page_of(&group.required[0]);
+        if let Some(ids) = self.open_of.get_mut(&page) {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.open_of.remove(&page);
+            }
+        }
+        self.count(0, group.bytes());
+        Some(group)
+    }
+
+    /// Keep attached objects until their base is there.
+    pub fn wait(&mut self, attached: Attached, deadline: Mono) {
+        self.count(attached.bytes(), 0);
+        self.expect(deadline);
+        self.attached.entry(page_of(&attached.base)).or_default().push((deadline, attached));
+    }
+
+    /// Whether exactly these objects wait for this base already.
+    pub fn waits(&self, base: &ObjectKey, members: &[FrameMember]) -> bool {
+        let here = self.attached.get(&page_of(base)).into_iter().flatten();
+        let holds = |a: &Attached, m: &FrameMember| a.members.iter().any(|n| n.key == m.key);
+        here.filter(|(_, a)| a.base == *base && a.members.len() == members.len())
+            .any(|(_, a)| members.iter().all(|m| holds(a, m)))
+    }
+
+    /// Whether anything waits for its base.
+    pub fn has_attached(&self) -> bool {
+        !self.attached.is_empty()
+    }
+
+    /// What waited for one of these objects of a page to be there.
+    pub fn take_attached(&mut self, keys: &[ObjectKey]) -> Vec<Attached> {
+        let Some(page) = keys.first().map(page_of) else { return Vec::new() };
+        let Some(all) = self.attached.remove(&page) else { return Vec::new() };
+        let (come, stay): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, a)| keys.contains(&a.base));
+        if !stay.is_empty() {
+            self.attached.insert(page, stay);
+        }
+        let come: Vec<Attached> = come.into_iter().map(|(_, a)| a).collect();
+        self.count(0, come.iter().map(Attached::bytes).sum());
+        come
+    }
+
+    /// Whether a group of this namespace is being committed: its objects are handed out, and not visible yet.
+    pub fn commits_in(&self, namespace: NamespaceId) -> bool {
+        let of = |group: &Open| group.required.first().is_some_and(|key| key.namespace() == namespace);
+        self.open.values().any(|group| group.is_handed_out() && of(group))
+    }
+
+    /// Take out every group that `drops`, by its deadline and generation; whose members are the caller's.
+    fn take_where(&mut self, drops: impl Fn(Page, Mono, Generation) -> bool) -> Vec<Members> {
+        let due = |(id, g): (&u64, &Open)| {
+            (!g.is_handed_out() && drops(page_of(&g.required[0]), g.deadline, g.generation)).then_some(*id)
+        };
+        let ids: Vec<u64> = self.open.iter().filter_map(due).collect();
+        let mut out: Vec<Members> =
+            ids.into_iter().filter_map(|id| self.take(id)).map(|g| g.into_members().collect()).collect();
+        let mut bytes = 0;
+        for (page, waiting) in &mut self.attached {
+            waiting.retain_mut(|(deadline, a)| {
+                let due = drops(*page, *deadline, a.generation);
+                if due {
+                    bytes += a.bytes();
+                    out.push(std::mem::take(&mut a.members));
+                }
+                !due
+            });
+        }
+        self.attached.retain(|_, waiting| !waiting.is_empty());
+        self.count(0, bytes);
+        let open = self.open.values().map(|g| g.deadline);
+        let attached = self.attached.values().flatten().map(|(deadline, _)| *deadline);
+        self.earliest = open.chain(attached).min().unwrap_or(Mono(u64::MAX));
+        out
+    }
+
+    /// Take out what waits of removed objects and for removed bases; the members are the caller's.
+    fn take_removed(&mut self, gone: &BTreeSet<ObjectKey>) -> Vec<FrameMember> {
+        let mut out = Vec::new();
+        let mut went = 0;
+        let pages: BTreeSet<Page> = gone.iter().map(page_of).collect();
+        for page in pages {
+            for id in self.open_of.get(&page).cloned().unwrap_or_default() {
+                let Some(open) = self.open.get_mut(&id) else { continue };
+                let before = open.bytes();
+                out.extend(gone.iter().filter_map(|key| open.forget(key)));
+                went += before - open.bytes();
+            }
+            let Some(waiting) = self.attached.get_mut(&page) else { continue };
+            waiting.retain_mut(|(_, a)| {
+                let goes = gone.contains(&a.base) || a.members.iter().any(|m| gone.contains(&m.key));
+                if goes {
+                    went += a.bytes();
+                    out.extend(a.members.drain(..));
+                }
+                !goes
+            });
+            if waiting.is_empty() {
+                self.attached.remove(&page);
+            }
+        }
+        self.count(0, went);
+        out
+    }
+
+    /// Groups open, and attached ones that wait.
+    pub fn len(&self) -> u64 {
+        (self.open.len() + self.attached.values().map(Vec::len).sum::<usize>()) as u64
+    }
+}
+
+impl Core {
+    /// Close an open group and free what was put of it.
+    pub fn close_group(&mut self, id: u64) {
+        let group = self.waiting.take(id);
+        self.free_members(group.map(|g| g.into_members().collect()).into_iter().collect());
+    }
+
+    /// Whether `bytes` more may wait: at most half of the arena holds what is not visible, except that the oldest
+    /// open group may always go on, so that one at least becomes complete, and that something may always wait for
+    /// its base.
+    pub fn room_to_wait(&mut self, now: Mono, group: Option<u64>, bytes: u64) -> Result<()> {
+        let max = self.space.capacity_bytes() / 2;
+        let full = |core: &Core| {
+            let oldest = match group {
+                Some(id) => core.waiting.open.keys().next() == Some(&id),
+                None => core.waiting.bytes() == 0,
+            };
+            !oldest && core.waiting.bytes() + bytes > max
+        };
+        if full(self) {
+            self.drop_expired_groups(now);
+        }
+        if !full(self) {
+            return Ok(());
+        }
+        let waiting = self.waiting.bytes();
+        let detail = format!("too much waits for its group waiting={waiting} bytes={bytes} max={max}");
+        Err(Error::busy(detail))
+    }
+
+    /// Groups whose time is up are dropped, and counted.
+    pub fn drop_expired_groups(&mut self, now: Mono) {
+        if now < self.waiting.earliest {
+            return;
+        }
+        let dropped = self.waiting.take_where(|_, deadline, _| deadline <= now);
+        self.counters.groups_dropped += dropped.len() as u64;
+        self.free_members(dropped);
+    }
+
+    /// A connection has these groups no more. What nobody else has is dropped, and counted; what is being committed for it, as
+    /// soon as that has failed.
+    pub fn leave_groups(&mut self, ids: impl Iterator<Item = u64>, now: Mono) {
+        ids.for_each(|id| self.waiting.leave(id));
+        self.drop_expired_groups(now);
+    }
+
+    /// Every group that waits is dropped, and counted: the store ends.
+    pub fn drop_waiting_groups(&mut self) {
+        let dropped = self.waiting.take_where(|_, _, _| true);
+        self.counters.groups_dropped += dropped.len() as u64;
+        self.free_members(dropped);
+    }
+
+    /// What waits of removed objects, or for removed bases, goes with them.
+    pub fn remove_waiting(&mut self, gone: &BTreeSet<ObjectKey>) {
+        let members = self.waiting.take_removed(gone);
+        self.free_members(vec![members.into()]);
+    }
+
+    /// What waits in a namespace goes with what is visible in it.
+    pub fn clear_waiting_groups(&mut self, namespace: NamespaceId) {
+        let dropped = self.waiting.take_where(|(ns, _), _, _| ns == namespace);
+        self.free_members(dropped);
+    }
+
+    fn free_members(&mut self, groups: Vec<Members>) {
+        groups.into_iter().flatten().for_each(|m| self.space.free(m.extent));
+    }
+}

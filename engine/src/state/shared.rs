@@ -1,0 +1,221 @@
+//! What every session and the flusher share.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::runtime::Env;
+use pagelith_io::signal::Signal;
+use pagelith_io::staging::StagingPool;
+use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex, PoisonError};
+use pagelith_layouts::checksum::{self, FINGERPRINT_KEY_BYTES};
+use pagelith_layouts::ids::Generation;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::dram::arena::ArenaMemory;
+use pagelith_tiers::ssd::volume::Volume;
+
+use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::request::Options;
+use crate::config::ValidConfig;
+use crate::memory::index::name_of;
+use crate::rpc::Remote;
+use crate::rpc::removal_fence::Removals;
+use crate::server::load_totals::Served;
+use crate::state::core::{Answer, Core};
+use crate::state::counters::Tallies;
+use crate::state::header_cache::Headers;
+use crate::state::read_latency::SlowReads;
+use crate::state::read_view::{CoreGuard, Published};
+use crate::store::prefetch::Prefetch;
+
+/// The fingerprint of every key where all have the same, which tests alone set.
+pub(crate) const CONSTANT: u128 = 1;
+
+/// Nobody read yet.
+pub(crate) const NEVER_READ: u64 = u64::MAX;
+/// How long after the last sign of a reader the next one is still expected: longer than a session's wait for the device
+/// before it gives another sign.
+const READER_GONE: Duration = Duration::from_millis(50);
+
+/// Longest single wait for room in the arena.
+pub(crate) const BUSY_STEP: Duration = Duration::from_millis(10);
+
+pub(crate) struct Shared {
+    /// Locked by [`Shared::lock`] alone, which publishes what was changed.
+    pub core: Mutex<Core>,
+    /// What can be known of it without the lock.
+    pub published: Published,
+    /// Number of the last request.
+    pub requests: AtomicU64,
+    /// What gets counted, beside what the core has counted.
+    pub tallies: Tallies,
+    pub memory: Arc<ArenaMemory>,
+    pub volume: Option<Arc<Volume>>,
+    pub staging: StagingPool,
+    /// Headers of records on SSD that need not be read.
+    pub headers: Headers,
+    pub env: Env,
+    pub config: ValidConfig,
+    pub fingerprint_key: [u8; FINGERPRINT_KEY_BYTES],
+    /// Largest object and largest group record that the store takes, in bytes.
+    pub object_bytes_max: u64,
+    /// The remote tier, if there is one.
+    pub remote: Option<Arc<Remote>>,
+    /// What is being removed and cleared.
+    pub removals: Arc<Removals>,
+    /// Wakes the flusher.
+    pub work: Signal,
+    /// Raised by the flusher whenever something that callers wait for may have changed.
+    pub progress: Signal,
+    pub closed: AtomicBool,
+    /// A direct read was late: until all of those are back, and then one comes in time, reads are staged.
+    pub sick: AtomicBool,
+    /// Direct reads past their deadline that the kernel still has.
+    pub late_reads: AtomicU64,
+    /// How long reads took lately.
+    pub slow: SlowReads,
+    /// What is to be read before it is asked for.
+    pub prefetch: Prefetch,
+    /// Bytes of the arena that are set aside for what arrives over links, and for what is read ahead.
+    pub arriving: AtomicU64,
+    /// Bytes of the arena that other processes look at, for as long as they want.
+    pub viewed: AtomicU64,
+    /// Bytes that operations of clients take, and outcomes that these have not read.
+    pub served: Served,
+    /// When somebody last had reads on the device, as the clock has it; [`NEVER_READ`] at first.
+    pub read_at: AtomicU64,
+}
+
+impl Shared {
+    /// The core. A panic elsewhere leaves it consistent enough to go on: every change keeps the invariants
+    /// from one statement to the next, and what is found is verified.
+    pub fn lock(&self) -> CoreGuard<'_> {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        CoreGuard::new(core, &self.published)
+    }
+
+    /// What the index knows a key by.
+    pub fn fingerprint(&self, key: &ObjectKey, generation: Generation) -> u128 {
+        if self.config.constant_fingerprint() {
+            return CONSTANT;
+        }
+        checksum::fingerprint(&self.fingerprint_key, key, generation)
+    }
+
+    /// What records call the base group that has this object: the upper half of its true fingerprint, whatever
+    /// the index is configured to use.
+    pub fn group_name(&self, key: &ObjectKey, generation: Generation) -> u64 {
+        name_of(checksum::fingerprint(&self.fingerprint_key, key, generation))
+    }
+
+    /// When a group that begins now is dropped if it is not complete.
+    pub fn group_deadline(&self) -> Mono {
+        self.now().after(self.config.group_deadline())
+    }
+
+    pub fn now(&self) -> Mono {
+        self.env.clock.now()
+    }
+
+    /// Somebody has reads on the device.
+    pub fn note_reads(&self, now: Mono) {
+        // Written at most once a millisecond: sessions share the line.
+        if now.0.abs_diff(self.read_at.load(Ordering::Relaxed)) > 1_000_000 {
+            self.read_at.store(now.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether somebody reads from the device, or did a moment ago.
+    pub fn is_read(&self) -> bool {
+        let at = self.read_at.load(Ordering::Relaxed);
+        at != NEVER_READ && self.now().since(Mono(at)) < READER_GONE
+    }
+
+    /// An error if the store was closed.
+    pub fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "store is closed"));
+        }
+        Ok(())
+    }
+
+    /// The deadline of an operation.
+    pub fn deadline(&self, timeout: Option<Duration>) -> Mono {
+        self.now().after(timeout.unwrap_or_else(|| self.config.deadline()))
+    }
+
+    /// When a put that meets a full arena gives up: the time is over, or all that it wants to wait for room.
+    pub fn room_deadline(&self, options: &Options) -> Mono {
+        let over = self.deadline(options.timeout);
+        options.wait.map_or(over, |wait| over.min(self.now().after(wait)))
+    }
+
+    /// Try `once` again as long as it is `Busy`, until the deadline.
+    pub fn while_busy<T>(&self, deadline: Mono, mut once: impl FnMut() -> Result<T>) -> Result<T> {
+        loop {
+            let seen = self.progress.value();
+            let outcome = once();
+            let left = deadline.since(self.now());
+            if !outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy) || left.is_zero() {
+                return outcome;
+            }
+            self.env.runtime.pause(&self.progress, seen, left.min(BUSY_STEP));
+        }
+    }
+
+    /// Wait until the flusher answers request `id`.
+    pub fn await_answer(&self, id: u64, deadline: Mono, what: &str) -> Result<()> {
+        loop {
+            let seen = self.progress.value();
+            match self.answer(id, deadline, what) {
+                Some(answer) => return answer,
+                None => self.env.runtime.pause(&self.progress, seen, deadline.since(self.now())),
+            }
+        }
+    }
+
+    /// The flusher's answer to request `id`, which is forgotten with it, or that the time is up; `None` as long as
+    /// neither is so.
+    pub fn answer(&self, id: u64, deadline: Mono, what: &str) -> Option<Result<()>> {
+        let mut core = self.lock();
+        let answer = core.answers.get(&id).cloned().flatten();
+        let late = deadline.since(self.now()).is_zero();
+        if answer.is_some() || late {
+            core.answers.remove(&id);
+        }
+        drop(core);
+        match answer {
+            Some(Answer::Done) => Some(Ok(())),
+            Some(Answer::Failed(error)) => Some(Err(error.context(what))),
+            None => {
+                late.then(|| Err(Error::new(ErrorKind::Unavailable, format!("{what} did not end in time"))))
+            }
+        }
+    }
+}
+
+/// Answers of the flusher that somebody comes back for.
+pub(crate) struct Pending {
+    ids: Vec<u64>,
+    deadline: Mono,
+    failed: Option<Error>,
+}
+
+impl Pending {
+    pub fn new(ids: Vec<u64>, deadline: Mono) -> Pending {
+        Pending { ids, deadline, failed: None }
+    }
+
+    /// What came of all of them, once each is answered or late.
+    pub fn poll(&mut self, shared: &Shared, what: &str) -> Option<Result<()>> {
+        self.ids.retain(|id| match shared.answer(*id, self.deadline, what) {
+            Some(Err(error)) => {
+                self.failed.get_or_insert(error);
+                false
+            }
+            Some(Ok(())) => false,
+            None => true,
+        });
+        self.ids.is_empty().then(|| self.failed.take().map_or(Ok(()), Err))
+    }
+}

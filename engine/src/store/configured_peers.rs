@@ -1,0 +1,28 @@
+//! The peers that a configuration names, reached over sockets.
+
+use pagelith_io::runtime::Env;
+use pagelith_io::sync::Arc;
+use pagelith_transport::capability::Offer;
+use pagelith_transport::dial::SocketDial;
+
+use crate::api::error::Result;
+use crate::config::{PeerConfig, ValidConfig};
+use crate::rpc::Peer;
+use crate::store::key_file;
+
+/// They, and nobody's key is read if there are none.
+pub(crate) fn peers(config: &ValidConfig, env: &Env) -> Result<Vec<Peer>> {
+    if config.peers().is_empty() {
+        return Ok(Vec::new());
+    }
+    let key =
+        config.peers_key().map(key_file::own).transpose().map_err(|error| error.context("remote.key"))?;
+    // What this process says of itself on every link.
+    let offer = Offer::of_this_build(env.entropy.bytes16());
+    let peer = |peer: &PeerConfig| {
+        let PeerConfig { address, name, weight, preferred } = peer;
+        let dial = SocketDial::new(address.clone(), key.clone(), offer, env.clock.clone());
+        Peer { name: name.clone(), weight: *weight, preferred: *preferred, dial: Arc::new(dial) }
+    };
+    Ok(config.peers().iter().map(peer).collect())
+}

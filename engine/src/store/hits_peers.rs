@@ -1,0 +1,41 @@
+//! Hit rules of a store with peers: objects that are absent locally are looked up at peers, with
+//! one request to each peer per lookup.
+
+use pagelith_io::clock::Mono;
+use pagelith_layouts::key::ObjectKey;
+
+use crate::api::error::Result;
+use crate::api::hits::{Look, PagesFound, PagesQuery};
+use crate::api::request::Options;
+use crate::store::pooled;
+use crate::store::store::Store;
+
+/// Answer a query with local objects and those of peers. The anchor is looked up first, then the
+/// other pools, so objects may appear or disappear in between. A peer that does not answer counts
+/// as empty.
+pub(crate) fn exists_groups(store: &Store, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
+    store.shared.check_open()?;
+    let deadline = store.shared.deadline(options.timeout);
+    let request = options.request.unwrap_or_else(|| store.begin_request());
+    let options = Options { request: Some(request), ..options };
+    crate::api::hits::exists_groups_by(&mut LocalOrPeers { store, options, deadline }, query)
+}
+
+struct LocalOrPeers<'a> {
+    store: &'a Store,
+    options: Options,
+    deadline: Mono,
+}
+
+impl Look for LocalOrPeers<'_> {
+    fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
+        Ok(self.exists(keys)?.into_iter().take_while(|present| *present).count())
+    }
+
+    fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {
+        // Each lookup has the time that remains.
+        let timeout = Some(self.deadline.since(self.store.shared.now()));
+        let keys: Vec<ObjectKey> = keys.collect();
+        Ok(pooled::exists(self.store, &keys, Options { timeout, ..self.options }))
+    }
+}

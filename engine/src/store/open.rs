@@ -1,0 +1,438 @@
+//! Opens a store: files, memory, recovery, the flusher. All large memory is allocated here.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::disk::Side;
+use pagelith_io::probe::{SideChoice, open_disk_until};
+use pagelith_io::runtime::{Env, Join};
+use pagelith_io::signal::Signal;
+use pagelith_io::staging::StagingPool;
+use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex};
+use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
+use pagelith_layouts::align::ALIGN;
+use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
+use pagelith_layouts::footer;
+use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
+use pagelith_layouts::record::OBJECT_BYTES_MAX;
+use pagelith_tiers::dram::arena::Arena;
+use pagelith_tiers::policy::{Touches, frame_policy, segment_policy};
+use pagelith_tiers::ssd::guards::SegmentGuards;
+use pagelith_tiers::ssd::log::{Log, LogConfig};
+use pagelith_tiers::ssd::recover::{Recovered, recover};
+use pagelith_tiers::ssd::serial::Serial;
+use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_or_make};
+
+use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::events::EventLog;
+use crate::api::stats::Counters;
+use crate::background::flusher::Flusher;
+use crate::background::peer_writer::Writer;
+use crate::background::recovery::Collector;
+use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
+use crate::memory::frames::Frames;
+use crate::memory::index::{FRAME_MAX, Index};
+use crate::memory::pins::Pins;
+use crate::memory::visibility::Visibility;
+use crate::rpc::connections::Desk;
+use crate::rpc::removal_fence::Removals;
+use crate::rpc::{Peer, Remote};
+use crate::server::load_totals::Served;
+use crate::state::busy::BusyPuts;
+use crate::state::core::{Core, Job, SsdCore};
+use crate::state::counters::Tallies;
+use crate::state::damage::Damage;
+use crate::state::flush_counts::FlushCounts;
+use crate::state::header_cache::Headers;
+use crate::state::health::{Health, Limits};
+use crate::state::peer_queue::RemoteQueue;
+use crate::state::pending_groups::Waiting;
+use crate::state::read_latency::SlowReads;
+use crate::state::read_view::{Edition, Published};
+use crate::state::shared::{NEVER_READ, Shared};
+use crate::state::written_namespaces::WrittenNamespaces;
+use crate::store::configured_peers;
+use crate::store::prefetch::Prefetch;
+
+const OPEN_WAIT_MIN: Duration = Duration::from_secs(30);
+
+/// Result of opening a store.
+#[derive(Clone, Debug)]
+pub struct OpenReport {
+    /// Whether the store was created by this open.
+    pub made: bool,
+    /// Duration of recovery.
+    pub recovery: Duration,
+    /// Objects found.
+    pub objects: u64,
+    /// I/O backend of the SSD tier; `None` without one.
+    pub side: Option<Side>,
+    /// Reason for that backend.
+    pub side_reason: String,
+    /// The memory that was allocated.
+    pub memory: MemoryPlan,
+    /// Number of segments.
+    pub segments: u32,
+    /// Length of a segment in bytes.
+    pub segment_bytes: u64,
+    /// Largest object that the store accepts, in bytes.
+    pub object_bytes_max: u64,
+    /// Whether a checkpoint shortened recovery.
+    pub from_checkpoint: bool,
+    /// Checkpoints that claim to be complete and are not: their files are damaged.
+    pub refused_checkpoints: u32,
+    /// Footers read.
+    pub footers: u32,
+    /// Segments read record by record.
+    pub scanned_segments: u32,
+    /// Records that a crash tore; no flush had covered them.
+    pub torn_records: u64,
+    /// Manifest blocks repaired from the other copy.
+    pub mended_blocks: u32,
+}
+
+/// The system environment for a configuration. Creation of files stops once `stop` is raised.
+pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<AtomicBool>) -> Result<Env> {
+    // An unknown amount of memory sets no limit: the configuration was validated by the caller.
+    let unlimited = |_| Facts { memory_bytes: u64::MAX, memory_source: String::new() };
+    let facts = Facts::of_this_machine().unwrap_or_else(unlimited);
+    config.check_machine(&facts).map_err(|e| Error::invalid(e.to_string()))?;
+    for dir in config.dirs_in_memory() {
+        tracing::warn!(dir = %dir.display(), "ssd.dirs: the files of this directory are memory, and are lost with it");
+    }
+    let disk = match config.has_ssd() {
+        false => None,
+        true => {
+            let choice = match config.ssd_io() {
+                SsdIo::Auto => SideChoice::Auto,
+                SsdIo::Uring => SideChoice::Uring,
+                SsdIo::Blocking => SideChoice::Blocking,
+            };
+            let depth = log_config(config).queue_depth().max(config.read_depth() as usize);
+            Some(open_disk_until(config.ssd_dirs(), choice, depth, stop.clone())?)
+        }
+    };
+    Ok(Env {
+        disk,
+        clock: Arc::new(SystemClock::new()),
+        entropy: Arc::new(SystemEntropy),
+        runtime: Arc::new(Threads),
+    })
+}
+
+fn log_config(config: &ValidConfig) -> LogConfig {
+    LogConfig { write_bytes: config.write_bytes(), write_depth: config.write_depth() as usize }
+}
+
+/// An opened store's parts.
+pub(crate) struct Opened {
+    pub shared: Arc<Shared>,
+    pub flusher: Option<Box<dyn Join>>,
+    pub writer: Option<Box<dyn Join>>,
+    pub report: OpenReport,
+}
+
+/// Open or make a store in `env`, with the peers that are given, or else those of the
+/// configuration.
+#[tracing::instrument(level = "info", skip_all, name = "recover")]
+pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> Result<Opened> {
+    let peers = peers.map_or_else(|| configured_peers::peers(&config, &env), Ok)?;
+    let remote = match peers.is_empty() {
+        true => None,
+        false => Some(Arc::new(Remote::new(peers)?)),
+    };
+    let began = env.clock.now();
+    let arena = if config.dram_shared() { Arena::shared } else { Arena::new };
+    let arena =
+        arena(config.arena_bytes()).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
+    let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
+    let headers = Headers::new(config.headers_bytes())
+        .map_err(|e| Error::new(ErrorKind::Busy, format!("ssd.headers_bytes: {e}")))?;
+    let staging = StagingPool::new(config.staging_bytes() as usize)
+        .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
+    // After all other steps that may fail: a store that cannot be opened is not created.
+    let mut ssd = match (&env.disk, config.has_ssd()) {
+        (Some(_), true) => Some(open_volume(&config, &env)?),
+        _ => None,
+    };
+    if config.dram_prefault() {
+        let all =
+            || arena.memory.prefault().and_then(|()| index.prefault()).and_then(|()| headers.prefault());
+        let bytes = config.memory_plan().total;
+        all().map_err(|e| Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={bytes}")))?;
+    }
+    // Each frame has at least one block of the arena, even while it is being dropped.
+    let frame_numbers = (config.arena_bytes() / ALIGN).min(u64::from(FRAME_MAX) + 1) as usize;
+    let touches =
+        Touches::new(frame_numbers).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
+    let touches = Arc::new(touches);
+    let mut policy = frame_policy(config.dram_policy().name(), &touches)
+        .ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
+    // Each frame has at least one object, and each object at least one block of the arena.
+    let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize;
+    policy.expect(frames_max);
+    let mut fingerprint_key = [0; FINGERPRINT_KEY_BYTES];
+    match &ssd {
+        Some(opened) => fingerprint_key = opened.manifest.superblock().fingerprint_key,
+        None => env.entropy.fill(&mut fingerprint_key),
+    }
+    let mut core = Core {
+        index,
+        frames: Frames::with_room(frames_max, frame_numbers, touches),
+        space: arena.space,
+        policy,
+        visibility: Visibility::default(),
+        edition: Edition::default(),
+        ssd: None,
+        remote: remote.as_ref().map(|_| RemoteQueue::default()),
+        pins: Pins::default(),
+        waiting: Waiting::default(),
+        adopting: 0,
+        sequence: Sequence(1),
+        counters: Counters::default(),
+        busy: BusyPuts::default(),
+        flushes: FlushCounts::default(),
+        events: EventLog::default(),
+        answers: HashMap::new(),
+        next_answer: 1,
+        write_buffer_only: config.dram_bytes() == 0,
+        stopping: false,
+    };
+    let recovered = match &mut ssd {
+        Some(opened) => Some(recover_into(&mut core, &config, opened, fingerprint_key, env.clock.now())?),
+        None => None,
+    };
+    let full = open_for_reading(&mut core, ssd.as_ref(), recovered.as_ref(), env.clock.now());
+    let report = report(&config, &env, &core, ssd.as_ref(), recovered.as_ref(), began);
+    let durable_generations = ssd.iter().flat_map(|o| o.manifest.generations()).collect();
+    write_back_generations(&mut core, &durable_generations);
+    let (volume, manifest) = ssd.map(|o| (Arc::new(o.volume), o.manifest)).unzip();
+    // Events start here: recovery's findings are not events.
+    core.events = EventLog::new(config.events_max());
+    let published = Published::of(&mut core);
+    let shared = Arc::new(Shared {
+        core: Mutex::new(core),
+        published,
+        requests: AtomicU64::new(0),
+        tallies: Tallies::default(),
+        memory: arena.memory,
+        volume: volume.clone(),
+        staging,
+        headers,
+        env: env.clone(),
+        config,
+        fingerprint_key,
+        object_bytes_max: report.object_bytes_max,
+        remote: remote.clone(),
+        removals: Arc::new(Removals::default()),
+        work: Signal::default(),
+        progress: Signal::default(),
+        closed: AtomicBool::new(false),
+        sick: AtomicBool::new(false),
+        late_reads: AtomicU64::new(0),
+        slow: SlowReads::default(),
+        prefetch: Prefetch::default(),
+        arriving: AtomicU64::new(0),
+        viewed: AtomicU64::new(0),
+        served: Served::default(),
+        read_at: AtomicU64::new(NEVER_READ),
+    });
+    let flusher = match (volume, manifest, recovered) {
+        (Some(volume), Some(manifest), Some(r)) => {
+            let mut log = Log::new(volume, manifest, log_config(&shared.config))?;
+            full.iter().filter_map(|f| f.copy).for_each(|copy| log.suspect_manifest(copy));
+            let mut task = Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
+            task.durable_generations = durable_generations;
+            task.reason = full.map(|f| f.fault.to_string()).unwrap_or_default();
+            Some(env.runtime.spawn("pagelith-flusher", Box::new(task), shared.work.clone())?)
+        }
+        _ => None,
+    };
+    let writer = match remote {
+        Some(remote) => {
+            let task = Writer::new(shared.clone(), Desk::new(remote.clone()));
+            match env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone()) {
+                Ok(writer) => Some(writer),
+                Err(fault) => {
+                    stop_flusher(&shared, flusher);
+                    return Err(fault.into());
+                }
+            }
+        }
+        None => None,
+    };
+    Ok(Opened { shared, flusher, writer, report })
+}
+
+/// The open failed after the flusher was started: stop it, so that the files are closed.
+fn stop_flusher(shared: &Shared, flusher: Option<Box<dyn Join>>) {
+    shared.lock().stopping = true;
+    shared.work.raise();
+    if let Some(flusher) = flusher {
+        flusher.join(shared.config.deadline());
+    }
+}
+
+/// Longest duration of one read or write during open; `deadline_ms` applies to calls and may be
+/// shorter.
+fn io_timeout(config: &ValidConfig) -> Duration {
+    config.deadline().max(OPEN_WAIT_MIN)
+}
+
+/// If the file system was full, open the tier read-only.
+fn open_for_reading(
+    core: &mut Core,
+    opened: Option<&OpenedVolume>,
+    recovered: Option<&Recovered>,
+    now: Mono,
+) -> Option<Full> {
+    // At most one is set: recovery does not write the manifest while one of its copies is outdated.
+    let full = opened.and_then(|o| o.full.clone()).or_else(|| recovered.and_then(|r| r.full.clone()));
+    if let (Some(full), Some(ssd)) = (&full, core.ssd.as_mut()) {
+        ssd.health.stop_writing(now);
+        tracing::error!(fault = %full.fault, "the file system is full: the ssd tier is open for reading alone");
+    }
+    full
+}
+
+fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
+    let Some(disk) = env.disk.clone() else {
+        return Err(Error::new(ErrorKind::Internal, "no disk for the ssd tier"));
+    };
+    let dirs = disk.dirs() as u32;
+    let geometry = config.geometry(dirs);
+    let geometry = geometry.ok_or_else(|| Error::invalid(format!("ssd.bytes: too small dirs={dirs}")))?;
+    let owner = pagelith_io::owner::this_process();
+    let opened = open_or_make(disk.clone(), geometry, &*env.entropy, &owner, io_timeout(config));
+    opened.map_err(|error| {
+        let mut error = volume_error(error);
+        if error.kind == ErrorKind::Damaged {
+            let dirs: Vec<String> = (0..disk.dirs()).map(|dir| disk.dir_name(dir)).collect();
+            let dirs = dirs.join(" ");
+            error.message += &format!(
+                "; `pagelith verify {dirs}` says what is damaged, `pagelith verify --repair {dirs}` drops it"
+            );
+        }
+        error
+    })
+}
+
+fn volume_error(error: VolumeError) -> Error {
+    let kind = match &error {
+        VolumeError::Io(fault) => return Error::from(fault.clone()).context("open store"),
+        VolumeError::NotAStore { .. } => ErrorKind::Invalid,
+        VolumeError::Locked { .. } => ErrorKind::Denied,
+        VolumeError::NoDrive { .. } => ErrorKind::Unavailable,
+        VolumeError::Missing { .. } | VolumeError::Length { .. } => ErrorKind::Damaged,
+        VolumeError::Manifest { error: inner, .. } => return Error::format(inner, error.to_string()),
+        VolumeError::Incompatible { .. } | VolumeError::Misplaced { .. } => ErrorKind::Incompatible,
+    };
+    Error::new(kind, error.to_string())
+}
+
+fn recover_into(
+    core: &mut Core,
+    config: &ValidConfig,
+    opened: &mut OpenedVolume,
+    secret: [u8; FINGERPRINT_KEY_BYTES],
+    now: Mono,
+) -> Result<Recovered> {
+    let volume: &Volume = &opened.volume;
+    let mut serial = Serial::new(&*volume.disk, io_timeout(config))?;
+    let mut collector = Collector::new(secret, opened.manifest.generations());
+    let constant = config.constant_fingerprint();
+    let outdated = opened.full.as_ref().is_some_and(|full| full.copy.is_some());
+    let manifest = (&mut opened.manifest, outdated);
+    let recovered = recover(volume, manifest, &mut serial, !constant, &mut collector)
+        .map_err(|f| Error::from(f).context("recover"))?;
+    let policy = match config.ssd_policy() {
+        SsdPolicy::Fifo => "fifo",
+        SsdPolicy::Recency => "lowest-mean-recency",
+    };
+    let tick_bytes = SsdCore::tick_bytes_of(config.ssd_bytes());
+    let (probe, probe_max) = config.probe_pauses();
+    let quarantine_after = config.quarantine_after();
+    let limits = Limits { probe, probe_max, quarantine_after, segments: volume.geometry.segment_count };
+    core.sequence = recovered.next_sequence;
+    core.ssd = Some(SsdCore {
+        segments: recovered.segments.clone(),
+        guards: Arc::new(SegmentGuards::of(&recovered.segments)),
+        policy: segment_policy(policy, config.reinsert_ratio())
+            .ok_or_else(|| Error::new(ErrorKind::Internal, "ssd.policy is unknown"))?,
+        queue: VecDeque::new(),
+        removing: 0,
+        written: WrittenNamespaces::of_log(opened.made),
+        unqueued: BTreeMap::new(),
+        health: Health::new(limits, now),
+        unflushed_bytes: 0,
+        unsynced: (0, 0),
+        appended_bytes: 0,
+        tick_bytes,
+        first_tick: collector.newest_tick() + 1,
+        left: None,
+        purges: VecDeque::new(),
+        damage: Damage::default(),
+    });
+    core.counters.bytes_to_device = recovered.bytes_written;
+    // If the store was created for more objects than the setting allows, the setting is wrong even
+    // after a crash.
+    let crashed = !recovered.clean && config.max_objects() >= volume.geometry.objects_max;
+    collector.finish(core, constant.then_some(crate::state::shared::CONSTANT), crashed)?;
+    Ok(recovered)
+}
+
+/// Queue the clears that recovery knows only from records: the store ended before the manifest had
+/// their generations.
+fn write_back_generations(core: &mut Core, durable: &HashMap<NamespaceId, Generation>) {
+    let newer = core.visibility.generations().iter().filter(|(ns, g)| durable.get(ns) != Some(g));
+    let mut newer: Vec<_> = newer.map(|(ns, g)| (*ns, *g)).collect();
+    newer.sort_unstable();
+    for (namespace, generation) in newer {
+        // No caller waits for this clear.
+        if let Some(ssd) = core.ssd.as_mut() {
+            ssd.queue.push_back(Job::Clear { id: 0, namespace, generation });
+        }
+    }
+}
+
+fn report(
+    config: &ValidConfig,
+    env: &Env,
+    core: &Core,
+    ssd: Option<&OpenedVolume>,
+    recovered: Option<&Recovered>,
+    began: Mono,
+) -> OpenReport {
+    let geometry = ssd.map(|o| o.volume.geometry);
+    let facts = env.disk.as_ref().filter(|_| ssd.is_some()).map(|d| d.facts());
+    let block = pagelith_layouts::checksum::BLOCK_BYTES;
+    let by_segment = geometry.map_or(OBJECT_BYTES_MAX, |g| footer::object_bytes_max(g.segment_bytes, block));
+    let report = OpenReport {
+        made: ssd.is_some_and(|o| o.made),
+        recovery: env.clock.now().since(began),
+        objects: core.index.objects(),
+        side: facts.as_ref().map(|f| f.side),
+        side_reason: facts.map(|f| f.reason).unwrap_or_default(),
+        memory: config.memory_plan(),
+        segments: geometry.map_or(0, |g| g.segment_count),
+        segment_bytes: geometry.map_or(0, |g| g.segment_bytes),
+        object_bytes_max: by_segment.min(config.arena_bytes()),
+        from_checkpoint: recovered.is_some_and(|r| r.checkpoint.is_some()),
+        refused_checkpoints: recovered.map_or(0, |r| r.refused_checkpoints),
+        footers: recovered.map_or(0, |r| r.footers),
+        scanned_segments: recovered.map_or(0, |r| r.scanned),
+        torn_records: recovered.map_or(0, |r| r.torn),
+        mended_blocks: ssd.map_or(0, |o| o.mended),
+    };
+    tracing::info!(
+        side = ?report.side,
+        reason = report.side_reason,
+        memory = %report.memory,
+        objects = report.objects,
+        recovery_ms = report.recovery.as_millis() as u64,
+        torn = report.torn_records,
+        "store is open"
+    );
+    report
+}

@@ -1,0 +1,187 @@
+//! Prefetch: reads objects from SSD into DRAM ahead of a get, on hints from a caller that has
+//! looked a prefix up and does not need it yet.
+//!
+//! - A hint promises nothing. An object that finds no room, is not read in time or changes
+//!   meanwhile stays on SSD, and a get reads it there.
+//! - Bytes are read from the device straight into reserved memory of the arena, are verified there,
+//!   and stay there ([`crate::read::promote`]).
+//! - One task reads ([`reader`]), with its own disk queue. It starts with the first hint, so a
+//!   store without hints has no extra thread.
+
+mod reader;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::runtime::Join;
+use pagelith_io::signal::Signal;
+use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
+use pagelith_layouts::align::align_up;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::policy::Recency;
+use rustc_hash::FxHashSet;
+
+use self::reader::Reader;
+use crate::api::page_depth::PageSteps;
+use crate::api::request::Options;
+use crate::memory::visibility::Sight;
+use crate::state::core::Core;
+use crate::state::shared::Shared;
+use crate::store::session::recency;
+
+/// Hints that are looked up under one acquisition of the lock.
+const LOOKUP_BATCH: usize = 32;
+/// Pending hints may take 1/`ARENA_SHARE` of the arena: prefetched pages evict others.
+const ARENA_SHARE: u64 = 4;
+
+/// An object to be read.
+#[derive(Clone, Copy, Debug)]
+struct Hint {
+    key: ObjectKey,
+    /// Length in bytes.
+    length: u64,
+    at: Recency,
+    /// The hint is useless after this.
+    deadline: Mono,
+}
+
+/// Pending hints.
+#[derive(Default)]
+struct HintQueue {
+    hints: VecDeque<Hint>,
+    /// Keys that wait or are being read.
+    known: FxHashSet<ObjectKey>,
+    /// Arena bytes that they will take.
+    bytes: u64,
+}
+
+impl HintQueue {
+    /// A hint is finished or dropped.
+    fn finish(&mut self, hint: &Hint) {
+        if self.known.remove(&hint.key) {
+            self.bytes -= align_up(hint.length);
+        }
+    }
+}
+
+/// The hints, and the task that reads them.
+#[derive(Default)]
+pub(crate) struct Prefetch {
+    queue: Mutex<HintQueue>,
+    /// Wakes the task.
+    work: Signal,
+    task: Mutex<Option<Box<dyn Join>>>,
+}
+
+impl Prefetch {
+    fn queue(&self) -> MutexGuard<'_, HintQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of objects that wait or are being read.
+    pub fn waiting(&self) -> u64 {
+        self.queue().known.len() as u64
+    }
+
+    /// Wait for the task of a closed store to end; false if it did not end in time.
+    pub fn stop(&self, timeout: Duration) -> bool {
+        self.work.raise();
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        task.is_none_or(|task| task.join(timeout))
+    }
+}
+
+/// See [`crate::Store::prefetch`].
+pub(crate) fn prefetch(
+    shared: &Arc<Shared>,
+    keys: impl Iterator<Item = ObjectKey>,
+    options: &Options,
+) -> usize {
+    // Without `dram.bytes` the arena is only a write buffer and keeps no pages.
+    if shared.volume.is_none() || shared.config.dram_bytes() == 0 || shared.check_open().is_err() {
+        return 0;
+    }
+    let (at, deadline) = (recency(shared, options), shared.deadline(options.timeout));
+    let mut steps = PageSteps::default();
+    let mut hints = Vec::new();
+    let mut batch = Vec::with_capacity(LOOKUP_BATCH);
+    let mut look_up = |batch: &mut Vec<(ObjectKey, u32)>| {
+        let core = shared.lock();
+        for (key, step) in batch.drain(..) {
+            if let Some(length) = on_ssd_only(shared, &core, &key) {
+                let at = Recency { depth: at.depth.saturating_add(step), ..at };
+                hints.push(Hint { key, length, at, deadline });
+            }
+        }
+    };
+    for key in keys {
+        batch.push((key, steps.step(&key)));
+        if batch.len() == LOOKUP_BATCH {
+            look_up(&mut batch);
+        }
+    }
+    look_up(&mut batch);
+    let taken = enqueue(shared, hints);
+    if taken > 0 && start_task(shared) {
+        shared.prefetch.work.raise();
+    }
+    taken
+}
+
+/// The length in bytes of an object that is on SSD and not in DRAM.
+fn on_ssd_only(shared: &Shared, core: &Core, key: &ObjectKey) -> Option<u64> {
+    let generation = core.generation(key.namespace());
+    let fingerprint = shared.fingerprint(key, generation);
+    if core.find_memory(key, fingerprint, generation).is_some() {
+        return None;
+    }
+    let seen = core.find_ssd(fingerprint).into_iter().find(|e| core.is_visible(e))?;
+    Some(seen.length.into())
+}
+
+/// HintQueue as many of the `hints` as fit; returns how many.
+fn enqueue(shared: &Shared, hints: Vec<Hint>) -> usize {
+    let most = shared.config.arena_bytes() / ARENA_SHARE;
+    let mut queue = shared.prefetch.queue();
+    let before = queue.hints.len();
+    for hint in hints {
+        let bytes = align_up(hint.length);
+        // Stop here: hints name a prefix from its front, so later ones are worth less.
+        if queue.bytes + bytes > most {
+            break;
+        }
+        if queue.known.insert(hint.key) {
+            queue.bytes += bytes;
+            queue.hints.push_back(hint);
+        }
+    }
+    queue.hints.len() - before
+}
+
+/// Start the task if it does not run; false if it cannot start.
+fn start_task(shared: &Arc<Shared>) -> bool {
+    let mut task = shared.prefetch.task.lock().unwrap_or_else(PoisonError::into_inner);
+    if task.is_some() {
+        return true;
+    }
+    // `Prefetch::stop` has taken the task already, or will once this lock is free.
+    let started = shared.check_open().and_then(|()| {
+        let reader = Box::new(Reader::new(shared.clone())?);
+        Ok(shared.env.runtime.spawn("pagelith-prefetch", reader, shared.prefetch.work.clone())?)
+    });
+    match started {
+        Ok(started) => {
+            *task = Some(started);
+            true
+        }
+        Err(error) => {
+            tracing::warn!(%error, "prefetch reader cannot start, hints are dropped");
+            let mut queue = shared.prefetch.queue();
+            let hints = std::mem::take(&mut queue.hints);
+            hints.iter().for_each(|hint| queue.finish(hint));
+            false
+        }
+    }
+}

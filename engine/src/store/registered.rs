@@ -1,0 +1,27 @@
+//! Memory that callers register with the SSD tier's disk.
+
+use pagelith_io::fault::IoFault;
+use pagelith_io::registered::Registration;
+
+use crate::api::error::{Error, ErrorKind, Result};
+use crate::state::shared::Shared;
+
+/// What [`crate::Store::register_memory`] promises.
+pub(crate) fn register(shared: &Shared, base: usize, len: usize) -> Result<Registration> {
+    shared.check_open()?;
+    let Some(volume) = &shared.volume else { return Ok(Registration::none()) };
+    let registration = volume.disk.register(base, len).map_err(refused)?;
+    if registration.is_used() {
+        tracing::info!(bytes = len, "memory registered for reads");
+    }
+    Ok(registration)
+}
+
+/// Whatever else the kernel says is about the memory.
+fn refused(fault: IoFault) -> Error {
+    let error = Error::from(fault);
+    match error.kind {
+        ErrorKind::Busy | ErrorKind::Denied => error,
+        _ => Error { kind: ErrorKind::Invalid, ..error },
+    }
+}

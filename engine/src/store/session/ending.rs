@@ -1,0 +1,47 @@
+//! The end of a session with reads under way.
+
+use pagelith_io::clock::Mono;
+
+use super::{Batch, Session, WAIT_STEP, release_segment};
+use crate::api::outcome::Ticket;
+
+impl Session {
+    /// Have its end wait for reads under way no longer than until `by`: what the device has even then keeps its memory, the ring and
+    /// the files.
+    pub(crate) fn end_by(&mut self, by: Mono) {
+        self.drop_by = Some(by);
+    }
+}
+
+impl Drop for Session {
+    /// Waits for reads under way: their memory is the caller's. The queue's own drop bounds the wait.
+    fn drop(&mut self) {
+        let deadline = self.drop_by.unwrap_or_else(|| self.io.shared.deadline(None));
+        let tickets: Vec<Ticket> = self.batches.iter().map(|(t, _)| *t).collect();
+        for ticket in tickets {
+            while self.io.shared.now() < deadline {
+                if self.wait(ticket, WAIT_STEP).is_some()
+                    || self.io.queue.as_ref().is_none_or(|q| q.in_flight() == 0)
+                {
+                    break;
+                }
+            }
+        }
+        // The queue's own end waits for what is left, as long as anything can. What the kernel has even then it reads into
+        // memory that nobody will look at: it must not keep segments from being reclaimed for ever.
+        let mut queue = self.io.queue.take();
+        if let (Some(queue), Some(by)) = (&mut queue, self.drop_by) {
+            queue.limit_drop(by.since(self.io.shared.now()));
+        }
+        drop(queue);
+        self.arrived.clear();
+        for (_, batch) in &mut self.batches {
+            match batch {
+                Batch::Get(b) => b.abandon(&self.io),
+                Batch::Put(b) => b.abandon(&self.io),
+                Batch::Remote(_) | Batch::Exists(_) => {}
+            }
+        }
+        self.io.orphans.drain().for_each(|(_, (segment, _))| release_segment(&self.io.shared, segment));
+    }
+}

@@ -1,0 +1,43 @@
+//! Parts of base groups of many pages, in one call.
+
+use pagelith_layouts::key::ObjectKey;
+
+use crate::api::error::{Error, Result};
+use crate::api::outcome::PutOutcome;
+use crate::api::request::{Options, PutSlice};
+use crate::store::store::Store;
+
+/// See [`Store::put_parts`].
+pub(crate) fn put(
+    store: &Store,
+    required: &[ObjectKey],
+    parts: &[&[PutSlice<'_>]],
+    options: Options,
+) -> Vec<Result<PutOutcome>> {
+    let shared = &store.shared;
+    let (deadline, room) = (shared.deadline(options.timeout), shared.room_deadline(&options));
+    // All of one call are equally recent.
+    let request = Some(options.request.unwrap_or_else(|| store.begin_request()));
+    let depths = (0..).map(|behind| options.depth.saturating_add(behind));
+    let put = |(depth, part): (u32, &&[PutSlice<'_>])| {
+        // Each part has the time that is left, not all of it again.
+        let (timeout, wait) = (Some(deadline.since(shared.now())), Some(room.since(shared.now())));
+        put_one(store, required, part, Options { request, depth, timeout, wait })
+    };
+    depths.zip(parts).map(put).collect()
+}
+
+fn put_one(
+    store: &Store,
+    required: &[ObjectKey],
+    part: &[PutSlice<'_>],
+    options: Options,
+) -> Result<PutOutcome> {
+    let first = part.first().ok_or_else(|| Error::invalid("a group has no object"))?;
+    let required: Vec<ObjectKey> = required.iter().map(|key| key.on_page(first.key.hash())).collect();
+    let group = store.begin_group(&required, options)?;
+    for outcome in group.put(part, options) {
+        outcome?;
+    }
+    if group.missing().is_empty() { group.commit(options) } else { Ok(PutOutcome::Waiting) }
+}

@@ -1,0 +1,46 @@
+//! A push in transmission, and its progress.
+
+use crate::link::Push;
+
+/// A push in transmission. `framed` is at most `len`.
+pub(crate) struct PushCursor {
+    pub push: Push,
+    pub len: u64,
+    /// Bytes covered by frame heads that are already staged.
+    pub framed: u64,
+    /// Position of the next byte to write: the part, and the offset in it.
+    part: usize,
+    part_offset: usize,
+}
+
+impl PushCursor {
+    pub fn new(push: Push, len: u64) -> PushCursor {
+        PushCursor { push, len, framed: 0, part: 0, part_offset: 0 }
+    }
+
+    /// The next `bytes_max` bytes to write, in at most `slices_max` slices.
+    pub fn next_slices(&self, bytes_max: u64, slices_max: usize) -> Vec<&[u8]> {
+        let (mut left, mut skip) = (bytes_max, self.part_offset);
+        let mut found = Vec::new();
+        for part in self.push.parts.iter().skip(self.part) {
+            if left == 0 || found.len() == slices_max {
+                break;
+            }
+            let rest = part.bytes().get(std::mem::take(&mut skip)..).unwrap_or_default();
+            let len = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            left -= len as u64;
+            if len > 0 {
+                found.push(&rest[..len]);
+            }
+        }
+        found
+    }
+
+    pub fn advance(&mut self, bytes: usize) {
+        self.part_offset += bytes;
+        while let Some(part) = self.push.parts.get(self.part).filter(|part| self.part_offset >= part.len()) {
+            self.part_offset -= part.len();
+            self.part += 1;
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! A connected, non-blocking socket, and its move to shared memory.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::peer;
+use pagelith_io::shm::{MapBound, Region, SharedMemory, View};
+use pagelith_io::system::SystemClock;
+use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::greeting::Feature;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, readv, retry_on_intr};
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+
+use super::rings::Rings;
+use crate::closed::Closed;
+use crate::limits::Limits;
+use crate::shown::{REGIONS_MAX, Regions};
+use crate::stream::{Moved, Stream};
+
+/// Time that an end polls its socket before it sleeps: bytes in flight arrive sooner than the
+/// kernel puts a core to sleep and wakes it again (decision 0032 has the results of gets with 0, 20
+/// and 50 us).
+const SPIN: Duration = Duration::from_micros(50);
+/// Memory that a socket maps before its peer is identified: none.
+const NOTHING: MapBound = MapBound { all: 0, of_peer: 0, peer: 0 };
+
+/// A TCP or Unix socket.
+pub struct Socket {
+    fd: Arc<OwnedFd>,
+    carrier: Carrier,
+    /// Memory of this end that it hands over if that is agreed.
+    shared_regions: Vec<Arc<Region>>,
+    /// Bounds on the mapped memory of a client.
+    bound: MapBound,
+    /// The last wait found nothing. An idle socket is not polled at each visit of its thread.
+    idle: bool,
+}
+
+/// The transport of the bytes.
+enum Carrier {
+    /// The socket.
+    Socket,
+    /// The socket, until a client hands over this memory, or a server receives it.
+    SocketUntilRings(Option<SharedMemory>),
+    /// Rings, as soon as the server's regions are handed over too. Holds the peer's memory.
+    RingsPending(Rings, Vec<Arc<View>>),
+    /// Rings in shared memory, and the regions of both ends.
+    Rings(Rings, Regions),
+}
+
+impl Socket {
+    /// Wrap a non-blocking TCP socket: without Nagle's delay, with keepalive.
+    pub(super) fn tcp(socket: OwnedFd) -> Result<Socket, Closed> {
+        set_tcp_nodelay(&socket, true).map_err(system_error("setsockopt TCP_NODELAY"))?;
+        set_socket_keepalive(&socket, true).map_err(system_error("setsockopt SO_KEEPALIVE"))?;
+        let (fd, carrier) = (Arc::new(socket), Carrier::Socket);
+        Ok(Socket { fd, carrier, shared_regions: Vec::new(), bound: NOTHING, idle: false })
+    }
+
+    /// Wrap a non-blocking Unix socket, if its peer is a process of this user or of root. `memory`
+    /// is a client's memory for the rings.
+    pub(super) fn unix(socket: OwnedFd, memory: Option<SharedMemory>) -> Result<Socket, Closed> {
+        let user = peer_user(&socket)?;
+        if !is_trusted(user) {
+            return Err(Closed::NotAuthentic { what: "the user" });
+        }
+        let (fd, carrier) = (Arc::new(socket), Carrier::SocketUntilRings(memory));
+        Ok(Socket { fd, carrier, shared_regions: Vec::new(), bound: NOTHING, idle: false })
+    }
+
+    /// The descriptor of the socket.
+    pub(super) fn shared(&self) -> Arc<OwnedFd> {
+        self.fd.clone()
+    }
+
+    /// The same, which maps the memory of the process that connected within the limits.
+    pub(super) fn mapping_within(self, limits: &Limits) -> Socket {
+        let (all, of_peer) = (limits.mapped_max, limits.mapped_of_peer_max);
+        let bound = MapBound { all, of_peer, peer: peer::number(&self.fd).unwrap_or(0) };
+        Socket { bound, ..self }
+    }
+
+    /// Bytes of the peer's memory that are not mapped, but read by system calls.
+    pub fn unmapped_bytes(&self) -> u64 {
+        let unmapped = |regions: &Regions| {
+            regions.theirs.iter().filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum()
+        };
+        if let Carrier::Rings(_, regions) = &self.carrier { unmapped(regions) } else { 0 }
+    }
+
+    /// Hand this memory over if that is agreed: at most [`REGIONS_MAX`] regions.
+    pub(super) fn sharing(self, shared_regions: Vec<Arc<Region>>) -> Socket {
+        Socket { shared_regions, ..self }
+    }
+
+    /// Whether the bytes go through rings in shared memory.
+    pub fn is_shared_memory(&self) -> bool {
+        matches!(self.carrier, Carrier::Rings(..))
+    }
+
+    /// Poll the socket for at most [`SPIN`]; true if it is ready.
+    fn spin(&self, write: bool) -> bool {
+        // The system clock: a kernel socket is never simulated.
+        let clock = SystemClock::new();
+        while clock.now().since(Mono::default()) < SPIN {
+            if wait_for(&[(self.as_fd(), write)], Duration::ZERO) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Prepare a wait on the descriptor; true if there is work already.
+    pub(super) fn arm(&self, write: bool) -> bool {
+        match &self.carrier {
+            Carrier::Rings(rings, _) => rings.arm(write),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => false,
+        }
+    }
+}
+
+/// The user at the other end of a Unix socket.
+pub(super) fn peer_user(socket: &OwnedFd) -> Result<u32, Closed> {
+    peer::user(socket).map_err(|e| Closed::System {
+        operation: "getsockopt SO_PEERCRED",
+        errno: e.raw_os_error().unwrap_or(0),
+    })
+}
+
+/// Whether connections of this user are admitted: the user of this process, and root.
+pub(super) fn is_trusted(user: u32) -> bool {
+    user == rustix::process::geteuid().as_raw() || user == 0
+}
+
+/// The error of a failed system call.
+pub(super) fn system_error(operation: &'static str) -> impl Fn(Errno) -> Closed {
+    move |e| Closed::System { operation, errno: e.raw_os_error() }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Stream for Socket {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
+        if let Carrier::Rings(rings, _) = &mut self.carrier {
+            return rings.read(&self.fd, parts);
+        }
+        match retry_on_intr(|| readv(&self.fd, parts)) {
+            Ok(0) => Moved::Ended,
+            other => moved("recv", other),
+        }
+    }
+
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+        if let Carrier::Rings(rings, _) = &mut self.carrier {
+            return rings.write(&self.fd, parts, true);
+        }
+        // Not writev: a closed connection must be an error here, not a SIGPIPE.
+        let (mut no_control, flags) = (SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+        moved("send", retry_on_intr(|| sendmsg(&self.fd, parts, &mut no_control, flags)))
+    }
+
+    fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+        match &mut self.carrier {
+            Carrier::Rings(rings, _) => rings.write(&self.fd, parts, false),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => self.write(parts),
+        }
+    }
+
+    fn nudge(&mut self) {
+        if let Carrier::Rings(rings, _) = &mut self.carrier {
+            rings.nudge(&self.fd);
+        }
+    }
+
+    fn ready(&mut self, write: bool, timeout: Duration) -> bool {
+        match &mut self.carrier {
+            Carrier::Rings(rings, _) => rings.ready(&self.fd, write, timeout),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => {
+                let is_ready = !self.idle && self.spin(write) || wait_for(&[(self.as_fd(), write)], timeout);
+                self.idle = !is_ready;
+                is_ready
+            }
+        }
+    }
+
+    fn ready_to_write(&mut self, timeout: Duration) -> bool {
+        match &mut self.carrier {
+            Carrier::Rings(rings, _) => rings.ready_to_write(&self.fd, timeout),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => {
+                let mut socket = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::OUT)];
+                let timeout = Timespec::try_from(timeout).ok();
+                !matches!(poll(&mut socket, timeout.as_ref()), Ok(0) | Err(Errno::INTR))
+            }
+        }
+    }
+
+    fn goes_over(&self, features: u64) -> bool {
+        matches!(self.carrier, Carrier::SocketUntilRings(_)) && features & Feature::SharedMemory.bit() != 0
+    }
+
+    fn go_over(&mut self, side: Side, features: u64) -> Result<bool, Closed> {
+        let by_ref = features & Feature::Shown.bit() != 0;
+        let own = if by_ref { std::mem::take(&mut self.shared_regions) } else { Vec::new() };
+        if let Carrier::SocketUntilRings(memory) = &mut self.carrier {
+            let begun = match (side, memory.take()) {
+                (Side::Server, _) => {
+                    Rings::receive_memory(&self.fd, if by_ref { REGIONS_MAX } else { 0 }, &self.bound)?
+                }
+                (Side::Client, Some(made)) => match Rings::send_memory(&self.fd, made, &own)? {
+                    Ok(rings) => Some((rings, Vec::new())),
+                    Err(made) => {
+                        *memory = Some(made);
+                        None
+                    }
+                },
+                (Side::Client, None) => return Err(Closed::broken("shared memory", "this end has none")),
+            };
+            if let Some((rings, theirs)) = begun {
+                self.carrier = Carrier::RingsPending(rings, theirs);
+            }
+        }
+        let over = match &mut self.carrier {
+            Carrier::RingsPending(_, theirs) if by_ref => match side {
+                Side::Server => Rings::send_regions(&self.fd, &own)?,
+                Side::Client => match Rings::receive_regions(&self.fd)? {
+                    Some(received) => {
+                        *theirs = received;
+                        true
+                    }
+                    None => false,
+                },
+            },
+            Carrier::RingsPending(..) | Carrier::Rings(..) | Carrier::Socket => true,
+            Carrier::SocketUntilRings(_) => false,
+        };
+        if !over {
+            self.shared_regions = own;
+            return Ok(false);
+        }
+        self.carrier = match std::mem::replace(&mut self.carrier, Carrier::Socket) {
+            Carrier::RingsPending(rings, theirs) => Carrier::Rings(rings, Regions { own, theirs }),
+            other => other,
+        };
+        Ok(true)
+    }
+
+    fn regions(&self) -> Regions {
+        match &self.carrier {
+            Carrier::Rings(_, regions) => regions.clone(),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => Regions::default(),
+        }
+    }
+}
+
+fn moved(operation: &'static str, result: Result<usize, Errno>) -> Moved {
+    match result {
+        Ok(bytes) => Moved::Bytes(bytes),
+        Err(Errno::AGAIN) => Moved::Blocked,
+        Err(Errno::CONNRESET | Errno::PIPE) => Moved::Ended,
+        Err(e) => Moved::Failed { operation, errno: e.raw_os_error() },
+    }
+}
+
+/// Wait at most `timeout` until one of these can be read, or written if its flag is set; false if
+/// none can.
+pub(super) fn wait_for(sockets: &[(BorrowedFd<'_>, bool)], timeout: Duration) -> bool {
+    let flags = |write: &bool| if *write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+    let mut fds: Vec<_> =
+        sockets.iter().map(|(fd, write)| PollFd::from_borrowed_fd(*fd, flags(write))).collect();
+    let timeout = Timespec::try_from(timeout).ok();
+    // A signal may end the wait early: callers check the clock.
+    !matches!(poll(&mut fds, timeout.as_ref()), Ok(0) | Err(Errno::INTR))
+}
