@@ -8,7 +8,7 @@ use pagelith_layouts::align::ALIGN;
 
 use crate::api::outcome::Ticket;
 use crate::read::plan::{Fetch, Piece};
-use crate::rpc::tail::Ragged;
+use crate::rpc::tail::UnalignedTail;
 use crate::state::scratch::Scratch;
 use crate::store::session::SessionIo;
 
@@ -17,7 +17,7 @@ use crate::store::session::SessionIo;
 struct Taken {
     /// Number of parts of the operation.
     parts: usize,
-    ragged: Option<Box<Ragged>>,
+    ragged: Option<Box<UnalignedTail>>,
 }
 
 /// A read under way.
@@ -101,7 +101,8 @@ pub(crate) fn submit(
                     false => parts.append(&mut take(*slot)),
                 }
                 if *ragged && let Some((last, page)) = parts.pop().zip(own.next()) {
-                    rag = Some(Box::new(Ragged::cut(&mut parts, before, last, page, *bytes, align)));
+                    rag =
+                        Some(Box::new(UnalignedTail::detach(&mut parts, before, last, page, *bytes, align)));
                 }
             }
         }
@@ -147,7 +148,7 @@ pub(crate) fn land(
                     false => parts.by_ref().take(taken.parts).collect(),
                 };
                 if let Some(ragged) = taken.ragged {
-                    ragged.put_back(&mut mine, arrived).into_iter().for_each(|page| scratch.give_back(page));
+                    ragged.restore(&mut mine, arrived).into_iter().for_each(|page| scratch.give_back(page));
                 }
                 landed.push(Landed::Direct { slot: *slot, parts: mine });
             }

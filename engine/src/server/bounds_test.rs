@@ -24,8 +24,8 @@ use super::{Server, given_up_test, load_test};
 use crate::api::error::{ErrorKind, Result};
 use crate::api::request::{Options, PutSlice};
 use crate::config::{Config, Facts};
-use crate::rpc::client::Caller;
-use crate::rpc::{Reply, Told};
+use crate::rpc::client::RpcClient;
+use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{PATIENCE, Pair, object};
 use crate::store::store::Store;
 
@@ -41,7 +41,7 @@ struct World {
     store: Store,
     clock: Arc<dyn Clock>,
     dir: TempDir,
-    clients: Vec<(Server, Caller)>,
+    clients: Vec<(Server, RpcClient)>,
 }
 
 fn key(n: u64, part: &str) -> ObjectKey {
@@ -82,11 +82,11 @@ impl World {
         bound.most(&self.store.shared.config)
     }
 
-    fn told(&mut self, client: usize, ask: &Ask<'_>) -> Result<Told> {
+    fn told(&mut self, client: usize, ask: &Ask<'_>) -> Result<ControlReply> {
         let (server, caller) = &mut self.clients[client];
-        caller.tell(1, ask, Terms::default(), self.clock.now().after(PATIENCE)).expect("room");
+        caller.send_control(1, ask, Terms::default(), self.clock.now().after(PATIENCE)).expect("room");
         match replied(&*self.clock, server, caller) {
-            Reply::Told(told) => told,
+            Response::Control(told) => told,
             other => panic!("another reply {other:?}"),
         }
     }
@@ -126,7 +126,7 @@ fn put(store: &Store, n: u64) -> Result<crate::PutOutcome> {
     store.put_batch(&[PutSlice { key: key(n, "k"), pieces: &[&bytes] }], Options::default()).remove(0)
 }
 
-fn replied(clock: &dyn Clock, server: &mut Server, caller: &mut Caller) -> Reply {
+fn replied(clock: &dyn Clock, server: &mut Server, caller: &mut RpcClient) -> Response {
     let mut replies = Vec::new();
     while replies.is_empty() {
         server.turn();
@@ -244,7 +244,7 @@ fn removing() {
         let refused = world.told(client, &Ask::Remove(List::of(&keys))).expect_err("too many");
         assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
         waits(&world.store, 0);
-        assert_eq!(world.told(client, &Ask::Remove(List::of(&keys))), Ok(Told::Number(0)));
+        assert_eq!(world.told(client, &Ask::Remove(List::of(&keys))), Ok(ControlReply::Number(0)));
         assert_eq!(world.store.shared.lock().ssd.as_ref().expect("a tier").removing, 0);
     }
 }
@@ -261,7 +261,7 @@ fn arriving() {
         draft.object(key(n, "k"), LEN as u64, &sums);
         let lend = Box::new(|_| panic!("it is not asked"));
         caller.put(n + 1, &draft, lend, Terms::default(), world.clock.now().after(PATIENCE)).expect("room");
-        caller.send_on();
+        caller.flush_queue();
         while server.ops() <= n as usize / CLIENTS {
             server.turn();
         }
@@ -282,16 +282,16 @@ fn lent() {
         let pages = (0..30).map(|n| (client * 100 + n) as u64);
         pages.clone().for_each(|n| _ = put(&world.store, n).expect("put"));
         let keys: Vec<ObjectKey> = pages.map(|n| key(n, "k")).collect();
-        let wanted = keys.iter().map(|key| crate::rpc::call::Wanted {
+        let wanted = keys.iter().map(|key| crate::rpc::call::ItemRequest {
             key: *key,
             range: None,
             parts: crate::server::tests::parts(&[LEN]),
-            sent: false,
+            by_value: false,
         });
         let (server, caller) = &mut world.clients[client];
         let deadline = world.clock.now().after(PATIENCE);
         caller.get(1, wanted.collect(), Terms::default(), deadline).expect("room");
-        caller.send_on();
+        caller.flush_queue();
         (0..200).for_each(|_| _ = server.turn());
         world.store.remove(&keys, Options::default()).expect("removed");
         let held = world.store.stats().dram_bytes - before;

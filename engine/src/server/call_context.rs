@@ -26,12 +26,12 @@ pub(crate) struct Manner {
 impl Server {
     pub(crate) fn manner(&mut self, terms: Terms) -> Manner {
         let came = match terms.of_store {
-            true => Came::OfStore(self.world.shared().removals.quiet()),
+            true => Came::OfStore(self.world.shared().removals.epoch_without_removal()),
             false => Came::Put,
         };
         if terms.of_store && !mutant::on(Mutant::PeersAskOn) {
             // What stores ask their peers goes no further, or two that are each other's would never end.
-            self.world.session.io.desk = None;
+            self.world.session.io.connections = None;
         }
         let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
         // Clients count theirs up: one that is newer than all is not looked for among them.

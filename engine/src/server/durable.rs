@@ -7,7 +7,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 use super::Manner;
 use super::answer::Answered;
 use crate::api::error::{Error, Result};
-use crate::rpc::removal_fence::Removing;
+use crate::rpc::removal_fence::RemovalGuard;
 use crate::state::peer_queue::RemoteJob;
 use crate::state::shared::{Pending, Shared};
 use crate::store::remove::Begun;
@@ -25,7 +25,7 @@ pub(crate) struct AskedOp {
     /// What is said once all is durable.
     number: u64,
     /// Until then it is under way, if it removes something.
-    _removing: Option<Removing>,
+    _removing: Option<RemovalGuard>,
 }
 
 impl AskedOp {
@@ -35,7 +35,7 @@ impl AskedOp {
         let verb = ask.verb();
         // What a store tells its peers they do not tell others.
         check_room(&shared, ask)?;
-        let goes_on = session.io.desk.is_some() && !mutant::on(Mutant::ServedUntold);
+        let goes_on = session.io.connections.is_some() && !mutant::on(Mutant::ServedUntold);
         let _removing = (verb != Verb::Flush).then(|| shared.removals.begin());
         let (mut answers, number): (Vec<u64>, u64) = match ask {
             Ask::Flush => (crate::store::flush::begin(&shared)?, 0),

@@ -219,7 +219,7 @@ impl GetOp {
 
     /// Ask for the next chunks, as many as there is staging memory for.
     fn read(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) {
-        self.has_peers = world.session.io.desk.is_some();
+        self.has_peers = world.session.io.connections.is_some();
         // What may be at a peer, and chunks of what is here.
         let mut asked = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
         while let Some(&at) = self.next.front() {

@@ -12,8 +12,8 @@ use super::{OPS_MAX, Server};
 use crate::api::error::{ErrorKind, Result};
 use crate::api::outcome::FlushReport;
 use crate::config::Config;
-use crate::rpc::client::Caller;
-use crate::rpc::{Reply, Told};
+use crate::rpc::client::RpcClient;
+use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{PATIENCE, Pair, key};
 use crate::state::core::Answer;
 use crate::store::stepped::Stepped;
@@ -22,7 +22,7 @@ use crate::store::store::Store;
 /// A store on a device that ends nothing, and clients of it.
 struct World {
     store: Store,
-    clients: Vec<(Server, Caller)>,
+    clients: Vec<(Server, RpcClient)>,
     clock: Arc<dyn Clock>,
     _dir: TempDir,
 }
@@ -49,8 +49,8 @@ impl World {
         let (ops, leaving) = (server.ops.len(), server.leaving.len());
         let now = self.clock.now();
         let deadline = if gives_up { now } else { now.after(PATIENCE) };
-        caller.tell(1, &Ask::Flush, Terms::default(), deadline).expect("room");
-        caller.send_on();
+        caller.send_control(1, &Ask::Flush, Terms::default(), deadline).expect("room");
+        caller.flush_queue();
         while server.ops.len() == ops {
             server.turn();
         }
@@ -69,7 +69,7 @@ impl World {
         core.answer(waits.expect("a flush that waits"), Answer::Done);
     }
 
-    fn reply(&mut self, client: usize) -> Result<Told> {
+    fn reply(&mut self, client: usize) -> Result<ControlReply> {
         let (server, caller) = &mut self.clients[client];
         let mut replies = Vec::new();
         while replies.is_empty() {
@@ -77,14 +77,14 @@ impl World {
             caller.poll(self.clock.now(), &mut replies);
         }
         match replies.remove(0).1 {
-            Reply::Told(told) => told,
+            Response::Control(told) => told,
             other => panic!("another reply {other:?}"),
         }
     }
 
-    fn ping(&mut self, client: usize) -> Result<Told> {
+    fn ping(&mut self, client: usize) -> Result<ControlReply> {
         let deadline = self.clock.now().after(PATIENCE);
-        self.clients[client].1.tell(2, &Ask::Ping, Terms::default(), deadline).expect("room");
+        self.clients[client].1.send_control(2, &Ask::Ping, Terms::default(), deadline).expect("room");
         self.reply(client)
     }
 }
@@ -119,6 +119,6 @@ fn flush_that_was_given_up_leaves_its_report_to_the_next() {
         world.flush(0, false);
         world.end_a_flush();
         let report = FlushReport { lost_objects, ..FlushReport::default() };
-        assert_eq!(world.reply(0), Ok(Told::Flushed(report)));
+        assert_eq!(world.reply(0), Ok(ControlReply::Flushed(report)));
     }
 }

@@ -343,7 +343,7 @@ impl Server {
                     return;
                 }
             },
-            Ask::Exists(keys) | Ask::ExistsPrefix(keys) if self.world.session.io.desk.is_some() => {
+            Ask::Exists(keys) | Ask::ExistsPrefix(keys) if self.world.session.io.connections.is_some() => {
                 let keys: Vec<_> = keys.iter().collect();
                 Op::Look(LookOp::begin(&mut self.world, &keys, verb, &manner, id))
             }

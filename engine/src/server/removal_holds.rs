@@ -15,7 +15,7 @@ use pagelith_layouts::ids::OpId;
 use pagelith_mutants::{self as mutant, Mutant};
 
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::rpc::removal_fence::{Removals, Removing};
+use crate::rpc::removal_fence::{RemovalFence, RemovalGuard};
 use crate::state::shared::Shared;
 
 /// Most holds of a connection: a store has one at a time, and may leave another behind.
@@ -24,7 +24,7 @@ pub(crate) const HOLDS_MAX: usize = 16;
 /// Those of a connection.
 #[derive(Default)]
 pub(crate) struct Holds {
-    all: BTreeMap<u64, (Mono, Removing)>,
+    all: BTreeMap<u64, (Mono, RemovalGuard)>,
     /// The highest name so far.
     last: u64,
     /// The last removal that was asked for.
@@ -51,7 +51,7 @@ impl Holds {
         if self.all.len() >= HOLDS_MAX {
             return Err(Error::busy(format!("too many holds on this link most={HOLDS_MAX}")));
         }
-        let nowhere = || Arc::new(Removals::default());
+        let nowhere = || Arc::new(RemovalFence::default());
         let removals = if mutant::on(Mutant::HoldDropped) { nowhere() } else { shared.removals.clone() };
         self.all.insert(name, (deadline, removals.begin()));
         self.last = name;
@@ -97,7 +97,7 @@ mod tests {
     }
 
     fn is_quiet(store: &Store) -> bool {
-        store.shared.removals.quiet().is_some()
+        store.shared.removals.epoch_without_removal().is_some()
     }
 
     #[test]
@@ -105,13 +105,13 @@ mod tests {
         let store = store();
         let (shared, mut holds) = (&store.shared, Holds::default());
         let later = shared.now().after(Duration::from_secs(60));
-        let before = shared.removals.quiet().expect("nothing is under way");
+        let before = shared.removals.epoch_without_removal().expect("nothing is under way");
         for (id, name) in [(1, 5), (2, 7)] {
             assert_eq!(holds.begin(shared, OpId(id), name, later), Ok(0));
         }
         assert_eq!((holds.release(5, shared.now()), is_quiet(&store)), (1, false));
         assert_eq!((holds.release(7, shared.now()), is_quiet(&store)), (1, true));
-        assert!(!shared.removals.none_since(before), "what was on its way is not kept either");
+        assert!(!shared.removals.is_unchanged_since(before), "what was on its way is not kept either");
         // Of a name that there is not, or not any more, nothing is known.
         assert_eq!((holds.release(7, shared.now()), holds.release(8, shared.now())), (0, 0));
         assert_eq!(holds.begin(shared, OpId(3), 9, later), Ok(0));

@@ -19,8 +19,8 @@ use crate::api::error::{ErrorKind, Result};
 use crate::api::outcome::FlushReport;
 use crate::api::request::{Options, PutSlice};
 use crate::config::{Config, Facts};
-use crate::rpc::client::Caller;
-use crate::rpc::{Reply, Told};
+use crate::rpc::client::RpcClient;
+use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{PATIENCE, Pair};
 use crate::store::store::Store;
 
@@ -50,7 +50,7 @@ fn put(store: &Store, namespace: NamespaceId) {
 
 struct Tenant {
     server: Server,
-    caller: Caller,
+    caller: RpcClient,
     clock: Arc<dyn Clock>,
 }
 
@@ -66,22 +66,22 @@ impl Tenant {
         Tenant::of(store, Rights::of(Namespaces::These(BTreeSet::from([namespace]))))
     }
 
-    fn ask(&mut self, ask: &Ask<'_>) -> Result<Told> {
-        self.caller.tell(1, ask, Terms::default(), self.clock.now().after(PATIENCE)).expect("room");
+    fn ask(&mut self, ask: &Ask<'_>) -> Result<ControlReply> {
+        self.caller.send_control(1, ask, Terms::default(), self.clock.now().after(PATIENCE)).expect("room");
         let mut replies = Vec::new();
         while replies.is_empty() {
             self.server.turn();
             self.caller.poll(self.clock.now(), &mut replies);
         }
         match replies.remove(0).1 {
-            Reply::Told(told) => told,
+            Response::Control(told) => told,
             other => panic!("another reply {other:?}"),
         }
     }
 
     fn flush(&mut self) -> FlushReport {
         match self.ask(&Ask::Flush) {
-            Ok(Told::Flushed(report)) => report,
+            Ok(ControlReply::Flushed(report)) => report,
             other => panic!("{other:?}"),
         }
     }
@@ -95,7 +95,7 @@ fn clear_of_a_namespace_that_holds_nothing_uses_no_row() {
         put(&store, id(1000));
         let mut tenant = Tenant::of(&store, Rights::all());
         for n in 0..3 * NAMESPACES_MAX {
-            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(Told::Number(1)), "n={n}");
+            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(ControlReply::Number(1)), "n={n}");
         }
         assert!(store.shared.lock().visibility.generations().is_empty());
         // A namespace that holds something has a row each, also when it was written and is not in memory.
@@ -103,11 +103,11 @@ fn clear_of_a_namespace_that_holds_nothing_uses_no_row() {
         store.flush(Options::default()).expect("flushed");
         for n in 1000..1000 + NAMESPACES_MAX {
             put(&store, id(n));
-            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(Told::Number(2)), "n={n}");
+            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(ControlReply::Number(2)), "n={n}");
         }
         put(&store, id(2000));
         assert_eq!(tenant.ask(&Ask::Clear(id(2000))).expect_err("full").kind, ErrorKind::NoSpace);
-        assert_eq!(tenant.ask(&Ask::Clear(id(3000))), Ok(Told::Number(1)), "nothing there still");
+        assert_eq!(tenant.ask(&Ask::Clear(id(3000))), Ok(ControlReply::Number(1)), "nothing there still");
     }
 }
 
@@ -122,7 +122,7 @@ fn clear_in_a_store_that_was_opened_again_leaves_rows_for_what_is_known_to_be_th
     let taken = (0..NAMESPACES_MAX).filter(|n| tenant.ask(&Ask::Clear(id(*n))).is_ok()).count();
     assert_eq!(taken as u32, NAMESPACES_MAX / 2);
     put(&store, id(2000));
-    assert_eq!(tenant.ask(&Ask::Clear(id(2000))), Ok(Told::Number(2)));
+    assert_eq!(tenant.ask(&Ask::Clear(id(2000))), Ok(ControlReply::Number(2)));
 }
 
 #[test]

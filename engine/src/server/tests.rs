@@ -30,8 +30,8 @@ use crate::api::outcome::{GetOutcome, MissCause, PutOutcome, Tier};
 use crate::api::request::{GetSlice, Options, PutSlice};
 use crate::config::{Config, Facts};
 use crate::rpc::call;
-use crate::rpc::call::{Reply, Told, Wanted};
-use crate::rpc::client::Caller;
+use crate::rpc::call::{ControlReply, ItemRequest, Response};
+use crate::rpc::client::RpcClient;
 use crate::server::Server;
 use crate::state::frame_access::Unpublished;
 use crate::store::store::Store;
@@ -44,7 +44,7 @@ static CLIENTS: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2
 pub(crate) struct Pair {
     pub(crate) store: Store,
     pub(crate) server: Server,
-    pub(crate) caller: Caller,
+    pub(crate) caller: RpcClient,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -79,10 +79,10 @@ impl Pair {
         address: Address,
         rights: Rights,
         of_client: &[Arc<Region>],
-    ) -> (Server, Caller) {
+    ) -> (Server, RpcClient) {
         let admission = Admission::Connection(rights);
         let (server, link) = Pair::links(store, clock, address, admission, None, of_client);
-        (server, Caller::new(link))
+        (server, RpcClient::new(link))
     }
 
     /// A server, and the client's end of its link.
@@ -128,13 +128,13 @@ impl Pair {
     }
 
     /// Drive both ends until the one operation has its reply.
-    pub(crate) fn reply(&mut self) -> Reply {
+    pub(crate) fn reply(&mut self) -> Response {
         let mut replies = Vec::new();
         while replies.is_empty() {
             self.server.turn();
             self.caller.poll(self.clock.now(), &mut replies);
         }
-        assert_eq!((replies.len(), self.caller.calls()), (1, 0));
+        assert_eq!((replies.len(), self.caller.pending_calls()), (1, 0));
         replies.remove(0).1
     }
 
@@ -142,23 +142,23 @@ impl Pair {
         &mut self,
         wanted: Vec<(ObjectKey, Option<std::ops::Range<u64>>, Vec<usize>)>,
     ) -> Vec<(Got, Vec<u8>)> {
-        let wanted = wanted.into_iter().map(|(key, range, lengths)| Wanted {
+        let wanted = wanted.into_iter().map(|(key, range, lengths)| ItemRequest {
             key,
             range,
             parts: parts(&lengths),
-            sent: false,
+            by_value: false,
         });
         let deadline = self.clock.now().after(PATIENCE);
         self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("room");
-        let Reply::Get(got) = self.reply() else { panic!("another reply") };
+        let Response::Get(got) = self.reply() else { panic!("another reply") };
         let bytes = |parts: &[Part]| parts.iter().flat_map(|part| part.bytes().to_vec()).collect();
         got.into_iter().map(|got| (got.outcome, bytes(&got.parts))).collect()
     }
 
-    fn got(&mut self, wanted: Wanted) -> call::Got {
+    fn got(&mut self, wanted: ItemRequest) -> call::ItemResult {
         let deadline = self.clock.now().after(PATIENCE);
         self.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
-        let Reply::Get(mut got) = self.reply() else { panic!("another reply") };
+        let Response::Get(mut got) = self.reply() else { panic!("another reply") };
         got.remove(0)
     }
 
@@ -184,7 +184,7 @@ impl Pair {
         });
         let deadline = self.clock.now().after(PATIENCE);
         self.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
-        let Reply::Put(outcomes) = self.reply() else { panic!("another reply") };
+        let Response::Put(outcomes) = self.reply() else { panic!("another reply") };
         let pulled = pulled.load(std::sync::atomic::Ordering::Relaxed);
         outcomes.into_iter().map(|outcome| (outcome, pulled)).collect()
     }
@@ -251,7 +251,8 @@ fn full_of_pushes() -> Pair {
             Options::default(),
         );
     }
-    let wanted = |page| Wanted { key: key(page, "k"), range: None, parts: parts(&[LEN]), sent: false };
+    let wanted =
+        |page| ItemRequest { key: key(page, "k"), range: None, parts: parts(&[LEN]), by_value: false };
     let deadline = pair.clock.now().after(PATIENCE);
     pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("room");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
@@ -301,17 +302,22 @@ fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
         bytes[50_000] ^= 1;
         overwrite(&pair.store, &bytes);
         let length = range.clone().map_or(100_000, |r: std::ops::Range<u64>| (r.end - r.start) as usize);
-        let wanted = |sent| Wanted { key: key(1, "k"), range: range.clone(), parts: parts(&[length]), sent };
+        let wanted = |sent| ItemRequest {
+            key: key(1, "k"),
+            range: range.clone(),
+            parts: parts(&[length]),
+            by_value: sent,
+        };
         let mut got = pair.got(wanted(false));
         let damaged = Ok(GetOutcome::Miss(MissCause::Damaged));
         assert_eq!(got.outcome, damaged, "ratio={ratio} range={range:?}");
         // A block that is sent in part the store always looks at. What it noticed is gone: it can be put again.
         let gone = range.is_some();
         assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [!gone]);
-        if got.again {
-            assert_eq!(got.asked, (key(1, "k"), None, false));
+        if got.retry {
+            assert_eq!(got.request, (key(1, "k"), None, false));
             got = pair.got(wanted(true));
-            assert_eq!((&got.outcome, got.again), (&damaged, false), "ratio={ratio}");
+            assert_eq!((&got.outcome, got.retry), (&damaged, false), "ratio={ratio}");
         }
         assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [false]);
         pair.server.turn();
@@ -375,23 +381,23 @@ fn exists_remove_and_clear_reach_the_store() {
     }
     let keys = [key(0, "k"), key(9, "k"), key(2, "k")];
     pair.caller.exists(1, &keys, Terms::default(), deadline).expect("room");
-    let Reply::Exists(found) = pair.reply() else { panic!("another reply") };
+    let Response::Exists(found) = pair.reply() else { panic!("another reply") };
     assert_eq!(found, Ok(vec![true, false, true]));
-    pair.caller.tell(1, &Ask::Remove(List::of(&keys)), Terms::default(), deadline).expect("room");
-    let Reply::Told(removed) = pair.reply() else { panic!("another reply") };
+    pair.caller.send_control(1, &Ask::Remove(List::of(&keys)), Terms::default(), deadline).expect("room");
+    let Response::Control(removed) = pair.reply() else { panic!("another reply") };
     assert_eq!(
         (removed, pair.store.exists_batch(&keys, Options::default())),
-        (Ok(Told::Number(2)), vec![false; 3])
+        (Ok(ControlReply::Number(2)), vec![false; 3])
     );
-    pair.caller.tell(1, &Ask::Clear(NAMESPACE), Terms::default(), deadline).expect("room");
+    pair.caller.send_control(1, &Ask::Clear(NAMESPACE), Terms::default(), deadline).expect("room");
     assert!(matches_number(&pair.reply()));
     assert!(!pair.store.exists_batch(&[key(1, "k")], Options::default())[0]);
 }
 
-fn matches_number(reply: &Reply) -> bool {
+fn matches_number(reply: &Response) -> bool {
     match reply {
-        Reply::Told(told) => told.is_ok(),
-        Reply::Exists(_) | Reply::Get(_) | Reply::Put(_) => false,
+        Response::Control(told) => told.is_ok(),
+        Response::Exists(_) | Response::Get(_) | Response::Put(_) => false,
     }
 }
 
@@ -399,8 +405,10 @@ fn matches_number(reply: &Reply) -> bool {
 fn what_a_peer_has_no_right_to_is_denied_and_says_nothing_of_what_is_here() {
     let mut pair = Pair::new(Rights { remove: false, ..Rights::all() });
     let deadline = pair.clock.now().after(PATIENCE);
-    pair.caller.tell(1, &Ask::Remove(List::of(&[key(0, "k")])), Terms::default(), deadline).expect("room");
-    let Reply::Told(Err(error)) = pair.reply() else { panic!("allowed") };
+    pair.caller
+        .send_control(1, &Ask::Remove(List::of(&[key(0, "k")])), Terms::default(), deadline)
+        .expect("room");
+    let Response::Control(Err(error)) = pair.reply() else { panic!("allowed") };
     assert_eq!(error.kind, ErrorKind::Denied);
 }
 
@@ -410,14 +418,15 @@ fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
     pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
     let wanted = |pair: &mut Pair, after| {
         let deadline = pair.clock.now().after(after);
-        let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]), sent: false };
+        let wanted =
+            ItemRequest { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]), by_value: false };
         pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
     };
     // Nobody drives the server.
     wanted(&mut pair, Duration::ZERO);
     let mut replies = Vec::new();
     pair.caller.poll(pair.clock.now(), &mut replies);
-    let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
+    let Some((1, Response::Get(got))) = replies.pop() else { panic!("no reply") };
     assert_eq!(got[0].outcome, Ok(GetOutcome::Miss(MissCause::Late)));
     assert_eq!(got[0].parts.iter().map(Part::len).sum::<usize>(), 1_000_000);
     // What it sends of that later lands nowhere, and the link goes on.
@@ -428,10 +437,11 @@ fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
     while replies.is_empty() {
         pair.caller.wait(pair.clock.now(), PATIENCE, &mut replies);
     }
-    let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
+    let Some((1, Response::Get(got))) = replies.pop() else { panic!("no reply") };
     assert_eq!(got[0].outcome.as_ref().expect_err("a dead peer").kind, ErrorKind::Unavailable);
     assert_eq!((got[0].parts.len(), pair.caller.closed().is_some()), (2, true));
     let deadline = pair.clock.now().after(PATIENCE);
-    let told = pair.caller.tell(1, &Ask::Remove(List::of(&[key(1, "k")])), Terms::default(), deadline);
+    let told =
+        pair.caller.send_control(1, &Ask::Remove(List::of(&[key(1, "k")])), Terms::default(), deadline);
     assert!(told.is_err());
 }

@@ -14,7 +14,7 @@ use super::tests::{PATIENCE, Pair, key, object};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
 use crate::api::request::{Options, PutSlice};
-use crate::rpc::call::{Reply, Told};
+use crate::rpc::call::{ControlReply, Response};
 
 const LEN: usize = 5000;
 const ALL: usize = 8;
@@ -32,10 +32,10 @@ fn pair(rights: Rights) -> (Pair, Vec<ObjectKey>) {
 
 fn ask(pair: &mut Pair, ask: &Ask<'_>) -> Result<u64> {
     let deadline = pair.clock.now().after(PATIENCE);
-    pair.caller.tell(1, ask, Terms::default(), deadline).expect("room");
+    pair.caller.send_control(1, ask, Terms::default(), deadline).expect("room");
     match pair.reply() {
-        Reply::Told(Ok(Told::Number(number))) => Ok(number),
-        Reply::Told(Err(error)) => Err(error),
+        Response::Control(Ok(ControlReply::Number(number))) => Ok(number),
+        Response::Control(Err(error)) => Err(error),
         other => panic!("another reply {other:?}"),
     }
 }
@@ -84,7 +84,7 @@ fn a_client_that_is_gone_at_any_step_holds_nothing() {
         for (name, key) in (1..).zip(&keys) {
             let keys = [*key];
             pair.caller
-                .tell(name, &Ask::Pin(name, List::of(&keys)), Terms::default(), deadline)
+                .send_control(name, &Ask::Pin(name, List::of(&keys)), Terms::default(), deadline)
                 .expect("room");
             pair.caller.poll(pair.clock.now(), &mut Vec::new());
             if name > steps {
@@ -168,7 +168,7 @@ fn put_into(pair: &mut Pair, name: u64, key: ObjectKey) -> Result<PutOutcome> {
     let deadline = pair.clock.now().after(PATIENCE);
     let lend = Box::new(move |_| vec![Part::from_shared(Arc::from(&bytes[..]))]);
     pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
-    let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
+    let Response::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
     outcomes.remove(0)
 }
 
@@ -227,8 +227,8 @@ fn a_group_of_two_connections_goes_with_the_last_and_is_named_by_each() {
     drop(first);
     assert_eq!(waiting(&pair.store), (1, 8192, 0));
     let deadline = pair.clock.now().after(PATIENCE);
-    pair.caller.tell(1, &Ask::Missing(1), Terms::default(), deadline).expect("room");
-    let Reply::Told(Ok(Told::Bits(missing))) = pair.reply() else { panic!("another reply") };
+    pair.caller.send_control(1, &Ask::Missing(1), Terms::default(), deadline).expect("room");
+    let Response::Control(Ok(ControlReply::Bits(missing))) = pair.reply() else { panic!("another reply") };
     assert_eq!(missing, [true, false], "in the order of who asks");
     assert_eq!(ask(&mut pair, &Ask::Commit(1)), Ok(5), "waiting");
     assert_eq!(put_into(&mut pair, 1, page()[1]), Ok(PutOutcome::Waiting));

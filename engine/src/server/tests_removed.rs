@@ -17,7 +17,7 @@ use super::tests::{PATIENCE, Pair};
 use crate::api::error::ErrorKind;
 use crate::api::outcome::PutOutcome;
 use crate::api::request::{Options, PutSlice};
-use crate::rpc::Reply;
+use crate::rpc::Response;
 
 const NAMESPACE: NamespaceId = NamespaceId([6; 16]);
 
@@ -44,8 +44,8 @@ fn offered_and_removed(
     base.into_iter().for_each(|base| put(&pair, base));
     let (mut server, mut newer) = Pair::meet(&pair.store, &pair.clock, tcp(), Rights::all(), &[]);
     if of_store {
-        pair.caller = pair.caller.of_store();
-        newer = newer.of_store();
+        pair.caller = pair.caller.for_store();
+        newer = newer.for_store();
     }
     let deadline = pair.clock.now().after(PATIENCE);
     let bytes = vec![7; 5000];
@@ -71,14 +71,14 @@ fn offered_and_removed(
         Some(_) => Ask::Remove(List::of(&removed_keys)),
         None => Ask::Clear(NAMESPACE),
     };
-    newer.tell(1, &ask, Terms::default(), deadline).expect("room");
+    newer.send_control(1, &ask, Terms::default(), deadline).expect("room");
     while replies.is_empty() {
         server.turn();
         newer.poll(pair.clock.now(), &mut replies);
     }
-    assert!(matches!(replies.pop(), Some((1, Reply::Told(Ok(_))))), "the removal is acked");
+    assert!(matches!(replies.pop(), Some((1, Response::Control(Ok(_))))), "the removal is acked");
     base.into_iter().filter(|base| removed.is_none_or(|key| key == *base)).for_each(|base| put(&pair, base));
-    let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
+    let Response::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
     let outcome = outcomes.remove(0);
     (outcome, pair.store.exists_batch(&[key("k")], Options::default())[0])
 }

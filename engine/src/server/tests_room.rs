@@ -14,7 +14,7 @@ use pagelith_transport::rights::Rights;
 
 use super::tests::{PATIENCE, Pair, key, object, parts};
 use crate::api::request::Options;
-use crate::rpc::call::{Lend, Reply, Wanted};
+use crate::rpc::call::{ItemRequest, PayloadFn, Response};
 
 /// Of two frames of a stream, and of some blocks.
 const LEN: usize = 200_000;
@@ -28,14 +28,18 @@ fn a_link_has_all_its_room_again_however_much_was_given_up() {
     for round in 0..2 {
         let soon = pair.clock.now();
         for token in 0.. {
-            if !pair.caller.has_room(1 << 10) {
+            if !pair.caller.has_capacity(1 << 10) {
                 break;
             }
             let caller = &mut pair.caller;
             let asked = match token % 4 {
                 0 => {
-                    let wanted =
-                        Wanted { key: key(1, "k"), range: None, parts: parts(&[1_000_000]), sent: false };
+                    let wanted = ItemRequest {
+                        key: key(1, "k"),
+                        range: None,
+                        parts: parts(&[1_000_000]),
+                        by_value: false,
+                    };
                     caller.get(token, vec![wanted], Terms::default(), soon).map_err(|(error, _)| error)
                 }
                 1 => {
@@ -46,16 +50,16 @@ fn a_link_has_all_its_room_again_however_much_was_given_up() {
                     caller.put(token, &draft, lend, Terms::default(), soon)
                 }
                 2 => caller.exists(token, &[key(1, "k")], Terms::default(), soon),
-                _ => caller.tell(token, &Ask::Flush, Terms::default(), soon),
+                _ => caller.send_control(token, &Ask::Flush, Terms::default(), soon),
             };
             asked.expect("room");
         }
         let mut replies = Vec::new();
         pair.caller.poll(pair.clock.now(), &mut replies);
-        assert_eq!((replies.len() > 100, pair.caller.calls()), (true, 0), "round={round}");
-        assert!(pair.caller.is_owed() && !pair.caller.has_room(1 << 10), "nobody answered");
+        assert_eq!((replies.len() > 100, pair.caller.pending_calls()), (true, 0), "round={round}");
+        assert!(pair.caller.expects_response() && !pair.caller.has_capacity(1 << 10), "nobody answered");
         let until = pair.clock.now().after(PATIENCE);
-        while pair.caller.is_owed() {
+        while pair.caller.expects_response() {
             assert!(pair.clock.now() < until, "round={round}: some have no outcome");
             pair.server.turn();
             pair.caller.poll(pair.clock.now(), &mut replies);
@@ -80,7 +84,7 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
             true => Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]),
             false => Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), Rights::all(), 1.0, &[]),
         };
-        let before = pair.caller.room();
+        let before = pair.caller.capacity();
         let mut drawn = seed << 32;
         let mut below = move |most: u64| {
             drawn += 1;
@@ -88,7 +92,7 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
         };
         let (mut replies, mut of, mut hits, mut late) = (Vec::new(), BTreeMap::new(), 0, 0);
         for token in 0..2000 {
-            if !pair.caller.has_room(1 << 16) {
+            if !pair.caller.has_capacity(1 << 16) {
                 pair.server.turn();
                 pair.caller.poll(pair.clock.now(), &mut replies);
                 continue;
@@ -107,8 +111,12 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
             let asked = match below(10) {
                 0..4 => {
                     let sent = below(4) == 0;
-                    let wanted =
-                        Wanted { key: keys[0], range: None, parts: parts(&[LEN / 4, LEN - LEN / 4]), sent };
+                    let wanted = ItemRequest {
+                        key: keys[0],
+                        range: None,
+                        parts: parts(&[LEN / 4, LEN - LEN / 4]),
+                        by_value: sent,
+                    };
                     caller.get(token, vec![wanted], terms, deadline).map_err(|(error, _)| error)
                 }
                 4..7 => {
@@ -117,12 +125,12 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
                     let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
                     draft.object(keys[0], LEN as u64, &sums);
                     let lent = memory[usize::from(page)].clone();
-                    let lend: Lend = Box::new(move |_| lent.parts());
+                    let lend: PayloadFn = Box::new(move |_| lent.parts());
                     caller.put(token, &draft, lend, terms, deadline)
                 }
                 7 => caller.exists(token, &keys, terms, deadline),
-                8 => caller.tell(token, &Ask::Remove(List::of(&keys[..1])), terms, deadline),
-                _ => caller.tell(token, &Ask::Flush, terms, deadline),
+                8 => caller.send_control(token, &Ask::Remove(List::of(&keys[..1])), terms, deadline),
+                _ => caller.send_control(token, &Ask::Flush, terms, deadline),
             };
             asked.expect("room");
             for _ in 0..below(4) {
@@ -132,7 +140,7 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
                 pair.caller.poll(pair.clock.now(), &mut replies);
             }
             for (token, reply) in replies.drain(..) {
-                let Reply::Get(got) = reply else { continue };
+                let Response::Get(got) = reply else { continue };
                 let bytes: Vec<u8> =
                     got[0].parts.iter().flat_map(|part: &Part| part.bytes().to_vec()).collect();
                 match &got[0].outcome {
@@ -145,19 +153,19 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
             }
         }
         assert!(hits > 20 && late > 20, "shows={shows} seed={seed}: hits={hits} late={late}");
-        pair.caller.hurry(pair.clock.now());
+        pair.caller.expire_calls(pair.clock.now());
         let until = pair.clock.now().after(PATIENCE);
         let is_as_before = |pair: &Pair| {
             let stats = pair.store.stats();
-            let nothing = (pair.server.ops(), stats.readers, pair.caller.calls()) == (0, 0, 0);
-            nothing && pair.caller.room() == before
+            let nothing = (pair.server.ops(), stats.readers, pair.caller.pending_calls()) == (0, 0, 0);
+            nothing && pair.caller.capacity() == before
         };
         // An operation that is answered in a turn has its memory back in the next, which the turn says is due.
         let mut goes_on = true;
         while goes_on || !is_as_before(&pair) {
             goes_on = pair.server.turn();
             pair.caller.poll(pair.clock.now(), &mut replies);
-            let room = pair.caller.room();
+            let room = pair.caller.capacity();
             assert!(pair.clock.now() < until, "shows={shows} seed={seed}: {room:?} of {before:?}");
         }
         let arriving = pair.store.shared.arriving.load(Ordering::Relaxed);

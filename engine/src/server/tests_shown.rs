@@ -12,7 +12,7 @@ use pagelith_transport::rights::Rights;
 use super::tests::{PATIENCE, Pair, key, object, overwrite, parts};
 use crate::api::outcome::{GetOutcome, MissCause, Tier};
 use crate::api::request::{Options, PutSlice};
-use crate::rpc::call::{Lend, Reply, Wanted};
+use crate::rpc::call::{ItemRequest, PayloadFn, Response};
 
 const LEN: usize = 100_000;
 
@@ -30,12 +30,12 @@ fn put(pair: &Pair, bytes: &[u8]) {
 
 /// Ask for the object; its outcome, its bytes, and whether it is worth to ask for them to be sent.
 fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8>, bool) {
-    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent };
+    let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: sent };
     let deadline = pair.clock.now().after(PATIENCE);
     pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
-    let Reply::Get(mut got) = pair.reply() else { panic!("another reply") };
+    let Response::Get(mut got) = pair.reply() else { panic!("another reply") };
     let got = got.remove(0);
-    (got.outcome, got.parts[0].bytes().to_vec(), got.again)
+    (got.outcome, got.parts[0].bytes().to_vec(), got.retry)
 }
 
 /// Who is shown bytes that are not what was put gets none of them, and has the store look.
@@ -64,7 +64,7 @@ fn what_changed_in_memory_is_never_a_hit_and_gone_once_it_was_asked_for_by_its_b
 fn what_is_never_taken_is_the_stores_again_in_time() {
     let (mut pair, _dir) = showing(1.0);
     put(&pair, &object(1, LEN));
-    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
+    let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
     let (soon, terms) = (Duration::from_millis(100), Terms { deadline_ms: 100, ..Terms::default() });
     pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("room");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
@@ -135,7 +135,7 @@ fn what_is_shown_without_checksums_is_no_put() {
         let (lent, deadline) = (memory.clone(), pair.clock.now().after(PATIENCE));
         let lend = Box::new(move |_| lent.parts());
         pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
-        let Reply::Put(outcomes) = pair.reply() else { panic!("another reply") };
+        let Response::Put(outcomes) = pair.reply() else { panic!("another reply") };
         assert_eq!(outcomes[0].is_ok(), is_put, "page={page} {outcomes:?}");
         assert_eq!(pair.store.exists_batch(&[key(page, "k")], Options::default()), [is_put], "page={page}");
     }
@@ -149,10 +149,10 @@ fn a_get_that_is_done_is_replied_to_before_the_next_is_looked_at() {
     put(&pair, &bytes);
     let deadline = pair.clock.now().after(PATIENCE);
     for token in 1..=3 {
-        let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
+        let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
         pair.caller.get(token, vec![wanted], Terms::default(), deadline).expect("room");
     }
-    pair.caller.send_on();
+    pair.caller.flush_queue();
     while pair.server.turn() || pair.store.stats().readers < 3 {}
     let mut replies = Vec::new();
     for done in 1..=3 {
@@ -160,7 +160,7 @@ fn a_get_that_is_done_is_replied_to_before_the_next_is_looked_at() {
         assert_eq!(replies.len(), done);
     }
     for (token, reply) in replies {
-        let Reply::Get(got) = reply else { panic!("another reply token={token}") };
+        let Response::Get(got) = reply else { panic!("another reply token={token}") };
         assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit) && got[0].parts[0].bytes() == bytes);
     }
 }
@@ -183,12 +183,12 @@ fn a_turn_copies_one_put_and_answers_what_is_asked_beside_it() {
         draft.object(key(page, "k"), LEN as u64, &sums);
         draft.shown(0, 0);
         let lent = memory.clone();
-        let lend: Lend = Box::new(move |_| lent.parts());
+        let lend: PayloadFn = Box::new(move |_| lent.parts());
         pair.caller.put(page.into(), &draft, lend, Terms::default(), deadline).expect("room");
     }
-    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
+    let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
     pair.caller.get(9, vec![wanted], Terms::default(), deadline).expect("room");
-    pair.caller.send_on();
+    pair.caller.flush_queue();
     let (mut replies, mut left) = (Vec::new(), Vec::new());
     while pair.server.ops() > 0 || left.is_empty() {
         assert!(pair.server.turn(), "there is more to be done");
@@ -199,14 +199,14 @@ fn a_turn_copies_one_put_and_answers_what_is_asked_beside_it() {
         }
     }
     assert_eq!((left, replies[0].0), (vec![2, 1, 0], 2));
-    while pair.caller.calls() > 0 {
+    while pair.caller.pending_calls() > 0 {
         pair.server.turn();
         pair.caller.poll(pair.clock.now(), &mut replies);
     }
     for (token, reply) in &replies {
         match reply {
-            Reply::Put(outcomes) => assert!(outcomes[0].is_ok(), "token={token} {outcomes:?}"),
-            Reply::Get(got) => assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit)),
+            Response::Put(outcomes) => assert!(outcomes[0].is_ok(), "token={token} {outcomes:?}"),
+            Response::Get(got) => assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit)),
             other => panic!("{other:?}"),
         }
     }

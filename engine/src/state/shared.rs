@@ -19,7 +19,7 @@ use crate::api::request::Options;
 use crate::config::ValidConfig;
 use crate::memory::index::name_of;
 use crate::rpc::Remote;
-use crate::rpc::removal_fence::Removals;
+use crate::rpc::removal_fence::RemovalFence;
 use crate::server::load_totals::Served;
 use crate::state::core::{Answer, Core};
 use crate::state::counters::Tallies;
@@ -62,7 +62,7 @@ pub(crate) struct Shared {
     /// The remote tier, if there is one.
     pub remote: Option<Arc<Remote>>,
     /// What is being removed and cleared.
-    pub removals: Arc<Removals>,
+    pub removals: Arc<RemovalFence>,
     /// Wakes the flusher.
     pub work: Signal,
     /// Raised by the flusher whenever something that callers wait for may have changed.

@@ -35,8 +35,8 @@ use crate::memory::frames::Frames;
 use crate::memory::index::{FRAME_MAX, Index};
 use crate::memory::pins::Pins;
 use crate::memory::visibility::Visibility;
-use crate::rpc::connections::Desk;
-use crate::rpc::removal_fence::Removals;
+use crate::rpc::connections::PeerConnections;
+use crate::rpc::removal_fence::RemovalFence;
 use crate::rpc::{Peer, Remote};
 use crate::server::load_totals::Served;
 use crate::state::busy::BusyPuts;
@@ -225,7 +225,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         fingerprint_key,
         object_bytes_max: report.object_bytes_max,
         remote: remote.clone(),
-        removals: Arc::new(Removals::default()),
+        removals: Arc::new(RemovalFence::default()),
         work: Signal::default(),
         progress: Signal::default(),
         closed: AtomicBool::new(false),
@@ -251,7 +251,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     };
     let writer = match remote {
         Some(remote) => {
-            let task = Writer::new(shared.clone(), Desk::new(remote.clone()));
+            let task = Writer::new(shared.clone(), PeerConnections::new(remote.clone()));
             match env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone()) {
                 Ok(writer) => Some(writer),
                 Err(fault) => {

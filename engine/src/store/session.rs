@@ -22,9 +22,9 @@ use crate::api::hits::PagesQuery;
 use crate::api::outcome::{Done, Ticket};
 use crate::api::request::{Get, Options, PutGroup, Request};
 use crate::read::get::{Finished, GetBatch, Probed};
-use crate::rpc::connections::Desk;
+use crate::rpc::connections::PeerConnections;
 use crate::rpc::exists::RemoteExists;
-use crate::rpc::remote_get::{Asked, Manner, RemoteGet};
+use crate::rpc::remote_get::{CallOptions, GetTarget, RemoteGet};
 use crate::state::read_latency::Looks;
 use crate::state::reserve::Arriving;
 use crate::state::sampler::Sampler;
@@ -78,7 +78,7 @@ pub(crate) struct SessionIo {
     /// Which hits from DRAM are verified.
     pub sampler: Sampler,
     /// What is asked of peers.
-    pub desk: Option<Desk>,
+    pub connections: Option<PeerConnections>,
     /// Whether hits bring their checksums: for who hands the bytes on.
     pub proofs: bool,
     /// Of its puts.
@@ -106,7 +106,7 @@ impl Session {
             .map_err(|e| Error::busy(format!("no memory for a session: {e}{}", limits::of_mappings())))?;
         let seed = || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
         let sampler = Sampler::new(shared.config.verify_ratio(), seed);
-        let desk = shared.remote.clone().map(Desk::new);
+        let connections = shared.remote.clone().map(PeerConnections::new);
         let tally = shared.tallies.join();
         let io = SessionIo {
             shared,
@@ -118,7 +118,7 @@ impl Session {
             tally,
             last_token: 0,
             sampler,
-            desk,
+            connections,
             proofs: false,
             runs: Runs::default(),
         };
@@ -219,12 +219,13 @@ impl Session {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let found = crate::read::exists::exists(&self.io.shared, keys.iter(), at);
-        let Some(desk) = self.io.desk.as_ref().filter(|_| !found.iter().all(|here| *here)) else {
+        let Some(connections) = self.io.connections.as_ref().filter(|_| !found.iter().all(|here| *here))
+        else {
             self.finished.push_back((ticket, Done::Exists(found)));
             return ticket;
         };
-        let manner = Manner { at, deadline: self.io.shared.deadline(options.timeout) };
-        let exists = RemoteExists::begin(desk, keys, found, manner);
+        let manner = CallOptions { recency: at, deadline: self.io.shared.deadline(options.timeout) };
+        let exists = RemoteExists::begin(connections, keys, found, manner);
         self.batches.push((ticket, Batch::Exists(Box::new(exists))));
         self.drive();
         self.start();
@@ -315,7 +316,7 @@ impl Session {
     pub(crate) fn is_busy(&self) -> bool {
         !self.arrived.is_empty()
             || self.io.queue.as_ref().is_some_and(|q| q.in_flight() > 0)
-            || self.io.desk.as_ref().is_some_and(Desk::is_busy)
+            || self.io.connections.as_ref().is_some_and(PeerConnections::is_busy)
     }
 
     /// Wait for the disk, or for staging that others hold.
@@ -325,12 +326,12 @@ impl Session {
         }
         let mut done = Vec::new();
         self.looks.look(self.io.shared.now());
-        let desk = self.io.desk.as_mut().filter(|desk| desk.is_busy());
-        match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), desk) {
+        let connections = self.io.connections.as_mut().filter(|connections| connections.is_busy());
+        match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), connections) {
             (Some(queue), None) => queue.wait(&mut done, timeout),
             // The links are looked at between two waits.
             (Some(queue), Some(_)) => queue.wait(&mut done, timeout.min(BOTH_STEP)),
-            (None, Some(desk)) => desk.wait(self.io.shared.now(), timeout),
+            (None, Some(connections)) => connections.wait(self.io.shared.now(), timeout),
             (None, None) => {
                 let released = self.io.shared.staging.released();
                 self.io.shared.env.runtime.pause(released, released.value(), timeout);
@@ -355,9 +356,9 @@ impl Session {
                 break;
             }
         }
-        let now = self.io.desk.as_ref().map_or(Mono::default(), |_| self.io.shared.now());
-        if let Some(desk) = self.io.desk.as_mut() {
-            desk.poll(now);
+        let now = self.io.connections.as_ref().map_or(Mono::default(), |_| self.io.shared.now());
+        if let Some(connections) = self.io.connections.as_mut() {
+            connections.poll(now);
         }
         let mut i = 0;
         while i < self.batches.len() {
@@ -365,8 +366,12 @@ impl Session {
             let over = match batch {
                 Batch::Get(b) => b.advance(&mut self.io, *ticket),
                 Batch::Put(b) => b.advance(&mut self.io, *ticket),
-                Batch::Remote(b) => self.io.desk.as_mut().is_none_or(|desk| b.advance(desk, now)),
-                Batch::Exists(b) => self.io.desk.as_mut().is_none_or(|desk| b.advance(desk, now)),
+                Batch::Remote(b) => {
+                    self.io.connections.as_mut().is_none_or(|connections| b.advance(connections, now))
+                }
+                Batch::Exists(b) => {
+                    self.io.connections.as_mut().is_none_or(|connections| b.advance(connections, now))
+                }
             };
             if !over {
                 i += 1;
@@ -376,9 +381,10 @@ impl Session {
             let done = match batch {
                 Batch::Get(b) => {
                     let Finished { done, missed, manner } = b.finish(&mut self.io);
-                    if let Some(desk) = self.io.desk.as_ref().filter(|_| !missed.is_empty()) {
-                        let since = self.io.shared.removals.quiet();
-                        let remote = RemoteGet::begin(desk, done, missed, manner, Asked::Peers, since);
+                    if let Some(connections) = self.io.connections.as_ref().filter(|_| !missed.is_empty()) {
+                        let since = self.io.shared.removals.epoch_without_removal();
+                        let remote =
+                            RemoteGet::begin(connections, done, missed, manner, GetTarget::Peers, since);
                         self.batches.push((ticket, Batch::Remote(Box::new(remote))));
                         continue;
                     }
@@ -387,7 +393,7 @@ impl Session {
                 Batch::Put(b) => Done::Put(b.finish(&mut self.io)),
                 Batch::Remote(mut b) => {
                     cache_remote::keep(&self.io.shared, &mut b);
-                    b.count(&mut self.io.shared.lock().counters);
+                    b.add_to_counters(&mut self.io.shared.lock().counters);
                     Done::Get(b.finish())
                 }
                 Batch::Exists(b) => Done::Exists(b.finish()),

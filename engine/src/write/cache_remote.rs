@@ -16,8 +16,8 @@ use pagelith_tiers::policy::Recency;
 use crate::api::outcome::GetDone;
 use crate::config::Promote;
 use crate::memory::frames::FrameRef;
-use crate::rpc::remote_get::{Fetched, RemoteGet};
-use crate::rpc::removal_fence::Quiet;
+use crate::rpc::remote_get::{FetchedItem, RemoteGet};
+use crate::rpc::removal_fence::FenceEpoch;
 use crate::state::core::Core;
 use crate::state::shared::Shared;
 use crate::write::put;
@@ -30,15 +30,16 @@ use crate::write::put::{Came, Kind, Size, Stored};
 pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
     let fetched = batch.take_fetched();
     let asked = shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0;
-    let Some(since) = batch.since().filter(|_| asked) else { return };
-    let mut pages: BTreeMap<(NamespaceId, PrefixHash, usize), BTreeMap<ObjectKey, Fetched>> = BTreeMap::new();
-    let mut attached: BTreeMap<(u64, u32), BTreeMap<ObjectKey, Fetched>> = BTreeMap::new();
+    let Some(since) = batch.epoch().filter(|_| asked) else { return };
+    let mut pages: BTreeMap<(NamespaceId, PrefixHash, usize), BTreeMap<ObjectKey, FetchedItem>> =
+        BTreeMap::new();
+    let mut attached: BTreeMap<(u64, u32), BTreeMap<ObjectKey, FetchedItem>> = BTreeMap::new();
     for one in fetched.into_iter().filter(|one| one.members > 0) {
         let page = match &one.attached {
             Some((question, base)) => attached.entry((*question, base.number)).or_default(),
             None => {
                 // Objects by themselves are pages of their own.
-                let number = if one.members == 1 { one.at + 1 } else { 0 };
+                let number = if one.members == 1 { one.index + 1 } else { 0 };
                 pages.entry((one.key.namespace(), one.key.hash(), number)).or_default()
             }
         };
@@ -47,15 +48,15 @@ pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
     let mut frames = Vec::new();
     // What is attached last: its base may have come with it.
     for page in pages.into_values().chain(attached.into_values()) {
-        let page: Vec<Fetched> = page.into_values().collect();
+        let page: Vec<FetchedItem> = page.into_values().collect();
         let kind = match &page[0].attached {
             Some((_, base)) => Kind::Attached(&base.key),
             None if page.len() == 1 => Kind::Single,
             None => Kind::Base,
         };
         if page.iter().all(|one| one.members == page.len()) {
-            let at = batch.manner().at;
-            let at = Recency { depth: at.depth.saturating_add(page[0].at as u32), ..at };
+            let at = batch.options().recency;
+            let at = Recency { depth: at.depth.saturating_add(page[0].index as u32), ..at };
             frames.extend(keep_page(shared, batch.done(), kind, &page, since, at));
         }
     }
@@ -70,12 +71,15 @@ fn keep_page(
     shared: &Shared,
     done: &[GetDone],
     kind: Kind<'_>,
-    page: &[Fetched],
-    since: Quiet,
+    page: &[FetchedItem],
+    since: FenceEpoch,
     at: Recency,
 ) -> Vec<FrameRef> {
-    let size =
-        |one: &Fetched| Size { key: one.key, length: Some(done[one.at].destination.len()), in_arena: false };
+    let size = |one: &FetchedItem| Size {
+        key: one.key,
+        length: Some(done[one.index].destination.len()),
+        in_arena: false,
+    };
     let sizes: Vec<Size> = page.iter().map(size).collect();
     // What nobody could put here: it is too large, or attached to something that is not of its page.
     if put::check(shared, kind, &sizes).is_err() {
@@ -85,7 +89,7 @@ fn keep_page(
     let entries = page.len() as u64 * if matches!(kind, Kind::Attached(_)) { 2 } else { 1 };
     let may = |core: &Core| {
         let room = core.index.len() + entries <= core.index.capacity();
-        room && (shared.removals.none_since(since) || mutant::on(Mutant::KeptBehindRemoval))
+        room && (shared.removals.is_unchanged_since(since) || mutant::on(Mutant::KeptBehindRemoval))
     };
     let mut core = shared.lock();
     if !may(&core) {
@@ -102,7 +106,7 @@ fn keep_page(
     }
     admitted.came = Came::Fetched;
     drop(core);
-    let bytes = |of: usize| Bytes::Lent(&done[page[of].at].destination.0);
+    let bytes = |of: usize| Bytes::Lent(&done[page[of].index].destination.0);
     let incoming = page.iter().map(|one| Incoming::Elsewhere(one.key));
     let mut copied = prepare(kind.of_frame(), &page[0].key, incoming, admitted, at);
     if let Some(mut filling) = copied.filling() {

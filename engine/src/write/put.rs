@@ -32,7 +32,7 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
 use crate::memory::frames::{FrameMember, FrameRef, Number};
 use crate::memory::index::SsdPlace;
-use crate::rpc::removal_fence::Quiet;
+use crate::rpc::removal_fence::FenceEpoch;
 use crate::state::core::Core;
 use crate::state::shared::Shared;
 
@@ -95,7 +95,7 @@ pub(crate) enum Came {
     Put,
     /// A store offered it that has this one for a peer, at this moment if nothing was being removed then: no other is offered it, and it is
     /// not stored if a removal began or ended meanwhile. What that store tells of its own removals may come over a newer link.
-    OfStore(Option<Quiet>),
+    OfStore(Option<FenceEpoch>),
     /// A peer sent it: it is nobody's put, and no peer is offered it.
     Fetched,
 }

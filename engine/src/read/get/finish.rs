@@ -4,15 +4,15 @@ use super::GetBatch;
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, Tier};
 use crate::api::stats::Counters;
 use crate::read::slot::Slot;
-use crate::rpc::remote_get::{Manner, Missed};
+use crate::rpc::remote_get::{CallOptions, MissedItem};
 use crate::store::session::SessionIo;
 
 /// A batch that is over here.
 pub(crate) struct Finished {
     pub done: Vec<GetDone>,
     /// What a peer may have.
-    pub missed: Vec<Missed>,
-    pub manner: Manner,
+    pub missed: Vec<MissedItem>,
+    pub manner: CallOptions,
 }
 
 impl GetBatch {
@@ -50,19 +50,22 @@ impl GetBatch {
         if io.shared.config.batch_summary() {
             crate::read::summary::gets(&self.slots);
         }
-        let manner = Manner { at: self.at, deadline: self.deadline };
+        let manner = CallOptions { recency: self.at, deadline: self.deadline };
         Finished { done: self.slots.iter_mut().map(Slot::take_done).collect(), missed, manner }
     }
 
     /// What a peer may have.
-    fn missed(&self, io: &SessionIo) -> Vec<Missed> {
-        if io.desk.is_none() || self.late || self.own {
+    fn missed(&self, io: &SessionIo) -> Vec<MissedItem> {
+        if io.connections.is_none() || self.late || self.own {
             return Vec::new();
         }
         let is_miss =
             |slot: &Slot| slot.outcome.as_ref().is_some_and(|o| o.as_ref().is_ok_and(|o| !o.is_hit()));
-        let missed =
-            |(at, slot): (usize, &Slot)| Missed { at, key: slot.get.key, range: slot.get.range.clone() };
+        let missed = |(at, slot): (usize, &Slot)| MissedItem {
+            index: at,
+            key: slot.get.key,
+            range: slot.get.range.clone(),
+        };
         self.slots.iter().enumerate().filter(|(_, slot)| is_miss(slot)).map(missed).collect()
     }
 }

@@ -13,14 +13,14 @@ use pagelith_layouts::wire::request::{Ask, Terms};
 use super::{CLIENTS, LEN, PADDED, World, key, put, replied};
 use crate::api::error::{ErrorKind, Result};
 use crate::api::request::{Options, PutSlice};
-use crate::rpc::{Reply, Told};
+use crate::rpc::{ControlReply, Response};
 use crate::server::bounds::Bound;
 use crate::server::tests::{PATIENCE, object};
 
 /// A client that has nothing yet gets something.
 fn another_goes_on(world: &mut World, client: usize) {
     let told = world.told(client, &Ask::Pin(9, List::of(&[key(0, "k")])));
-    assert_eq!(told, Ok(Told::Number(1)), "client={client}");
+    assert_eq!(told, Ok(ControlReply::Number(1)), "client={client}");
 }
 
 pub(crate) fn rows() {
@@ -124,7 +124,7 @@ pub(crate) fn groups_of_link() {
     let mut world = World::new(0, false);
     assert_eq!(begun(&mut world, 1), [world.most(Bound::GroupsOfLink)]);
     let keys = [key(999, "k")];
-    assert_eq!(world.told(1, &Ask::Begin(1, List::of(&keys))), Ok(Told::Number(1)));
+    assert_eq!(world.told(1, &Ask::Begin(1, List::of(&keys))), Ok(ControlReply::Number(1)));
 }
 
 pub(crate) fn groups_of_all() {
@@ -138,7 +138,7 @@ pub(crate) fn groups_of_all() {
     assert_eq!(world.told(CLIENTS, &begin).expect_err("one more").kind, ErrorKind::Busy);
     // Groups that others gave up leave room.
     drop(world.clients.remove(0));
-    assert_eq!(world.told(CLIENTS - 1, &begin), Ok(Told::Number(1)));
+    assert_eq!(world.told(CLIENTS - 1, &begin), Ok(ControlReply::Number(1)));
 }
 
 /// Put an object of a group that is begun and not committed.
@@ -153,7 +153,7 @@ fn put_into(world: &mut World, client: usize, n: u64) -> Result<crate::PutOutcom
     let deadline = world.clock.now().after(PATIENCE);
     caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
     match replied(&*world.clock, server, caller) {
-        Reply::Put(mut outcomes) => outcomes.remove(0),
+        Response::Put(mut outcomes) => outcomes.remove(0),
         other => panic!("another reply {other:?}"),
     }
 }

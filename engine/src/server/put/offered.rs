@@ -41,8 +41,8 @@ impl Offered {
         let Memory::Arriving(arriving) = std::mem::replace(&mut self.memory, Memory::None) else { return };
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
-            (Some(shown), parts) => verify::copied(parts, &all, shown, Stores::PastCache),
-            (None, parts) => verify::sums(parts, &all),
+            (Some(shown), parts) => verify::copy_and_checksum(parts, &all, shown, Stores::PastCache),
+            (None, parts) => verify::block_checksums(parts, &all),
         };
         let part = parts.pop();
         let right = |sums: &Checksums| match &part {

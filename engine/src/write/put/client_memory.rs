@@ -37,7 +37,7 @@ impl Vouched {
         copier: &mut Copier,
         sums: &mut Checksums,
     ) -> bool {
-        to.fill_with(memory, |to| verify::copied_whole(to, &self.shown, copier, sums))
+        to.fill_with(memory, |to| verify::copy_whole_and_checksum(to, &self.shown, copier, sums))
             && (*sums == self.sums || mutant::on(Mutant::ShownUnchecked))
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn publish(
         return Stored::Done(PutOutcome::Stored, Vec::new());
     }
     if let Came::OfStore(since) = came
-        && !since.is_some_and(|since| shared.removals.none_since(since))
+        && !since.is_some_and(|since| shared.removals.is_unchanged_since(since))
         && !mutant::on(Mutant::ToldBeforeOffers)
     {
         core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
