@@ -78,8 +78,8 @@ fn missing_feature(client: &RpcClient, ask: &Ask<'_>) -> Option<Error> {
             (Feature::Begun, "the store lets no other process begin groups")
         }
         Ask::Events(_) => (Feature::Events, "the store tells nobody what comes and goes"),
-        Ask::View(..) => (Feature::Views, "the store lets no other process look at its memory"),
-        Ask::Prefetch(_) => (Feature::Prefetch, "the store reads nothing ahead for other processes"),
+        Ask::View(..) => (Feature::Views, "the store shares no memory with this process"),
+        Ask::Prefetch(_) => (Feature::Prefetch, "the store does not support prefetch by other processes"),
         _ => return None,
     };
     (!client.has_feature(feature)).then(|| Error::new(ErrorKind::Incompatible, detail))

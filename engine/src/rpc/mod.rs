@@ -65,11 +65,11 @@ impl Remote {
             let Peer { name, weight, .. } = peer;
             if !(weight.is_finite() && *weight > 0.0) {
                 return Err(Error::invalid(format!(
-                    "a peer's weight is above 0 name={name} weight={weight}"
+                    "peer weight must be above 0 name={name} weight={weight}"
                 )));
             }
             if peers[..i].iter().any(|other| other.name == *name) {
-                return Err(Error::invalid(format!("a peer is named twice name={name}")));
+                return Err(Error::invalid(format!("peer name is not unique name={name}")));
             }
         }
         let preferred = peers.iter().position(|peer| peer.preferred);

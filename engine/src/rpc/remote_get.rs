@@ -270,21 +270,21 @@ impl RemoteGet {
             self.requests[i].state = match state {
                 RequestState::Queued(items) => self.send(connections, peer, items, (now, &mut *failures)),
                 RequestState::Sent(token, indices) => match connections.take_response(token) {
-                    Some(Response::Get(got)) => {
+                    Some(Response::Get(results)) => {
                         let (mut failed, mut retry) = (false, Vec::new());
-                        let retries = got.iter().any(|got| is_unavailable(&got.outcome))
+                        let retries = results.iter().any(|result| is_unavailable(&result.outcome))
                             && self.requests[i].should_retry(connections, self.options.deadline, now);
-                        for (at, got) in indices.into_iter().zip(got) {
-                            let unavailable = is_unavailable(&got.outcome);
-                            failed |= unavailable || got.outcome == Ok(GetOutcome::Miss(MissCause::Late));
-                            if got.retry || unavailable && retries {
-                                let (key, range, by_value) = got.request;
-                                let by_value = by_value || got.retry;
-                                retry.push((at, ItemRequest { key, range, parts: got.parts, by_value }));
+                        for (at, result) in indices.into_iter().zip(results) {
+                            let unavailable = is_unavailable(&result.outcome);
+                            failed |= unavailable || result.outcome == Ok(GetOutcome::Miss(MissCause::Late));
+                            if result.retry || unavailable && retries {
+                                let (key, range, by_value) = result.request;
+                                let by_value = by_value || result.retry;
+                                retry.push((at, ItemRequest { key, range, parts: result.parts, by_value }));
                                 continue;
                             }
-                            let hit = got.outcome.as_ref().is_ok_and(GetOutcome::is_hit);
-                            let (sums, members, base) = got.verified;
+                            let hit = result.outcome.as_ref().is_ok_and(GetOutcome::is_hit);
+                            let (sums, members, base) = result.verified;
                             let known = if base.is_none() { members } else { 0 };
                             if let (true, Some(key)) = (hit, self.whole.remove(&at)) {
                                 let (checksums, members) = (sums.clone(), members as usize);
@@ -300,8 +300,8 @@ impl RemoteGet {
                             let with = Together { members: known, attached: None };
                             let proof = Proof { checksums: sums, with };
                             self.done[at].proof = Some(Box::new(proof));
-                            self.record_outcome(at, got.outcome);
-                            self.done[at].destination.0 = got.parts;
+                            self.record_outcome(at, result.outcome);
+                            self.done[at].destination.0 = result.parts;
                         }
                         failures.record_response(connections, peer, failed);
                         if retry.is_empty() { RequestState::Done } else { RequestState::Queued(retry) }

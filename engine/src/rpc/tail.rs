@@ -10,7 +10,7 @@ pub(crate) struct UnalignedTail {
     end: Part,
     /// Whether that part also has an aligned front.
     has_front: bool,
-    /// The rest of the page behind the tail, kept to restore the page.
+    /// The rest of the page after the tail, kept to restore the page.
     rest: Part,
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn block_checksums(parts: &[Part], range: &Range<u64>) -> Option<Chec
             stream.update(bytes);
             Ok(())
         });
-        debug_assert!(fed.is_ok(), "it never fails");
+        debug_assert!(fed.is_ok(), "visit cannot fail");
         stream.finish()
     };
     Some(blocks_in(range.clone(), BLOCK_BYTES).map(sum).collect())
