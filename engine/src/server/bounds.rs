@@ -1,7 +1,7 @@
 //! Everything that clients can have of a store process, or make it hold: every bound, in one list. A test holds each of them over several clients, and
 //! `docs/security.md` names each.
 
-use super::{client_holds, durable, in_flight_sends, load, removal_holds};
+use super::{client_holds, durable, in_flight_sends, load, invalidation_holds};
 use crate::config::ValidConfig;
 use crate::memory::pins::client::Totals;
 use crate::state::reserve;
@@ -69,11 +69,11 @@ bounds! {
     /// Bytes of the arena that wait for their groups; the oldest group may have more.
     Waiting = "memory that waits for its groups", |config| config.arena_bytes() / 2;
     /// Holds of a link.
-    Holds = "holds of a link", |_| removal_holds::HOLDS_MAX as u64;
+    Holds = "holds of a link", |_| invalidation_holds::HOLDS_MAX as u64;
     /// Objects of removals that wait.
     Removing = "objects that wait to be removed", |_| durable::REMOVING_MAX as u64;
     /// Bytes of the arena that are set aside for what is on its way.
     Arriving = "memory set aside for what arrives", |config| config.arena_bytes() / reserve::ARRIVING_SHARE;
     /// Bytes of the arena that a link sends.
-    Lent = "memory that a link sends", |config| (config.arena_bytes() / in_flight_sends::LENT_SHARE).min(in_flight_sends::LENT_BYTES_MAX);
+    InFlight = "memory that a link sends", |config| (config.arena_bytes() / in_flight_sends::IN_FLIGHT_SHARE).min(in_flight_sends::IN_FLIGHT_BYTES_MAX);
 }

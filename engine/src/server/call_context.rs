@@ -16,22 +16,22 @@ const REQUESTS_MAX: usize = 1024;
 
 /// How an operation is to be treated.
 #[derive(Clone, Copy)]
-pub(crate) struct Manner {
+pub(crate) struct CallContext {
     pub options: Options,
     pub deadline: Mono,
     /// Whose put it is, if it is one.
-    pub came: Came,
+    pub origin: Came,
 }
 
 impl Server {
-    pub(crate) fn manner(&mut self, terms: Terms) -> Manner {
-        let came = match terms.of_store {
-            true => Came::OfStore(self.world.shared().removals.quiet()),
+    pub(crate) fn call_context(&mut self, terms: Terms) -> CallContext {
+        let origin = match terms.of_store {
+            true => Came::OfStore(self.ctx.shared().removals.quiet()),
             false => Came::Put,
         };
         if terms.of_store && !mutant::on(Mutant::PeersAskOn) {
             // What stores ask their peers goes no further, or two that are each other's would never end.
-            self.world.session.io.desk = None;
+            self.ctx.session.io.desk = None;
         }
         let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
         // Clients count theirs up: one that is newer than all is not looked for among them.
@@ -40,10 +40,10 @@ impl Server {
         let known = youngest_first.filter(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own).next();
         let request = match (terms.request, known) {
             // All of it is one request, however many batches it becomes here.
-            (0, _) => begin_request(self.world.shared()),
+            (0, _) => begin_request(self.ctx.shared()),
             (_, Some(own)) => own,
             (theirs, None) => {
-                let own = begin_request(self.world.shared());
+                let own = begin_request(self.ctx.shared());
                 if self.requests.len() >= REQUESTS_MAX {
                     self.requests.pop_front();
                 }
@@ -53,9 +53,9 @@ impl Server {
             }
         };
         // The longest that the store would take by itself is the longest that a peer may ask for.
-        let shared = self.world.shared();
+        let shared = self.ctx.shared();
         let timeout = timeout.map(|t| t.min(shared.config.deadline()));
         let options = Options { request: Some(request), depth: terms.depth, timeout, wait: None };
-        Manner { options, deadline: shared.deadline(timeout), came }
+        CallContext { options, deadline: shared.deadline(timeout), origin }
     }
 }

@@ -13,7 +13,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
 
-use super::answer::Answered;
+use super::op_outcome::OpOutcome;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;
 use crate::memory::pins::ClientName;
@@ -37,32 +37,32 @@ pub(crate) const REQUIRED_MAX: usize = crate::state::pending_groups::REQUIRED_MA
 
 /// What a connection holds.
 #[derive(Default)]
-pub(crate) struct Held {
+pub(crate) struct ClientHolds {
     client: ClientName,
     pins: FxHashMap<u64, Pin>,
     rows: usize,
     views: FxHashMap<u64, Vec<View>>,
-    groups: FxHashMap<u64, Begun>,
+    groups: FxHashMap<u64, BegunGroup>,
 }
 
 /// A group that a client began.
-struct Begun {
+struct BegunGroup {
     joined: Joined,
     /// What it consists of, in the client's order.
     required: Vec<ObjectKey>,
 }
 
-impl Held {
+impl ClientHolds {
     /// Nothing, of this client.
-    pub fn of(client: ClientName) -> Held {
-        Held { client, ..Held::default() }
+    pub fn new(client: ClientName) -> ClientHolds {
+        ClientHolds { client, ..ClientHolds::default() }
     }
 
     /// Do what is asked of pins and leases; how many objects it was done with.
-    pub fn pins(&mut self, shared: &Arc<Shared>, ask: &Ask<'_>) -> Result<u64> {
+    pub fn handle_pin(&mut self, shared: &Arc<Shared>, ask: &Ask<'_>) -> Result<u64> {
         shared.check_open()?;
         let objects = match ask {
-            Ask::Pin(name, _) if self.has(*name) => return Err(has_name(*name)),
+            Ask::Pin(name, _) if self.has(*name) => return Err(name_in_use(*name)),
             Ask::Pin(name, keys) => {
                 let pin = Pin::bounded(shared, &self.client, keys.iter(), PINNED_MAX - self.rows)?;
                 let pinned = pin.pinned();
@@ -77,7 +77,7 @@ impl Held {
                     self.rows -= pin.rows();
                     pin.pinned()
                 });
-                pinned + self.views.remove(name).map_or(0, |views| look_no_more(shared, views))
+                pinned + self.views.remove(name).map_or(0, |views| release_views(shared, views))
             }
             Ask::Lease(ms, keys) => {
                 let duration = Duration::from_millis(*ms);
@@ -101,10 +101,10 @@ impl Held {
         keys: impl Iterator<Item = ObjectKey>,
     ) -> Result<Vec<ViewItem>> {
         if self.has(name) {
-            return Err(has_name(name));
+            return Err(name_in_use(name));
         }
         let mut views = Vec::new();
-        let seen = keys.map(|key| {
+        let items = keys.map(|key| {
             let Some(view) = view::view(shared, &key)? else { return Ok(ViewItem::of(key_hash(&key), None)) };
             let Some((region, at)) = link.place(&[view.part()]) else {
                 let detail = "the store shows this process none of its memory";
@@ -118,12 +118,12 @@ impl Held {
             views.push(view);
             Ok(ViewItem::of(key_hash(&key), Some(Lies { region, at, length, digest })))
         });
-        let seen: Result<Vec<ViewItem>> = seen.collect();
-        match seen.is_ok() && !views.is_empty() && !mutant::on(Mutant::ViewLetGo) {
+        let items: Result<Vec<ViewItem>> = items.collect();
+        match items.is_ok() && !views.is_empty() && !mutant::on(Mutant::ViewLetGo) {
             true => _ = self.views.insert(name, views),
-            false => _ = look_no_more(shared, views),
+            false => _ = release_views(shared, views),
         }
-        seen
+        items
     }
 
     fn has(&self, name: u64) -> bool {
@@ -141,7 +141,7 @@ impl Held {
         if self.groups.contains_key(&name) {
             return Err(Error::invalid(format!("a group of this link has this name name={name}")));
         }
-        let all = |groups: &FxHashMap<u64, Begun>| groups.values().map(|g| g.required.len()).sum::<usize>();
+        let all = |groups: &FxHashMap<u64, BegunGroup>| groups.values().map(|g| g.required.len()).sum::<usize>();
         if all(&self.groups) + required.len() > REQUIRED_MAX {
             // What is over needs no name any more.
             self.groups.retain(|_, begun| begun.joined.is_open(shared));
@@ -155,7 +155,7 @@ impl Held {
         }
         let joined = groups::join(shared, &required, options, true)?;
         let count = required.len() as u64;
-        self.groups.insert(name, Begun { joined, required });
+        self.groups.insert(name, BegunGroup { joined, required });
         Ok(count)
     }
 
@@ -172,38 +172,38 @@ impl Held {
     }
 
     /// Which objects of a group are neither put nor here.
-    pub fn missing(&self, shared: &Shared, name: u64) -> Answered {
+    pub fn missing(&self, shared: &Shared, name: u64) -> OpOutcome {
         match self.groups.get(&name) {
             Some(begun) => {
                 let missing = begun.joined.missing(shared);
-                Answered::bits(
+                OpOutcome::bits(
                     Verb::Missing,
                     begun.required.iter().map(|key| missing.contains(key)).collect(),
                 )
             }
-            None => Answered::failed(Verb::Missing, groups::gone()),
+            None => OpOutcome::failed(Verb::Missing, groups::gone()),
         }
     }
 
     /// The connection has ended.
-    pub fn let_go(&mut self, shared: &Shared) {
-        let Held { pins, groups, views, .. } = std::mem::take(self);
+    pub fn release_all(&mut self, shared: &Shared) {
+        let ClientHolds { pins, groups, views, .. } = std::mem::take(self);
         drop(pins);
         if mutant::on(Mutant::HeldForTheGone) {
             std::mem::forget(views);
             return;
         }
-        views.into_values().for_each(|views| _ = look_no_more(shared, views));
+        views.into_values().for_each(|views| _ = release_views(shared, views));
         shared.lock().leave_groups(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
     }
 }
 
-fn has_name(name: u64) -> Error {
+fn name_in_use(name: u64) -> Error {
     Error::invalid(format!("a pin or view of this link has this name name={name}"))
 }
 
 /// A client looks there no more; how many objects.
-fn look_no_more(shared: &Shared, views: Vec<View>) -> usize {
+fn release_views(shared: &Shared, views: Vec<View>) -> usize {
     let bytes: u64 = views.iter().map(View::kept_bytes).sum();
     shared.viewed.fetch_sub(bytes, Relaxed);
     views.len()

@@ -4,8 +4,8 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::outcome::GroupState;
 use pagelith_layouts::wire::request::Verb;
 
-use super::answer::Answered;
-use super::{Manner, World};
+use super::op_outcome::OpOutcome;
+use super::{CallContext, ServerCtx};
 use crate::api::error::Result;
 use crate::api::outcome::{PutDone, PutOutcome};
 use crate::state::shared::Shared;
@@ -18,9 +18,9 @@ pub(crate) struct CommitOp {
 }
 
 impl CommitOp {
-    pub fn begin(world: &mut World, joined: Joined, manner: Manner, id: OpId) -> CommitOp {
-        let ticket = world.session.submit_commit(joined.id(), manner.options);
-        world.batches.insert(ticket, id);
+    pub fn begin(ctx: &mut ServerCtx, joined: Joined, call: CallContext, id: OpId) -> CommitOp {
+        let ticket = ctx.session.submit_commit(joined.id(), call.options);
+        ctx.batches.insert(ticket, id);
         CommitOp { joined, outcome: None }
     }
 
@@ -30,14 +30,14 @@ impl CommitOp {
     }
 
     /// The outcome, once it is there.
-    pub fn advance(&mut self) -> Option<Answered> {
+    pub fn advance(&mut self) -> Option<OpOutcome> {
         let state = match self.outcome.take()? {
             Ok(PutOutcome::Stored) => GroupState::Stored,
             Ok(PutOutcome::AlreadyPresent) => GroupState::AlreadyPresent,
             Ok(PutOutcome::Waiting) => GroupState::Waiting,
             Ok(PutOutcome::Refused) => GroupState::Refused,
-            Err(error) => return Some(Answered::failed(Verb::Commit, error)),
+            Err(error) => return Some(OpOutcome::failed(Verb::Commit, error)),
         };
-        Some(Answered::number(Verb::Commit, state as u64))
+        Some(OpOutcome::number(Verb::Commit, state as u64))
     }
 }

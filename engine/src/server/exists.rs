@@ -4,21 +4,21 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::request::Verb;
 
-use super::answer::Answered;
-use super::{Manner, World};
+use super::op_outcome::OpOutcome;
+use super::{CallContext, ServerCtx};
 
 /// A look under way.
-pub(crate) struct LookOp {
+pub(crate) struct ExistsOp {
     pub verb: Verb,
     found: Option<Vec<bool>>,
 }
 
-impl LookOp {
+impl ExistsOp {
     /// Look here, and ask the peers for what is not.
-    pub fn begin(world: &mut World, keys: &[ObjectKey], verb: Verb, manner: &Manner, id: OpId) -> LookOp {
-        let ticket = world.session.submit_exists(keys, manner.options);
-        world.batches.insert(ticket, id);
-        LookOp { verb, found: None }
+    pub fn begin(ctx: &mut ServerCtx, keys: &[ObjectKey], verb: Verb, call: &CallContext, id: OpId) -> ExistsOp {
+        let ticket = ctx.session.submit_exists(keys, call.options);
+        ctx.batches.insert(ticket, id);
+        ExistsOp { verb, found: None }
     }
 
     /// All have answered, or will not.
@@ -27,13 +27,13 @@ impl LookOp {
     }
 
     /// The outcome, once it is there.
-    pub fn advance(&mut self) -> Option<Answered> {
+    pub fn advance(&mut self) -> Option<OpOutcome> {
         let found = self.found.take()?;
         Some(match self.verb {
             Verb::ExistsPrefix => {
-                Answered::number(self.verb, found.iter().take_while(|here| **here).count() as u64)
+                OpOutcome::number(self.verb, found.iter().take_while(|here| **here).count() as u64)
             }
-            verb => Answered::bits(verb, found),
+            verb => OpOutcome::bits(verb, found),
         })
     }
 }

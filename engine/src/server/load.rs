@@ -19,9 +19,9 @@ use pagelith_layouts::wire::request::Ask;
 use pagelith_transport::limits::{RECEIVED_BYTES_MAX, WRITTEN_BYTES_MAX};
 use rustc_hash::FxHashMap;
 
-use super::get::WANTED_BYTES;
-use super::load_totals::Served;
-use super::outcomes::OUTCOME_BYTES_MAX;
+use super::get::REQUESTED_OBJECT_BYTES;
+use super::load_totals::ServedBytes;
+use super::outbox::OUTCOME_BYTES_MAX;
 use super::put::OFFERED_BYTES;
 use crate::api::error::{Error, Result};
 use crate::api::events;
@@ -44,29 +44,29 @@ const OPERATION_BYTES: u64 = 4096;
 const OUTCOME_BYTES: usize = 3 * OutcomeItem::BYTES + 160;
 
 /// Memory that a link has.
-pub(crate) struct Load {
+pub(crate) struct LinkLoad {
     /// What all links of its client have.
     client: Arc<AtomicU64>,
-    of: FxHashMap<OpId, u64>,
+    ops: FxHashMap<OpId, u64>,
     /// The sum of it, and what was cancelled and goes on.
     under_way: u64,
     /// Outcomes that the link has not sent.
     unsent: u64,
 }
 
-impl Load {
+impl LinkLoad {
     /// Nothing, of a link of the client whose count this is.
-    pub fn of(client: Arc<AtomicU64>) -> Load {
-        Load { client, of: FxHashMap::default(), under_way: 0, unsent: 0 }
+    pub fn new(client: Arc<AtomicU64>) -> LinkLoad {
+        LinkLoad { client, ops: FxHashMap::default(), under_way: 0, unsent: 0 }
     }
 
     /// Whether an operation of this number is under way, or its outcome has not left.
-    pub fn counts(&self, id: OpId) -> bool {
-        self.of.contains_key(&id)
+    pub fn contains(&self, id: OpId) -> bool {
+        self.ops.contains_key(&id)
     }
 
     /// Count an operation of so many bytes in, or say that there is no room for it.
-    pub fn begin(&mut self, all: &Served, id: OpId, bytes: u64) -> Result<()> {
+    pub fn begin(&mut self, all: &ServedBytes, id: OpId, bytes: u64) -> Result<()> {
         let own = self.under_way + self.unsent;
         let is_first = own == 0 && bytes <= FIRST_BYTES_MAX;
         if own + bytes > LINK_BYTES_MAX || !all.begin(&self.client, bytes, is_first) {
@@ -77,24 +77,24 @@ impl Load {
             return Err(Error::busy(detail));
         }
         self.under_way += bytes;
-        self.of.insert(id, bytes);
+        self.ops.insert(id, bytes);
         Ok(())
     }
 
     /// An operation was answered, and goes on: what it takes.
-    pub fn cancelled(&mut self, id: OpId) -> u64 {
-        self.of.remove(&id).unwrap_or(0)
+    pub fn detach_cancelled(&mut self, id: OpId) -> u64 {
+        self.ops.remove(&id).unwrap_or(0)
     }
 
     /// One that had been cancelled is over.
-    pub fn over(&mut self, all: &Served, bytes: u64) {
+    pub fn release_cancelled(&mut self, all: &ServedBytes, bytes: u64) {
         self.under_way -= bytes;
         all.change(&self.client, bytes, 0);
     }
 
     /// The link has the outcome of an operation, and so many bytes of outcomes by now that it has not sent.
-    pub fn answered(&mut self, all: &Served, id: Option<OpId>, unsent: u64) {
-        let bytes = id.and_then(|id| self.of.remove(&id)).unwrap_or(0);
+    pub fn record_sent(&mut self, all: &ServedBytes, id: Option<OpId>, unsent: u64) {
+        let bytes = id.and_then(|id| self.ops.remove(&id)).unwrap_or(0);
         let before = bytes + self.unsent;
         // Every turn of every link comes by here; the counter is the store's.
         if bytes == 0 && unsent == before {
@@ -106,9 +106,9 @@ impl Load {
     }
 
     /// The link is gone.
-    pub fn let_go(&mut self, all: &Served) {
+    pub fn release_all(&mut self, all: &ServedBytes) {
         all.change(&self.client, self.under_way + self.unsent, 0);
-        self.of.clear();
+        self.ops.clear();
         (self.under_way, self.unsent) = (0, 0);
     }
 }
@@ -123,7 +123,7 @@ pub(crate) fn cost(ask: &Ask<'_>, body: usize) -> u64 {
             };
             // As the record has them, as they are sent, and in the outcome.
             let sums: u64 = items.iter().map(|item| 3 * 16 * blocks(item.stretch())).sum();
-            sums + (items.len() * (WANTED_BYTES + OUTCOME_BYTES)) as u64
+            sums + (items.len() * (REQUESTED_OBJECT_BYTES + OUTCOME_BYTES)) as u64
         }
         // Their checksums are in the body.
         Ask::Put(puts) => (body + puts.items().len() * (OFFERED_BYTES + OUTCOME_BYTES)) as u64,
@@ -145,11 +145,11 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
-    fn link_that_reads_nothing_has_its_share_and_others_have_theirs() {
-        let all = Served::default();
+    fn link_that_reads_nothing_uses_only_its_share() {
+        let all = ServedBytes::default();
         // Each is a client of its own.
-        let of = |n: usize| Load::of(all.client(&n.to_string().into()));
-        let mut links: Vec<Load> = (0..6).map(of).collect();
+        let of = |n: usize| LinkLoad::new(all.client(&n.to_string().into()));
+        let mut links: Vec<LinkLoad> = (0..6).map(of).collect();
         let mut begin = |link: usize, id: u64, bytes: u64| links[link].begin(&all, OpId(id), bytes).is_ok();
         const MIB: u64 = 1 << 20;
         assert!((1..=32).all(|id| begin(0, id, MIB)) && !begin(0, 33, 1));
@@ -158,26 +158,26 @@ mod tests {
         assert!(!begin(4, 1, FIRST_BYTES_MAX + 1) && begin(4, 2, FIRST_BYTES_MAX) && !begin(4, 3, 1));
         assert_eq!(all.bytes(), ALL_BYTES_MAX + FIRST_BYTES_MAX);
         // An outcome that was made and not sent takes what it is; it is free when it has left.
-        links[0].answered(&all, Some(OpId(1)), MIB / 4);
+        links[0].record_sent(&all, Some(OpId(1)), MIB / 4);
         assert!(links[0].begin(&all, OpId(34), MIB).is_err(), "others have the rest");
-        links[0].answered(&all, None, 0);
-        links[4].let_go(&all);
+        links[0].record_sent(&all, None, 0);
+        links[4].release_all(&all);
         assert!(links[0].begin(&all, OpId(34), MIB).is_ok());
         // An operation that was cancelled and goes on counts until it is over.
-        let bytes = links[1].cancelled(OpId(1));
-        links[1].answered(&all, Some(OpId(1)), 0);
+        let bytes = links[1].detach_cancelled(OpId(1));
+        links[1].record_sent(&all, Some(OpId(1)), 0);
         assert_eq!((bytes, all.bytes()), (MIB, ALL_BYTES_MAX));
-        links[1].over(&all, bytes);
-        links.iter_mut().for_each(|link| link.let_go(&all));
+        links[1].release_cancelled(&all, bytes);
+        links.iter_mut().for_each(|link| link.release_all(&all));
         assert_eq!(all.bytes(), 0);
     }
 
     #[test]
-    fn client_with_many_links_has_half_and_leaves_the_rest() {
-        let all = Served::default();
+    fn client_with_many_links_uses_at_most_half() {
+        let all = ServedBytes::default();
         let [a, b] = ["a", "b"].map(|name| all.client(&name.into()));
-        let mut of_a: Vec<Load> = (0..6).map(|_| Load::of(a.clone())).collect();
-        let mut of_b = Load::of(b);
+        let mut of_a: Vec<LinkLoad> = (0..6).map(|_| LinkLoad::new(a.clone())).collect();
+        let mut of_b = LinkLoad::new(b);
         const MIB: u64 = 1 << 20;
         let mut begin = |link: usize, id: u64, bytes: u64| of_a[link].begin(&all, OpId(id), bytes).is_ok();
         assert!((0..2).all(|link| (1..=32).all(|id| begin(link, id, MIB))));
@@ -185,7 +185,7 @@ mod tests {
         assert!(begin(2, 2, FIRST_BYTES_MAX) && !begin(2, 3, 1), "each link begins something small, once");
         assert!((1..=32).all(|id| of_b.begin(&all, OpId(id), MIB).is_ok()), "the other client has room");
         // The count goes with the last of its links.
-        of_a.iter_mut().chain([&mut of_b]).for_each(|link| link.let_go(&all));
+        of_a.iter_mut().chain([&mut of_b]).for_each(|link| link.release_all(&all));
         assert_eq!((all.bytes(), a.load(Relaxed)), (0, 0));
     }
 }

@@ -60,7 +60,7 @@ fn outcomes(server: &mut Server, link: &mut dyn Link, frames: Vec<Frame>, most: 
 }
 
 #[test]
-fn request_with_the_number_of_an_unsent_outcome_ends_the_link_and_leaves_nothing_counted() {
+fn reused_operation_number_closes_the_link_and_releases_its_load() {
     let store = store();
     let keys = vec![key(1, "k"); 100];
     let body = request::encode(Terms::default(), &Ask::Exists(List::of(&keys)));
@@ -79,7 +79,7 @@ fn request_with_the_number_of_an_unsent_outcome_ends_the_link_and_leaves_nothing
 }
 
 /// Puts whose bytes never come, and gets of a wrong length whose outcomes are long and not read.
-pub(crate) fn of_one_link() {
+pub(crate) fn bytes_per_link() {
     let (store, puts) = (store(), puts());
     let anybody = || meet(&store, Admission::Connection(Rights::all()), None);
     let mut others = 0;
@@ -99,7 +99,7 @@ pub(crate) fn of_one_link() {
         link.send_on();
         server.turn();
         let unsent: usize = server.outbox.iter().map(|frame| frame.body.len()).sum();
-        let queued = server.outcome_room.saturating_sub(server.link.room().frame_bytes);
+        let queued = server.outcome_capacity.saturating_sub(server.link.room().frame_bytes);
         assert!((unsent + queued) as u64 <= LINK_BYTES_MAX, "unsent={unsent} queued={queued}");
     }
     assert!(store.shared.served.bytes() > 0, "nothing waits");
@@ -108,7 +108,7 @@ pub(crate) fn of_one_link() {
 }
 
 /// Six clients ask for more than all may have.
-pub(crate) fn of_all_clients() {
+pub(crate) fn bytes_of_all_links() {
     let (store, puts) = (store(), puts());
     let anybody = || meet(&store, Admission::Connection(Rights::all()), None);
     let mut hostile: Vec<_> = (0..6).map(|_| anybody()).collect();
@@ -124,7 +124,7 @@ pub(crate) fn of_all_clients() {
 }
 
 /// Clients whose puts' bytes never come: six links of one key, and one of another.
-pub(crate) fn of_one_client() {
+pub(crate) fn bytes_per_client() {
     let (store, puts) = (store(), puts());
     let key_of = |name, n| Key::new(name, &[n; 32]).expect("a key");
     let ring = || {

@@ -13,13 +13,13 @@ use crate::memory::pins::ClientName;
 
 /// The counts of a store.
 #[derive(Default)]
-pub(crate) struct Served {
+pub(crate) struct ServedBytes {
     all: AtomicU64,
     /// Of clients that have links.
     clients: Mutex<BTreeMap<ClientName, Weak<AtomicU64>>>,
 }
 
-impl Served {
+impl ServedBytes {
     /// The count of a client, which all of its links share.
     pub fn client(&self, name: &ClientName) -> Arc<AtomicU64> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);

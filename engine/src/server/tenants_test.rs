@@ -21,7 +21,7 @@ use crate::api::request::{Options, PutSlice};
 use crate::config::{Config, Facts};
 use crate::rpc::client::Caller;
 use crate::rpc::{Reply, Told};
-use crate::server::tests::{PATIENCE, Pair};
+use crate::server::tests::{TIMEOUT, Pair};
 use crate::store::store::Store;
 
 const NAMESPACES_MAX: u32 = 8;
@@ -67,7 +67,7 @@ impl Tenant {
     }
 
     fn ask(&mut self, ask: &Ask<'_>) -> Result<Told> {
-        self.caller.tell(1, ask, Terms::default(), self.clock.now().after(PATIENCE)).expect("room");
+        self.caller.tell(1, ask, Terms::default(), self.clock.now().after(TIMEOUT)).expect("room");
         let mut replies = Vec::new();
         while replies.is_empty() {
             self.server.turn();
@@ -88,7 +88,7 @@ impl Tenant {
 }
 
 #[test]
-fn clear_of_a_namespace_that_holds_nothing_uses_no_row() {
+fn clear_of_an_empty_namespace_uses_no_row() {
     let dir = tempfile::tempdir().expect("a directory");
     for dir in [None, Some(dir.path())] {
         let store = store(dir);
@@ -112,7 +112,7 @@ fn clear_of_a_namespace_that_holds_nothing_uses_no_row() {
 }
 
 #[test]
-fn clear_in_a_store_that_was_opened_again_leaves_rows_for_what_is_known_to_be_there() {
+fn clear_after_reopen_leaves_rows_for_known_namespaces() {
     let dir = tempfile::tempdir().expect("a directory");
     let first = store(Some(dir.path()));
     put(&first, id(1000));
@@ -126,7 +126,7 @@ fn clear_in_a_store_that_was_opened_again_leaves_rows_for_what_is_known_to_be_th
 }
 
 #[test]
-fn flush_tells_a_tenant_of_its_own_and_takes_no_report_from_another() {
+fn flush_reports_only_losses_in_the_namespaces_of_the_tenant() {
     let store = store(None);
     let lost = |objects| FlushReport { lost_objects: objects, ..FlushReport::default() };
     let (mut a, mut b) = (Tenant::in_namespace(&store, id(1)), Tenant::in_namespace(&store, id(2)));
@@ -143,7 +143,7 @@ fn flush_tells_a_tenant_of_its_own_and_takes_no_report_from_another() {
 }
 
 #[test]
-fn key_with_namespaces_has_no_counters_of_the_store_unless_it_says_operate() {
+fn stats_of_a_key_with_namespaces_need_the_operate_right() {
     let secret = "ab".repeat(32);
     let own = "01".repeat(16);
     for (entry, operates) in [

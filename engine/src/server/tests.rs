@@ -37,7 +37,7 @@ use crate::state::frame_access::Unpublished;
 use crate::store::store::Store;
 
 const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 const STAGING: usize = 16 << 20;
 static CLIENTS: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
 
@@ -148,7 +148,7 @@ impl Pair {
             parts: parts(&lengths),
             sent: false,
         });
-        let deadline = self.clock.now().after(PATIENCE);
+        let deadline = self.clock.now().after(TIMEOUT);
         self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("room");
         let Reply::Get(got) = self.reply() else { panic!("another reply") };
         let bytes = |parts: &[Part]| parts.iter().flat_map(|part| part.bytes().to_vec()).collect();
@@ -156,7 +156,7 @@ impl Pair {
     }
 
     fn got(&mut self, wanted: Wanted) -> call::Got {
-        let deadline = self.clock.now().after(PATIENCE);
+        let deadline = self.clock.now().after(TIMEOUT);
         self.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
         let Reply::Get(mut got) = self.reply() else { panic!("another reply") };
         got.remove(0)
@@ -182,7 +182,7 @@ impl Pair {
             count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             vec![Part::from_shared(Arc::from(&all[item as usize][..]))]
         });
-        let deadline = self.clock.now().after(PATIENCE);
+        let deadline = self.clock.now().after(TIMEOUT);
         self.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
         let Reply::Put(outcomes) = self.reply() else { panic!("another reply") };
         let pulled = pulled.load(std::sync::atomic::Ordering::Relaxed);
@@ -209,7 +209,7 @@ pub(crate) fn object(seed: u8, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_the_store_has_arrives_whole_in_any_scatter_list() {
+fn get_fills_any_scatter_list() {
     let mut pair = Pair::new(Rights::all());
     let lengths = [1, 4095, 32_768, 100_000, 5_000_001];
     for (page, len) in lengths.into_iter().enumerate() {
@@ -252,7 +252,7 @@ fn full_of_pushes() -> Pair {
         );
     }
     let wanted = |page| Wanted { key: key(page, "k"), range: None, parts: parts(&[LEN]), sent: false };
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("room");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     // Nobody reads: the socket fills, and the rest waits.
@@ -266,7 +266,7 @@ fn full_of_pushes() -> Pair {
 }
 
 #[test]
-fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
+fn arena_frames_pushed_to_a_client_are_bounded_and_free_after_disconnect() {
     let Pair { store, mut server, caller, .. } = full_of_pushes();
     drop(caller);
     while server.closed().is_none() {
@@ -276,7 +276,7 @@ fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
 }
 
 #[test]
-fn arena_frames_pushed_to_a_client_are_free_once_the_server_is_dropped() {
+fn arena_frames_pushed_to_a_client_are_free_after_server_drop() {
     let Pair { store, server, caller: _caller, .. } = full_of_pushes();
     drop(server);
     assert_eq!(store.stats().dram_bytes, 0, "frames are held for a link that is gone");
@@ -291,7 +291,7 @@ pub(crate) fn overwrite(store: &Store, bytes: &[u8]) {
 
 /// The client notices, and has the store look at it by asking once more.
 #[test]
-fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
+fn get_of_changed_memory_returns_damaged() {
     for (ratio, range) in [(1.0, None), (0.0, None), (1.0, Some(40_000..70_000)), (0.0, Some(40_000..70_000))]
     {
         let mut pair = Pair::verifying(Rights::all(), ratio);
@@ -320,7 +320,7 @@ fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
 }
 
 #[test]
-fn what_is_put_is_stored_once_and_its_bytes_are_asked_for_once() {
+fn repeated_put_pulls_no_bytes() {
     let mut pair = Pair::new(Rights::all());
     let group =
         |page: u8| vec![(key(page, "k"), object(page, 70_000)), (key(page, "v"), object(!page, 33_000))];
@@ -341,7 +341,7 @@ fn what_is_put_is_stored_once_and_its_bytes_are_asked_for_once() {
 }
 
 #[test]
-fn what_is_here_by_itself_becomes_a_group_when_it_is_put_as_one() {
+fn objects_stored_alone_become_a_group_when_put_together() {
     let mut pair = Pair::new(Rights::all());
     let group = vec![(key(1, "k"), object(1, 70_000)), (key(1, "v"), object(2, 100))];
     for (key, bytes) in &group {
@@ -356,7 +356,7 @@ fn what_is_here_by_itself_becomes_a_group_when_it_is_put_as_one() {
 }
 
 #[test]
-fn bytes_that_change_on_the_way_are_not_stored() {
+fn put_with_bytes_changed_in_transit_is_not_stored() {
     let mut pair = Pair::new(Rights::all());
     let group = vec![(key(1, "k"), object(1, 70_000)), (key(1, "v"), object(2, 100))];
     let outcomes = pair.put(&[(None, group)], true);
@@ -369,7 +369,7 @@ fn bytes_that_change_on_the_way_are_not_stored() {
 #[test]
 fn exists_remove_and_clear_reach_the_store() {
     let mut pair = Pair::new(Rights::all());
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     for page in 0..3 {
         pair.put(&[(None, vec![(key(page, "k"), object(page, 100))])], false);
     }
@@ -396,16 +396,16 @@ fn matches_number(reply: &Reply) -> bool {
 }
 
 #[test]
-fn what_a_peer_has_no_right_to_is_denied_and_says_nothing_of_what_is_here() {
+fn request_without_right_is_denied() {
     let mut pair = Pair::new(Rights { remove: false, ..Rights::all() });
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     pair.caller.tell(1, &Ask::Remove(List::of(&[key(0, "k")])), Terms::default(), deadline).expect("room");
     let Reply::Told(Err(error)) = pair.reply() else { panic!("allowed") };
     assert_eq!(error.kind, ErrorKind::Denied);
 }
 
 #[test]
-fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
+fn get_buffers_return_after_deadline_or_server_close() {
     let mut pair = Pair::new(Rights::all());
     pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
     let wanted = |pair: &mut Pair, after| {
@@ -423,15 +423,15 @@ fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
     // What it sends of that later lands nowhere, and the link goes on.
     let (outcome, bytes) = pair.get(vec![(key(1, "k"), None, vec![1_000_000])]).remove(0);
     assert!(outcome.is_ok_and(|o| o.is_hit()) && bytes == object(1, 1_000_000));
-    wanted(&mut pair, PATIENCE);
+    wanted(&mut pair, TIMEOUT);
     pair.server.close();
     while replies.is_empty() {
-        pair.caller.wait(pair.clock.now(), PATIENCE, &mut replies);
+        pair.caller.wait(pair.clock.now(), TIMEOUT, &mut replies);
     }
     let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
     assert_eq!(got[0].outcome.as_ref().expect_err("a dead peer").kind, ErrorKind::Unavailable);
     assert_eq!((got[0].parts.len(), pair.caller.closed().is_some()), (2, true));
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     let told = pair.caller.tell(1, &Ask::Remove(List::of(&[key(1, "k")])), Terms::default(), deadline);
     assert!(told.is_err());
 }

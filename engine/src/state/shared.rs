@@ -20,7 +20,7 @@ use crate::config::ValidConfig;
 use crate::memory::index::name_of;
 use crate::rpc::Remote;
 use crate::rpc::removal_fence::Removals;
-use crate::server::load_totals::Served;
+use crate::server::load_totals::ServedBytes;
 use crate::state::core::{Answer, Core};
 use crate::state::counters::Tallies;
 use crate::state::header_cache::Headers;
@@ -81,7 +81,7 @@ pub(crate) struct Shared {
     /// Bytes of the arena that other processes look at, for as long as they want.
     pub viewed: AtomicU64,
     /// Bytes that operations of clients take, and outcomes that these have not read.
-    pub served: Served,
+    pub served: ServedBytes,
     /// When somebody last had reads on the device, as the clock has it; [`NEVER_READ`] at first.
     pub read_at: AtomicU64,
 }

@@ -38,7 +38,7 @@ use crate::memory::visibility::Visibility;
 use crate::rpc::connections::Desk;
 use crate::rpc::removal_fence::Removals;
 use crate::rpc::{Peer, Remote};
-use crate::server::load_totals::Served;
+use crate::server::load_totals::ServedBytes;
 use crate::state::busy::BusyPuts;
 use crate::state::core::{Core, Job, SsdCore};
 use crate::state::counters::Tallies;
@@ -235,7 +235,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         prefetch: Prefetch::default(),
         arriving: AtomicU64::new(0),
         viewed: AtomicU64::new(0),
-        served: Served::default(),
+        served: ServedBytes::default(),
         read_at: AtomicU64::new(NEVER_READ),
     });
     let flusher = match (volume, manifest, recovered) {

@@ -7,38 +7,38 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_transport::shown::Shown;
 
-use super::super::answer::Verdict;
+use super::super::op_outcome::ItemVerdict;
 use crate::rpc::verify;
 use crate::state::reserve::{Arrived, Arriving};
 use crate::write::put::client_memory::Vouched;
 
 /// One object to be put.
-pub(crate) struct Offered {
+pub(crate) struct OfferedObject {
     pub key: ObjectKey,
     pub length: u64,
     /// Of its blocks, as the client has them; empty for the store's own.
     pub sums: Checksums,
     /// Where they lie in the client's memory, if it shows them, with checksums.
     pub shown: Option<Shown>,
-    pub memory: Memory,
-    pub verdict: Option<Verdict>,
+    pub buffer: ObjectBuffer,
+    pub verdict: Option<ItemVerdict>,
 }
 
 /// The memory that an object's bytes are in.
-pub(crate) enum Memory {
+pub(crate) enum ObjectBuffer {
     None,
     /// On their way; the link has it.
-    Arriving(Arriving),
+    Reserved(Arriving),
     /// Here, and what they should be.
-    Whole(Arrived),
+    Verified(Arrived),
     /// Here, and something else.
-    Wrong,
+    Mismatch,
 }
 
-impl Offered {
+impl OfferedObject {
     /// All of its bytes are here, or shown: note whether they are those that were offered.
-    pub fn arrived(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
-        let Memory::Arriving(arriving) = std::mem::replace(&mut self.memory, Memory::None) else { return };
+    pub fn receive(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
+        let ObjectBuffer::Reserved(arriving) = std::mem::replace(&mut self.buffer, ObjectBuffer::None) else { return };
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
             (Some(shown), parts) => verify::copied(parts, &all, shown, Stores::PastCache),
@@ -55,22 +55,22 @@ impl Offered {
             }
             None => false,
         };
-        self.memory = match (sums.filter(right), part) {
-            (Some(sums), Some(part)) => Memory::Whole(arriving.arrived(vec![part], sums)),
-            _ => Memory::Wrong,
+        self.buffer = match (sums.filter(right), part) {
+            (Some(sums), Some(part)) => ObjectBuffer::Verified(arriving.arrived(vec![part], sums)),
+            _ => ObjectBuffer::Mismatch,
         };
     }
 
     /// What it is put with, if it is shown in blocks as the store has them.
-    pub fn vouched(&mut self) -> Option<Vouched> {
+    pub fn client_payload(&mut self) -> Option<Vouched> {
         Some(Vouched::new(self.shown.take()?, std::mem::take(&mut self.sums)))
     }
 
     /// It, if it has arrived and is right.
     pub fn take(&mut self) -> Option<Arrived> {
-        match std::mem::replace(&mut self.memory, Memory::None) {
-            Memory::Whole(arrived) => Some(arrived),
-            Memory::None | Memory::Arriving(_) | Memory::Wrong => None,
+        match std::mem::replace(&mut self.buffer, ObjectBuffer::None) {
+            ObjectBuffer::Verified(arrived) => Some(arrived),
+            ObjectBuffer::None | ObjectBuffer::Reserved(_) | ObjectBuffer::Mismatch => None,
         }
     }
 }

@@ -12,31 +12,31 @@ use rustc_hash::FxHashMap;
 
 /// Pushes on a link, by operation.
 #[derive(Default)]
-pub(crate) struct Pushed {
+pub(crate) struct PendingPushes {
     /// How many each has there, and until when it may: those that were answered.
-    of: FxHashMap<OpId, (u32, Option<Mono>)>,
+    ops: FxHashMap<OpId, (u32, Option<Mono>)>,
     due: BTreeSet<(Mono, OpId)>,
 }
 
-impl Pushed {
+impl PendingPushes {
     /// The link took one.
     pub fn sent(&mut self, op: OpId) {
-        self.of.entry(op).or_default().0 += 1;
+        self.ops.entry(op).or_default().0 += 1;
     }
 
     /// One came back.
-    pub fn back(&mut self, op: OpId) {
-        let Some((count, due)) = self.of.get_mut(&op) else { return };
+    pub fn returned(&mut self, op: OpId) {
+        let Some((count, due)) = self.ops.get_mut(&op) else { return };
         *count -= 1;
         if *count == 0 {
             due.map(|due| self.due.remove(&(due, op)));
-            self.of.remove(&op);
+            self.ops.remove(&op);
         }
     }
 
     /// The operation was answered: what it has there still, it may have until `deadline`.
-    pub fn answered(&mut self, op: OpId, deadline: Mono) {
-        if let Some((_, due)) = self.of.get_mut(&op) {
+    pub fn op_answered(&mut self, op: OpId, deadline: Mono) {
+        if let Some((_, due)) = self.ops.get_mut(&op) {
             *due = Some(deadline);
             self.due.insert((deadline, op));
         }
@@ -46,7 +46,7 @@ impl Pushed {
     pub fn overdue(&mut self, now: Mono) -> Option<OpId> {
         let (_, op) = *self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.pop_first();
-        self.of.get_mut(&op).into_iter().for_each(|(_, due)| *due = None);
+        self.ops.get_mut(&op).into_iter().for_each(|(_, due)| *due = None);
         Some(op)
     }
 }
@@ -56,21 +56,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_back_in_time_is_named_once() {
-        let (mut pushed, [a, b, c]) = (Pushed::default(), [OpId(1), OpId(2), OpId(3)]);
+    fn overdue_operation_is_returned_once() {
+        let (mut pushes, [a, b, c]) = (PendingPushes::default(), [OpId(1), OpId(2), OpId(3)]);
         for op in [a, a, b, c] {
-            pushed.sent(op);
+            pushes.sent(op);
         }
-        pushed.back(c);
-        pushed.answered(a, Mono(20));
-        pushed.answered(b, Mono(10));
-        pushed.answered(c, Mono(5));
-        pushed.back(a);
-        assert_eq!(pushed.overdue(Mono(9)), None);
-        assert_eq!([pushed.overdue(Mono(20)), pushed.overdue(Mono(20))], [Some(b), Some(a)]);
-        assert_eq!(pushed.overdue(Mono(99)), None, "{a:?} was named");
-        pushed.back(a);
-        pushed.back(b);
-        assert!(pushed.of.is_empty() && pushed.due.is_empty());
+        pushes.returned(c);
+        pushes.op_answered(a, Mono(20));
+        pushes.op_answered(b, Mono(10));
+        pushes.op_answered(c, Mono(5));
+        pushes.returned(a);
+        assert_eq!(pushes.overdue(Mono(9)), None);
+        assert_eq!([pushes.overdue(Mono(20)), pushes.overdue(Mono(20))], [Some(b), Some(a)]);
+        assert_eq!(pushes.overdue(Mono(99)), None, "{a:?} was named");
+        pushes.returned(a);
+        pushes.returned(b);
+        assert!(pushes.ops.is_empty() && pushes.due.is_empty());
     }
 }

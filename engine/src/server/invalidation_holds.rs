@@ -23,38 +23,38 @@ pub(crate) const HOLDS_MAX: usize = 16;
 
 /// Those of a connection.
 #[derive(Default)]
-pub(crate) struct Holds {
+pub(crate) struct InvalidationHolds {
     all: BTreeMap<u64, (Mono, Removing)>,
     /// The highest name so far.
-    last: u64,
+    last_name: u64,
     /// The last removal that was asked for.
-    removed: Option<OpId>,
+    last_removal: Option<OpId>,
 }
 
-impl Holds {
+impl InvalidationHolds {
     /// Operation `id` removes or clears something.
-    pub fn removes(&mut self, id: OpId) {
-        self.removed = self.removed.max(Some(id));
+    pub fn note_removal(&mut self, id: OpId) {
+        self.last_removal = self.last_removal.max(Some(id));
     }
 
     /// Keep nothing from now on, as operation `id` asks; its number is 0.
     pub fn begin(&mut self, shared: &Shared, id: OpId, name: u64, deadline: Mono) -> Result<u64> {
         shared.check_open()?;
         self.expire(shared.now());
-        if name <= self.last {
-            let last = self.last;
+        if name <= self.last_name {
+            let last = self.last_name;
             return Err(Error::invalid(format!("a hold of this link had this name name={name} last={last}")));
         }
-        if self.removed.is_some_and(|removed| removed > id) {
+        if self.last_removal.is_some_and(|removed| removed > id) {
             return Err(Error::new(ErrorKind::Unavailable, "a removal came before its hold"));
         }
         if self.all.len() >= HOLDS_MAX {
             return Err(Error::busy(format!("too many holds on this link most={HOLDS_MAX}")));
         }
-        let nowhere = || Arc::new(Removals::default());
-        let removals = if mutant::on(Mutant::HoldDropped) { nowhere() } else { shared.removals.clone() };
+        let detached = || Arc::new(Removals::default());
+        let removals = if mutant::on(Mutant::HoldDropped) { detached() } else { shared.removals.clone() };
         self.all.insert(name, (deadline, removals.begin()));
-        self.last = name;
+        self.last_name = name;
         Ok(0)
     }
 
@@ -75,7 +75,7 @@ impl Holds {
     }
 
     /// The connection has ended.
-    pub fn let_go(&mut self) {
+    pub fn release_all(&mut self) {
         self.all.clear();
     }
 }
@@ -96,12 +96,12 @@ mod tests {
             .expect("opened")
     }
 
-    fn is_quiet(store: &Store) -> bool {
+    fn has_no_removal(store: &Store) -> bool {
         store.shared.removals.quiet().is_some()
     }
 
     #[test]
-    fn nothing_is_kept_until_it_is_released_or_its_link_ends() {
+    fn hold_blocks_fills_until_release_or_disconnect() {
         let store = store();
         let (shared, mut holds) = (&store.shared, Holds::default());
         let later = shared.now().after(Duration::from_secs(60));
@@ -109,29 +109,29 @@ mod tests {
         for (id, name) in [(1, 5), (2, 7)] {
             assert_eq!(holds.begin(shared, OpId(id), name, later), Ok(0));
         }
-        assert_eq!((holds.release(5, shared.now()), is_quiet(&store)), (1, false));
-        assert_eq!((holds.release(7, shared.now()), is_quiet(&store)), (1, true));
+        assert_eq!((holds.release(5, shared.now()), has_no_removal(&store)), (1, false));
+        assert_eq!((holds.release(7, shared.now()), has_no_removal(&store)), (1, true));
         assert!(!shared.removals.none_since(before), "what was on its way is not kept either");
         // Of a name that there is not, or not any more, nothing is known.
         assert_eq!((holds.release(7, shared.now()), holds.release(8, shared.now())), (0, 0));
         assert_eq!(holds.begin(shared, OpId(3), 9, later), Ok(0));
-        holds.let_go();
-        assert_eq!((is_quiet(&store), holds.release(9, shared.now())), (true, 0));
+        holds.release_all();
+        assert_eq!((has_no_removal(&store), holds.release(9, shared.now())), (true, 0));
     }
 
     #[test]
-    fn it_ends_at_its_deadline_and_says_so() {
+    fn expired_hold_ends_and_its_release_returns_zero() {
         let store = store();
         let (shared, mut holds) = (&store.shared, Holds::default());
         let deadline = shared.now().after(Duration::from_secs(60));
         assert_eq!(holds.begin(shared, OpId(1), 1, deadline), Ok(0));
         holds.expire(Mono(deadline.0 - 1));
-        assert!(!is_quiet(&store));
-        assert_eq!((holds.release(1, deadline), is_quiet(&store), holds.is_empty()), (0, true, true));
+        assert!(!has_no_removal(&store));
+        assert_eq!((holds.release(1, deadline), has_no_removal(&store), holds.is_empty()), (0, true, true));
     }
 
     #[test]
-    fn what_comes_again_or_out_of_order_or_too_often_is_refused() {
+    fn hold_repeated_out_of_order_or_beyond_the_maximum_is_refused() {
         let store = store();
         let (shared, mut holds) = (&store.shared, Holds::default());
         let later = shared.now().after(Duration::from_secs(60));
@@ -140,8 +140,8 @@ mod tests {
             (refused(1, 4), refused(1, 4), refused(2, 3)),
             (None, Some(ErrorKind::Invalid), Some(ErrorKind::Invalid))
         );
-        holds.removes(OpId(9));
-        holds.removes(OpId(8));
+        holds.note_removal(OpId(9));
+        holds.note_removal(OpId(8));
         let mut refused = |id, name| holds.begin(shared, OpId(id), name, later).err().map(|error| error.kind);
         assert_eq!((refused(8, 5), refused(10, 5)), (Some(ErrorKind::Unavailable), None));
         let many = (0..HOLDS_MAX as u64).map(|n| refused(11 + n, 6 + n)).filter(Option::is_none).count();

@@ -13,7 +13,7 @@ use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::rights::Rights;
 
-use super::tests::{PATIENCE, Pair};
+use super::tests::{TIMEOUT, Pair};
 use crate::api::error::ErrorKind;
 use crate::api::outcome::PutOutcome;
 use crate::api::request::{Options, PutSlice};
@@ -47,7 +47,7 @@ fn offered_and_removed(
         pair.caller = pair.caller.of_store();
         newer = newer.of_store();
     }
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     let bytes = vec![7; 5000];
     let mut draft = PutDraft::new(BLOCK_BYTES);
     draft.group(base);
@@ -84,7 +84,7 @@ fn offered_and_removed(
 }
 
 #[test]
-fn what_a_store_offered_before_a_removal_is_not_stored_behind_it() {
+fn offer_pulled_before_a_removal_is_not_stored_after_it() {
     // One count for all keys: an offer of another is refused too, and may be made again.
     for removed in [Some(key("k")), None, Some(key("v"))] {
         for base in [None, Some(key("base"))] {

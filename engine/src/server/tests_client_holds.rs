@@ -10,7 +10,7 @@ use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::rights::{Namespaces, Rights};
 
-use super::tests::{PATIENCE, Pair, key, object};
+use super::tests::{TIMEOUT, Pair, key, object};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
 use crate::api::request::{Options, PutSlice};
@@ -31,7 +31,7 @@ fn pair(rights: Rights) -> (Pair, Vec<ObjectKey>) {
 }
 
 fn ask(pair: &mut Pair, ask: &Ask<'_>) -> Result<u64> {
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     pair.caller.tell(1, ask, Terms::default(), deadline).expect("room");
     match pair.reply() {
         Reply::Told(Ok(Told::Number(number))) => Ok(number),
@@ -51,7 +51,7 @@ fn pinned(pair: &Pair) -> (u64, u64) {
 
 /// The client goes without a word: nobody lets go for it but its server.
 #[test]
-fn pins_go_with_their_link_and_leases_do_not() {
+fn pins_end_with_their_link_and_leases_remain() {
     for dies in ["the client", "the server"] {
         let (mut pair, keys) = pair(Rights::all());
         assert_eq!(ask(&mut pair, &Ask::Pin(1, List::of(&keys[..5]))), Ok(5));
@@ -65,7 +65,7 @@ fn pins_go_with_their_link_and_leases_do_not() {
             "the client" => {
                 drop(caller);
                 while server.closed().is_none() {
-                    server.wait(PATIENCE);
+                    server.wait(TIMEOUT);
                 }
             }
             _ => drop(server),
@@ -77,10 +77,10 @@ fn pins_go_with_their_link_and_leases_do_not() {
 
 /// A client is cut off at each of its steps: whatever the server had heard of it by then, it holds nothing afterwards.
 #[test]
-fn a_client_that_is_gone_at_any_step_holds_nothing() {
+fn client_disconnected_at_any_step_leaves_no_pins() {
     for steps in 0..6 {
         let (mut pair, keys) = pair(Rights::all());
-        let deadline = pair.clock.now().after(PATIENCE);
+        let deadline = pair.clock.now().after(TIMEOUT);
         for (name, key) in (1..).zip(&keys) {
             let keys = [*key];
             pair.caller
@@ -95,14 +95,14 @@ fn a_client_that_is_gone_at_any_step_holds_nothing() {
         let Pair { store, mut server, caller, .. } = pair;
         drop(caller);
         while server.closed().is_none() {
-            server.wait(PATIENCE);
+            server.wait(TIMEOUT);
         }
         assert_eq!(store.stats().objects_pinned, 0, "steps={steps}");
     }
 }
 
 #[test]
-fn a_name_is_of_one_connection_and_of_one_pin() {
+fn pin_name_is_scoped_to_its_connection() {
     let (mut pair, keys) = pair(Rights::all());
     assert_eq!(ask(&mut pair, &Ask::Pin(7, List::of(&keys[..5]))), Ok(5));
     let message = "a pin or view of this link has this name name=7";
@@ -122,7 +122,7 @@ fn a_name_is_of_one_connection_and_of_one_pin() {
 }
 
 #[test]
-fn what_nobody_may_hold_is_refused_by_name() {
+fn pins_and_leases_beyond_their_bounds_are_refused() {
     let (mut pair, keys) = pair(Rights::all());
     let day = 24 * 60 * 60 * 1000;
     assert_eq!(ask(&mut pair, &Ask::Lease(day, List::of(&keys))), Ok(ALL as u64));
@@ -143,7 +143,7 @@ fn what_nobody_may_hold_is_refused_by_name() {
 }
 
 #[test]
-fn a_key_outside_the_namespaces_of_a_client_is_denied() {
+fn key_outside_client_namespaces_is_denied() {
     let none = Rights::of(Namespaces::These([].into()));
     let (mut pair, keys) = pair(none);
     for asked in
@@ -165,7 +165,7 @@ fn put_into(pair: &mut Pair, name: u64, key: ObjectKey) -> Result<PutOutcome> {
     let mut draft = PutDraft::into_open(BLOCK_BYTES, name);
     draft.group(None);
     draft.object(key, LEN as u64, &[checksum(&bytes)]);
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     let lend = Box::new(move |_| vec![Part::from_shared(Arc::from(&bytes[..]))]);
     pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
     let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
@@ -180,7 +180,7 @@ fn waiting(store: &crate::Store) -> (u64, u64, u64) {
 const GONE: &str = "group is not open: its deadline is over, or its namespace was cleared";
 
 #[test]
-fn half_a_group_goes_with_its_link_unless_somebody_else_has_it() {
+fn incomplete_group_ends_with_its_last_holder() {
     for joined in [false, true] {
         let (mut pair, _) = pair(Rights::all());
         assert_eq!(ask(&mut pair, &Ask::Begin(1, List::of(&page()))), Ok(2));
@@ -190,7 +190,7 @@ fn half_a_group_goes_with_its_link_unless_somebody_else_has_it() {
         let own = joined.then(|| store.begin_group(&page(), Options::default()).expect("joined"));
         drop(caller);
         while server.closed().is_none() {
-            server.wait(PATIENCE);
+            server.wait(TIMEOUT);
         }
         assert_eq!(waiting(&store), if joined { (1, 8192, 0) } else { (0, 0, 1) });
         if let Some(own) = own {
@@ -202,7 +202,7 @@ fn half_a_group_goes_with_its_link_unless_somebody_else_has_it() {
 }
 
 #[test]
-fn a_group_of_two_connections_goes_with_the_last_and_is_named_by_each() {
+fn group_joined_by_two_connections_ends_with_the_last() {
     let (mut pair, _) = pair(Rights::all());
     assert_eq!(ask(&mut pair, &Ask::Begin(1, List::of(&page()))), Ok(2));
     assert_eq!(put_into(&mut pair, 1, page()[0]), Ok(PutOutcome::Waiting));
@@ -226,7 +226,7 @@ fn a_group_of_two_connections_goes_with_the_last_and_is_named_by_each() {
     );
     drop(first);
     assert_eq!(waiting(&pair.store), (1, 8192, 0));
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     pair.caller.tell(1, &Ask::Missing(1), Terms::default(), deadline).expect("room");
     let Reply::Told(Ok(Told::Bits(missing))) = pair.reply() else { panic!("another reply") };
     assert_eq!(missing, [true, false], "in the order of who asks");
@@ -239,7 +239,7 @@ fn a_group_of_two_connections_goes_with_the_last_and_is_named_by_each() {
 }
 
 #[test]
-fn the_open_groups_of_a_connection_are_bounded() {
+fn open_groups_of_a_connection_are_bounded() {
     let (mut pair, _) = pair(Rights::all());
     let names: Vec<String> = (0..100).map(|n| format!("c{n}")).collect();
     let group = |page| names.iter().map(|name| key(page, name)).collect::<Vec<_>>();

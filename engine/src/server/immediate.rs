@@ -4,7 +4,7 @@ use pagelith_layouts::wire::outcome::{EventItem, OutcomeHead};
 use pagelith_layouts::wire::request::{Ask, Verb};
 
 use super::Server;
-use super::answer::Answered;
+use super::op_outcome::OpOutcome;
 use crate::api::error::{Error, ErrorKind};
 use crate::api::events;
 use crate::api::request::Options;
@@ -13,35 +13,35 @@ use crate::store::session::recency;
 
 impl Server {
     /// All that came and went, as much of it as fits into an outcome and the peer may hear of.
-    pub(crate) fn events(&self, from: u64) -> Answered {
+    pub(crate) fn events(&self, from: u64) -> OpOutcome {
         let facts = self.link.facts();
         let room = facts.control_bytes_max as usize - OutcomeHead::BYTES;
         let most = (room / EventItem::BYTES).min(events::PIECE);
-        let Some(since) = self.world.shared().lock().events.since_number(from, most) else {
+        let Some(since) = self.ctx.shared().lock().events.since_number(from, most) else {
             let detail = "the store keeps no events: its setting events.max is 0";
-            return Answered::failed(Verb::Events, Error::new(ErrorKind::Incompatible, detail));
+            return OpOutcome::failed(Verb::Events, Error::new(ErrorKind::Incompatible, detail));
         };
-        Answered::events(&since, |event| {
+        OpOutcome::events(&since, |event| {
             event.namespace().is_none_or(|namespace| facts.rights.may_hear(namespace))
         })
     }
 }
 
 /// Answer what memory alone can answer.
-pub(crate) fn answer_now(shared: &Shared, ask: &Ask<'_>, options: &Options) -> Answered {
+pub(crate) fn outcome_from_memory(shared: &Shared, ask: &Ask<'_>, options: &Options) -> OpOutcome {
     let at = recency(shared, options);
     match ask {
         Ask::Exists(keys) => {
-            Answered::bits(Verb::Exists, crate::read::exists::exists(shared, keys.iter(), at))
+            OpOutcome::bits(Verb::Exists, crate::read::exists::exists(shared, keys.iter(), at))
         }
         Ask::ExistsPrefix(keys) => {
             let found = crate::read::exists::prefix(shared, keys.iter(), at);
-            Answered::number(Verb::ExistsPrefix, found as u64)
+            OpOutcome::number(Verb::ExistsPrefix, found as u64)
         }
         Ask::Stats => {
             let stats = crate::api::stats::Stats::of(shared);
-            Answered::text(serde_json::to_string(&stats).unwrap_or_default())
+            OpOutcome::text(serde_json::to_string(&stats).unwrap_or_default())
         }
-        ask => Answered::number(ask.verb(), 0),
+        ask => OpOutcome::number(ask.verb(), 0),
     }
 }

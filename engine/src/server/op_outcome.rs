@@ -4,7 +4,7 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, key_hash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::{
-    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict as Wire,
+    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict as WireVerdict,
     ViewItem, Written, encode,
 };
 use pagelith_layouts::wire::request::Verb;
@@ -13,9 +13,9 @@ use crate::api::error::{Error, ErrorKind};
 use crate::api::events::{Event, Since};
 use crate::api::outcome::{FlushReport, MissCause, PutOutcome, Tier};
 
-/// What became of one item.
+/// OutcomeBody became of one item.
 #[derive(Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum ItemVerdict {
     /// Sent, with these checksums; how many objects were put with it, or 0, and what they are attached to.
     Hit(Tier, u64, Checksums, u32, Option<Box<Base>>),
     Miss(MissCause),
@@ -23,14 +23,14 @@ pub(crate) enum Verdict {
     Failed(Error),
 }
 
-/// What becomes of an operation.
-pub(crate) struct Answered {
+/// OutcomeBody becomes of an operation.
+pub(crate) struct OpOutcome {
     pub verb: Verb,
-    what: What,
+    body: OutcomeBody,
 }
 
-enum What {
-    Items(Vec<(ObjectKey, Verdict)>),
+enum OutcomeBody {
+    Items(Vec<(ObjectKey, ItemVerdict)>),
     Bits(Vec<bool>),
     Number(u64),
     Flushed(FlushReport),
@@ -40,75 +40,75 @@ enum What {
     Failed(Error),
 }
 
-impl Answered {
-    pub fn items(verb: Verb, items: Vec<(ObjectKey, Verdict)>) -> Answered {
-        Answered { verb, what: What::Items(items) }
+impl OpOutcome {
+    pub fn items(verb: Verb, items: Vec<(ObjectKey, ItemVerdict)>) -> OpOutcome {
+        OpOutcome { verb, body: OutcomeBody::Items(items) }
     }
 
-    pub fn bits(verb: Verb, bits: Vec<bool>) -> Answered {
-        Answered { verb, what: What::Bits(bits) }
+    pub fn bits(verb: Verb, bits: Vec<bool>) -> OpOutcome {
+        OpOutcome { verb, body: OutcomeBody::Bits(bits) }
     }
 
-    pub fn number(verb: Verb, number: u64) -> Answered {
-        Answered { verb, what: What::Number(number) }
+    pub fn number(verb: Verb, number: u64) -> OpOutcome {
+        OpOutcome { verb, body: OutcomeBody::Number(number) }
     }
 
-    pub fn flushed(report: FlushReport) -> Answered {
-        Answered { verb: Verb::Flush, what: What::Flushed(report) }
+    pub fn flushed(report: FlushReport) -> OpOutcome {
+        OpOutcome { verb: Verb::Flush, body: OutcomeBody::Flushed(report) }
     }
 
-    pub fn text(text: String) -> Answered {
-        Answered { verb: Verb::Stats, what: What::Text(text) }
+    pub fn text(text: String) -> OpOutcome {
+        OpOutcome { verb: Verb::Stats, body: OutcomeBody::Text(text) }
     }
 
-    /// What a peer is told of `since`.
-    pub fn events(since: &Since, may_hear: impl Fn(&Event) -> bool) -> Answered {
+    /// OutcomeBody a peer is told of `since`.
+    pub fn events(since: &Since, may_hear: impl Fn(&Event) -> bool) -> OpOutcome {
         let told = since.events.iter().filter(|event| may_hear(event));
         let items = told.map(|event| EventItem::of(&happened(event))).collect();
-        Answered { verb: Verb::Events, what: What::Events(items, since.next, since.lost) }
+        OpOutcome { verb: Verb::Events, body: OutcomeBody::Events(items, since.next, since.lost) }
     }
 
-    pub fn views(items: Vec<ViewItem>) -> Answered {
-        Answered { verb: Verb::View, what: What::Views(items) }
+    pub fn views(items: Vec<ViewItem>) -> OpOutcome {
+        OpOutcome { verb: Verb::View, body: OutcomeBody::Views(items) }
     }
 
-    pub fn failed(verb: Verb, error: Error) -> Answered {
-        Answered { verb, what: What::Failed(error) }
+    pub fn failed(verb: Verb, error: Error) -> OpOutcome {
+        OpOutcome { verb, body: OutcomeBody::Failed(error) }
     }
 
     /// The body of its frame.
     pub fn encode(&self) -> Vec<u8> {
-        match &self.what {
-            What::Items(items) => {
+        match &self.body {
+            OutcomeBody::Items(items) => {
                 let items: Vec<Item<'_>> = items.iter().map(|(key, verdict)| item(key, verdict)).collect();
                 encode(self.verb, &Written::Items(&items, BLOCK_BYTES))
             }
-            What::Bits(bits) => encode(self.verb, &Written::Bits(bits)),
-            What::Number(number) => encode(self.verb, &Written::Number(*number)),
-            What::Flushed(report) => encode(self.verb, &Written::Flushed(flushed(report))),
-            What::Text(text) => encode(self.verb, &Written::Text(text)),
-            What::Events(items, next, lost) => encode(self.verb, &Written::Events(items, *next, *lost)),
-            What::Views(items) => encode(self.verb, &Written::Views(items)),
-            What::Failed(error) => encode(self.verb, &Written::Failed(failure(error))),
+            OutcomeBody::Bits(bits) => encode(self.verb, &Written::Bits(bits)),
+            OutcomeBody::Number(number) => encode(self.verb, &Written::Number(*number)),
+            OutcomeBody::Flushed(report) => encode(self.verb, &Written::Flushed(flushed(report))),
+            OutcomeBody::Text(text) => encode(self.verb, &Written::Text(text)),
+            OutcomeBody::Events(items, next, lost) => encode(self.verb, &Written::Events(items, *next, *lost)),
+            OutcomeBody::Views(items) => encode(self.verb, &Written::Views(items)),
+            OutcomeBody::Failed(error) => encode(self.verb, &Written::Failed(failure(error))),
         }
     }
 }
 
-fn item<'a>(key: &ObjectKey, verdict: &'a Verdict) -> Item<'a> {
+fn item<'a>(key: &ObjectKey, verdict: &'a ItemVerdict) -> Item<'a> {
     let verdict = match verdict {
-        Verdict::Hit(tier, length, checksums, members, base) => Wire::Hit {
+        ItemVerdict::Hit(tier, length, checksums, members, base) => WireVerdict::Hit {
             tier: tier_tag(*tier),
             length: *length,
             checksums: List::of(checksums),
             members: *members,
             base: base.as_deref().copied(),
         },
-        Verdict::Miss(cause) => Wire::Miss(cause_tag(*cause)),
-        Verdict::Put(PutOutcome::Stored) => Wire::Stored,
-        Verdict::Put(PutOutcome::AlreadyPresent) => Wire::AlreadyPresent,
-        Verdict::Put(PutOutcome::Waiting) => Wire::Waiting,
-        Verdict::Put(PutOutcome::Refused) => Wire::Refused,
-        Verdict::Failed(error) => Wire::Failed(failure(error)),
+        ItemVerdict::Miss(cause) => WireVerdict::Miss(cause_tag(*cause)),
+        ItemVerdict::Put(PutOutcome::Stored) => WireVerdict::Stored,
+        ItemVerdict::Put(PutOutcome::AlreadyPresent) => WireVerdict::AlreadyPresent,
+        ItemVerdict::Put(PutOutcome::Waiting) => WireVerdict::Waiting,
+        ItemVerdict::Put(PutOutcome::Refused) => WireVerdict::Refused,
+        ItemVerdict::Failed(error) => WireVerdict::Failed(failure(error)),
     };
     Item { key_hash: key_hash(key), verdict }
 }

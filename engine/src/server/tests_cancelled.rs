@@ -12,7 +12,7 @@ use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
 
-use super::tests::{PATIENCE, Pair, key, object, parts};
+use super::tests::{TIMEOUT, Pair, key, object, parts};
 use crate::api::request::Options;
 use crate::rpc::call::{Lend, Reply, Wanted};
 
@@ -22,7 +22,7 @@ const PAGES: u8 = 12;
 
 /// Who gave up its room waits for the outcome of what it gave up, of whatever kind, and has it again with that.
 #[test]
-fn a_link_has_all_its_room_again_however_much_was_given_up() {
+fn link_capacity_is_restored_after_cancelled_operations() {
     let mut pair = Pair::new(Rights::all());
     pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
     for round in 0..2 {
@@ -54,7 +54,7 @@ fn a_link_has_all_its_room_again_however_much_was_given_up() {
         pair.caller.poll(pair.clock.now(), &mut replies);
         assert_eq!((replies.len() > 100, pair.caller.calls()), (true, 0), "round={round}");
         assert!(pair.caller.is_owed() && !pair.caller.has_room(1 << 10), "nobody answered");
-        let until = pair.clock.now().after(PATIENCE);
+        let until = pair.clock.now().after(TIMEOUT);
         while pair.caller.is_owed() {
             assert!(pair.clock.now() < until, "round={round}: some have no outcome");
             pair.server.turn();
@@ -67,7 +67,7 @@ fn a_link_has_all_its_room_again_however_much_was_given_up() {
 /// Operations of all kinds with little time each, both ends going on now and then: what had its time is right, and nothing is kept of what
 /// had not.
 #[test]
-fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
+fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
     for (shows, seed) in [false, true].into_iter().flat_map(|shows| (1..4).map(move |seed| (shows, seed))) {
         let dir = tempfile::tempdir().expect("a directory");
         let (mut buffers, region) = AlignedBuf::shown(usize::from(PAGES), LEN).expect("memory");
@@ -95,7 +95,7 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
             }
             // Some have all the time there is: however slow the machine, there are hits.
             let time = match below(6) {
-                0 => PATIENCE,
+                0 => TIMEOUT,
                 _ => Duration::from_micros(below(4) * below(400)),
             };
             let (terms, deadline) = (Terms::default(), pair.clock.now().after(time));
@@ -146,7 +146,7 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
         }
         assert!(hits > 20 && late > 20, "shows={shows} seed={seed}: hits={hits} late={late}");
         pair.caller.hurry(pair.clock.now());
-        let until = pair.clock.now().after(PATIENCE);
+        let until = pair.clock.now().after(TIMEOUT);
         let is_as_before = |pair: &Pair| {
             let stats = pair.store.stats();
             let nothing = (pair.server.ops(), stats.readers, pair.caller.calls()) == (0, 0, 0);

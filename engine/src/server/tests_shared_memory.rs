@@ -9,7 +9,7 @@ use pagelith_layouts::wire::request::Terms;
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
 
-use super::tests::{PATIENCE, Pair, key, object, overwrite, parts};
+use super::tests::{TIMEOUT, Pair, key, object, overwrite, parts};
 use crate::api::outcome::{GetOutcome, MissCause, Tier};
 use crate::api::request::{Options, PutSlice};
 use crate::rpc::call::{Lend, Reply, Wanted};
@@ -31,7 +31,7 @@ fn put(pair: &Pair, bytes: &[u8]) {
 /// Ask for the object; its outcome, its bytes, and whether it is worth to ask for them to be sent.
 fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8>, bool) {
     let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent };
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
     let Reply::Get(mut got) = pair.reply() else { panic!("another reply") };
     let got = got.remove(0);
@@ -40,7 +40,7 @@ fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8
 
 /// Who is shown bytes that are not what was put gets none of them, and has the store look.
 #[test]
-fn what_changed_in_memory_is_never_a_hit_and_gone_once_it_was_asked_for_by_its_bytes() {
+fn changed_shared_memory_is_a_miss_and_dropped_by_a_copied_get() {
     let hit = Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: LEN as u64 });
     let miss = |cause| Ok(GetOutcome::Miss(cause));
     for ratio in [0.0, 1.0] {
@@ -61,7 +61,7 @@ fn what_changed_in_memory_is_never_a_hit_and_gone_once_it_was_asked_for_by_its_b
 
 /// A client that is shown something and never takes it keeps it until its time is up, and no longer.
 #[test]
-fn what_is_never_taken_is_the_stores_again_in_time() {
+fn reference_never_released_by_the_client_ends_at_the_deadline() {
     let (mut pair, _dir) = showing(1.0);
     put(&pair, &object(1, LEN));
     let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
@@ -72,7 +72,7 @@ fn what_is_never_taken_is_the_stores_again_in_time() {
         pair.server.turn();
     }
     assert_eq!(pair.store.stats().readers, 1, "it is held while it is shown");
-    let until = pair.clock.now().after(PATIENCE);
+    let until = pair.clock.now().after(TIMEOUT);
     while pair.store.stats().readers > 0 {
         pair.server.turn();
         assert!(pair.clock.now() < until, "it is held for ever");
@@ -81,14 +81,14 @@ fn what_is_never_taken_is_the_stores_again_in_time() {
 
 /// What is on its way into the arena is nobody's when its client goes.
 #[test]
-fn memory_that_was_set_aside_for_a_put_is_free_once_the_client_is_gone() {
+fn reserved_put_memory_is_free_after_disconnect() {
     let (mut pair, _dir) = showing(1.0);
     let mut draft = PutDraft::new(BLOCK_BYTES);
     for page in 0..8 {
         draft.group(None);
         draft.object(key(page, "k"), 1 << 20, &[checksum(&[0; 32_768]); 32]);
     }
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     // It never sends what is pulled.
     pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("room");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
@@ -114,7 +114,7 @@ fn memory_that_was_set_aside_for_a_put_is_free_once_the_client_is_gone() {
 
 /// Who shows bytes may have given up meanwhile: without checksums nobody could tell.
 #[test]
-fn what_is_shown_without_checksums_is_no_put() {
+fn put_by_reference_without_checksums_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let (mut buffers, region) = pagelith_io::buffer::AlignedBuf::shown(1, LEN).expect("memory");
     let bytes = object(1, LEN);
@@ -132,7 +132,7 @@ fn what_is_shown_without_checksums_is_no_put() {
         if says_where {
             draft.shown(0, 0);
         }
-        let (lent, deadline) = (memory.clone(), pair.clock.now().after(PATIENCE));
+        let (lent, deadline) = (memory.clone(), pair.clock.now().after(TIMEOUT));
         let lend = Box::new(move |_| lent.parts());
         pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
         let Reply::Put(outcomes) = pair.reply() else { panic!("another reply") };
@@ -143,11 +143,11 @@ fn what_is_shown_without_checksums_is_no_put() {
 
 /// Who has several gets under way hears of the first before the bytes of the others are copied.
 #[test]
-fn a_get_that_is_done_is_replied_to_before_the_next_is_looked_at() {
+fn finished_get_is_answered_before_the_next_starts() {
     let (mut pair, _dir) = showing(1.0);
     let bytes = object(1, LEN);
     put(&pair, &bytes);
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     for token in 1..=3 {
         let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
         pair.caller.get(token, vec![wanted], Terms::default(), deadline).expect("room");
@@ -167,7 +167,7 @@ fn a_get_that_is_done_is_replied_to_before_the_next_is_looked_at() {
 
 /// One put is copied in a turn, and answered in it: who asked for something else meanwhile waits for that one alone.
 #[test]
-fn a_turn_copies_one_put_and_answers_what_is_asked_beside_it() {
+fn poll_copies_one_put_and_answers_concurrent_requests() {
     let dir = tempfile::tempdir().expect("a directory");
     let (mut buffers, region) = pagelith_io::buffer::AlignedBuf::shown(1, LEN).expect("memory");
     let bytes = object(1, LEN);
@@ -176,7 +176,7 @@ fn a_turn_copies_one_put_and_answers_what_is_asked_beside_it() {
     put(&pair, &bytes);
     let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
     let memory = Readers::new(vec![buffers.remove(0).into_part()]);
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     for page in 2..5 {
         let mut draft = PutDraft::new(BLOCK_BYTES);
         draft.group(None);
@@ -195,7 +195,7 @@ fn a_turn_copies_one_put_and_answers_what_is_asked_beside_it() {
         left.push(pair.server.ops());
         // The first is heard of before the second is copied.
         while replies.is_empty() {
-            pair.caller.wait(pair.clock.now(), PATIENCE, &mut replies);
+            pair.caller.wait(pair.clock.now(), TIMEOUT, &mut replies);
         }
     }
     assert_eq!((left, replies[0].0), (vec![2, 1, 0], 2));

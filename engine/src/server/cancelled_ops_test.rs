@@ -14,23 +14,23 @@ use crate::api::outcome::FlushReport;
 use crate::config::Config;
 use crate::rpc::client::Caller;
 use crate::rpc::{Reply, Told};
-use crate::server::tests::{PATIENCE, Pair, key};
+use crate::server::tests::{TIMEOUT, Pair, key};
 use crate::state::core::Answer;
 use crate::store::stepped::Stepped;
 use crate::store::store::Store;
 
 /// A store on a device that ends nothing, and clients of it.
-struct World {
+struct FlushEnv {
     store: Store,
     clients: Vec<(Server, Caller)>,
     clock: Arc<dyn Clock>,
     _dir: TempDir,
 }
 
-impl World {
-    fn new(clients: usize) -> World {
+impl FlushEnv {
+    fn new(clients: usize) -> FlushEnv {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut config = Config { deadline_ms: PATIENCE.as_millis() as u64, ..Config::default() };
+        let mut config = Config { deadline_ms: TIMEOUT.as_millis() as u64, ..Config::default() };
         config.dram.bytes = crate::Size::mib(4);
         config.ssd.bytes = crate::Size::mib(32);
         config.ssd.dirs = vec![dir.path().to_owned()];
@@ -40,30 +40,30 @@ impl World {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let address = || "tcp:127.0.0.1:0".parse().expect("an address");
         let meet = |_| Pair::meet(&store, &clock, address(), Rights::all(), &[]);
-        World { clients: (0..clients).map(meet).collect(), store, clock, _dir: dir }
+        FlushEnv { clients: (0..clients).map(meet).collect(), store, clock, _dir: dir }
     }
 
     /// A client asks for a flush; whether it gives that up at once.
-    fn flush(&mut self, client: usize, gives_up: bool) {
+    fn flush(&mut self, client: usize, cancel: bool) {
         let (server, caller) = &mut self.clients[client];
-        let (ops, leaving) = (server.ops.len(), server.leaving.len());
+        let (ops, cancelled) = (server.ops.len(), server.cancelled.len());
         let now = self.clock.now();
-        let deadline = if gives_up { now } else { now.after(PATIENCE) };
+        let deadline = if cancel { now } else { now.after(TIMEOUT) };
         caller.tell(1, &Ask::Flush, Terms::default(), deadline).expect("room");
         caller.send_on();
         while server.ops.len() == ops {
             server.turn();
         }
         let mut replies = Vec::new();
-        while gives_up && server.leaving.len() == leaving {
+        while cancel && server.cancelled.len() == cancelled {
             caller.poll(self.clock.now(), &mut replies);
             server.turn();
         }
-        assert_eq!((replies.len(), server.ops.len()), (usize::from(gives_up), ops + usize::from(!gives_up)));
+        assert_eq!((replies.len(), server.ops.len()), (usize::from(cancel), ops + usize::from(!cancel)));
     }
 
     /// The device ends what a flush waits for.
-    fn end_a_flush(&self) {
+    fn complete_a_flush(&self) {
         let mut core = self.store.shared.lock();
         let waits = core.answers.iter().find(|(_, answer)| answer.is_none()).map(|(id, _)| *id);
         core.answer(waits.expect("a flush that waits"), Answer::Done);
@@ -83,42 +83,42 @@ impl World {
     }
 
     fn ping(&mut self, client: usize) -> Result<Told> {
-        let deadline = self.clock.now().after(PATIENCE);
+        let deadline = self.clock.now().after(TIMEOUT);
         self.clients[client].1.tell(2, &Ask::Ping, Terms::default(), deadline).expect("room");
         self.reply(client)
     }
 }
 
 /// All flushes but one are given up, and go on.
-pub(crate) fn of_a_link() {
-    let mut world = World::new(2);
+pub(crate) fn operations_per_link() {
+    let mut env = FlushEnv::new(2);
     for client in 0..2 {
-        world.flush(client, false);
-        (1..OPS_MAX).for_each(|_| world.flush(client, true));
-        let refused = world.ping(client).expect_err("one more");
+        env.flush(client, false);
+        (1..OPS_MAX).for_each(|_| env.flush(client, true));
+        let refused = env.ping(client).expect_err("one more");
         assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
-        (0..OPS_MAX).for_each(|_| world.end_a_flush());
-        assert!(world.reply(client).is_ok(), "the flush that was not given up");
-        assert!(world.ping(client).is_ok(), "room again");
-        assert_eq!(world.clients[client].0.leaving.len(), 0);
+        (0..OPS_MAX).for_each(|_| env.complete_a_flush());
+        assert!(env.reply(client).is_ok(), "the flush that was not given up");
+        assert!(env.ping(client).is_ok(), "room again");
+        assert_eq!(env.clients[client].0.cancelled.len(), 0);
     }
 }
 
 #[test]
-fn flush_that_was_given_up_leaves_its_report_to_the_next() {
-    let mut world = World::new(1);
+fn cancelled_flush_leaves_its_report_to_the_next() {
+    let mut env = FlushEnv::new(1);
     let namespace = key(1, "k").namespace();
-    world.store.shared.lock().note_lost(namespace, 3);
-    world.flush(0, true);
-    world.store.shared.lock().note_lost(namespace, 4);
-    world.end_a_flush();
-    while !world.clients[0].0.leaving.is_empty() {
-        world.clients[0].0.turn();
+    env.store.shared.lock().note_lost(namespace, 3);
+    env.flush(0, true);
+    env.store.shared.lock().note_lost(namespace, 4);
+    env.complete_a_flush();
+    while !env.clients[0].0.cancelled.is_empty() {
+        env.clients[0].0.turn();
     }
     for lost_objects in [7, 0] {
-        world.flush(0, false);
-        world.end_a_flush();
+        env.flush(0, false);
+        env.complete_a_flush();
         let report = FlushReport { lost_objects, ..FlushReport::default() };
-        assert_eq!(world.reply(0), Ok(Told::Flushed(report)));
+        assert_eq!(env.reply(0), Ok(Told::Flushed(report)));
     }
 }
