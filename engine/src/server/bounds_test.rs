@@ -1,5 +1,5 @@
-//! Each bound of what clients can have, over several clients: they ask for more than it until it is
-//! met, and others go on.
+//! Each bound of `bounds.rs` with several clients: they make requests until the bound refuses them,
+//! and other clients continue.
 
 mod holds;
 
@@ -26,17 +26,17 @@ use crate::api::request::{Options, PutSlice};
 use crate::config::{Config, Facts};
 use crate::rpc::client::Caller;
 use crate::rpc::{Reply, Told};
-use crate::server::tests::{TIMEOUT, Pair, object};
+use crate::server::tests::{Pair, TIMEOUT, object};
 use crate::store::store::Store;
 
 const CLIENTS: usize = 4;
-/// Most that [`BoundsEnv::until_busy`] asks for.
+/// Maximum number of requests of [`BoundsEnv::until_busy`].
 const ASKED_MAX: u64 = 400;
 const LEN: usize = 1_000_000;
-/// Bytes that an object takes of the arena.
+/// Arena bytes of an object.
 const PADDED: u64 = 1_003_520;
 
-/// A store, and clients of it.
+/// A store and its clients.
 struct BoundsEnv {
     store: Store,
     clock: Arc<dyn Clock>,
@@ -51,7 +51,7 @@ fn key(n: u64, part: &str) -> ObjectKey {
 }
 
 impl BoundsEnv {
-    /// Of so many objects; `local` clients are shown its memory.
+    /// A store with `objects` objects; it shares its memory with clients if `local`.
     fn new(objects: u64, local: bool) -> BoundsEnv {
         let dir = tempfile::tempdir().expect("a directory");
         let mut config = Config::default();
@@ -69,7 +69,7 @@ impl BoundsEnv {
         env
     }
 
-    /// One more client, the `n`-th.
+    /// Connects one more client, the `n`-th.
     fn meet(&mut self, n: usize) {
         let address = match self.store.shared_memory() {
             Some(_) => Address::Unix(self.dir.path().join(format!("socket{n}"))),
@@ -91,8 +91,8 @@ impl BoundsEnv {
         }
     }
 
-    /// The first `clients` ask in turn for one more of what `ask` makes of a number, until each of them is
-    /// told that it is busy; how many each had.
+    /// The first `clients` clients take turns to send the request that `ask` makes of a number,
+    /// until each gets `Busy`. Returns the number of accepted requests of each.
     fn until_busy(
         &mut self,
         clients: usize,
@@ -100,7 +100,7 @@ impl BoundsEnv {
     ) -> Vec<u64> {
         let (mut had, mut busy, mut n) = (vec![0; clients], vec![false; clients], 0);
         while busy.contains(&false) {
-            // A bound that does not hold is a failure, and no test without an end.
+            // A bound that does not hold must fail the test instead of running forever.
             assert!(n < ASKED_MAX, "they have all that they ask for had={had:?}");
             let client = n as usize % clients;
             n += 1;
@@ -160,14 +160,14 @@ fn each_bound_holds_over_several_clients() {
             Bound::InFlight => in_flight,
         }
     };
-    // Each panics with what it found; the others are looked at all the same.
+    // Each check panics with its finding; the other checks still run.
     let fails = |bound: &&Bound| std::panic::catch_unwind(check(**bound)).is_err();
     let failed: Vec<&str> = Bound::ALL.iter().filter(fails).map(|bound| bound.name()).collect();
     assert!(failed.is_empty(), "bounds that do not hold: {failed:?}");
 }
 
-/// What the page says of a bound, and how much that is of a store with 10,000 objects and an arena of
-/// so many bytes.
+/// The value of a bound in the document's words, and as a number for a store with 10,000 objects
+/// and an arena of `arena` bytes.
 fn documented(bound: Bound, arena: u64) -> (&'static str, u64) {
     match bound {
         Bound::Deadline => ("`deadline_ms`", Config::default().deadline_ms),
@@ -213,10 +213,7 @@ fn deadline() {
         for deadline_ms in [0, 1, u32::MAX] {
             let call = server.call_context(Terms { deadline_ms, ..Terms::default() });
             assert!(call.deadline <= env.store.shared.now().after(most), "deadline_ms={deadline_ms}");
-            assert!(
-                call.options.timeout.is_none_or(|timeout| timeout <= most),
-                "deadline_ms={deadline_ms}"
-            );
+            assert!(call.options.timeout.is_none_or(|timeout| timeout <= most), "deadline_ms={deadline_ms}");
         }
     }
 }
@@ -234,7 +231,7 @@ fn removing() {
     let mut env = BoundsEnv { store, clock, dir, clients: Vec::new() };
     (0..2).for_each(|n| env.meet(n));
     let most = env.most(Bound::Removing) as usize;
-    // As if a device took nothing for a while.
+    // As if the device accepted nothing for a while.
     let waits = |store: &Store, objects: usize| {
         store.shared.lock().ssd.as_mut().expect("a tier").removing = objects;
     };
@@ -249,7 +246,7 @@ fn removing() {
     }
 }
 
-/// Puts whose bytes do not come.
+/// Puts whose bytes do not arrive.
 fn arriving() {
     let mut env = BoundsEnv::new(0, false);
     let most = env.most(Bound::Arriving);
@@ -273,7 +270,7 @@ fn arriving() {
     assert_eq!(env.store.shared.arriving.load(Relaxed), 0);
 }
 
-/// Gets that nobody reads keep little of what is removed, and more of them than the kernel takes.
+/// Gets that are not read, of more bytes than the kernel buffers, keep few of the removed objects.
 fn in_flight() {
     let mut env = BoundsEnv::new(0, false);
     let most = env.most(Bound::InFlight);

@@ -1,4 +1,4 @@
-//! How the requests of a client are treated.
+//! Options, deadline and origin of each request of a client.
 
 use std::time::Duration;
 
@@ -11,15 +11,16 @@ use crate::api::request::Options;
 use crate::store::session::begin_request;
 use crate::write::put::Came;
 
-/// Most requests of a client that are remembered, so that what it asks for under one of them counts as equally recent.
+/// Maximum number of the client's request numbers that are remembered. Batches with the same
+/// request number get the same recency epoch.
 const REQUESTS_MAX: usize = 1024;
 
-/// How an operation is to be treated.
+/// Options, deadline and origin of an operation.
 #[derive(Clone, Copy)]
 pub(crate) struct CallContext {
     pub options: Options,
     pub deadline: Mono,
-    /// Whose put it is, if it is one.
+    /// Origin of the objects, if the operation is a put.
     pub origin: Came,
 }
 
@@ -30,16 +31,17 @@ impl Server {
             false => Came::Put,
         };
         if terms.of_store && !mutant::on(Mutant::PeersAskOn) {
-            // What stores ask their peers goes no further, or two that are each other's would never end.
+            // A request of another store is not forwarded to peers: two stores that are peers of
+            // each other would forward it forever.
             self.ctx.session.io.desk = None;
         }
         let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
-        // Clients count theirs up: one that is newer than all is not looked for among them.
+        // Clients count their requests up: a number above `newest_request` needs no search.
         let asked = terms.request <= self.newest_request;
         let youngest_first = asked.then_some(&self.requests).into_iter().flatten().rev();
         let known = youngest_first.filter(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own).next();
         let request = match (terms.request, known) {
-            // All of it is one request, however many batches it becomes here.
+            // Without a request number the batches of this operation share a new epoch.
             (0, _) => begin_request(self.ctx.shared()),
             (_, Some(own)) => own,
             (theirs, None) => {
@@ -52,7 +54,7 @@ impl Server {
                 own
             }
         };
-        // The longest that the store would take by itself is the longest that a peer may ask for.
+        // A client may shorten the store's own deadline, but not extend it.
         let shared = self.ctx.shared();
         let timeout = timeout.map(|t| t.min(shared.config.deadline()));
         let options = Options { request: Some(request), depth: terms.depth, timeout, wait: None };

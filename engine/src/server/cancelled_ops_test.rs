@@ -1,4 +1,4 @@
-//! Operations that their client gave up and that go on.
+//! Cancelled operations that still run.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::api::outcome::FlushReport;
 use crate::config::Config;
 use crate::rpc::client::Caller;
 use crate::rpc::{Reply, Told};
-use crate::server::tests::{TIMEOUT, Pair, key};
+use crate::server::tests::{Pair, TIMEOUT, key};
 use crate::state::core::Answer;
 use crate::store::stepped::Stepped;
 use crate::store::store::Store;
 
-/// A store on a device that ends nothing, and clients of it.
+/// A store on a device that completes nothing by itself, and its clients.
 struct FlushEnv {
     store: Store,
     clients: Vec<(Server, Caller)>,
@@ -35,7 +35,7 @@ impl FlushEnv {
         config.ssd.bytes = crate::Size::mib(32);
         config.ssd.dirs = vec![dir.path().to_owned()];
         config.index.max_objects = Some(1000);
-        // Nobody waits, so nothing is written.
+        // No background task runs, so nothing is written.
         let store = Stepped::default().open(&config);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let address = || "tcp:127.0.0.1:0".parse().expect("an address");
@@ -43,7 +43,7 @@ impl FlushEnv {
         FlushEnv { clients: (0..clients).map(meet).collect(), store, clock, _dir: dir }
     }
 
-    /// A client asks for a flush; whether it gives that up at once.
+    /// A client requests a flush; `cancel` cancels it at once.
     fn flush(&mut self, client: usize, cancel: bool) {
         let (server, caller) = &mut self.clients[client];
         let (ops, cancelled) = (server.ops.len(), server.cancelled.len());
@@ -62,7 +62,7 @@ impl FlushEnv {
         assert_eq!((replies.len(), server.ops.len()), (usize::from(cancel), ops + usize::from(!cancel)));
     }
 
-    /// The device ends what a flush waits for.
+    /// The device completes one pending flush.
     fn complete_a_flush(&self) {
         let mut core = self.store.shared.lock();
         let waits = core.answers.iter().find(|(_, answer)| answer.is_none()).map(|(id, _)| *id);
@@ -89,7 +89,7 @@ impl FlushEnv {
     }
 }
 
-/// All flushes but one are given up, and go on.
+/// All flushes except the first are cancelled and still run.
 pub(crate) fn operations_per_link() {
     let mut env = FlushEnv::new(2);
     for client in 0..2 {

@@ -1,5 +1,5 @@
-//! What a client holds of the store beyond its operations: pins, what it looks at, and groups that it began. They are of its
-//! connection, named by the client, and go with it; what another connection holds has no name here.
+//! Pins, views and open groups of a client. They belong to its connection and are released with it.
+//! Names are chosen by the client and valid on its connection only.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -26,16 +26,18 @@ use crate::state::shared::Shared;
 use crate::write::groups;
 use crate::write::groups::Joined;
 
-/// Most objects that a connection has pinned; what they are attached to counts too.
+/// Maximum number of pins of a connection; the bases of pinned objects count too.
 pub(crate) const PINNED_MAX: usize = 65_536;
-/// Of the arena all clients together look at this share at most, or at one page.
+/// All clients together may view 1/`VIEWED_SHARE` of the arena, or one page if that is more.
 pub(crate) const VIEWED_SHARE: u64 = 4;
-/// Longest lease that a client gets: a lease outlives its connection, and nobody could end it before.
+/// Maximum duration of a client's lease: a lease outlives its connection, and nothing can end it
+/// earlier.
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// Most objects that the open groups of a connection consist of: a quarter of what those of all together may.
+/// Maximum number of objects in the open groups of a connection: a quarter of the maximum for all
+/// connections.
 pub(crate) const REQUIRED_MAX: usize = crate::state::pending_groups::REQUIRED_MAX / 4;
 
-/// What a connection holds.
+/// Pins, views and open groups of a connection.
 #[derive(Default)]
 pub(crate) struct ClientHolds {
     client: ClientName,
@@ -45,20 +47,20 @@ pub(crate) struct ClientHolds {
     groups: FxHashMap<u64, BegunGroup>,
 }
 
-/// A group that a client began.
+/// A group that the client began.
 struct BegunGroup {
     joined: Joined,
-    /// What it consists of, in the client's order.
+    /// Keys of its objects, in the client's order.
     required: Vec<ObjectKey>,
 }
 
 impl ClientHolds {
-    /// Nothing, of this client.
+    /// No holds yet, for this client.
     pub fn new(client: ClientName) -> ClientHolds {
         ClientHolds { client, ..ClientHolds::default() }
     }
 
-    /// Do what is asked of pins and leases; how many objects it was done with.
+    /// Executes a pin, unpin or lease request; returns the number of objects affected.
     pub fn handle_pin(&mut self, shared: &Arc<Shared>, ask: &Ask<'_>) -> Result<u64> {
         shared.check_open()?;
         let objects = match ask {
@@ -92,7 +94,8 @@ impl ClientHolds {
         Ok(objects as u64)
     }
 
-    /// Where these objects lie in memory, if this link shows that: they stay there until they are let go.
+    /// Locations of these objects in shared memory, if the link shares it. The objects keep their
+    /// places until the view is released.
     pub fn view(
         &mut self,
         link: &dyn Link,
@@ -130,7 +133,7 @@ impl ClientHolds {
         self.pins.contains_key(&name) || self.views.contains_key(&name)
     }
 
-    /// Begin a group; how many objects it consists of.
+    /// Begins a group; returns the number of its objects.
     pub fn begin(
         &mut self,
         shared: &Shared,
@@ -141,9 +144,10 @@ impl ClientHolds {
         if self.groups.contains_key(&name) {
             return Err(Error::invalid(format!("a group of this link has this name name={name}")));
         }
-        let all = |groups: &FxHashMap<u64, BegunGroup>| groups.values().map(|g| g.required.len()).sum::<usize>();
+        let all =
+            |groups: &FxHashMap<u64, BegunGroup>| groups.values().map(|g| g.required.len()).sum::<usize>();
         if all(&self.groups) + required.len() > REQUIRED_MAX {
-            // What is over needs no name any more.
+            // Groups that ended need no name.
             self.groups.retain(|_, begun| begun.joined.is_open(shared));
         }
         let objects = all(&self.groups) + required.len();
@@ -159,19 +163,19 @@ impl ClientHolds {
         Ok(count)
     }
 
-    /// The group of a name; an error if there is none.
+    /// The group with this name, or an error.
     pub fn group(&self, name: u64) -> Result<Joined> {
         self.groups.get(&name).map(|begun| begun.joined.clone()).ok_or_else(groups::gone)
     }
 
-    /// Give a group up; how many objects it consisted of.
+    /// Aborts a group; returns the number of its objects.
     pub fn abort(&mut self, shared: &Shared, name: u64) -> Result<u64> {
         let begun = self.groups.remove(&name).ok_or_else(groups::gone)?;
         begun.joined.abort(shared);
         Ok(begun.required.len() as u64)
     }
 
-    /// Which objects of a group are neither put nor here.
+    /// For each object of a group, whether it still has to be put.
     pub fn missing(&self, shared: &Shared, name: u64) -> OpOutcome {
         match self.groups.get(&name) {
             Some(begun) => {
@@ -185,7 +189,7 @@ impl ClientHolds {
         }
     }
 
-    /// The connection has ended.
+    /// Releases everything: the connection has ended.
     pub fn release_all(&mut self, shared: &Shared) {
         let ClientHolds { pins, groups, views, .. } = std::mem::take(self);
         drop(pins);
@@ -202,7 +206,7 @@ fn name_in_use(name: u64) -> Error {
     Error::invalid(format!("a pin or view of this link has this name name={name}"))
 }
 
-/// A client looks there no more; how many objects.
+/// Ends views; returns the number of their objects.
 fn release_views(shared: &Shared, views: Vec<View>) -> usize {
     let bytes: u64 = views.iter().map(View::kept_bytes).sum();
     shared.viewed.fetch_sub(bytes, Relaxed);

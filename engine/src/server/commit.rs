@@ -11,7 +11,7 @@ use crate::api::outcome::{PutDone, PutOutcome};
 use crate::state::shared::Shared;
 use crate::write::groups::Joined;
 
-/// A commit under way.
+/// A commit in progress.
 pub(crate) struct CommitOp {
     joined: Joined,
     outcome: Option<Result<PutOutcome>>,
@@ -24,12 +24,12 @@ impl CommitOp {
         CommitOp { joined, outcome: None }
     }
 
-    /// The store has committed it, or has not.
+    /// Takes the result of the store.
     pub fn done(&mut self, shared: &Shared, done: Vec<PutDone>) {
         self.outcome = Some(self.joined.committed(shared, done));
     }
 
-    /// The outcome, once it is there.
+    /// The outcome, if complete.
     pub fn advance(&mut self) -> Option<OpOutcome> {
         let state = match self.outcome.take()? {
             Ok(PutOutcome::Stored) => GroupState::Stored,

@@ -1,4 +1,4 @@
-//! What the flusher answers: flush, remove, clear.
+//! Operations that the flusher completes: flush, remove, clear.
 
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::request::{Ask, Verb};
@@ -14,26 +14,26 @@ use crate::store::remove::Begun;
 use crate::store::session::Session;
 use crate::write::put::Came;
 
-/// Most objects of removals that wait for the device, or for peers to be told, as a client asks for more. Removals of the embedding process
-/// are not bounded.
+/// Maximum number of objects in pending removals (those that wait for the device or for the peers)
+/// at which a client's removal is accepted. Removals of the embedding process are not bounded.
 pub(crate) const REMOVING_MAX: usize = 65_536;
 
-/// One of them under way.
+/// A flush, removal or clear in progress.
 pub(crate) struct DurableOp {
     pub verb: Verb,
     pending: Pending,
-    /// What is said once all is durable.
+    /// The number in the outcome, sent once everything is durable.
     number: u64,
-    /// Until then it is under way, if it removes something.
+    /// Keeps the removal fence closed while a removal or clear is in progress.
     _removal: Option<Removing>,
 }
 
 impl DurableOp {
-    /// Begin it. A removal reads headers first, and waits for them.
+    /// Begins the operation. A removal reads headers first, and waits for them.
     pub fn begin(session: &mut Session, ask: &Ask<'_>, call: CallContext) -> Result<DurableOp> {
         let shared = session.io.shared.clone();
         let verb = ask.verb();
-        // What a store tells its peers they do not tell others.
+        // A removal that a store forwards is not forwarded again.
         check_capacity(&shared, ask)?;
         let notifies_peers = session.io.desk.is_some() && !mutant::on(Mutant::ServedUntold);
         let _removal = (verb != Verb::Flush).then(|| shared.removals.begin());
@@ -57,13 +57,14 @@ impl DurableOp {
             ask => return Err(Error::invalid(format!("nothing to wait for verb={:?}", ask.verb()))),
         };
         if verb != Verb::Flush && call.origin != Came::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
-            // One of them may have it stored by a peer that was told already.
+            // A pending offer may store a removed object at a peer that was notified already.
             answers.extend(shared.lock().ask_offers());
         }
         Ok(DurableOp { verb, pending: Pending::new(answers, call.deadline), number, _removal })
     }
 
-    /// Whether one that its client gave up is over. Nobody is told anything by it: the client's next flush reports what it would have.
+    /// Whether a cancelled operation has ended. Its report is not consumed: the client's next flush
+    /// returns it.
     pub fn is_done(&mut self, shared: &Shared) -> bool {
         self.poll(shared).is_some()
     }
@@ -77,7 +78,7 @@ impl DurableOp {
         self.pending.poll(shared, what)
     }
 
-    /// The outcome, once it is there, for a client of this process.
+    /// The outcome, if complete, for the client process `process`.
     pub fn advance(&mut self, shared: &Shared, process: &str) -> Option<OpOutcome> {
         let ended = self.poll(shared)?;
         Some(match (ended, self.verb) {
@@ -88,7 +89,8 @@ impl DurableOp {
     }
 }
 
-/// An error if too many objects wait to be removed: a removal that is cancelled, or whose client is gone, goes on.
+/// An error if too many removals are pending. A removal continues after it is cancelled or its
+/// client disconnects.
 fn check_capacity(shared: &Shared, ask: &Ask<'_>) -> Result<()> {
     let Ask::Remove(keys) = ask else { return Ok(()) };
     let core = shared.lock();

@@ -1,4 +1,5 @@
-//! Gets: from DRAM sent from where it lies, else read into staging, a chunk at a time, and sent from there.
+//! Gets: objects in DRAM are sent from their arena frames, all others are read into staging memory,
+//! a chunk at a time, and sent from there.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,9 +14,9 @@ use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
 
-use super::op_outcome::{OpOutcome, ItemVerdict};
 use super::in_flight_sends;
-use super::in_flight_sends::{PushResult, PushRequest};
+use super::in_flight_sends::{PushRequest, PushResult};
+use super::op_outcome::{ItemVerdict, OpOutcome};
 use super::{CHUNK_BYTES, CallContext, ServerCtx};
 use crate::api::error::Error;
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
@@ -26,32 +27,35 @@ use crate::state::shared::Shared;
 use crate::write::put::Came;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Bytes that an object takes that is wanted, but for its checksums.
+/// Bytes of server state per requested object, without its checksums.
 pub(crate) const REQUESTED_OBJECT_BYTES: usize = size_of::<RequestedObject>();
-/// Most objects that are probed for in DRAM at a time: others wait for the core's lock as long.
+/// Maximum number of objects probed under one acquisition of the core lock, which bounds how long
+/// other threads wait for it.
 const PROBES_MAX: usize = 32;
 
-/// One object that is wanted.
+/// A requested object.
 struct RequestedObject {
     key: ObjectKey,
-    /// Which of its bytes.
+    /// The requested byte range.
     span: Range<u64>,
-    /// Whether that has to be all of it.
+    /// Whether the span must be the whole object.
     whole: bool,
-    /// Whether its bytes may be shown where they lie.
+    /// Whether the bytes may be passed by reference.
     may_show: bool,
-    /// Bytes that are read and not sent, or not read.
+    /// Bytes of the span that are not sent yet.
     left: u64,
-    /// It was probed for in DRAM.
+    /// Whether the object was looked up in DRAM.
     probed: bool,
-    /// It is not here, and peers are asked for all of it at once.
+    /// Whether the object is not local and the peers are asked for the whole span at once.
     is_remote: bool,
     tier: Tier,
-    /// What it was put with.
+    /// Group members and base that the object was put with.
     group_info: Together,
-    /// The checksums of all its blocks, as what was read first has them: all must be read of one and the same.
+    /// Checksums of all blocks of the object, from the first chunk that was read: all chunks must
+    /// be of the same object.
     record: Option<Checksums>,
-    /// Of the blocks that the span lies in, of those of their bytes that are sent; empty before any of them was found.
+    /// Checksums of the blocks that overlap the span, each over the bytes that are sent; empty
+    /// before the first chunk.
     sums: Checksums,
     verdict: Option<ItemVerdict>,
 }
@@ -75,42 +79,51 @@ impl RequestedObject {
         }
     }
 
-    /// Blocks of the object that the span lies in.
+    /// Number of blocks that overlap the span.
     fn blocks(&self) -> usize {
         (self.span.end.div_ceil(BLOCK) - self.span.start / BLOCK) as usize
     }
 
-    /// It, as a request of operation `op`, of which it is item `at`.
+    /// The push request for this object, item `at` of operation `op`.
     fn push_request(&self, op: OpId, at: usize) -> PushRequest {
         let (key, span, whole) = (self.key, self.span.clone(), self.whole);
         PushRequest { op, item: at as u32, key, span, whole, position: at as u32, may_show: self.may_show }
     }
 
-    /// What it is attached to, if it is a hit that is.
+    /// The base, if this is a hit on an attached object.
     fn attached(&self) -> Option<&AttachedTo> {
         self.group_info.attached.as_ref().filter(|_| self.verdict.is_none() && self.left == 0)
     }
 
-    /// Its chunks: they end where blocks end, so that each block is in one of them.
+    /// The chunk that begins at `from`. Chunks end at block boundaries, so that each block is in
+    /// one chunk.
     fn chunk(&self, from: u64) -> Range<u64> {
         let end = (from / BLOCK * BLOCK).saturating_add(CHUNK_BYTES).min(self.span.end);
         from..end
     }
 
-    /// It was asked for with a destination of another length.
+    /// The error for a destination whose length differs from the object's.
     fn length_mismatch(&self, have: u64) -> Error {
         let (key, given) = (&self.key, self.span.end);
         let detail = format!("destination has not the object's length key={key} object={have} given={given}");
         Error::invalid(detail)
     }
 
-    /// A chunk was read whole: note its checksums; what is wrong with it otherwise.
-    fn accept_chunk(&mut self, chunk: &Range<u64>, tier: Tier, done: &GetDone, bytes: &[u8]) -> Result<(), ItemVerdict> {
+    /// Records the checksums of a chunk that was read completely, or returns why the object is no
+    /// hit.
+    fn accept_chunk(
+        &mut self,
+        chunk: &Range<u64>,
+        tier: Tier,
+        done: &GetDone,
+        bytes: &[u8],
+    ) -> Result<(), ItemVerdict> {
         if self.whole && tier != Tier::Remote && done.length != self.span.end {
             return Err(ItemVerdict::Failed(self.length_mismatch(done.length)));
         }
         if tier == Tier::Remote {
-            // Nothing but these is known of the object. If all of it was asked for, the peer has compared its length.
+            // The reply of the peer is all that is known of the object. For a whole object the peer
+            // has checked the length.
             let (checksums, with) = done.proven();
             if checksums.len() != self.blocks() {
                 return Err(ItemVerdict::Miss(MissCause::Gone));
@@ -123,7 +136,8 @@ impl RequestedObject {
         let (first, blocks) = (self.span.start / BLOCK, self.blocks());
         let record = self.record.get_or_insert_with(|| checksums.into());
         if record[..] != *checksums {
-            // Removed and put again in between: no bytes of two objects are one object's.
+            // The object was removed and put again between two chunks: bytes of two objects must
+            // not be mixed.
             return Err(ItemVerdict::Miss(MissCause::Gone));
         }
         self.sums.resize(blocks, Checksum::default());
@@ -143,18 +157,20 @@ impl RequestedObject {
     }
 }
 
-/// A get under way.
+/// A get in progress.
 pub(crate) struct GetOp {
     call: CallContext,
     wanted: Vec<RequestedObject>,
-    /// Objects of which not everything was asked for, and from which byte on of the first.
+    /// Objects with chunks that are not requested yet, and the offset of the next chunk of the
+    /// first.
     next: VecDeque<usize>,
     from: u64,
-    /// What each batch of the session reads: object and chunk.
+    /// Object and chunk of each item of the session's batches.
     reading: FxHashMap<Ticket, Vec<(usize, Range<u64>)>>,
-    /// What was read and the link had no room for.
+    /// Chunks that were read and did not fit into the link.
     unsent: VecDeque<(usize, Push)>,
-    /// Whether peers have what is not here, and what they are to be asked for as a whole: what they send in chunks may be of two objects.
+    /// Whether the store has peers, and the objects to request from them as a whole: chunks
+    /// requested one by one could be of two objects.
     has_peers: bool,
     remote_queue: VecDeque<usize>,
 }
@@ -169,11 +185,11 @@ impl GetOp {
         GetOp { call, wanted, next, from, reading, unsent, has_peers, remote_queue }
     }
 
-    /// Read and send as far as it goes; the outcome once all is on its way.
+    /// Reads and sends as much as possible; returns the outcome once everything is sent.
     pub fn advance(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) -> Option<OpOutcome> {
         self.send(ctx, link, id);
         if ctx.shared().now() >= self.call.deadline {
-            // What is being read is waited for by the session, which has the same deadline.
+            // The session has the same deadline and ends the reads in progress.
             self.next.clear();
             self.remote_queue.clear();
             let late = |w: &RequestedObject| w.verdict.is_none() && w.left > 0;
@@ -185,15 +201,17 @@ impl GetOp {
         }
         self.read(ctx, link, id);
         self.request_remote(ctx, id);
-        let over =
-            self.next.is_empty() && self.remote_queue.is_empty() && self.reading.is_empty() && self.unsent.is_empty();
+        let over = self.next.is_empty()
+            && self.remote_queue.is_empty()
+            && self.reading.is_empty()
+            && self.unsent.is_empty();
         over.then(|| self.answered(ctx.shared(), link.facts().features))
     }
 
     fn answered(&mut self, shared: &Shared, features: u64) -> OpOutcome {
         let has = |feature: Feature| features & feature.bit() != 0;
         let says_members = has(Feature::Members);
-        // Only a store asks what it may keep.
+        // Bases are sent only to stores, which decide by them what to keep.
         let says_bases = says_members && has(Feature::Bases) && self.call.origin != Came::Put;
         let bases = match says_bases && self.wanted.iter().any(|w| w.attached().is_some()) {
             true => {
@@ -217,10 +235,11 @@ impl GetOp {
         OpOutcome::items(Verb::Get, self.wanted.drain(..).zip(bases).map(verdict).collect())
     }
 
-    /// Ask for the next chunks, as many as there is staging memory for.
+    /// Requests the next chunks, as far as staging memory suffices.
     fn read(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) {
         self.has_peers = ctx.session.io.desk.is_some();
-        // What may be at a peer, and chunks of what is here.
+        // First the requests that peers may answer, then the chunks that only this store may
+        // answer.
         let mut asked = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
         while let Some(&at) = self.next.front() {
             let wanted = &self.wanted[at];
@@ -229,12 +248,13 @@ impl GetOp {
                 break;
             }
             let wanted = &self.wanted[at];
-            let is_open = wanted.verdict.is_none() && !wanted.is_remote && wanted.left > 0 && !chunk.is_empty();
+            let is_open =
+                wanted.verdict.is_none() && !wanted.is_remote && wanted.left > 0 && !chunk.is_empty();
             if is_open {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = ctx.staging.try_part(len) else { break };
                 let destination = Destination([part.split(len).0].into());
-                // Asked for as a whole it is refused, and not read, where its length is another.
+                // A request for the whole object is refused without a read if the length differs.
                 let range = (!wanted.whole || chunk != wanted.span).then(|| chunk.clone());
                 let (gets, chunks) = &mut asked[usize::from(self.has_peers && chunk != wanted.span)];
                 gets.push(Get { key: wanted.key, range, destination });
@@ -271,15 +291,16 @@ impl GetOp {
         ctx.batches.insert(ticket, id);
     }
 
-    /// Those of a batch whose first object is `at`.
+    /// Options of a batch whose first object is `at`.
     fn options(&self, ctx: &ServerCtx, at: usize) -> Options {
         let left = self.call.deadline.since(ctx.shared().now());
         let depth = self.call.options.depth.saturating_add(at as u32);
         Options { timeout: Some(left), depth, ..self.call.options }
     }
 
-    /// Ask peers for what is longer than a chunk and not here, one object after the other as there is staging memory for all of it. What
-    /// would never have room there is a miss.
+    /// Requests objects that are longer than a chunk and not local from the peers, one at a time,
+    /// as staging memory for the whole span becomes free. A span that exceeds the staging memory is
+    /// a miss.
     fn request_remote(&mut self, ctx: &mut ServerCtx, id: OpId) {
         while let Some(&at) = self.remote_queue.front() {
             let wanted = &mut self.wanted[at];
@@ -298,7 +319,8 @@ impl GetOp {
         }
     }
 
-    /// Look for what begins at `at` in DRAM, and send what is there; false if the link has no room for the first of it.
+    /// Looks up the objects from `at` on in DRAM and sends those that it finds; returns false if
+    /// the link has no capacity for the first.
     fn probe_dram(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId, at: usize) -> bool {
         let most = if self.wanted.len() > 2 * in_flight_sends::FIRST_BATCH {
             in_flight_sends::batch_len(at).min(PROBES_MAX)
@@ -306,14 +328,16 @@ impl GetOp {
             PROBES_MAX
         };
         let ahead = self.wanted.iter().enumerate().skip(at).filter(|(_, w)| !w.probed && w.verdict.is_none());
-        let requests: Vec<PushRequest> = ahead.take(most).map(|(at, wanted)| wanted.push_request(id, at)).collect();
+        let requests: Vec<PushRequest> =
+            ahead.take(most).map(|(at, wanted)| wanted.push_request(id, at)).collect();
         let results = in_flight_sends::push_from_dram(ctx, link, &requests, &self.call.options);
         for (request, result) in requests.iter().zip(results) {
             let wanted = &mut self.wanted[request.item as usize];
             wanted.probed = !matches!(result, PushResult::NoCapacity);
             match result {
                 PushResult::Sent(sums, with) => {
-                    (wanted.sums, wanted.left, wanted.tier, wanted.group_info) = (sums, 0, Tier::Memory, with);
+                    (wanted.sums, wanted.left, wanted.tier, wanted.group_info) =
+                        (sums, 0, Tier::Memory, with);
                 }
                 PushResult::Damaged => wanted.verdict = Some(ItemVerdict::Miss(MissCause::Damaged)),
                 PushResult::NotInDram | PushResult::NoCapacity => {}
@@ -322,7 +346,7 @@ impl GetOp {
         self.wanted[at].probed
     }
 
-    /// A batch was read.
+    /// Takes the results of a batch.
     pub fn done(&mut self, id: OpId, ticket: Ticket, done: Vec<GetDone>) {
         let chunks = self.reading.remove(&ticket).unwrap_or_default();
         for ((at, chunk), mut done) in chunks.into_iter().zip(done) {
@@ -359,15 +383,16 @@ impl GetOp {
         }
     }
 
-    /// By when it is to be over.
+    /// The operation's deadline.
     pub fn deadline(&self) -> Mono {
         self.call.deadline
     }
 
-    /// Send what was read, each object's bytes in order.
+    /// Sends what was read, the bytes of each object in order.
     fn send(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) {
         let mut later = VecDeque::new();
-        // An object whose next bytes are not there yet, or that the link has no room for, waits with all behind it.
+        // An object waits if its next chunk is not read, or the link has no capacity for it; its
+        // later chunks wait too.
         let mut waits = std::collections::BTreeSet::new();
         for (at, push) in std::mem::take(&mut self.unsent) {
             let wanted = &mut self.wanted[at];

@@ -1,4 +1,4 @@
-//! Requests that are answered at once, from memory alone.
+//! Requests that are answered immediately from memory.
 
 use pagelith_layouts::wire::outcome::{EventItem, OutcomeHead};
 use pagelith_layouts::wire::request::{Ask, Verb};
@@ -12,7 +12,8 @@ use crate::state::shared::Shared;
 use crate::store::session::recency;
 
 impl Server {
-    /// All that came and went, as much of it as fits into an outcome and the peer may hear of.
+    /// Events from number `from` on, as many as fit into one outcome. Events of namespaces that the
+    /// peer may not read are left out.
     pub(crate) fn events(&self, from: u64) -> OpOutcome {
         let facts = self.link.facts();
         let room = facts.control_bytes_max as usize - OutcomeHead::BYTES;
@@ -27,7 +28,7 @@ impl Server {
     }
 }
 
-/// Answer what memory alone can answer.
+/// The outcome of a request that needs only memory.
 pub(crate) fn outcome_from_memory(shared: &Shared, ask: &Ask<'_>, options: &Options) -> OpOutcome {
     let at = recency(shared, options);
     match ask {

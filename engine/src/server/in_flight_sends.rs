@@ -1,8 +1,10 @@
-//! Objects in DRAM, sent from where they lie.
+//! Sends of objects in DRAM, directly from their arena frames.
 //!
 //! Invariants:
-//! - A frame is held from when a push of its bytes is queued until the link hands the push back, or is gone itself.
-//! - What a link has at a time is bounded: a peer that does not read keeps no more of the arena from eviction than that.
+//! - A frame is pinned from the time a push of its bytes is queued until the link returns the push
+//!   or is dropped.
+//! - The arena bytes in flight on a link are bounded: a peer that does not read prevents the
+//!   eviction of no more than that.
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, checksum};
@@ -23,15 +25,18 @@ use crate::state::shared::Shared;
 use crate::store::session::recency;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Most bytes of the arena that a link has at a time: an eighth, and at most so many.
+/// Maximum number of arena bytes in flight on a link: the smaller of this and 1/`IN_FLIGHT_SHARE`
+/// of the arena.
 pub(crate) const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
 pub(crate) const IN_FLIGHT_SHARE: u64 = 8;
-/// So many objects are looked for and sent on before the others are, the first of them by itself: the client begins with it, or wakes up, meanwhile.
+/// Number of objects that are looked up and sent before the others, the first one alone: the client
+/// wakes up, or processes them, while the server continues.
 pub(crate) const FIRST_BATCH: usize = 4;
-/// Behind them, so many at a time: a client that is quicker than the look-ups does not wait for all of them.
+/// Size of the batches after these, so that a client faster than the lookups need not wait for all
+/// of them.
 const BATCH: usize = 8;
 
-/// How many objects are looked for at a time, of many, from the one at `at` on.
+/// Number of objects to look up together in a long get, from object `at` on.
 pub(crate) fn batch_len(at: usize) -> usize {
     match at {
         0 => 1,
@@ -41,7 +46,7 @@ pub(crate) fn batch_len(at: usize) -> usize {
     }
 }
 
-/// What a link has of the arena.
+/// The arena frames in flight on a link, by push token.
 #[derive(Default)]
 pub(crate) struct InFlightSends {
     frames: FxHashMap<u64, (FrameRef, u64)>,
@@ -49,47 +54,48 @@ pub(crate) struct InFlightSends {
     last_token: u64,
 }
 
-/// What is wanted of an object.
+/// A request to send one object from DRAM.
 pub(crate) struct PushRequest {
     pub op: OpId,
     pub item: u32,
     pub key: ObjectKey,
     pub span: std::ops::Range<u64>,
-    /// Whether that has to be all of it.
+    /// Whether the span must be the whole object.
     pub whole: bool,
-    /// Objects of the operation before it.
+    /// Position of the object in its operation.
     pub position: u32,
-    /// Whether it may be shown where it lies.
+    /// Whether the bytes may be passed by reference.
     pub may_show: bool,
 }
 
 impl PushRequest {
-    /// Bytes that are wanted.
+    /// Length of the span.
     fn length(&self) -> u64 {
         self.span.end - self.span.start
     }
 }
 
-/// What became of a request.
+/// The result of a push request.
 pub(crate) enum PushResult {
-    /// On its way, with these checksums of the blocks that the span lies in; what it was put with.
+    /// Pushed: checksums of the blocks that overlap the span, and the group that the object was put
+    /// with.
     Sent(Checksums, Together),
-    /// Its bytes changed in memory: it is gone from there.
+    /// The bytes in memory do not match their checksums; the object was dropped from memory.
     Damaged,
-    /// Not now: the link has no room.
+    /// Not pushed: the link has no capacity now.
     NoCapacity,
-    /// Not from DRAM, or not as it is wanted.
+    /// The object is not in DRAM, its length does not match, or the span exceeds the bound.
     NotInDram,
 }
 
 impl InFlightSends {
-    /// What the next push is named by.
+    /// A token for the next push.
     pub fn next_token(&mut self) -> u64 {
         self.last_token += 1;
         self.last_token
     }
 
-    /// Pushes came back.
+    /// Unpins the frames of pushes that the link returned.
     pub fn release(&mut self, shared: &Shared, tokens: &[u64]) {
         let frames: Vec<FrameRef> = tokens.iter().filter_map(|token| self.take(*token)).collect();
         if frames.is_empty() {
@@ -99,7 +105,7 @@ impl InFlightSends {
         frames.into_iter().for_each(|frame| core.release_frame(frame));
     }
 
-    /// The link is gone, and with it whatever could look at its pushes.
+    /// Unpins all frames: the link is gone, and nothing reads its pushes.
     pub fn release_all(&mut self, shared: &Shared) {
         let tokens: Vec<u64> = self.frames.keys().copied().collect();
         self.release(shared, &tokens);
@@ -112,8 +118,8 @@ impl InFlightSends {
     }
 }
 
-/// Send objects from the arena, those that are there, in their order: what became of the first so many of them. All are looked up in
-/// one section, as a batch of the store's own is.
+/// Pushes those of the objects that are in DRAM, in order; returns the results of as many as were
+/// looked up. All lookups share one lock acquisition, as in a batch of the embedding process.
 pub(crate) fn push_from_dram(
     ctx: &mut ServerCtx,
     link: &mut dyn Link,
@@ -126,7 +132,7 @@ pub(crate) fn push_from_dram(
     let mut is_full = false;
     let push = |(request, held): (&PushRequest, Option<(Held, usize)>)| {
         let Some((held, member)) = held else { return PushResult::NotInDram };
-        // Behind what the link had no room for nothing is sent.
+        // After a push that found no capacity nothing is sent, which keeps the order.
         let result = match is_full {
             true => PushResult::NoCapacity,
             false => push_one(ctx, link, request, &held, member, &mut tally),
@@ -146,8 +152,8 @@ pub(crate) fn push_from_dram(
     results
 }
 
-/// Hold the frames of these objects, of those that are in DRAM, as far as a link that has `lent` and room for so many pushes may
-/// have them.
+/// Pins the frames of the objects that are in DRAM, within the bytes that the link may have in
+/// flight and its capacity of `pushes` pushes.
 fn pin_frames(
     shared: &Shared,
     requests: &[PushRequest],
@@ -170,7 +176,8 @@ fn pin_frames(
             break;
         }
         let at = Recency { depth: at.depth.saturating_add(request.position), ..at };
-        let fits = |have: u64| if request.whole { have == request.span.end } else { request.span.end <= have };
+        let fits =
+            |have: u64| if request.whole { have == request.span.end } else { request.span.end <= have };
         let found = locate::hold_in_memory(shared, &mut core, &request.key, at, fits);
         if found.is_some() {
             left -= length;
@@ -181,14 +188,14 @@ fn pin_frames(
     held
 }
 
-/// What is tally of a grant, in one section behind it.
+/// Counters and frames to release, applied under one lock acquisition after the pushes.
 #[derive(Default)]
 struct PushTally {
     hits: u64,
     bytes: u64,
     unverified: u64,
     damaged: Vec<FrameRef>,
-    /// Held, and not sent.
+    /// Pinned and not pushed.
     unsent: Vec<FrameRef>,
 }
 
@@ -210,7 +217,7 @@ impl PushTally {
     }
 }
 
-/// Send one that is held; it is lent then.
+/// Pushes one pinned object; its frame stays pinned while the push is in flight.
 fn push_one(
     ctx: &mut ServerCtx,
     link: &mut dyn Link,
@@ -221,14 +228,18 @@ fn push_one(
 ) -> PushResult {
     let shared = &ctx.session.io.shared;
     let parts = vec![slice(held.part(&shared.memory, member), request)];
-    // Who is shown the bytes compares them with what was put, and so does who is sent them; who finds others asks again.
+    // A client that gets a reference verifies the bytes, and so does one that asks again after a
+    // mismatch: the server need not verify for them.
     let asks_again = link.facts().features & Feature::AsksAgain.bit() != 0;
     let spared = request.may_show && (asks_again || link.shows(&parts));
     let sampled = ctx.session.io.sampler.next() || !request.may_show;
     let (verify, unverified) = (sampled && !spared, !sampled && !spared);
-    let Some(sums) = span_checksums(shared, held, member, request, verify) else { return PushResult::Damaged };
+    let Some(sums) = span_checksums(shared, held, member, request, verify) else {
+        return PushResult::Damaged;
+    };
     let (token, length) = (ctx.in_flight_sends.next_token(), request.length());
-    let push = Push { op: request.op, item: request.item, offset: 0, parts, token, may_show: request.may_show };
+    let push =
+        Push { op: request.op, item: request.item, offset: 0, parts, token, may_show: request.may_show };
     if link.push(push).is_err() {
         return PushResult::NoCapacity;
     }
@@ -254,9 +265,15 @@ fn slice(part: Part, request: &PushRequest) -> Part {
     part.split(from).1.split(len).0
 }
 
-/// The checksums of the blocks that the span lies in, of those of their bytes that are sent; `None` if a block that was
-/// to be verified is not as it was put.
-fn span_checksums(shared: &Shared, held: &Held, member: usize, request: &PushRequest, verify: bool) -> Option<Checksums> {
+/// Checksums of the blocks that overlap the span, each over the bytes that are sent; `None` if a
+/// block that was to be verified does not match its checksum.
+fn span_checksums(
+    shared: &Shared,
+    held: &Held,
+    member: usize,
+    request: &PushRequest,
+    verify: bool,
+) -> Option<Checksums> {
     let kept = &held.data.members[member].checksums;
     let (bytes, span) = (held.bytes(&shared.memory, member), &request.span);
     let block = |block: u64| {
@@ -264,7 +281,7 @@ fn span_checksums(shared: &Shared, held: &Held, member: usize, request: &PushReq
         let sent = all.start.max(span.start)..all.end.min(span.end);
         let sum = kept.get(block as usize).copied().unwrap_or_default();
         let is_whole = sent == all;
-        // A part of a block that is not as it was put must not get a checksum of its own.
+        // A partial block must be verified as a whole before the part gets a checksum of its own.
         if (verify || !is_whole) && checksum(&bytes[all.start as usize..all.end as usize]) != sum {
             return None;
         }

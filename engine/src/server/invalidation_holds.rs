@@ -1,11 +1,13 @@
-//! Holds: while a store tells its peers of a removal, each of them keeps nothing that stores bring each other, as it does during a removal
-//! of its own ([`crate::rpc::removal_fence`]). Who has removed gets it again from nobody who has not.
+//! Invalidation holds. While a store notifies its peers of a removal, each peer keeps no objects
+//! that arrive from stores, as during a removal of its own ([`crate::rpc::removal_fence`]). So a
+//! store cannot get a removed object back from a peer that was not notified yet.
 //!
 //! Invariants:
-//! - A hold is of its connection and ends with it, or at its request's deadline. Whoever releases one is told whether it had lasted.
-//! - One that came behind a removal that was asked for after it did not last: something may have been kept in between. Links promise the
-//!   order of frames; this one is not believed.
-//! - A name is held once: a request that comes again does not begin anew what was released.
+//! - A hold belongs to its connection and ends with it, or at the deadline of its request. The
+//!   reply to a release tells whether the hold lasted until then.
+//! - A hold that arrives after a removal with a higher operation number is refused: an object may
+//!   have been kept in between. Links keep the order of frames; this check does not rely on it.
+//! - A name is used once: a repeated request does not renew a released hold.
 
 use std::collections::BTreeMap;
 
@@ -18,26 +20,27 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::rpc::removal_fence::{Removals, Removing};
 use crate::state::shared::Shared;
 
-/// Most holds of a connection: a store has one at a time, and may leave another behind.
+/// Maximum number of holds of a connection. A store needs one at a time and may leave one
+/// unreleased.
 pub(crate) const HOLDS_MAX: usize = 16;
 
-/// Those of a connection.
+/// The holds of a connection.
 #[derive(Default)]
 pub(crate) struct InvalidationHolds {
     all: BTreeMap<u64, (Mono, Removing)>,
     /// The highest name so far.
     last_name: u64,
-    /// The last removal that was asked for.
+    /// The highest operation number of a removal so far.
     last_removal: Option<OpId>,
 }
 
 impl InvalidationHolds {
-    /// Operation `id` removes or clears something.
+    /// Records that operation `id` removes or clears something.
     pub fn note_removal(&mut self, id: OpId) {
         self.last_removal = self.last_removal.max(Some(id));
     }
 
-    /// Keep nothing from now on, as operation `id` asks; its number is 0.
+    /// Begins a hold for operation `id`; the number in its outcome is 0.
     pub fn begin(&mut self, shared: &Shared, id: OpId, name: u64, deadline: Mono) -> Result<u64> {
         shared.check_open()?;
         self.expire(shared.now());
@@ -58,23 +61,23 @@ impl InvalidationHolds {
         Ok(0)
     }
 
-    /// Keep things again; 1 if nothing was kept since that hold began, else 0.
+    /// Ends a hold; returns 1 if it lasted until now, else 0.
     pub fn release(&mut self, name: u64, now: Mono) -> u64 {
         self.expire(now);
         self.all.remove(&name).map_or(0, |_| 1)
     }
 
-    /// End those whose time is up.
+    /// Ends the holds whose deadline is over.
     pub fn expire(&mut self, now: Mono) {
         self.all.retain(|_, (deadline, _)| now < *deadline);
     }
 
-    /// Whether there is none.
+    /// Whether no hold is active.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// The connection has ended.
+    /// Ends all holds: the connection has ended.
     pub fn release_all(&mut self) {
         self.all.clear();
     }
@@ -112,7 +115,7 @@ mod tests {
         assert_eq!((holds.release(5, shared.now()), has_no_removal(&store)), (1, false));
         assert_eq!((holds.release(7, shared.now()), has_no_removal(&store)), (1, true));
         assert!(!shared.removals.none_since(before), "what was on its way is not kept either");
-        // Of a name that there is not, or not any more, nothing is known.
+        // Released and unknown names give the same result.
         assert_eq!((holds.release(7, shared.now()), holds.release(8, shared.now())), (0, 0));
         assert_eq!(holds.begin(shared, OpId(3), 9, later), Ok(0));
         holds.release_all();
@@ -146,7 +149,7 @@ mod tests {
         assert_eq!((refused(8, 5), refused(10, 5)), (Some(ErrorKind::Unavailable), None));
         let many = (0..HOLDS_MAX as u64).map(|n| refused(11 + n, 6 + n)).filter(Option::is_none).count();
         assert_eq!((many, refused(99, 99)), (HOLDS_MAX - 2, Some(ErrorKind::Busy)));
-        // A released one may not come again.
+        // The name of a released hold may not be used again.
         assert_eq!(holds.release(4, shared.now()), 1);
         assert!(holds.begin(shared, OpId(100), 4, later).is_err());
     }

@@ -1,6 +1,6 @@
-//! Bytes that operations of clients under way take, and outcomes that clients have not read: of all together, and of each client.
+//! Bytes of operations in progress and of unsent outcomes: the total, and the part of each client.
 //!
-//! Invariant: what is counted of all is the sum of what is counted of each client.
+//! Invariant: the total is the sum over all clients.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -11,16 +11,16 @@ use pagelith_io::sync::{Arc, AtomicU64, Mutex, PoisonError};
 use super::load::{ALL_BYTES_MAX, CLIENT_BYTES_MAX};
 use crate::memory::pins::ClientName;
 
-/// The counts of a store.
+/// The byte counters of a store.
 #[derive(Default)]
 pub(crate) struct ServedBytes {
     all: AtomicU64,
-    /// Of clients that have links.
+    /// The counters of connected clients.
     clients: Mutex<BTreeMap<ClientName, Weak<AtomicU64>>>,
 }
 
 impl ServedBytes {
-    /// The count of a client, which all of its links share.
+    /// The counter of a client, shared by its links.
     pub fn client(&self, name: &ClientName) -> Arc<AtomicU64> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = clients.get(name).and_then(Weak::upgrade) {
@@ -32,7 +32,7 @@ impl ServedBytes {
         count
     }
 
-    /// Count so many bytes of a client, if there is room; `anyway` also if there is not.
+    /// Counts `bytes` for a client if they fit, or regardless with `anyway`.
     pub fn begin(&self, client: &AtomicU64, bytes: u64, anyway: bool) -> bool {
         let take = |count: &AtomicU64, most: u64| {
             let fits = |now: u64| (anyway || now + bytes <= most).then_some(now + bytes);
@@ -48,7 +48,7 @@ impl ServedBytes {
         is_there
     }
 
-    /// Of a client so many bytes are counted where `before` were.
+    /// Replaces `before` bytes of a client by `now` bytes.
     pub fn change(&self, client: &AtomicU64, before: u64, now: u64) {
         for count in [client, &self.all] {
             match now >= before {

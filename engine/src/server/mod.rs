@@ -1,49 +1,53 @@
-//! A store's end of a link: requests come in, bytes and outcomes go out.
+//! The server's end of a link: receives requests, sends bytes and outcomes.
 //!
 //! Invariants:
-//! - What is sent, or shown, lies in the arena, in a frame that is held meanwhile, or in staging memory, which is lent to one item
-//!   of one operation, and operations wait for it in the order of their numbers. What arrives lies in the arena, where nothing
-//!   knows of it before it is put. Nothing that a peer sends decides how much is allocated or held.
-//! - The server drives both directions: bytes of a put come only when they were pulled, into memory set aside for them.
-//! - What was pushed for a get is back by the get's deadline.
-//! - Each operation ends with one outcome, behind all bytes that it speaks of; a cancelled one at once: a client may have so many
-//!   in flight, and counts them by their outcomes.
-//! - What a peer pinned or holds, and groups that it began, are let go with its link, however that ends.
-//! - What a peer has no right to is refused before anything is looked up.
+//! - Bytes that are sent or passed by reference are in the arena, in a pinned frame, or in staging
+//!   memory. A staging buffer belongs to one item of one operation; operations wait for staging
+//!   memory in the order of their numbers.
+//! - Bytes that arrive are in reserved arena memory, which the index does not name before the put
+//!   is stored.
+//! - Nothing that a peer sends decides how much is allocated or held.
+//! - The server drives both directions: bytes of a put arrive only after it pulled them, into
+//!   memory reserved for them.
+//! - Memory pushed for a get is returned by the get's deadline.
+//! - Each operation ends with one outcome, sent after all of its bytes. The outcome of a cancelled
+//!   operation is sent at once, since a client counts its operations in flight by their outcomes.
+//! - Pins, holds and open groups of a client are released with its link, however the link ends.
+//! - A request without the necessary right is refused before any lookup.
 
-mod op_outcome;
-mod immediate;
 pub mod bounds;
 #[cfg(test)]
 mod bounds_test;
 mod call_context;
+#[cfg(test)]
+mod cancelled_ops_test;
 mod client_holds;
 mod commit;
 mod durable;
 mod exists;
 mod get;
-#[cfg(test)]
-mod cancelled_ops_test;
+mod immediate;
 mod in_flight_sends;
+mod invalidation_holds;
 pub mod load;
 #[cfg(test)]
 mod load_test;
 pub(crate) mod load_totals;
+mod op_outcome;
 mod outbox;
-mod poll;
 mod pending_pushes;
+mod poll;
 mod put;
-mod invalidation_holds;
 #[cfg(test)]
 mod tenants_test;
 #[cfg(test)]
 pub(crate) mod tests;
 #[cfg(test)]
+pub(crate) mod tests_cancelled;
+#[cfg(test)]
 pub(crate) mod tests_client_holds;
 #[cfg(test)]
 pub(crate) mod tests_removal_fence;
-#[cfg(test)]
-pub(crate) mod tests_cancelled;
 #[cfg(test)]
 pub(crate) mod tests_shared_memory;
 
@@ -61,19 +65,19 @@ use pagelith_transport::closed::Closed;
 use pagelith_transport::link::{Event, Link};
 use rustc_hash::FxHashMap;
 
-use self::op_outcome::OpOutcome;
-use self::immediate::outcome_from_memory;
 use self::call_context::CallContext;
 use self::client_holds::ClientHolds;
 use self::commit::CommitOp;
 use self::durable::DurableOp;
 use self::exists::ExistsOp;
 use self::get::GetOp;
+use self::immediate::outcome_from_memory;
 use self::in_flight_sends::InFlightSends;
+use self::invalidation_holds::InvalidationHolds;
 use self::load::LinkLoad;
+use self::op_outcome::OpOutcome;
 use self::pending_pushes::PendingPushes;
 use self::put::PutOp;
-use self::invalidation_holds::InvalidationHolds;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::Ticket;
 use crate::api::request::Request;
@@ -83,14 +87,16 @@ use crate::store::prefetch;
 use crate::store::session::Session;
 use crate::store::store::Store;
 
-/// Most operations of one link under way, those among them that were cancelled and go on; a client that asks for more is told `Busy`.
+/// Maximum number of operations in progress per link, including cancelled ones that still run; a
+/// request beyond it is answered `Busy`.
 const OPS_MAX: usize = 1024;
-/// Longest stretch of an object that is staged at a time, in bytes: whole blocks.
+/// Maximum number of bytes of an object that are staged at a time: whole blocks.
 const CHUNK_BYTES: u64 = 128 * BLOCK_BYTES as u64;
-/// How long to wait for the disk before looking at the link again, while there is something to wait for on both.
+/// How long to wait for the disk before the link is polled again, while completions of both are
+/// pending.
 const DISK_STEP: Duration = Duration::from_millis(1);
 
-/// One end of one link, and a session on the store for it. One thread's.
+/// The server's end of one link, with a session on the store. Used by one thread.
 pub struct Server {
     link: Box<dyn Link>,
     ops: BTreeMap<OpId, Op>,
@@ -98,22 +104,23 @@ pub struct Server {
     invalidation_holds: InvalidationHolds,
     ctx: ServerCtx,
     load: LinkLoad,
-    /// Names the client's process, of its key: whom a flush tells what was not told yet.
+    /// Identity of the client's process within its key; flush reports are kept by this identity.
     process: String,
-    /// Removals and flushes that were cancelled, which end all the same, and what they take.
+    /// Cancelled removals and flushes, which still run to their end, with the bytes counted for
+    /// each.
     cancelled: Vec<(DurableOp, u64)>,
-    /// Outcomes that the link had no room for.
+    /// Outcomes that did not fit into the link's queue.
     outbox: VecDeque<Frame>,
-    /// Bytes of outcomes that the link takes while it has none.
+    /// Capacity in bytes of the link's queue while it is empty.
     outcome_capacity: usize,
-    /// Numbers that the client gave its requests, oldest first.
+    /// Request numbers of the client and their recency epochs, oldest first.
     requests: VecDeque<(u64, Request)>,
-    /// The highest of them so far.
+    /// The highest of these numbers so far.
     newest_request: u64,
     closed: Option<Closed>,
 }
 
-/// What operations work with.
+/// State shared by all operations of a link.
 struct ServerCtx {
     session: Session,
     staging: StagingPool,
@@ -128,7 +135,7 @@ impl ServerCtx {
     }
 }
 
-/// An operation under way.
+/// An operation in progress.
 enum Op {
     Get(GetOp),
     Put(PutOp),
@@ -138,8 +145,8 @@ enum Op {
 }
 
 impl Server {
-    /// Serve `store` to the peer of `link`, with `staging` for the bytes in both directions, which other servers may
-    /// share.
+    /// Serves `store` to the peer of `link`. `staging` buffers bytes in both directions and may be
+    /// shared with other servers.
     pub fn new(store: &Store, link: Box<dyn Link>, staging: StagingPool) -> Result<Server> {
         let least = 2 * CHUNK_BYTES;
         if (staging.capacity() as u64) < least {
@@ -153,7 +160,8 @@ impl Server {
         let instance: String = facts.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
         let key = facts.key_name.as_deref();
         let process = format!("{}/{instance}", key.unwrap_or_default());
-        // Those of a key trust each other; without one each is by itself.
+        // Processes with the same key share one client name; without a key each process is its own
+        // client.
         let client: ClientName =
             key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into());
         let load = LinkLoad::new(session.io.shared.served.client(&client));
@@ -182,24 +190,25 @@ impl Server {
         })
     }
 
-    /// Why the link ended, once it has.
+    /// The reason why the link ended, or `None` while it is open.
     pub fn closed(&self) -> Option<&Closed> {
         self.closed.as_ref()
     }
 
-    /// Operations under way.
+    /// Number of operations in progress.
     pub fn ops(&self) -> usize {
         self.ops.len()
     }
 
-    /// Go on as far as it goes now; whether anything happened. Never waits, but for a removal, which reads headers.
+    /// Advances all operations as far as possible now and returns whether anything changed. Does
+    /// not block, except that a removal reads headers.
     pub fn turn(&mut self) -> bool {
         let mut events = Vec::new();
         self.link.poll(&mut events);
         self.handle_events(events)
     }
 
-    /// As [`Server::turn`], but wait until something happens, at most `timeout`.
+    /// As [`Server::turn`], but waits at most `timeout` for a change.
     pub fn wait(&mut self, timeout: Duration) -> bool {
         if self.turn() || self.closed.is_some() {
             return true;
@@ -212,7 +221,7 @@ impl Server {
         self.handle_events(events) || self.turn()
     }
 
-    /// Close the link. What was being done for it is given up.
+    /// Closes the link and drops the operations in progress.
     pub fn close(&mut self) {
         self.link.close();
         self.turn();
@@ -236,7 +245,7 @@ impl Server {
                 self.link.close();
             }
         }
-        // Their memory is free: the events are gone.
+        // The events are dropped, so that nothing refers to the pushed frames.
         let ServerCtx { in_flight_sends, session, .. } = &mut self.ctx;
         in_flight_sends.release(&session.io.shared, &back);
         moved |= self.collect_completions();
@@ -249,7 +258,8 @@ impl Server {
             moved = true;
         }
         self.send_outcomes();
-        // What is done at once is looked at now: nothing would wake this thread for it.
+        // Completions that are already available must be handled now: nothing would wake this
+        // thread for them.
         moved | self.ctx.session.has_finished()
     }
 
@@ -267,7 +277,7 @@ impl Server {
                 }
                 self.link.took(shown);
             }
-            // Memory that is back is free again.
+            // The buffers were returned above, or by dropping the event.
             Event::Pushed { .. } | Event::Retracted { .. } => {}
             Event::Closed(why) => {
                 tracing::info!(peer = %self.link.facts().peer, %why, "link closed");
@@ -296,7 +306,7 @@ impl Server {
             Kind::Cancel => {
                 let op = self.ops.remove(&frame.op);
                 self.link.retract(frame.op);
-                // What was outcome already is on its way.
+                // An operation that was answered before has its outcome in the queue.
                 if let Some(op) = op.filter(|_| !mutant::on(Mutant::CancelledUnanswered)) {
                     let outcome = op.cancelled_outcome();
                     if let Op::Durable(durable) = op {
@@ -305,7 +315,8 @@ impl Server {
                     self.respond(frame.op, outcome);
                 }
             }
-            // The link passes on nothing that a client does not send, and greetings and pings are its own.
+            // The link delivers only kinds that a client sends, and handles greetings and pings
+            // itself.
             _ => {}
         }
         Ok(())
@@ -425,7 +436,7 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// What the link has of the arena is the store's again.
+    /// Releases the arena frames, pins, holds and groups of the link.
     fn drop(&mut self) {
         self.link.close();
         let mut events = Vec::new();

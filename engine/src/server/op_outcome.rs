@@ -1,4 +1,4 @@
-//! Outcomes, as the wire has them.
+//! Outcomes of operations and their encoding.
 
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, key_hash};
 use pagelith_layouts::key::ObjectKey;
@@ -13,17 +13,18 @@ use crate::api::error::{Error, ErrorKind};
 use crate::api::events::{Event, Since};
 use crate::api::outcome::{FlushReport, MissCause, PutOutcome, Tier};
 
-/// OutcomeBody became of one item.
+/// The result of one item.
 #[derive(Debug)]
 pub(crate) enum ItemVerdict {
-    /// Sent, with these checksums; how many objects were put with it, or 0, and what they are attached to.
+    /// Sent: tier, length, checksums, number of objects put with it (or 0), and its base if it is
+    /// attached.
     Hit(Tier, u64, Checksums, u32, Option<Box<Base>>),
     Miss(MissCause),
     Put(PutOutcome),
     Failed(Error),
 }
 
-/// OutcomeBody becomes of an operation.
+/// The outcome of an operation.
 pub(crate) struct OpOutcome {
     pub verb: Verb,
     body: OutcomeBody,
@@ -61,7 +62,7 @@ impl OpOutcome {
         OpOutcome { verb: Verb::Stats, body: OutcomeBody::Text(text) }
     }
 
-    /// OutcomeBody a peer is told of `since`.
+    /// The events of `since` that the peer may receive.
     pub fn events(since: &Since, may_hear: impl Fn(&Event) -> bool) -> OpOutcome {
         let told = since.events.iter().filter(|event| may_hear(event));
         let items = told.map(|event| EventItem::of(&happened(event))).collect();
@@ -76,7 +77,7 @@ impl OpOutcome {
         OpOutcome { verb, body: OutcomeBody::Failed(error) }
     }
 
-    /// The body of its frame.
+    /// The body of the outcome frame.
     pub fn encode(&self) -> Vec<u8> {
         match &self.body {
             OutcomeBody::Items(items) => {
@@ -87,7 +88,9 @@ impl OpOutcome {
             OutcomeBody::Number(number) => encode(self.verb, &Written::Number(*number)),
             OutcomeBody::Flushed(report) => encode(self.verb, &Written::Flushed(flushed(report))),
             OutcomeBody::Text(text) => encode(self.verb, &Written::Text(text)),
-            OutcomeBody::Events(items, next, lost) => encode(self.verb, &Written::Events(items, *next, *lost)),
+            OutcomeBody::Events(items, next, lost) => {
+                encode(self.verb, &Written::Events(items, *next, *lost))
+            }
             OutcomeBody::Views(items) => encode(self.verb, &Written::Views(items)),
             OutcomeBody::Failed(error) => encode(self.verb, &Written::Failed(failure(error))),
         }

@@ -1,4 +1,4 @@
-//! Outcomes on their way to the client.
+//! Queues outcomes and sends them to the client.
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::{Frame, Kind};
@@ -7,7 +7,7 @@ use super::Server;
 use super::op_outcome::OpOutcome;
 use crate::api::error::Error;
 
-/// Longest outcome in bytes, also of a peer that reads longer ones.
+/// Maximum length of an outcome in bytes, even if the peer accepts longer ones.
 pub(crate) const OUTCOME_BYTES_MAX: usize = 4 << 20;
 
 impl Server {
@@ -22,7 +22,8 @@ impl Server {
         self.outbox.push_back(Frame::new(Kind::Outcome, id, body));
     }
 
-    /// The outcome of this operation is the link's; how much of what it has is not sent yet.
+    /// Records that the outcome of `sent` is in the link's queue, and how many bytes of outcomes
+    /// the link has not written.
     fn note_unsent(&mut self, sent: Option<OpId>) {
         if self.closed.is_some() {
             return;
@@ -31,7 +32,7 @@ impl Server {
         self.load.record_sent(&self.ctx.session.io.shared.served, sent, unsent as u64);
     }
 
-    /// Outcomes go to the client now, and not once this thread comes to wait.
+    /// Sends queued outcomes now instead of when this thread waits next.
     pub(crate) fn send_outcomes(&mut self) {
         let any = !self.outbox.is_empty();
         let mut sent = None;

@@ -1,8 +1,8 @@
-//! What gets have on a link, and until when.
+//! Pushes of gets that the link has not returned, and their deadlines.
 //!
-//! Invariant: memory that a push holds is back by the deadline of its operation, whatever the peer
-//! does: one that is shown bytes and never says that it has taken them keeps them no longer. It
-//! finds out by its checksums, if it still looks.
+//! Invariant: memory of a push is returned by the deadline of its operation, whatever the peer
+//! does. A peer that got a reference and never releases it loses the bytes then; if it reads them
+//! later, their checksums do not match.
 
 use std::collections::BTreeSet;
 
@@ -10,21 +10,21 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::OpId;
 use rustc_hash::FxHashMap;
 
-/// Pushes on a link, by operation.
+/// Pending pushes of a link, by operation.
 #[derive(Default)]
 pub(crate) struct PendingPushes {
-    /// How many each has there, and until when it may: those that were answered.
+    /// Number of pending pushes, and the deadline once the operation is answered.
     ops: FxHashMap<OpId, (u32, Option<Mono>)>,
     due: BTreeSet<(Mono, OpId)>,
 }
 
 impl PendingPushes {
-    /// The link took one.
+    /// The link accepted a push.
     pub fn sent(&mut self, op: OpId) {
         self.ops.entry(op).or_default().0 += 1;
     }
 
-    /// One came back.
+    /// The link returned a push.
     pub fn returned(&mut self, op: OpId) {
         let Some((count, due)) = self.ops.get_mut(&op) else { return };
         *count -= 1;
@@ -34,7 +34,7 @@ impl PendingPushes {
         }
     }
 
-    /// The operation was answered: what it has there still, it may have until `deadline`.
+    /// The operation was answered: its remaining pushes may stay until `deadline`.
     pub fn op_answered(&mut self, op: OpId, deadline: Mono) {
         if let Some((_, due)) = self.ops.get_mut(&op) {
             *due = Some(deadline);
@@ -42,7 +42,7 @@ impl PendingPushes {
         }
     }
 
-    /// An operation whose time is up, once.
+    /// An operation whose deadline is over; each is returned once.
     pub fn overdue(&mut self, now: Mono) -> Option<OpId> {
         let (_, op) = *self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.pop_first();

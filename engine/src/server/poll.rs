@@ -1,4 +1,4 @@
-//! What is under way on a link goes on: in which order, and how much of it in one turn.
+//! Advances the operations of a link: their order, and how much one poll does.
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::request::Verb;
@@ -9,7 +9,7 @@ use crate::api::error::Error;
 use crate::api::outcome::{Done, Ticket};
 
 impl Server {
-    /// Hand on what the session has done; whether there was any.
+    /// Passes completions of the session to their operations; returns whether any was available.
     pub(crate) fn collect_completions(&mut self) -> bool {
         let mut any = false;
         while let Some((ticket, done)) = self.ctx.session.poll() {
@@ -19,8 +19,9 @@ impl Server {
         any
     }
 
-    /// Let operations go on, in the order in which they were asked for; whether one is over. Who is outcome hears of it before the next
-    /// is looked at, and one put at most is copied in a turn: what else the client asks for meanwhile waits no longer than that takes.
+    /// Advances the operations in the order of their numbers; returns whether one ended. Each
+    /// outcome is sent before the next operation advances. At most one put is copied per call,
+    /// which bounds how long other requests of the client wait.
     pub(crate) fn advance(&mut self) -> bool {
         let shared = &self.ctx.session.io.shared;
         self.cancelled.retain_mut(|(durable, bytes)| match durable.is_done(shared) {
@@ -73,14 +74,14 @@ impl Server {
             (Some(Op::Put(put)), Done::Put(done)) => put.done(self.ctx.shared(), ticket, done),
             (Some(Op::Commit(commit)), Done::Put(done)) => commit.done(self.ctx.shared(), done),
             (Some(Op::Exists(exists)), Done::Exists(found)) => exists.done(found),
-            // It was cancelled, and its memory is free with this.
+            // The operation was cancelled; dropping the completion frees its memory.
             _ => {}
         }
     }
 }
 
 impl Op {
-    /// What is said of it once its client has given it up.
+    /// The outcome of a cancelled operation.
     pub(crate) fn cancelled_outcome(&self) -> OpOutcome {
         let verb = match self {
             Op::Get(_) => Verb::Get,

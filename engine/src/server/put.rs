@@ -1,10 +1,11 @@
-//! Puts: what is here already is answered without its bytes; the rest is pulled into memory of the arena that was set aside
-//! for it, a group at a time, and put where it lies.
+//! Puts. Groups that are present are answered without their bytes. For the others the server
+//! reserves arena memory, pulls the bytes into it, one run of groups at a time, and stores them in
+//! place.
 //!
 //! Invariants:
-//! - What is put has the checksums that were sent with it, made of what lies in the arena, or of the copy that went there.
-//! - What was copied out of a client's memory is put only if the copy has such checksums: a client may
-//!   give the put up meanwhile, and write other bytes there.
+//! - A stored object has the checksums that the client sent, verified over the bytes in the arena.
+//! - Bytes copied from client memory are stored only if the copy has these checksums: the client
+//!   may cancel the put during the copy and overwrite its memory.
 
 mod offered;
 mod run;
@@ -25,7 +26,7 @@ use pagelith_transport::shown::Shown;
 
 use self::offered::{ObjectBuffer, OfferedObject};
 use self::run::RUN_GROUPS;
-use super::op_outcome::{OpOutcome, ItemVerdict};
+use super::op_outcome::{ItemVerdict, OpOutcome};
 use super::{CallContext, ServerCtx};
 use crate::api::error::{Error, Result};
 use crate::api::outcome::{PutDone, PutOutcome, Ticket};
@@ -45,44 +46,50 @@ use crate::write::put;
 use crate::write::put::new_keys;
 use crate::write::put::{Came, Kind as GroupKind, Size};
 
-/// Bytes that an object takes that is offered, in a group by itself.
+/// Bytes of server state for an offered object that is a group of its own.
 pub(crate) const OFFERED_BYTES: usize = size_of::<OfferedObject>() + size_of::<OfferedGroup>();
 
 enum GroupState {
     New,
-    /// So many objects are on their way.
+    /// Number of objects whose bytes have not arrived.
     Pulling(usize),
-    /// All of it is here.
+    /// All bytes of the group have arrived.
     Received,
     Storing(Ticket),
-    /// Its objects are put, and with that its group is whole.
+    /// All objects of the open group are put; its commit is pending.
     Committing(Ticket, Joined),
     Done,
 }
 
 struct OfferedGroup {
     base: Option<ObjectKey>,
-    /// Numbers of its objects in the put.
+    /// Range of its objects in the put.
     objects: Range<usize>,
     state: GroupState,
 }
 
-/// A put under way.
+/// A put in progress.
 pub(crate) struct PutOp {
     call: CallContext,
     pub verb: Verb,
     block_bytes: u32,
     offered: Vec<OfferedObject>,
     groups: Vec<OfferedGroup>,
-    /// What groups consist of that these are parts of, as keys of any page; `None` if they are whole. Once for all: a
-    /// request may have many pages.
+    /// For parts of groups: the keys of all objects of such a group, on any page; `None` if the
+    /// groups are complete. Kept once per put, since a request may have many pages.
     required: Option<Vec<ObjectKey>>,
-    /// The open group that they are put into, each by itself.
+    /// The open group that receives the objects, each by itself.
     open_group: Option<Joined>,
 }
 
 impl PutOp {
-    pub fn new(call: CallContext, puts: Puts<'_>, open_group: Option<Joined>, link: &dyn Link, id: OpId) -> PutOp {
+    pub fn new(
+        call: CallContext,
+        puts: Puts<'_>,
+        open_group: Option<Joined>,
+        link: &dyn Link,
+        id: OpId,
+    ) -> PutOp {
         let objects = puts.items().len();
         let mut groups: Vec<OfferedGroup> = Vec::with_capacity(objects.min(puts.group_count() as usize));
         let mut offered = Vec::with_capacity(objects);
@@ -94,7 +101,8 @@ impl PutOp {
             }
             groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
             let sums: Checksums = object.checksums.iter().collect();
-            // What cannot be looked at, or has no checksums to be compared with, is pulled.
+            // Bytes that cannot be referenced, or have no checksums to verify the copy against, are
+            // pulled.
             let shown = |place| link.view((id, object.number, 0), place, object.length);
             let shown = object.shown.filter(|_| !sums.is_empty()).and_then(shown);
             offered.push(OfferedObject {
@@ -111,12 +119,12 @@ impl PutOp {
         PutOp { call, verb, block_bytes: puts.block_bytes(), offered, groups, required, open_group }
     }
 
-    /// Bytes of an object have arrived in `parts`, or are `shown` and belong there.
+    /// Records that the bytes of an object have arrived in `parts`, or can be copied from `shown`.
     pub fn receive(&mut self, item: u32, parts: Vec<Part>, shown: Option<&Shown>) {
         let at = item as usize;
         let Some(object) = self.offered.get_mut(at) else { return };
         object.receive(parts, shown, self.block_bytes);
-        // Groups have their objects one behind the other.
+        // The object ranges of groups are contiguous and ascending.
         let of = self.groups.partition_point(|group| group.objects.end <= at);
         let Some(group) = self.groups.get_mut(of) else { return };
         group.state = match std::mem::replace(&mut group.state, GroupState::Done) {
@@ -126,7 +134,7 @@ impl PutOp {
         };
     }
 
-    /// Groups were stored, or were not.
+    /// Records the results of a batch of groups.
     pub fn done(&mut self, shared: &Shared, ticket: Ticket, done: Vec<PutDone>) {
         let mut done = done.into_iter();
         for at in 0..self.groups.len() {
@@ -145,7 +153,7 @@ impl PutOp {
         }
     }
 
-    /// Pull and store as far as it goes; the outcome once all is settled.
+    /// Pulls and stores as much as possible; returns the outcome once all groups are settled.
     pub fn advance(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) -> Option<OpOutcome> {
         if ctx.shared().now() >= self.call.deadline {
             link.retract(id);
@@ -153,7 +161,7 @@ impl PutOp {
         }
         let (mut at, mut whole) = (0, Vec::new());
         while at < self.groups.len() {
-            // What does not begin now waits, with all behind it.
+            // A group that cannot begin now blocks the groups after it.
             if matches!(self.groups[at].state, GroupState::New) && !self.begin(ctx, link, id, at) {
                 break;
             }
@@ -168,19 +176,22 @@ impl PutOp {
         self.store(ctx, id, whole);
         let over = self.groups.iter().all(|group| is_done(&group.state));
         over.then(|| {
-            let late = |key: &ObjectKey| ItemVerdict::Failed(Error::busy(format!("the time was up key={key}")));
+            let late =
+                |key: &ObjectKey| ItemVerdict::Failed(Error::busy(format!("the time was up key={key}")));
             let verdict = |o: OfferedObject| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
             OpOutcome::items(self.verb, self.offered.drain(..).map(verdict).collect())
         })
     }
 
-    /// The time is up: what is not being stored will not be.
+    /// The deadline is over: drops every group that is not being stored.
     fn expire(&mut self) {
         for group in &mut self.groups {
             match group.state {
                 GroupState::New | GroupState::Pulling(_) | GroupState::Received => {
                     group.state = GroupState::Done;
-                    self.offered[group.objects.clone()].iter_mut().for_each(|o| o.buffer = ObjectBuffer::None);
+                    self.offered[group.objects.clone()]
+                        .iter_mut()
+                        .for_each(|o| o.buffer = ObjectBuffer::None);
                 }
                 GroupState::Storing(_) | GroupState::Committing(..) | GroupState::Done => {}
             }
@@ -195,8 +206,8 @@ impl PutOp {
         }
     }
 
-    /// Settle the groups of a run without their bytes, or pull them, from group `at` on and at least that one; false if there is
-    /// no room for it now.
+    /// Settles the groups of a run without their bytes, or pulls them. The run begins with group
+    /// `at`. Returns false if memory or link capacity is insufficient now.
     fn begin(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId, at: usize) -> bool {
         let mut run = self.run(at);
         if !self.is_checked_by_store(ctx.shared(), &run) {
@@ -213,7 +224,7 @@ impl PutOp {
         let memory = loop {
             match self.reserve_memory(ctx, link, &run) {
                 SetAside::Now(memory) => break memory,
-                // What has no room together may have some one after the other.
+                // Groups that do not fit together may fit one at a time.
                 SetAside::Later | SetAside::Full if run.len() > 1 => run.truncate(1),
                 SetAside::Later => return false,
                 SetAside::Full => {
@@ -257,7 +268,7 @@ impl PutOp {
         true
     }
 
-    /// Store groups out of the client's memory.
+    /// Stores groups directly from the client's memory.
     fn store_from_client_memory(&mut self, ctx: &mut ServerCtx, id: OpId, run: &[usize]) {
         let groups = run.iter().map(|at| {
             let group = &self.groups[*at];
@@ -272,16 +283,15 @@ impl PutOp {
         self.submit(ctx, id, groups, run);
     }
 
-    /// Hand groups to the store, which are these of the put.
+    /// Submits groups to the store; `which` are their numbers in the put.
     fn submit(&mut self, ctx: &mut ServerCtx, id: OpId, groups: Vec<PutGroup>, which: &[usize]) {
         let Some(first) = which.first() else { return };
-        let ticket =
-            ctx.session.submit_put_as(groups, self.options(ctx.shared(), *first), self.call.origin);
+        let ticket = ctx.session.submit_put_as(groups, self.options(ctx.shared(), *first), self.call.origin);
         which.iter().for_each(|at| self.groups[*at].state = GroupState::Storing(ticket));
         ctx.batches.insert(ticket, id);
     }
 
-    /// How groups are put, of which this is the first.
+    /// Options of a batch of groups that begins with group `at`.
     fn options(&self, shared: &Shared, at: usize) -> Options {
         let left = self.call.deadline.since(shared.now());
         let depth = self.call.options.depth.saturating_add(at as u32);
@@ -293,8 +303,9 @@ impl PutOp {
         run.iter().flat_map(|at| self.groups[*at].objects.clone()).collect()
     }
 
-    /// Whether all of a run is shown and new, so that nothing of it is settled without its bytes: whoever stores it looks at it once more, and
-    /// refuses what is wrong with it. Told without the lock.
+    /// Whether all groups of a run are in client memory and have new keys. Nothing in such a run is
+    /// settled without its bytes: the store repeats the lookup and refuses invalid groups. Runs
+    /// without the core lock.
     fn is_checked_by_store(&self, shared: &Shared, run: &[usize]) -> bool {
         let may_be = |at: &usize| {
             let has_base = self.call.origin == Came::Put || self.groups[*at].base.is_none();
@@ -304,10 +315,11 @@ impl PutOp {
         run.iter().all(may_be) && new_keys::all_new(shared, keys)
     }
 
-    /// Settle those that need no bytes: they are here, or are refused whatever they are like.
+    /// Settles groups that need no bytes: those that are present and those that are invalid
+    /// whatever their bytes are.
     fn settle_without_bytes(&mut self, shared: &Shared, run: &mut Vec<usize>) {
         let mut core = shared.lock();
-        // Whether an open group has it already is found when it is put there.
+        // The put into an open group itself detects objects that the group already has.
         let looks = self.open_group.is_none() && !shared.config.constant_fingerprint();
         let known = |at: &usize| match looks && self.is_present(shared, &mut core, &self.groups[*at]) {
             true => Some(PutOutcome::AlreadyPresent),
@@ -328,7 +340,7 @@ impl PutOp {
         });
     }
 
-    /// ObjectBuffer for all objects of these groups, or for none.
+    /// Reserves arena memory for all objects of these groups, or for none.
     fn reserve_memory(&self, ctx: &ServerCtx, link: &dyn Link, run: &[usize]) -> SetAside {
         let objects = self.objects(run);
         let room = link.room();
@@ -339,9 +351,10 @@ impl PutOp {
         reserve::set_aside(&ctx.session.io.shared, &lengths)
     }
 
-    /// Whether the group is here as it was put, so that its bytes need not travel: one object by the index (what is wrong
-    /// about that by chance is an object that is not stored, once in 2^128), several only where one frame holds exactly
-    /// these. What lies apart, or on SSD alone, has to be looked at by who stores it.
+    /// Whether the group is present as it is put, so that its bytes need not be sent. The index
+    /// alone decides for a single object; a false match, and thus an object that is not stored, has
+    /// a probability of 2^-128. Several objects must be exactly the members of one frame. For
+    /// objects in separate frames, or on SSD alone, the store decides after it has read the bytes.
     fn is_present(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &OfferedGroup) -> bool {
         let objects = &group.objects;
         let here = |o: &OfferedObject| {
@@ -375,7 +388,7 @@ impl PutOp {
         all
     }
 
-    /// Whether a store offers it for a base that is not here: it would not be stored.
+    /// Whether a store offers the group for a base that is not present: the put would be refused.
     fn lacks_base(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &OfferedGroup) -> bool {
         let Some(base) = group.base.filter(|_| self.call.origin != Came::Put) else { return false };
         let name = name_of(shared.fingerprint(&base, core.generation(base.namespace())));
@@ -384,7 +397,7 @@ impl PutOp {
         has_none
     }
 
-    /// Store groups whose bytes are all here, each if they are what they should be.
+    /// Stores groups whose bytes have arrived; a group with a checksum mismatch is refused.
     fn store(&mut self, ctx: &mut ServerCtx, id: OpId, whole: Vec<usize>) {
         let (mut together, mut groups) = (Vec::new(), Vec::new());
         for at in whole {
@@ -398,7 +411,7 @@ impl PutOp {
                     let arrived = o.take()?;
                     Some(open_group.put_arrived(ctx.shared(), &o.key, arrived))
                 };
-                // Objects that a client says are one group have one outcome here: the worst.
+                // The objects that the client put as one group share one verdict here: the worst.
                 let worst = objects.iter_mut().filter_map(put).max_by_key(Result::is_err);
                 if let Some(outcome) = worst {
                     self.settle(at, || item_verdict(outcome.clone()));
@@ -419,7 +432,7 @@ impl PutOp {
         self.submit(ctx, id, groups, &together);
     }
 
-    /// Put what was pulled into its group, and commit that if nothing is missing then.
+    /// Puts the pulled objects into their open group and commits it if none is missing.
     fn store_part(&mut self, ctx: &mut ServerCtx, id: OpId, at: usize, options: Options) -> Result<()> {
         let shared = ctx.shared();
         let page = self.offered[self.groups[at].objects.start].key.hash();
@@ -439,7 +452,7 @@ impl PutOp {
         Ok(())
     }
 
-    /// What is wrong with a group whatever its bytes are: they need not travel.
+    /// An error if the group is invalid whatever its bytes are: they need not be sent.
     fn check(&self, shared: &Shared, at: usize) -> Result<()> {
         let group = &self.groups[at];
         let size = |o: &OfferedObject| Size { key: o.key, length: Some(o.length), in_arena: false };
@@ -463,7 +476,11 @@ fn item_verdict(outcome: Result<PutOutcome>) -> ItemVerdict {
 fn is_done(state: &GroupState) -> bool {
     match state {
         GroupState::Done => true,
-        GroupState::New | GroupState::Pulling(_) | GroupState::Received | GroupState::Storing(_) | GroupState::Committing(..) => false,
+        GroupState::New
+        | GroupState::Pulling(_)
+        | GroupState::Received
+        | GroupState::Storing(_)
+        | GroupState::Committing(..) => false,
     }
 }
 

@@ -1,4 +1,5 @@
-//! Tenants of one store: what one of them does takes nothing from another, and tells it nothing.
+//! Isolation of tenants of one store: a tenant takes nothing from another and learns nothing about
+//! it.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 use std::collections::BTreeSet;
@@ -21,7 +22,7 @@ use crate::api::request::{Options, PutSlice};
 use crate::config::{Config, Facts};
 use crate::rpc::client::Caller;
 use crate::rpc::{Reply, Told};
-use crate::server::tests::{TIMEOUT, Pair};
+use crate::server::tests::{Pair, TIMEOUT};
 use crate::store::store::Store;
 
 const NAMESPACES_MAX: u32 = 8;
@@ -98,7 +99,7 @@ fn clear_of_an_empty_namespace_uses_no_row() {
             assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(Told::Number(1)), "n={n}");
         }
         assert!(store.shared.lock().visibility.generations().is_empty());
-        // A namespace that holds something has a row each, also when it was written and is not in memory.
+        // Each namespace with objects has a row, even if they are written and not in memory.
         put(&store, id(1001));
         store.flush(Options::default()).expect("flushed");
         for n in 1000..1000 + NAMESPACES_MAX {
@@ -138,7 +139,7 @@ fn flush_reports_only_losses_in_the_namespaces_of_the_tenant() {
     assert_eq!([b.flush(), b.flush()], [lost(5), lost(0)]);
     assert_eq!([all.flush(), all.flush()], [lost(15), lost(0)]);
     assert_eq!(store.flush(Options::default()), Ok(lost(15)), "the process itself hears of all of it");
-    // A client that comes later hears from then on.
+    // A client that connects later gets losses from then on only.
     assert_eq!(Tenant::of(&store, Rights::all()).flush(), lost(0));
 }
 

@@ -1,4 +1,4 @@
-//! A store, a server and a caller in one thread, over loopback.
+//! A store, a server and a client in one thread, over loopback.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ impl Pair {
         Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), rights, verify_ratio, &[])
     }
 
-    /// At a Unix socket the store's memory is shown.
+    /// With a Unix socket the store shares its memory.
     pub(crate) fn at(address: Address, rights: Rights, verify_ratio: f64, shows: &[Arc<Region>]) -> Pair {
         let shared = matches!(address, Address::Unix(_));
         let mut config = Config::default();
@@ -72,7 +72,7 @@ impl Pair {
         Pair { store, server, caller, clock }
     }
 
-    /// A client of a store, and the server for it.
+    /// Connects a client to a store; returns its server and the client.
     pub(crate) fn meet(
         store: &Store,
         clock: &Arc<dyn Clock>,
@@ -85,7 +85,7 @@ impl Pair {
         (server, Caller::new(link))
     }
 
-    /// A server, and the client's end of its link.
+    /// Connects a client to a store; returns its server and the client's end of the link.
     pub(crate) fn links(
         store: &Store,
         clock: &Arc<dyn Clock>,
@@ -102,7 +102,7 @@ impl Pair {
         let mut listener = Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
             .expect("listens")
             .showing(regions);
-        // Another process each.
+        // Each client is another process.
         let client = offer(CLIENTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let pending =
             connect(listener.address(), client, key, &SystemEntropy, clock.clone(), limits, of_client);
@@ -127,7 +127,7 @@ impl Pair {
         (server, client.expect("a link"))
     }
 
-    /// Drive both ends until the one operation has its reply.
+    /// Polls both ends until the operation has its reply.
     pub(crate) fn reply(&mut self) -> Reply {
         let mut replies = Vec::new();
         while replies.is_empty() {
@@ -162,7 +162,7 @@ impl Pair {
         got.remove(0)
     }
 
-    /// Put groups of objects; `lie` changes a byte on the way.
+    /// Puts groups of objects; `lie` changes a byte of each in transit.
     pub(crate) fn put(&mut self, groups: &[Offered], lie: bool) -> Vec<Stored> {
         let mut draft = PutDraft::new(BLOCK_BYTES);
         let mut all = Vec::new();
@@ -190,7 +190,7 @@ impl Pair {
     }
 }
 
-/// What a group is attached to, if it is, and its objects.
+/// The base of a group, if any, and its objects.
 type Offered = (Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>);
 type Got = crate::api::error::Result<GetOutcome>;
 type Stored = (crate::api::error::Result<PutOutcome>, usize);
@@ -241,7 +241,8 @@ fn get_fills_any_scatter_list() {
     }
 }
 
-/// A link full of pushes that nobody reads, of objects that are held in the arena for it alone.
+/// A link filled with pushes that the client does not read, of objects that only the link keeps in
+/// the arena.
 fn full_of_pushes() -> Pair {
     let mut pair = Pair::new(Rights::all());
     const LEN: usize = 1_000_000;
@@ -255,7 +256,7 @@ fn full_of_pushes() -> Pair {
     let deadline = pair.clock.now().after(TIMEOUT);
     pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("room");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
-    // Nobody reads: the socket fills, and the rest waits.
+    // The client does not read: the socket fills up, and the remaining pushes wait.
     for _ in 0..1000 {
         pair.server.turn();
     }
@@ -282,14 +283,14 @@ fn arena_frames_pushed_to_a_client_are_free_after_server_drop() {
     assert_eq!(store.stats().dram_bytes, 0, "frames are held for a link that is gone");
 }
 
-/// Other bytes for the one object that the store has.
+/// Overwrites the bytes of the only object in the store.
 pub(crate) fn overwrite(store: &Store, bytes: &[u8]) {
     let extent = store.shared.lock().frames.iter().map(|(_, f)| f.data.members[0].extent).next();
     let filled = Unpublished::new(extent.expect("a frame")).fill(&store.shared.memory, &[bytes]);
     assert!(filled.is_some());
 }
 
-/// The client notices, and has the store look at it by asking once more.
+/// The client detects the mismatch and asks again, which makes the store verify the object.
 #[test]
 fn get_of_changed_memory_returns_damaged() {
     for (ratio, range) in [(1.0, None), (0.0, None), (1.0, Some(40_000..70_000)), (0.0, Some(40_000..70_000))]
@@ -305,7 +306,8 @@ fn get_of_changed_memory_returns_damaged() {
         let mut got = pair.got(wanted(false));
         let damaged = Ok(GetOutcome::Miss(MissCause::Damaged));
         assert_eq!(got.outcome, damaged, "ratio={ratio} range={range:?}");
-        // A block that is sent in part the store always looks at. What it noticed is gone: it can be put again.
+        // The store always verifies a block that is sent in part, and drops a damaged object, which
+        // can be put again.
         let gone = range.is_some();
         assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [!gone]);
         if got.again {
@@ -350,7 +352,7 @@ fn objects_stored_alone_become_a_group_when_put_together() {
     }
     let outcomes = pair.put(&[(None, group)], false);
     assert!(outcomes.iter().all(|(outcome, _)| outcome.is_ok()), "{outcomes:?}");
-    // One unit: what takes one takes the other.
+    // A group is removed as a whole.
     assert_eq!(pair.store.remove(&[key(1, "k")], Options::default()), Ok(1));
     assert_eq!(pair.store.exists_batch(&[key(1, "v")], Options::default()), [false]);
 }
@@ -413,14 +415,14 @@ fn get_buffers_return_after_deadline_or_server_close() {
         let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]), sent: false };
         pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
     };
-    // Nobody drives the server.
+    // The server is not polled.
     wanted(&mut pair, Duration::ZERO);
     let mut replies = Vec::new();
     pair.caller.poll(pair.clock.now(), &mut replies);
     let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
     assert_eq!(got[0].outcome, Ok(GetOutcome::Miss(MissCause::Late)));
     assert_eq!(got[0].parts.iter().map(Part::len).sum::<usize>(), 1_000_000);
-    // What it sends of that later lands nowhere, and the link goes on.
+    // Bytes that it sends after that are discarded, and the link stays usable.
     let (outcome, bytes) = pair.get(vec![(key(1, "k"), None, vec![1_000_000])]).remove(0);
     assert!(outcome.is_ok_and(|o| o.is_hit()) && bytes == object(1, 1_000_000));
     wanted(&mut pair, TIMEOUT);

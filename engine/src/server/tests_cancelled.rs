@@ -1,4 +1,4 @@
-//! What links have when operations were given up, at any moment of theirs: all that they had before.
+//! Cancels operations at any moment of their course: the link gets its whole capacity back.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -12,15 +12,16 @@ use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
 
-use super::tests::{TIMEOUT, Pair, key, object, parts};
+use super::tests::{Pair, TIMEOUT, key, object, parts};
 use crate::api::request::Options;
 use crate::rpc::call::{Lend, Reply, Wanted};
 
-/// Of two frames of a stream, and of some blocks.
+/// More than one frame of a stream, and several blocks.
 const LEN: usize = 200_000;
 const PAGES: u8 = 12;
 
-/// Who gave up its room waits for the outcome of what it gave up, of whatever kind, and has it again with that.
+/// The capacity of a cancelled operation of any kind is in use until its outcome arrives, and free
+/// afterwards.
 #[test]
 fn link_capacity_is_restored_after_cancelled_operations() {
     let mut pair = Pair::new(Rights::all());
@@ -64,8 +65,8 @@ fn link_capacity_is_restored_after_cancelled_operations() {
     assert!(pair.get(vec![(key(1, "k"), None, vec![1_000_000])])[0].0.as_ref().is_ok_and(|got| got.is_hit()));
 }
 
-/// Operations of all kinds with little time each, both ends going on now and then: what had its time is right, and nothing is kept of what
-/// had not.
+/// Operations of all kinds with short deadlines, while both ends are polled irregularly: those that
+/// complete are right, and the others leave nothing behind.
 #[test]
 fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
     for (shows, seed) in [false, true].into_iter().flat_map(|shows| (1..4).map(move |seed| (shows, seed))) {
@@ -93,7 +94,7 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
                 pair.caller.poll(pair.clock.now(), &mut replies);
                 continue;
             }
-            // Some have all the time there is: however slow the machine, there are hits.
+            // Some have a long deadline, so that there are hits on any machine.
             let time = match below(6) {
                 0 => TIMEOUT,
                 _ => Duration::from_micros(below(4) * below(400)),
@@ -152,7 +153,8 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
             let nothing = (pair.server.ops(), stats.readers, pair.caller.calls()) == (0, 0, 0);
             nothing && pair.caller.room() == before
         };
-        // An operation that is answered in a turn has its memory back in the next, which the turn says is due.
+        // The memory of an operation answered in one poll returns in the next; the first one
+        // returns true.
         let mut goes_on = true;
         while goes_on || !is_as_before(&pair) {
             goes_on = pair.server.turn();

@@ -1,4 +1,5 @@
-//! What a client holds over its link, and what becomes of it when the client does wrong, or is gone.
+//! Pins, leases and groups of a client: misuse, and release when the client or its server
+//! disappears.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::rights::{Namespaces, Rights};
 
-use super::tests::{TIMEOUT, Pair, key, object};
+use super::tests::{Pair, TIMEOUT, key, object};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
 use crate::api::request::{Options, PutSlice};
@@ -49,7 +50,7 @@ fn pinned(pair: &Pair) -> (u64, u64) {
     (stats.objects_pinned, stats.objects_leased)
 }
 
-/// The client goes without a word: nobody lets go for it but its server.
+/// The client disconnects without a request: only its server can release its pins.
 #[test]
 fn pins_end_with_their_link_and_leases_remain() {
     for dies in ["the client", "the server"] {
@@ -75,7 +76,7 @@ fn pins_end_with_their_link_and_leases_remain() {
     }
 }
 
-/// A client is cut off at each of its steps: whatever the server had heard of it by then, it holds nothing afterwards.
+/// Disconnects a client after each of its steps: nothing stays pinned.
 #[test]
 fn client_disconnected_at_any_step_leaves_no_pins() {
     for steps in 0..6 {
@@ -107,7 +108,7 @@ fn pin_name_is_scoped_to_its_connection() {
     assert_eq!(ask(&mut pair, &Ask::Pin(7, List::of(&keys[..5]))), Ok(5));
     let message = "a pin or view of this link has this name name=7";
     refused(ask(&mut pair, &Ask::Pin(7, List::of(&keys))), ErrorKind::Invalid, message);
-    // Another client guesses the name: it is one of its own.
+    // Another client uses the same name for a pin of its own.
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
     let (server, caller) = Pair::meet(&pair.store, &pair.clock, address, Rights::all(), &[]);
     let (server, caller) =
@@ -130,7 +131,7 @@ fn pins_and_leases_beyond_their_bounds_are_refused() {
         let message = format!("a lease is too long ms={ms} max={day}");
         refused(ask(&mut pair, &Ask::Lease(ms, List::of(&keys))), ErrorKind::Invalid, &message);
     }
-    // One object pinned again and again: what a connection has is counted, not what the store holds.
+    // Repeated pins of one object count for the connection, although the store holds one object.
     let many = vec![keys[0]; 4096];
     for name in 1..=16 {
         assert_eq!(ask(&mut pair, &Ask::Pin(name, List::of(&many))), Ok(4096), "name={name}");
@@ -154,12 +155,12 @@ fn key_outside_client_namespaces_is_denied() {
     assert_eq!(pinned(&pair), (0, 0));
 }
 
-/// The two objects of a page that is not there.
+/// The two objects of a page that is absent.
 fn page() -> [ObjectKey; 2] {
     [key(100, "k"), key(100, "v")]
 }
 
-/// Put an object into the group of this name.
+/// Puts an object into the group with this name.
 fn put_into(pair: &mut Pair, name: u64, key: ObjectKey) -> Result<PutOutcome> {
     let bytes = object(7, LEN);
     let mut draft = PutDraft::into_open(BLOCK_BYTES, name);
@@ -209,14 +210,14 @@ fn group_joined_by_two_connections_ends_with_the_last() {
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
     let (server, caller) = Pair::meet(&pair.store, &pair.clock, address, Rights::all(), &[]);
     let first = (std::mem::replace(&mut pair.server, server), std::mem::replace(&mut pair.caller, caller));
-    // The name means nothing here, whatever it is asked for.
+    // No request of this connection can use the name.
     for asked in [Ask::Commit(1), Ask::Abort(1)] {
         refused(ask(&mut pair, &asked), ErrorKind::Unavailable, GONE);
     }
     let error = put_into(&mut pair, 1, page()[1]).expect_err("no such group");
     assert_eq!((error.kind, error.message.as_str()), (ErrorKind::Unavailable, GONE));
     assert_eq!(waiting(&pair.store), (1, 8192, 0));
-    // Whoever begins the same one has it too, by a name of its own.
+    // Another connection that begins the same group joins it, under a name of its own.
     let turned = [page()[1], page()[0]];
     assert_eq!(ask(&mut pair, &Ask::Begin(1, List::of(&turned))), Ok(2));
     refused(

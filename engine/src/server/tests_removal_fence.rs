@@ -1,4 +1,5 @@
-//! What a store offers its peer, and removes there over another link: one newer than that on which the bytes are on their way still.
+//! An offer from one store to another, and a removal over a second, newer link while the offered
+//! bytes are in transit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::rights::Rights;
 
-use super::tests::{TIMEOUT, Pair};
+use super::tests::{Pair, TIMEOUT};
 use crate::api::error::ErrorKind;
 use crate::api::outcome::PutOutcome;
 use crate::api::request::{Options, PutSlice};
@@ -31,9 +32,9 @@ fn put(pair: &Pair, key: ObjectKey) {
     assert_eq!(pair.store.put_batch(&[put], Options::default()), [Ok(PutOutcome::Stored)]);
 }
 
-/// An offer that the peer has asked for the bytes of, and a removal of `removed` (a clear for `None`) over a newer link before they
-/// arrive: what became of the offer, and whether it is there. It may be attached to a base, which is there before, and again behind the
-/// removal.
+/// Makes an offer, waits until the peer has pulled it, and removes `removed` (clears for `None`)
+/// over a newer link before the bytes arrive. Returns the outcome of the offer and whether the
+/// object exists afterwards. `base` is put before the offer, and again after the removal.
 fn offered_and_removed(
     of_store: bool,
     base: Option<ObjectKey>,
@@ -85,7 +86,8 @@ fn offered_and_removed(
 
 #[test]
 fn offer_pulled_before_a_removal_is_not_stored_after_it() {
-    // One count for all keys: an offer of another is refused too, and may be made again.
+    // The fence has one epoch for all keys: an offer of another key is refused too, and may be
+    // repeated.
     for removed in [Some(key("k")), None, Some(key("v"))] {
         for base in [None, Some(key("base"))] {
             let (outcome, here) = offered_and_removed(true, base, removed);
@@ -95,6 +97,6 @@ fn offer_pulled_before_a_removal_is_not_stored_after_it() {
     let base = Some(key("base"));
     let (outcome, here) = offered_and_removed(true, base, base);
     assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false));
-    // A client's put was not answered when it was removed, so that it may come behind that; what it had a generation of is gone.
+    // A client's put that is not answered at the time of the removal may be ordered after it.
     assert_eq!(offered_and_removed(false, None, Some(key("k"))), (Ok(PutOutcome::Stored), true));
 }

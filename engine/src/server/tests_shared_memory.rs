@@ -1,4 +1,4 @@
-//! What a client is shown of a store's memory, and what it makes of it.
+//! References into the store's shared memory, and how clients use them.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use pagelith_layouts::wire::request::Terms;
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
 
-use super::tests::{TIMEOUT, Pair, key, object, overwrite, parts};
+use super::tests::{Pair, TIMEOUT, key, object, overwrite, parts};
 use crate::api::outcome::{GetOutcome, MissCause, Tier};
 use crate::api::request::{Options, PutSlice};
 use crate::rpc::call::{Lend, Reply, Wanted};
 
 const LEN: usize = 100_000;
 
-/// A pair over shared memory, and a directory that keeps its socket.
+/// A pair over shared memory, and the directory of its socket.
 fn showing(verify_ratio: f64) -> (Pair, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     let pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), verify_ratio, &[]);
@@ -28,7 +28,7 @@ fn put(pair: &Pair, bytes: &[u8]) {
     pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
 }
 
-/// Ask for the object; its outcome, its bytes, and whether it is worth to ask for them to be sent.
+/// Gets the object: its outcome, its bytes, and whether a repeated get that copies is worthwhile.
 fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8>, bool) {
     let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent };
     let deadline = pair.clock.now().after(TIMEOUT);
@@ -38,7 +38,8 @@ fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8
     (got.outcome, got.parts[0].bytes().to_vec(), got.again)
 }
 
-/// Who is shown bytes that are not what was put gets none of them, and has the store look.
+/// A client that gets a reference to changed bytes copies none of them, and makes the store verify
+/// the object.
 #[test]
 fn changed_shared_memory_is_a_miss_and_dropped_by_a_copied_get() {
     let hit = Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: LEN as u64 });
@@ -59,7 +60,7 @@ fn changed_shared_memory_is_a_miss_and_dropped_by_a_copied_get() {
     }
 }
 
-/// A client that is shown something and never takes it keeps it until its time is up, and no longer.
+/// A client that never releases a reference keeps it until its deadline, and no longer.
 #[test]
 fn reference_never_released_by_the_client_ends_at_the_deadline() {
     let (mut pair, _dir) = showing(1.0);
@@ -79,7 +80,7 @@ fn reference_never_released_by_the_client_ends_at_the_deadline() {
     }
 }
 
-/// What is on its way into the arena is nobody's when its client goes.
+/// Reserved memory is released when its client disconnects.
 #[test]
 fn reserved_put_memory_is_free_after_disconnect() {
     let (mut pair, _dir) = showing(1.0);
@@ -89,7 +90,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
         draft.object(key(page, "k"), 1 << 20, &[checksum(&[0; 32_768]); 32]);
     }
     let deadline = pair.clock.now().after(TIMEOUT);
-    // It never sends what is pulled.
+    // The client sends no bytes.
     pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("room");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     let arriving = |pair: &Pair| pair.store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed);
@@ -112,7 +113,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
     assert_eq!(all, store.shared.config.arena_bytes(), "pages are lost");
 }
 
-/// Who shows bytes may have given up meanwhile: without checksums nobody could tell.
+/// A client may cancel a put by reference during the copy, which only the checksums reveal.
 #[test]
 fn put_by_reference_without_checksums_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -141,7 +142,7 @@ fn put_by_reference_without_checksums_is_refused() {
     }
 }
 
-/// Who has several gets under way hears of the first before the bytes of the others are copied.
+/// A client with several gets receives the first reply before the bytes of the next are copied.
 #[test]
 fn finished_get_is_answered_before_the_next_starts() {
     let (mut pair, _dir) = showing(1.0);
@@ -165,7 +166,7 @@ fn finished_get_is_answered_before_the_next_starts() {
     }
 }
 
-/// One put is copied in a turn, and answered in it: who asked for something else meanwhile waits for that one alone.
+/// Each poll copies and answers one put, so that other requests wait for one copy only.
 #[test]
 fn poll_copies_one_put_and_answers_concurrent_requests() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -193,7 +194,7 @@ fn poll_copies_one_put_and_answers_concurrent_requests() {
     while pair.server.ops() > 0 || left.is_empty() {
         assert!(pair.server.turn(), "there is more to be done");
         left.push(pair.server.ops());
-        // The first is heard of before the second is copied.
+        // The first reply arrives before the second put is copied.
         while replies.is_empty() {
             pair.caller.wait(pair.clock.now(), TIMEOUT, &mut replies);
         }

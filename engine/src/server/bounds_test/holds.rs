@@ -1,4 +1,4 @@
-//! Bounds of what clients keep beyond their operations: pins, leases, views, open groups and holds.
+//! Bounds of what clients hold beyond their operations: pins, leases, views, open groups and holds.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,14 +10,14 @@ use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{Ask, Terms};
 
-use super::{CLIENTS, LEN, PADDED, BoundsEnv, key, put, replied};
+use super::{BoundsEnv, CLIENTS, LEN, PADDED, key, put, replied};
 use crate::api::error::{ErrorKind, Result};
 use crate::api::request::{Options, PutSlice};
 use crate::rpc::{Reply, Told};
 use crate::server::bounds::Bound;
 use crate::server::tests::{TIMEOUT, object};
 
-/// A client that has nothing yet gets something.
+/// A client without pins can still pin.
 fn check_another_client_can_pin(env: &mut BoundsEnv, client: usize) {
     let told = env.told(client, &Ask::Pin(9, List::of(&[key(0, "k")])));
     assert_eq!(told, Ok(Told::Number(1)), "client={client}");
@@ -31,7 +31,7 @@ pub(crate) fn pins_per_link() {
     check_another_client_can_pin(&mut env, CLIENTS - 1);
 }
 
-/// So many clients pin or lease objects one by one; the bytes that each has then.
+/// `clients` clients pin or lease objects one by one; returns the bytes of each.
 fn pinned(env: &mut BoundsEnv, clients: usize, leases: bool) -> Vec<u64> {
     let had = env.until_busy(clients, |n, key, ask| match leases {
         true => ask(Ask::Lease(60_000, List::of(&[key]))),
@@ -49,7 +49,7 @@ pub(crate) fn pinned_by_one() {
     }
 }
 
-/// Others' puts find room whatever they have.
+/// Puts of others still find memory.
 pub(crate) fn pinned_by_all() {
     for leases in [false, true] {
         let mut env = BoundsEnv::new(60, false);
@@ -60,7 +60,7 @@ pub(crate) fn pinned_by_all() {
     }
 }
 
-/// So many clients lease objects, a hundred at a time; how many each has then.
+/// `clients` clients lease objects, a hundred at a time; returns the number of each.
 fn leased(env: &mut BoundsEnv, clients: usize) -> Vec<u64> {
     let keys: Vec<ObjectKey> = (0..8000).map(|n| key(n, "k")).collect();
     for keys in keys.chunks(500) {
@@ -110,7 +110,8 @@ pub(crate) fn viewed() {
     assert_eq!(viewed, had.iter().sum::<u64>() * PADDED, "{had:?}");
 }
 
-/// So many clients begin groups of 1024 objects until each is busy; the objects that each has then.
+/// `clients` clients begin groups of 1024 objects until each gets `Busy`; returns the objects of
+/// each.
 fn begun(env: &mut BoundsEnv, clients: usize) -> Vec<u64> {
     let names: Vec<String> = (0..1024).map(|n| format!("c{n}")).collect();
     let had = env.until_busy(clients, |n, _, ask| {
@@ -129,19 +130,19 @@ pub(crate) fn groups_of_link() {
 
 pub(crate) fn groups_of_all() {
     let mut env = BoundsEnv::new(0, false);
-    // As many clients as have all of it, and one more.
+    // As many clients as reach the bound together, and one more.
     env.meet(CLIENTS);
     let begun = begun(&mut env, CLIENTS);
     assert_eq!(begun.iter().sum::<u64>(), env.most(Bound::GroupsOfAll), "{begun:?}");
     let keys = [key(999, "k")];
     let begin = Ask::Begin(1, List::of(&keys));
     assert_eq!(env.told(CLIENTS, &begin).expect_err("one more").kind, ErrorKind::Busy);
-    // Groups that others gave up leave room.
+    // Groups of a client that disconnects free their share.
     drop(env.clients.remove(0));
     assert_eq!(env.told(CLIENTS - 1, &begin), Ok(Told::Number(1)));
 }
 
-/// Put an object of a group that is begun and not committed.
+/// Puts an object of a group that is begun and not committed.
 fn put_into(env: &mut BoundsEnv, client: usize, n: u64) -> Result<crate::PutOutcome> {
     let bytes = object(7, LEN);
     let mut draft = PutDraft::into_open(BLOCK_BYTES, n + 1);

@@ -1,4 +1,5 @@
-//! One object on its way into the store: where its bytes are, and whether they are those that were offered.
+//! An object offered by a put: the state of its bytes, and whether they match the offered
+//! checksums.
 
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::Stores;
@@ -12,33 +13,36 @@ use crate::rpc::verify;
 use crate::state::reserve::{Arrived, Arriving};
 use crate::write::put::client_memory::Vouched;
 
-/// One object to be put.
+/// An offered object.
 pub(crate) struct OfferedObject {
     pub key: ObjectKey,
     pub length: u64,
-    /// Of its blocks, as the client has them; empty for the store's own.
+    /// Checksums of its blocks, from the client; empty if the store computes them.
     pub sums: Checksums,
-    /// Where they lie in the client's memory, if it shows them, with checksums.
+    /// Reference to the bytes in client memory, if the client passes them by reference and sent
+    /// checksums.
     pub shown: Option<Shown>,
     pub buffer: ObjectBuffer,
     pub verdict: Option<ItemVerdict>,
 }
 
-/// The memory that an object's bytes are in.
+/// State of the object's bytes.
 pub(crate) enum ObjectBuffer {
     None,
-    /// On their way; the link has it.
+    /// Reserved in the arena; the link may write the bytes.
     Reserved(Arriving),
-    /// Here, and what they should be.
+    /// Arrived, and the checksums match.
     Verified(Arrived),
-    /// Here, and something else.
+    /// Arrived, and the checksums differ.
     Mismatch,
 }
 
 impl OfferedObject {
-    /// All of its bytes are here, or shown: note whether they are those that were offered.
+    /// Takes the bytes that arrived in `parts`, or copies them from `shown`, and verifies them.
     pub fn receive(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
-        let ObjectBuffer::Reserved(arriving) = std::mem::replace(&mut self.buffer, ObjectBuffer::None) else { return };
+        let ObjectBuffer::Reserved(arriving) = std::mem::replace(&mut self.buffer, ObjectBuffer::None) else {
+            return;
+        };
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
             (Some(shown), parts) => verify::copied(parts, &all, shown, Stores::PastCache),
@@ -48,7 +52,7 @@ impl OfferedObject {
         let right = |sums: &Checksums| match &part {
             _ if self.sums.is_empty() => shown.is_none(),
             _ if block_bytes == BLOCK_BYTES => *sums == self.sums,
-            // Of blocks of another length.
+            // The client's blocks have another length than the store's.
             Some(part) => {
                 let mut verifier = Verifier::new(self.sums.iter().copied(), 0, self.length, block_bytes);
                 verifier.update(part.bytes()).is_ok() && verifier.is_complete()
@@ -61,12 +65,12 @@ impl OfferedObject {
         };
     }
 
-    /// What it is put with, if it is shown in blocks as the store has them.
+    /// The payload in client memory, if it is passed by reference in blocks of the store's length.
     pub fn client_payload(&mut self) -> Option<Vouched> {
         Some(Vouched::new(self.shown.take()?, std::mem::take(&mut self.sums)))
     }
 
-    /// It, if it has arrived and is right.
+    /// The reserved memory with its verified bytes.
     pub fn take(&mut self) -> Option<Arrived> {
         match std::mem::replace(&mut self.buffer, ObjectBuffer::None) {
             ObjectBuffer::Verified(arrived) => Some(arrived),

@@ -1,16 +1,16 @@
-//! Which groups of a put go together.
+//! Divides the groups of a put into runs, which are processed together.
 
 use pagelith_layouts::checksum::BLOCK_BYTES;
 
-use super::{PutOp, GroupState};
+use super::{GroupState, PutOp};
 
-/// Groups of a run, and bytes of one unless its first group has more. They are looked up in one section, memory is set aside for them
-/// in one, and they are stored together.
+/// Maximum number of groups of a run, and of bytes unless the first group alone exceeds it. A run
+/// is looked up under one lock acquisition, reserved in one call and stored as one batch.
 pub(crate) const RUN_GROUPS: usize = 8;
 const RUN_BYTES: u64 = 512 << 10;
 
 impl PutOp {
-    /// Groups from `at` on that begin together.
+    /// The groups of the run that begins with group `at`.
     pub(crate) fn run(&self, at: usize) -> Vec<usize> {
         let bytes_of = |at: usize| -> u64 {
             self.offered[self.groups[at].objects.clone()].iter().map(|o| o.length).sum()
@@ -27,7 +27,8 @@ impl PutOp {
         run
     }
 
-    /// Whether a group is put out of the client's memory: into the open ones it goes by way of memory that is set aside.
+    /// Whether a group can be stored directly from client memory. Objects of open groups are copied
+    /// to reserved memory first.
     pub(crate) fn is_in_client_memory(&self, at: usize) -> bool {
         let is_whole = self.open_group.is_none() && self.required.is_none();
         is_whole
@@ -46,12 +47,12 @@ mod tests {
     use pagelith_layouts::wire::request::Verb;
 
     use super::super::offered::{ObjectBuffer, OfferedObject};
-    use super::super::{OfferedGroup, CallContext};
+    use super::super::{CallContext, OfferedGroup};
     use super::*;
     use crate::api::request::Options;
     use crate::write::put::Came;
 
-    /// A put of so many objects of this length.
+    /// A put of `objects` objects of `length` bytes each.
     fn put(objects: usize, length: u64) -> PutOp {
         let key =
             ObjectKey::new(NamespaceId([1; 16]), PrefixHash([2; 32]), Role::Target, "kv", "k", Shard::Whole);
@@ -76,7 +77,7 @@ mod tests {
         }
     }
 
-    /// How many groups go together, from the first to the last.
+    /// Lengths of the runs of a put.
     fn runs(put: &PutOp) -> Vec<usize> {
         let (mut at, mut runs) = (0, Vec::new());
         while at < put.groups.len() {
