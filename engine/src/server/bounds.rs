@@ -39,43 +39,43 @@ macro_rules! bounds {
 
 bounds! {
     /// Milliseconds per operation, whatever deadline the client requests.
-    Deadline = "time of an operation", |config| config.deadline().as_millis() as u64;
+    Deadline = "operation deadline", |config| config.deadline().as_millis() as u64;
     /// Operations in progress per link, including cancelled ones that still run.
-    Operations = "operations of a link", |_| super::OPS_MAX as u64;
+    Operations = "operations per link", |_| super::OPS_MAX as u64;
     /// Bytes of operations in progress and of unsent outcomes per link.
-    LinkBytes = "operations and unread outcomes of a link", |_| load::LINK_BYTES_MAX;
+    LinkBytes = "operation memory per link", |_| load::LINK_BYTES_MAX;
     /// The same for all links of a client. Each link may begin
     /// [`FIRST_BYTES_MAX`](load::FIRST_BYTES_MAX) in addition.
-    ClientBytes = "operations and unread outcomes of a client", |_| load::CLIENT_BYTES_MAX;
+    ClientBytes = "operation memory per client", |_| load::CLIENT_BYTES_MAX;
     /// The same for all links. Each link may begin [`FIRST_BYTES_MAX`](load::FIRST_BYTES_MAX) in
     /// addition.
-    AllBytes = "operations and unread outcomes of all links", |_| load::ALL_BYTES_MAX;
+    AllBytes = "operation memory of all links", |_| load::ALL_BYTES_MAX;
     /// Pins per link, counting the bases of pinned objects.
-    PinnedByLink = "rows pinned by a link", |_| client_holds::PINNED_MAX as u64;
+    PinnedByLink = "pins per link", |_| client_holds::PINNED_MAX as u64;
     /// Arena bytes kept by the pins and leases of a client.
-    PinnedByClient = "memory pinned or leased by a client", |config| Totals::of(config).share_of_client().bytes;
+    PinnedByClient = "pinned and leased memory per client", |config| Totals::of(config).share_of_client().bytes;
     /// Arena bytes kept by the pins and leases of all clients.
-    PinnedByAll = "memory pinned or leased by all clients", |config| Totals::of(config).bytes;
+    PinnedByAll = "pinned and leased memory of all clients", |config| Totals::of(config).bytes;
     /// Objects that a client has pinned or leased.
-    ObjectsByClient = "objects pinned or leased by a client", |config| Totals::of(config).share_of_client().objects;
+    ObjectsByClient = "pinned and leased objects per client", |config| Totals::of(config).share_of_client().objects;
     /// Objects that all clients have pinned or leased.
-    ObjectsByAll = "objects pinned or leased by all clients", |config| Totals::of(config).objects;
+    ObjectsByAll = "pinned and leased objects of all clients", |config| Totals::of(config).objects;
     /// Milliseconds of a lease.
-    Lease = "time of a lease", |_| client_holds::LEASE_MAX.as_millis() as u64;
+    Lease = "lease duration", |_| client_holds::LEASE_MAX.as_millis() as u64;
     /// Arena bytes kept by views of all clients.
-    Viewed = "memory looked at by all clients", |config| config.arena_bytes() / client_holds::VIEWED_SHARE;
+    Viewed = "viewed memory of all clients", |config| config.arena_bytes() / client_holds::VIEWED_SHARE;
     /// Objects in the open groups of a link.
-    GroupsOfLink = "objects of the open groups of a link", |_| client_holds::REQUIRED_MAX as u64;
+    GroupsOfLink = "open-group objects per link", |_| client_holds::REQUIRED_MAX as u64;
     /// Objects in all open groups.
-    GroupsOfAll = "objects of all open groups", |_| crate::state::pending_groups::REQUIRED_MAX as u64;
+    GroupsOfAll = "open-group objects of all links", |_| crate::state::pending_groups::REQUIRED_MAX as u64;
     /// Arena bytes of objects whose groups are incomplete; the oldest group may exceed it.
-    Waiting = "memory that waits for its groups", |config| config.arena_bytes() / 2;
+    Waiting = "memory of incomplete groups", |config| config.arena_bytes() / 2;
     /// Invalidation holds of a link.
-    Holds = "holds of a link", |_| invalidation_holds::HOLDS_MAX as u64;
+    Holds = "invalidation holds per link", |_| invalidation_holds::HOLDS_MAX as u64;
     /// Objects in pending removals.
-    Removing = "objects that wait to be removed", |_| durable::REMOVING_MAX as u64;
+    Removing = "objects in pending removals", |_| durable::REMOVING_MAX as u64;
     /// Arena bytes reserved for incoming objects.
-    Arriving = "memory set aside for what arrives", |config| config.arena_bytes() / reserve::ARRIVING_SHARE;
+    Arriving = "memory reserved for incoming objects", |config| config.arena_bytes() / reserve::ARRIVING_SHARE;
     /// Arena bytes in flight on a link.
-    InFlight = "memory that a link sends", |config| (config.arena_bytes() / in_flight_sends::IN_FLIGHT_SHARE).min(in_flight_sends::IN_FLIGHT_BYTES_MAX);
+    InFlight = "memory in flight per link", |config| (config.arena_bytes() / in_flight_sends::IN_FLIGHT_SHARE).min(in_flight_sends::IN_FLIGHT_BYTES_MAX);
 }

@@ -85,11 +85,11 @@ impl ClientHolds {
                 let duration = Duration::from_millis(*ms);
                 if duration > LEASE_MAX {
                     let max = LEASE_MAX.as_millis();
-                    return Err(Error::invalid(format!("a lease is too long ms={ms} max={max}")));
+                    return Err(Error::invalid(format!("lease is too long ms={ms} max={max}")));
                 }
                 pin::lease_bounded(shared, &self.client, keys.iter(), duration)?
             }
-            ask => return Err(Error::invalid(format!("nothing to hold verb={:?}", ask.verb()))),
+            ask => return Err(Error::invalid(format!("verb is not a pin, unpin or lease verb={:?}", ask.verb()))),
         };
         Ok(objects as u64)
     }
@@ -110,12 +110,12 @@ impl ClientHolds {
         let items = keys.map(|key| {
             let Some(view) = view::view(shared, &key)? else { return Ok(ViewItem::of(key_hash(&key), None)) };
             let Some((region, at)) = link.place(&[view.part()]) else {
-                let detail = "the store shows this process none of its memory";
+                let detail = "the store shares no memory with this client";
                 return Err(Error::new(ErrorKind::Incompatible, detail));
             };
             let most = shared.config.arena_bytes() / VIEWED_SHARE;
             if !reserve(&shared.viewed, view.kept_bytes(), most) {
-                return Err(Error::busy(format!("too much of the arena is looked at max={most}")));
+                return Err(Error::busy(format!("views of all clients keep too much of the arena, release views max={most}")));
             }
             let (length, digest) = (view.len() as u64, digest(view.checksums()));
             views.push(view);
@@ -142,7 +142,7 @@ impl ClientHolds {
         options: &Options,
     ) -> Result<u64> {
         if self.groups.contains_key(&name) {
-            return Err(Error::invalid(format!("a group of this link has this name name={name}")));
+            return Err(Error::invalid(format!("name is in use by a group of this link name={name}")));
         }
         let all =
             |groups: &FxHashMap<u64, BegunGroup>| groups.values().map(|g| g.required.len()).sum::<usize>();
@@ -203,7 +203,7 @@ impl ClientHolds {
 }
 
 fn name_in_use(name: u64) -> Error {
-    Error::invalid(format!("a pin or view of this link has this name name={name}"))
+    Error::invalid(format!("name is in use by a pin or view of this link name={name}"))
 }
 
 /// Ends views; returns the number of their objects.

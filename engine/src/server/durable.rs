@@ -54,7 +54,7 @@ impl DurableOp {
                 answers.extend(notifies_peers.then(|| crate::store::remove::tell(&shared, remove)).flatten());
                 (answers, here as u64)
             }
-            ask => return Err(Error::invalid(format!("nothing to wait for verb={:?}", ask.verb()))),
+            ask => return Err(Error::invalid(format!("verb is not a flush, remove or clear verb={:?}", ask.verb()))),
         };
         if verb != Verb::Flush && call.origin != Came::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
             // A pending offer may store a removed object at a peer that was notified already.
@@ -101,7 +101,7 @@ fn check_capacity(shared: &Shared, ask: &Ask<'_>) -> Result<()> {
         false => {
             let (objects, max) = (keys.len(), REMOVING_MAX);
             Err(Error::busy(format!(
-                "too many removals wait, try again waiting={waits} objects={objects} max={max}"
+                "too many removals are pending, retry later pending={waits} objects={objects} max={max}"
             )))
         }
     }

@@ -105,7 +105,7 @@ impl RequestedObject {
     /// The error for a destination whose length differs from the object's.
     fn length_mismatch(&self, have: u64) -> Error {
         let (key, given) = (&self.key, self.span.end);
-        let detail = format!("destination has not the object's length key={key} object={have} given={given}");
+        let detail = format!("destination length differs from the object's key={key} object={have} given={given}");
         Error::invalid(detail)
     }
 

@@ -46,13 +46,13 @@ impl InvalidationHolds {
         self.expire(shared.now());
         if name <= self.last_name {
             let last = self.last_name;
-            return Err(Error::invalid(format!("a hold of this link had this name name={name} last={last}")));
+            return Err(Error::invalid(format!("hold name was used before on this link name={name} last={last}")));
         }
         if self.last_removal.is_some_and(|removed| removed > id) {
-            return Err(Error::new(ErrorKind::Unavailable, "a removal came before its hold"));
+            return Err(Error::new(ErrorKind::Unavailable, "removal arrived before its hold"));
         }
         if self.all.len() >= HOLDS_MAX {
-            return Err(Error::busy(format!("too many holds on this link most={HOLDS_MAX}")));
+            return Err(Error::busy(format!("too many holds on this link max={HOLDS_MAX}")));
         }
         let detached = || Arc::new(Removals::default());
         let removals = if mutant::on(Mutant::HoldDropped) { detached() } else { shared.removals.clone() };

@@ -148,10 +148,10 @@ impl Server {
     /// Serves `store` to the peer of `link`. `staging` buffers bytes in both directions and may be
     /// shared with other servers.
     pub fn new(store: &Store, link: Box<dyn Link>, staging: StagingPool) -> Result<Server> {
-        let least = 2 * CHUNK_BYTES;
-        if (staging.capacity() as u64) < least {
+        let min = 2 * CHUNK_BYTES;
+        if (staging.capacity() as u64) < min {
             let bytes = staging.capacity();
-            return Err(Error::invalid(format!("staging memory is too little bytes={bytes} least={least}")));
+            return Err(Error::invalid(format!("staging memory is too small bytes={bytes} min={min}")));
         }
         let mut session = store.session()?;
         session.io.proofs = true;
@@ -240,7 +240,7 @@ impl Server {
                 self.ctx.pending_pushes.returned(*op);
             }
             if let Err(error) = self.handle_event(event) {
-                tracing::warn!(peer = %self.link.facts().peer, %error, "a peer broke the protocol");
+                tracing::warn!(peer = %self.link.facts().peer, %error, "protocol violation by the peer, closing the link");
                 self.closed = Some(Closed::Broken(error));
                 self.link.close();
             }
@@ -329,7 +329,7 @@ impl Server {
             return;
         }
         if self.ops.len() + self.cancelled.len() >= OPS_MAX {
-            let detail = format!("too many operations on this link most={OPS_MAX}");
+            let detail = format!("too many operations in progress on this link max={OPS_MAX}");
             self.respond(id, OpOutcome::failed(verb, Error::busy(detail)));
             return;
         }
@@ -364,7 +364,7 @@ impl Server {
                 return;
             }
             Ask::Used(..) => {
-                let detail = "the verb is reserved: leave it out, what is asked for is counted verb=Used";
+                let detail = "the verb is reserved: do not send it, the store counts uses itself verb=Used";
                 let error = Error::new(ErrorKind::Incompatible, detail);
                 self.respond(id, OpOutcome::failed(verb, error));
                 return;

@@ -90,6 +90,6 @@ impl Op {
             Op::Commit(_) => Verb::Commit,
             Op::Exists(exists) => exists.verb,
         };
-        OpOutcome::failed(verb, Error::busy("it was cancelled"))
+        OpOutcome::failed(verb, Error::busy("operation was cancelled by its client"))
     }
 }

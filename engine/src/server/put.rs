@@ -177,7 +177,7 @@ impl PutOp {
         let over = self.groups.iter().all(|group| is_done(&group.state));
         over.then(|| {
             let late =
-                |key: &ObjectKey| ItemVerdict::Failed(Error::busy(format!("the time was up key={key}")));
+                |key: &ObjectKey| ItemVerdict::Failed(Error::busy(format!("deadline exceeded before the object was stored key={key}")));
             let verdict = |o: OfferedObject| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
             OpOutcome::items(self.verb, self.offered.drain(..).map(verdict).collect())
         })

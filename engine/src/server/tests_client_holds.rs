@@ -106,7 +106,7 @@ fn client_disconnected_at_any_step_leaves_no_pins() {
 fn pin_name_is_scoped_to_its_connection() {
     let (mut pair, keys) = pair(Rights::all());
     assert_eq!(ask(&mut pair, &Ask::Pin(7, List::of(&keys[..5]))), Ok(5));
-    let message = "a pin or view of this link has this name name=7";
+    let message = "name is in use by a pin or view of this link name=7";
     refused(ask(&mut pair, &Ask::Pin(7, List::of(&keys))), ErrorKind::Invalid, message);
     // Another client uses the same name for a pin of its own.
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
@@ -128,7 +128,7 @@ fn pins_and_leases_beyond_their_bounds_are_refused() {
     let day = 24 * 60 * 60 * 1000;
     assert_eq!(ask(&mut pair, &Ask::Lease(day, List::of(&keys))), Ok(ALL as u64));
     for ms in [day + 1, u64::MAX] {
-        let message = format!("a lease is too long ms={ms} max={day}");
+        let message = format!("lease is too long ms={ms} max={day}");
         refused(ask(&mut pair, &Ask::Lease(ms, List::of(&keys))), ErrorKind::Invalid, &message);
     }
     // Repeated pins of one object count for the connection, although the store holds one object.
@@ -223,7 +223,7 @@ fn group_joined_by_two_connections_ends_with_the_last() {
     refused(
         ask(&mut pair, &Ask::Begin(1, List::of(&turned))),
         ErrorKind::Invalid,
-        "a group of this link has this name name=1",
+        "name is in use by a group of this link name=1",
     );
     drop(first);
     assert_eq!(waiting(&pair.store), (1, 8192, 0));
