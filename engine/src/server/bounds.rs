@@ -8,7 +8,7 @@ use crate::state::reserve;
 
 /// Defines the bounds with their names and values, and the list of all bounds.
 macro_rules! bounds {
-    ($($(#[$doc:meta])* $bound:ident = $name:literal, $most:expr;)*) => {
+    ($($(#[$doc:meta])* $bound:ident = $name:literal, $value:expr;)*) => {
         /// A bound.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Bound {
@@ -27,11 +27,11 @@ macro_rules! bounds {
             }
 
             /// The value for a store with this configuration.
-            pub fn most(self, config: &ValidConfig) -> u64 {
-                let most: fn(&ValidConfig) -> u64 = match self {
-                    $(Bound::$bound => $most,)*
+            pub fn value(self, config: &ValidConfig) -> u64 {
+                let value: fn(&ValidConfig) -> u64 = match self {
+                    $(Bound::$bound => $value,)*
                 };
-                most(config)
+                value(config)
             }
         }
     };
@@ -53,21 +53,25 @@ bounds! {
     /// Pins per link, counting the bases of pinned objects.
     PinnedByLink = "pins per link", |_| client_holds::PINNED_MAX as u64;
     /// Arena bytes kept by the pins and leases of a client.
-    PinnedByClient = "pinned and leased memory per client", |config| Totals::of(config).share_of_client().bytes;
+    PinnedByClient = "pinned and leased memory per client",
+        |config| Totals::of(config).share_of_client().bytes;
     /// Arena bytes kept by the pins and leases of all clients.
     PinnedByAll = "pinned and leased memory of all clients", |config| Totals::of(config).bytes;
     /// Objects that a client has pinned or leased.
-    ObjectsByClient = "pinned and leased objects per client", |config| Totals::of(config).share_of_client().objects;
+    ObjectsByClient = "pinned and leased objects per client",
+        |config| Totals::of(config).share_of_client().objects;
     /// Objects that all clients have pinned or leased.
     ObjectsByAll = "pinned and leased objects of all clients", |config| Totals::of(config).objects;
     /// Milliseconds of a lease.
     Lease = "lease duration", |_| client_holds::LEASE_MAX.as_millis() as u64;
     /// Arena bytes kept by views of all clients.
-    Viewed = "viewed memory of all clients", |config| config.arena_bytes() / client_holds::VIEWED_SHARE;
+    Viewed = "viewed memory of all clients",
+        |config| config.arena_bytes() / client_holds::VIEWED_SHARE;
     /// Objects in the open groups of a link.
     GroupsOfLink = "open-group objects per link", |_| client_holds::REQUIRED_MAX as u64;
     /// Objects in all open groups.
-    GroupsOfAll = "open-group objects of all links", |_| crate::state::pending_groups::REQUIRED_MAX as u64;
+    GroupsOfAll = "open-group objects of all links",
+        |_| crate::state::pending_groups::REQUIRED_MAX as u64;
     /// Arena bytes of objects whose groups are incomplete; the oldest group may exceed it.
     Waiting = "memory of incomplete groups", |config| config.arena_bytes() / 2;
     /// Invalidation holds of a link.
@@ -75,7 +79,10 @@ bounds! {
     /// Objects in pending removals.
     Removing = "objects in pending removals", |_| durable::REMOVING_MAX as u64;
     /// Arena bytes reserved for incoming objects.
-    Arriving = "memory reserved for incoming objects", |config| config.arena_bytes() / reserve::ARRIVING_SHARE;
+    Arriving = "memory reserved for incoming objects",
+        |config| config.arena_bytes() / reserve::ARRIVING_SHARE;
     /// Arena bytes in flight on a link.
-    InFlight = "memory in flight per link", |config| (config.arena_bytes() / in_flight_sends::IN_FLIGHT_SHARE).min(in_flight_sends::IN_FLIGHT_BYTES_MAX);
+    InFlight = "memory in flight per link",
+        |config| (config.arena_bytes() / in_flight_sends::IN_FLIGHT_SHARE)
+            .min(in_flight_sends::IN_FLIGHT_BYTES_MAX);
 }

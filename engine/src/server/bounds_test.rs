@@ -65,29 +65,29 @@ impl BoundsEnv {
             put(&store, n).expect("put");
         }
         let mut env = BoundsEnv { store, clock, dir, clients: Vec::new() };
-        (0..CLIENTS).for_each(|n| env.meet(n));
+        (0..CLIENTS).for_each(|n| env.connect(n));
         env
     }
 
     /// Connects one more client, the `n`-th.
-    fn meet(&mut self, n: usize) {
+    fn connect(&mut self, n: usize) {
         let address = match self.store.shared_memory() {
             Some(_) => Address::Unix(self.dir.path().join(format!("socket{n}"))),
             None => "tcp:127.0.0.1:0".parse().expect("an address"),
         };
-        self.clients.push(Pair::meet(&self.store, &self.clock, address, Rights::all(), &[]));
+        self.clients.push(Pair::connect(&self.store, &self.clock, address, Rights::all(), &[]));
     }
 
-    fn most(&self, bound: Bound) -> u64 {
-        bound.most(&self.store.shared.config)
+    fn value(&self, bound: Bound) -> u64 {
+        bound.value(&self.store.shared.config)
     }
 
-    fn told(&mut self, client: usize, ask: &Ask<'_>) -> Result<Told> {
+    fn send(&mut self, client: usize, ask: &Ask<'_>) -> Result<Told> {
         let (server, caller) = &mut self.clients[client];
-        caller.tell(1, ask, Terms::default(), self.clock.now().after(TIMEOUT)).expect("room");
-        match replied(&*self.clock, server, caller) {
+        caller.tell(1, ask, Terms::default(), self.clock.now().after(TIMEOUT)).expect("link capacity");
+        match wait_for_reply(&*self.clock, server, caller) {
             Reply::Told(told) => told,
-            other => panic!("another reply {other:?}"),
+            other => panic!("unexpected reply {other:?}"),
         }
     }
 
@@ -98,26 +98,26 @@ impl BoundsEnv {
         clients: usize,
         ask: impl Fn(u64, ObjectKey, &mut dyn FnMut(Ask<'_>)),
     ) -> Vec<u64> {
-        let (mut had, mut busy, mut n) = (vec![0; clients], vec![false; clients], 0);
+        let (mut accepted, mut busy, mut n) = (vec![0; clients], vec![false; clients], 0);
         while busy.contains(&false) {
             // A bound that does not hold must fail the test instead of running forever.
-            assert!(n < ASKED_MAX, "they have all that they ask for had={had:?}");
+            assert!(n < ASKED_MAX, "no request was refused accepted={accepted:?}");
             let client = n as usize % clients;
             n += 1;
             if busy[client] {
                 continue;
             }
-            let mut told = None;
-            ask(n, key(n - 1, "k"), &mut |ask| told = Some(self.told(client, &ask)));
-            match told.expect("asked") {
-                Ok(_) => had[client] += 1,
+            let mut reply = None;
+            ask(n, key(n - 1, "k"), &mut |ask| reply = Some(self.send(client, &ask)));
+            match reply.expect("ask sends a request") {
+                Ok(_) => accepted[client] += 1,
                 Err(error) => {
                     assert_eq!(error.kind, ErrorKind::Busy, "{error}");
                     busy[client] = true;
                 }
             }
         }
-        had
+        accepted
     }
 }
 
@@ -126,7 +126,7 @@ fn put(store: &Store, n: u64) -> Result<crate::PutOutcome> {
     store.put_batch(&[PutSlice { key: key(n, "k"), pieces: &[&bytes] }], Options::default()).remove(0)
 }
 
-fn replied(clock: &dyn Clock, server: &mut Server, caller: &mut Caller) -> Reply {
+fn wait_for_reply(clock: &dyn Clock, server: &mut Server, caller: &mut Caller) -> Reply {
     let mut replies = Vec::new();
     while replies.is_empty() {
         server.turn();
@@ -144,7 +144,7 @@ fn each_bound_holds_over_several_clients() {
             Bound::LinkBytes => load_test::bytes_per_link,
             Bound::ClientBytes => load_test::bytes_per_client,
             Bound::AllBytes => load_test::bytes_of_all_links,
-            Bound::PinnedByLink => holds::rows,
+            Bound::PinnedByLink => holds::pins_per_link,
             Bound::PinnedByClient => holds::pinned_by_one,
             Bound::PinnedByAll => holds::pinned_by_all,
             Bound::ObjectsByClient => holds::objects_of_one,
@@ -200,15 +200,15 @@ fn each_bound_matches_docs_security() {
     let is_wrong = |bound: &&Bound| {
         let (amount, most) = documented(**bound, arena);
         let says = |line: &str| line.starts_with('|') && line.contains(bound.name()) && line.contains(amount);
-        !page.lines().any(says) || env.most(**bound) != most
+        !page.lines().any(says) || env.value(**bound) != most
     };
     let wrong: Vec<&str> = Bound::ALL.iter().filter(is_wrong).map(|bound| bound.name()).collect();
-    assert!(wrong.is_empty(), "bounds of which docs/security.md says something else: {wrong:?}");
+    assert!(wrong.is_empty(), "bounds that differ from docs/security.md: {wrong:?}");
 }
 
 fn deadline() {
     let mut env = BoundsEnv::new(0, false);
-    let most = Duration::from_millis(env.most(Bound::Deadline));
+    let most = Duration::from_millis(env.value(Bound::Deadline));
     for (server, _) in &mut env.clients {
         for deadline_ms in [0, 1, u32::MAX] {
             let call = server.call_context(Terms { deadline_ms, ..Terms::default() });
@@ -229,8 +229,8 @@ fn removing() {
     let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let mut env = BoundsEnv { store, clock, dir, clients: Vec::new() };
-    (0..2).for_each(|n| env.meet(n));
-    let most = env.most(Bound::Removing) as usize;
+    (0..2).for_each(|n| env.connect(n));
+    let most = env.value(Bound::Removing) as usize;
     // As if the device accepted nothing for a while.
     let waits = |store: &Store, objects: usize| {
         store.shared.lock().ssd.as_mut().expect("a tier").removing = objects;
@@ -238,10 +238,10 @@ fn removing() {
     let keys = [key(1, "k"), key(2, "k")];
     for client in 0..2 {
         waits(&env.store, most - 1);
-        let refused = env.told(client, &Ask::Remove(List::of(&keys))).expect_err("too many");
+        let refused = env.send(client, &Ask::Remove(List::of(&keys))).expect_err("too many");
         assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
         waits(&env.store, 0);
-        assert_eq!(env.told(client, &Ask::Remove(List::of(&keys))), Ok(Told::Number(0)));
+        assert_eq!(env.send(client, &Ask::Remove(List::of(&keys))), Ok(Told::Number(0)));
         assert_eq!(env.store.shared.lock().ssd.as_ref().expect("a tier").removing, 0);
     }
 }
@@ -249,15 +249,17 @@ fn removing() {
 /// Puts whose bytes do not arrive.
 fn arriving() {
     let mut env = BoundsEnv::new(0, false);
-    let most = env.most(Bound::Arriving);
+    let most = env.value(Bound::Arriving);
     for n in 0..40u64 {
         let (server, caller) = &mut env.clients[n as usize % CLIENTS];
         let mut draft = PutDraft::new(BLOCK_BYTES);
         draft.group(None);
         let sums = vec![checksum(b"x"); LEN.div_ceil(BLOCK_BYTES as usize)];
         draft.object(key(n, "k"), LEN as u64, &sums);
-        let lend = Box::new(|_| panic!("it is not asked"));
-        caller.put(n + 1, &draft, lend, Terms::default(), env.clock.now().after(TIMEOUT)).expect("room");
+        let lend = Box::new(|_| panic!("no bytes are pulled"));
+        caller
+            .put(n + 1, &draft, lend, Terms::default(), env.clock.now().after(TIMEOUT))
+            .expect("link capacity");
         caller.send_on();
         while server.ops() <= n as usize / CLIENTS {
             server.turn();
@@ -273,7 +275,7 @@ fn arriving() {
 /// Gets that are not read, of more bytes than the kernel buffers, keep few of the removed objects.
 fn in_flight() {
     let mut env = BoundsEnv::new(0, false);
-    let most = env.most(Bound::InFlight);
+    let most = env.value(Bound::InFlight);
     for client in 0..CLIENTS {
         let before = env.store.stats().dram_bytes;
         let pages = (0..30).map(|n| (client * 100 + n) as u64);
@@ -287,7 +289,7 @@ fn in_flight() {
         });
         let (server, caller) = &mut env.clients[client];
         let deadline = env.clock.now().after(TIMEOUT);
-        caller.get(1, wanted.collect(), Terms::default(), deadline).expect("room");
+        caller.get(1, wanted.collect(), Terms::default(), deadline).expect("link capacity");
         caller.send_on();
         (0..200).for_each(|_| _ = server.turn());
         env.store.remove(&keys, Options::default()).expect("removed");

@@ -37,21 +37,22 @@ impl Server {
         }
         let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
         // Clients count their requests up: a number above `newest_request` needs no search.
-        let asked = terms.request <= self.newest_request;
-        let youngest_first = asked.then_some(&self.requests).into_iter().flatten().rev();
-        let known = youngest_first.filter(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own).next();
+        let may_be_known = terms.request <= self.newest_request;
+        let newest_first = may_be_known.then_some(&self.requests).into_iter().flatten().rev();
+        let known =
+            newest_first.filter(|(number, _)| *number == terms.request).map(|(_, epoch)| *epoch).next();
         let request = match (terms.request, known) {
             // Without a request number the batches of this operation share a new epoch.
             (0, _) => begin_request(self.ctx.shared()),
-            (_, Some(own)) => own,
-            (theirs, None) => {
-                let own = begin_request(self.ctx.shared());
+            (_, Some(epoch)) => epoch,
+            (number, None) => {
+                let epoch = begin_request(self.ctx.shared());
                 if self.requests.len() >= REQUESTS_MAX {
                     self.requests.pop_front();
                 }
-                self.requests.push_back((theirs, own));
-                self.newest_request = self.newest_request.max(theirs);
-                own
+                self.requests.push_back((number, epoch));
+                self.newest_request = self.newest_request.max(number);
+                epoch
             }
         };
         // A client may shorten the store's own deadline, but not extend it.

@@ -39,8 +39,8 @@ impl FlushEnv {
         let store = Stepped::default().open(&config);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let address = || "tcp:127.0.0.1:0".parse().expect("an address");
-        let meet = |_| Pair::meet(&store, &clock, address(), Rights::all(), &[]);
-        FlushEnv { clients: (0..clients).map(meet).collect(), store, clock, _dir: dir }
+        let connect = |_| Pair::connect(&store, &clock, address(), Rights::all(), &[]);
+        FlushEnv { clients: (0..clients).map(connect).collect(), store, clock, _dir: dir }
     }
 
     /// A client requests a flush; `cancel` cancels it at once.
@@ -49,7 +49,7 @@ impl FlushEnv {
         let (ops, cancelled) = (server.ops.len(), server.cancelled.len());
         let now = self.clock.now();
         let deadline = if cancel { now } else { now.after(TIMEOUT) };
-        caller.tell(1, &Ask::Flush, Terms::default(), deadline).expect("room");
+        caller.tell(1, &Ask::Flush, Terms::default(), deadline).expect("link capacity");
         caller.send_on();
         while server.ops.len() == ops {
             server.turn();
@@ -78,13 +78,13 @@ impl FlushEnv {
         }
         match replies.remove(0).1 {
             Reply::Told(told) => told,
-            other => panic!("another reply {other:?}"),
+            other => panic!("unexpected reply {other:?}"),
         }
     }
 
     fn ping(&mut self, client: usize) -> Result<Told> {
         let deadline = self.clock.now().after(TIMEOUT);
-        self.clients[client].1.tell(2, &Ask::Ping, Terms::default(), deadline).expect("room");
+        self.clients[client].1.tell(2, &Ask::Ping, Terms::default(), deadline).expect("link capacity");
         self.reply(client)
     }
 }
@@ -98,8 +98,8 @@ pub(crate) fn operations_per_link() {
         let refused = env.ping(client).expect_err("one more");
         assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
         (0..OPS_MAX).for_each(|_| env.complete_a_flush());
-        assert!(env.reply(client).is_ok(), "the flush that was not given up");
-        assert!(env.ping(client).is_ok(), "room again");
+        assert!(env.reply(client).is_ok(), "the flush that was not cancelled");
+        assert!(env.ping(client).is_ok(), "capacity is free again");
         assert_eq!(env.clients[client].0.cancelled.len(), 0);
     }
 }

@@ -89,7 +89,12 @@ impl ClientHolds {
                 }
                 pin::lease_bounded(shared, &self.client, keys.iter(), duration)?
             }
-            ask => return Err(Error::invalid(format!("verb is not a pin, unpin or lease verb={:?}", ask.verb()))),
+            ask => {
+                return Err(Error::invalid(format!(
+                    "verb is not a pin, unpin or lease verb={:?}",
+                    ask.verb()
+                )));
+            }
         };
         Ok(objects as u64)
     }
@@ -115,7 +120,9 @@ impl ClientHolds {
             };
             let most = shared.config.arena_bytes() / VIEWED_SHARE;
             if !reserve(&shared.viewed, view.kept_bytes(), most) {
-                return Err(Error::busy(format!("views of all clients keep too much of the arena, release views max={most}")));
+                return Err(Error::busy(format!(
+                    "views of all clients keep too much of the arena, release views max={most}"
+                )));
             }
             let (length, digest) = (view.len() as u64, digest(view.checksums()));
             views.push(view);

@@ -33,8 +33,8 @@ impl DurableOp {
     pub fn begin(session: &mut Session, ask: &Ask<'_>, call: CallContext) -> Result<DurableOp> {
         let shared = session.io.shared.clone();
         let verb = ask.verb();
-        // A removal that a store forwards is not forwarded again.
         check_capacity(&shared, ask)?;
+        // A removal that a store forwards is not forwarded again.
         let notifies_peers = session.io.desk.is_some() && !mutant::on(Mutant::ServedUntold);
         let _removal = (verb != Verb::Flush).then(|| shared.removals.begin());
         let (mut answers, number): (Vec<u64>, u64) = match ask {
@@ -42,8 +42,8 @@ impl DurableOp {
             Ask::Clear(namespace) => {
                 let (generation, answer) = crate::store::remove::begin_clear(&shared, *namespace)?;
                 let clear = |id| RemoteJob::Clear { id, namespace: *namespace };
-                let told = notifies_peers.then(|| crate::store::remove::tell(&shared, clear)).flatten();
-                (answer.into_iter().chain(told).collect(), generation.0)
+                let peers = notifies_peers.then(|| crate::store::remove::tell(&shared, clear)).flatten();
+                (answer.into_iter().chain(peers).collect(), generation.0)
             }
             Ask::Remove(_) if mutant::on(Mutant::ToldAndKept) && call.origin != Came::Put => (Vec::new(), 0),
             Ask::Remove(keys) => {
@@ -54,7 +54,12 @@ impl DurableOp {
                 answers.extend(notifies_peers.then(|| crate::store::remove::tell(&shared, remove)).flatten());
                 (answers, here as u64)
             }
-            ask => return Err(Error::invalid(format!("verb is not a flush, remove or clear verb={:?}", ask.verb()))),
+            ask => {
+                return Err(Error::invalid(format!(
+                    "verb is not a flush, remove or clear verb={:?}",
+                    ask.verb()
+                )));
+            }
         };
         if verb != Verb::Flush && call.origin != Came::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
             // A pending offer may store a removed object at a peer that was notified already.
@@ -70,18 +75,18 @@ impl DurableOp {
     }
 
     fn poll(&mut self, shared: &Shared) -> Option<Result<()>> {
-        let what = match self.verb {
+        let name = match self.verb {
             Verb::Flush => "flush",
             Verb::Clear => "clear",
             _ => "remove",
         };
-        self.pending.poll(shared, what)
+        self.pending.poll(shared, name)
     }
 
     /// The outcome, if complete, for the client process `process`.
     pub fn advance(&mut self, shared: &Shared, process: &str) -> Option<OpOutcome> {
-        let ended = self.poll(shared)?;
-        Some(match (ended, self.verb) {
+        let result = self.poll(shared)?;
+        Some(match (result, self.verb) {
             (Err(error), verb) => OpOutcome::failed(verb, error),
             (Ok(()), Verb::Flush) => OpOutcome::flushed(shared.lock().flushes.report_to(process)),
             (Ok(()), verb) => OpOutcome::number(verb, self.number),
@@ -94,14 +99,14 @@ impl DurableOp {
 fn check_capacity(shared: &Shared, ask: &Ask<'_>) -> Result<()> {
     let Ask::Remove(keys) = ask else { return Ok(()) };
     let core = shared.lock();
-    let waits = core.ssd.as_ref().map_or(0, |ssd| ssd.removing)
+    let pending = core.ssd.as_ref().map_or(0, |ssd| ssd.removing)
         + core.remote.as_ref().map_or(0, |remote| remote.removing);
-    match waits == 0 || waits + keys.len() <= REMOVING_MAX {
+    match pending == 0 || pending + keys.len() <= REMOVING_MAX {
         true => Ok(()),
         false => {
             let (objects, max) = (keys.len(), REMOVING_MAX);
             Err(Error::busy(format!(
-                "too many removals are pending, retry later pending={waits} objects={objects} max={max}"
+                "too many removals are pending, retry later pending={pending} objects={objects} max={max}"
             )))
         }
     }

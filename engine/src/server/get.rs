@@ -43,7 +43,7 @@ struct RequestedObject {
     /// Whether the bytes may be passed by reference.
     may_show: bool,
     /// Bytes of the span that are not sent yet.
-    left: u64,
+    unsent_bytes: u64,
     /// Whether the object was looked up in DRAM.
     probed: bool,
     /// Whether the object is not local and the peers are asked for the whole span at once.
@@ -53,7 +53,7 @@ struct RequestedObject {
     group_info: Together,
     /// Checksums of all blocks of the object, from the first chunk that was read: all chunks must
     /// be of the same object.
-    record: Option<Checksums>,
+    object_sums: Option<Checksums>,
     /// Checksums of the blocks that overlap the span, each over the bytes that are sent; empty
     /// before the first chunk.
     sums: Checksums,
@@ -67,12 +67,12 @@ impl RequestedObject {
             key: item.key,
             whole: item.range().is_none(),
             may_show: !item.is_sent(),
-            left: span.end - span.start,
+            unsent_bytes: span.end - span.start,
             probed: false,
             is_remote: false,
             tier: Tier::Memory,
             group_info: Together::default(),
-            record: None,
+            object_sums: None,
             sums: Checksums::new(),
             verdict: None,
             span,
@@ -92,7 +92,7 @@ impl RequestedObject {
 
     /// The base, if this is a hit on an attached object.
     fn attached(&self) -> Option<&AttachedTo> {
-        self.group_info.attached.as_ref().filter(|_| self.verdict.is_none() && self.left == 0)
+        self.group_info.attached.as_ref().filter(|_| self.verdict.is_none() && self.unsent_bytes == 0)
     }
 
     /// The chunk that begins at `from`. Chunks end at block boundaries, so that each block is in
@@ -105,7 +105,8 @@ impl RequestedObject {
     /// The error for a destination whose length differs from the object's.
     fn length_mismatch(&self, have: u64) -> Error {
         let (key, given) = (&self.key, self.span.end);
-        let detail = format!("destination length differs from the object's key={key} object={have} given={given}");
+        let detail =
+            format!("destination length differs from the object's key={key} object={have} given={given}");
         Error::invalid(detail)
     }
 
@@ -124,17 +125,17 @@ impl RequestedObject {
         if tier == Tier::Remote {
             // The reply of the peer is all that is known of the object. For a whole object the peer
             // has checked the length.
-            let (checksums, with) = done.proven();
+            let (checksums, info) = done.proven();
             if checksums.len() != self.blocks() {
                 return Err(ItemVerdict::Miss(MissCause::Gone));
             }
             self.sums = checksums.into();
-            (self.tier, self.group_info) = (tier, with);
+            (self.tier, self.group_info) = (tier, info);
             return Ok(());
         }
-        let (checksums, with) = done.proven();
+        let (checksums, info) = done.proven();
         let (first, blocks) = (self.span.start / BLOCK, self.blocks());
-        let record = self.record.get_or_insert_with(|| checksums.into());
+        let record = self.object_sums.get_or_insert_with(|| checksums.into());
         if record[..] != *checksums {
             // The object was removed and put again between two chunks: bytes of two objects must
             // not be mixed.
@@ -152,7 +153,7 @@ impl RequestedObject {
             };
             self.sums[(block - first) as usize] = sum;
         }
-        (self.tier, self.group_info) = (tier, with);
+        (self.tier, self.group_info) = (tier, info);
         Ok(())
     }
 }
@@ -160,11 +161,11 @@ impl RequestedObject {
 /// A get in progress.
 pub(crate) struct GetOp {
     call: CallContext,
-    wanted: Vec<RequestedObject>,
+    objects: Vec<RequestedObject>,
     /// Objects with chunks that are not requested yet, and the offset of the next chunk of the
     /// first.
     next: VecDeque<usize>,
-    from: u64,
+    next_offset: u64,
     /// Object and chunk of each item of the session's batches.
     reading: FxHashMap<Ticket, Vec<(usize, Range<u64>)>>,
     /// Chunks that were read and did not fit into the link.
@@ -177,12 +178,12 @@ pub(crate) struct GetOp {
 
 impl GetOp {
     pub fn new(call: CallContext, items: impl Iterator<Item = GetItem>) -> GetOp {
-        let wanted: Vec<RequestedObject> = items.map(|item| RequestedObject::new(&item)).collect();
-        let from = wanted.first().map_or(0, |w| w.span.start);
-        let next = (0..wanted.len()).collect();
+        let objects: Vec<RequestedObject> = items.map(|item| RequestedObject::new(&item)).collect();
+        let next_offset = objects.first().map_or(0, |w| w.span.start);
+        let next = (0..objects.len()).collect();
         let (reading, unsent) = (FxHashMap::default(), VecDeque::new());
         let (has_peers, remote_queue) = (false, VecDeque::new());
-        GetOp { call, wanted, next, from, reading, unsent, has_peers, remote_queue }
+        GetOp { call, objects, next, next_offset, reading, unsent, has_peers, remote_queue }
     }
 
     /// Reads and sends as much as possible; returns the outcome once everything is sent.
@@ -192,47 +193,47 @@ impl GetOp {
             // The session has the same deadline and ends the reads in progress.
             self.next.clear();
             self.remote_queue.clear();
-            let late = |w: &RequestedObject| w.verdict.is_none() && w.left > 0;
+            let late = |w: &RequestedObject| w.verdict.is_none() && w.unsent_bytes > 0;
             if self.reading.is_empty() && self.unsent.is_empty() {
-                self.wanted.iter_mut().filter(|w| late(w)).for_each(|w| {
+                self.objects.iter_mut().filter(|w| late(w)).for_each(|w| {
                     w.verdict = Some(ItemVerdict::Miss(MissCause::Late));
                 });
             }
         }
         self.read(ctx, link, id);
         self.request_remote(ctx, id);
-        let over = self.next.is_empty()
+        let all_sent = self.next.is_empty()
             && self.remote_queue.is_empty()
             && self.reading.is_empty()
             && self.unsent.is_empty();
-        over.then(|| self.answered(ctx.shared(), link.facts().features))
+        all_sent.then(|| self.outcome(ctx.shared(), link.facts().features))
     }
 
-    fn answered(&mut self, shared: &Shared, features: u64) -> OpOutcome {
+    fn outcome(&mut self, shared: &Shared, features: u64) -> OpOutcome {
         let has = |feature: Feature| features & feature.bit() != 0;
-        let says_members = has(Feature::Members);
+        let sends_members = has(Feature::Members);
         // Bases are sent only to stores, which decide by them what to keep.
-        let says_bases = says_members && has(Feature::Bases) && self.call.origin != Came::Put;
-        let bases = match says_bases && self.wanted.iter().any(|w| w.attached().is_some()) {
+        let sends_bases = sends_members && has(Feature::Bases) && self.call.origin != Came::Put;
+        let bases = match sends_bases && self.objects.iter().any(|w| w.attached().is_some()) {
             true => {
-                let asked: Vec<_> = self.wanted.iter().map(|w| (w.key, w.attached())).collect();
+                let asked: Vec<_> = self.objects.iter().map(|w| (w.key, w.attached())).collect();
                 group_info::bases(shared, &asked)
             }
-            false => vec![None; self.wanted.len()],
+            false => vec![None; self.objects.len()],
         };
         let verdict = |(w, base): (RequestedObject, Option<Base>)| {
             let hit = |w: RequestedObject| {
-                let is_said = says_members && w.group_info.attached.is_some() == base.is_some();
-                let members = if is_said { w.group_info.members } else { 0 };
+                let sends_group = sends_members && w.group_info.attached.is_some() == base.is_some();
+                let members = if sends_group { w.group_info.members } else { 0 };
                 ItemVerdict::Hit(w.tier, w.span.end - w.span.start, w.sums, members, base.map(Box::new))
             };
-            match (w.verdict, w.left) {
+            match (w.verdict, w.unsent_bytes) {
                 (Some(verdict), _) => (w.key, verdict),
                 (None, 0) => (w.key, hit(RequestedObject { verdict: None, ..w })),
                 (None, _) => (w.key, ItemVerdict::Miss(MissCause::Late)),
             }
         };
-        OpOutcome::items(Verb::Get, self.wanted.drain(..).zip(bases).map(verdict).collect())
+        OpOutcome::items(Verb::Get, self.objects.drain(..).zip(bases).map(verdict).collect())
     }
 
     /// Requests the next chunks, as far as staging memory suffices.
@@ -240,34 +241,34 @@ impl GetOp {
         self.has_peers = ctx.session.io.desk.is_some();
         // First the requests that peers may answer, then the chunks that only this store may
         // answer.
-        let mut asked = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
+        let mut batches = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
         while let Some(&at) = self.next.front() {
-            let wanted = &self.wanted[at];
-            let chunk = wanted.chunk(self.from);
-            if !wanted.probed && wanted.verdict.is_none() && !self.probe_dram(ctx, link, id, at) {
+            let object = &self.objects[at];
+            let chunk = object.chunk(self.next_offset);
+            if !object.probed && object.verdict.is_none() && !self.probe_dram(ctx, link, id, at) {
                 break;
             }
-            let wanted = &self.wanted[at];
-            let is_open =
-                wanted.verdict.is_none() && !wanted.is_remote && wanted.left > 0 && !chunk.is_empty();
-            if is_open {
+            let object = &self.objects[at];
+            let needs_read =
+                object.verdict.is_none() && !object.is_remote && object.unsent_bytes > 0 && !chunk.is_empty();
+            if needs_read {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = ctx.staging.try_part(len) else { break };
                 let destination = Destination([part.split(len).0].into());
                 // A request for the whole object is refused without a read if the length differs.
-                let range = (!wanted.whole || chunk != wanted.span).then(|| chunk.clone());
-                let (gets, chunks) = &mut asked[usize::from(self.has_peers && chunk != wanted.span)];
-                gets.push(Get { key: wanted.key, range, destination });
+                let range = (!object.whole || chunk != object.span).then(|| chunk.clone());
+                let (gets, chunks) = &mut batches[usize::from(self.has_peers && chunk != object.span)];
+                gets.push(Get { key: object.key, range, destination });
                 chunks.push((at, chunk.clone()));
-                if chunk.end < wanted.span.end {
-                    self.from = chunk.end;
+                if chunk.end < object.span.end {
+                    self.next_offset = chunk.end;
                     continue;
                 }
             }
             self.next.pop_front();
-            self.from = self.next.front().map_or(0, |at| self.wanted[*at].span.start);
+            self.next_offset = self.next.front().map_or(0, |at| self.objects[*at].span.start);
         }
-        for ((gets, chunks), local_only) in asked.into_iter().zip([false, true]) {
+        for ((gets, chunks), local_only) in batches.into_iter().zip([false, true]) {
             if !gets.is_empty() {
                 self.submit(ctx, id, gets, chunks, local_only);
             }
@@ -303,16 +304,16 @@ impl GetOp {
     /// a miss.
     fn request_remote(&mut self, ctx: &mut ServerCtx, id: OpId) {
         while let Some(&at) = self.remote_queue.front() {
-            let wanted = &mut self.wanted[at];
-            let span = wanted.span.clone();
+            let object = &mut self.objects[at];
+            let span = object.span.clone();
             let len = (span.end - span.start) as usize;
             if len > ctx.staging.capacity() {
-                wanted.verdict.get_or_insert(ItemVerdict::Miss(MissCause::Absent));
+                object.verdict.get_or_insert(ItemVerdict::Miss(MissCause::Absent));
                 self.remote_queue.pop_front();
                 continue;
             }
             let Some(part) = ctx.staging.try_part(len) else { return };
-            let (key, range) = (wanted.key, (!wanted.whole).then(|| span.clone()));
+            let (key, range) = (object.key, (!object.whole).then(|| span.clone()));
             self.remote_queue.pop_front();
             let destination = Destination([part.split(len).0].into());
             self.submit(ctx, id, vec![Get { key, range, destination }], vec![(at, span)], false);
@@ -322,48 +323,49 @@ impl GetOp {
     /// Looks up the objects from `at` on in DRAM and sends those that it finds; returns false if
     /// the link has no capacity for the first.
     fn probe_dram(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId, at: usize) -> bool {
-        let most = if self.wanted.len() > 2 * in_flight_sends::FIRST_BATCH {
+        let most = if self.objects.len() > 2 * in_flight_sends::FIRST_BATCH {
             in_flight_sends::batch_len(at).min(PROBES_MAX)
         } else {
             PROBES_MAX
         };
-        let ahead = self.wanted.iter().enumerate().skip(at).filter(|(_, w)| !w.probed && w.verdict.is_none());
+        let ahead =
+            self.objects.iter().enumerate().skip(at).filter(|(_, w)| !w.probed && w.verdict.is_none());
         let requests: Vec<PushRequest> =
-            ahead.take(most).map(|(at, wanted)| wanted.push_request(id, at)).collect();
+            ahead.take(most).map(|(at, object)| object.push_request(id, at)).collect();
         let results = in_flight_sends::push_from_dram(ctx, link, &requests, &self.call.options);
         for (request, result) in requests.iter().zip(results) {
-            let wanted = &mut self.wanted[request.item as usize];
-            wanted.probed = !matches!(result, PushResult::NoCapacity);
+            let object = &mut self.objects[request.item as usize];
+            object.probed = !matches!(result, PushResult::NoCapacity);
             match result {
-                PushResult::Sent(sums, with) => {
-                    (wanted.sums, wanted.left, wanted.tier, wanted.group_info) =
-                        (sums, 0, Tier::Memory, with);
+                PushResult::Sent(sums, info) => {
+                    (object.sums, object.unsent_bytes, object.tier, object.group_info) =
+                        (sums, 0, Tier::Memory, info);
                 }
-                PushResult::Damaged => wanted.verdict = Some(ItemVerdict::Miss(MissCause::Damaged)),
+                PushResult::Damaged => object.verdict = Some(ItemVerdict::Miss(MissCause::Damaged)),
                 PushResult::NotInDram | PushResult::NoCapacity => {}
             }
         }
-        self.wanted[at].probed
+        self.objects[at].probed
     }
 
     /// Takes the results of a batch.
     pub fn done(&mut self, id: OpId, ticket: Ticket, done: Vec<GetDone>) {
         let chunks = self.reading.remove(&ticket).unwrap_or_default();
         for ((at, chunk), mut done) in chunks.into_iter().zip(done) {
-            let wanted = &mut self.wanted[at];
-            let is_part = chunk != wanted.span;
+            let object = &mut self.objects[at];
+            let is_part = chunk != object.span;
             let is_miss = done.outcome.as_ref().is_ok_and(|outcome| !outcome.is_hit());
-            if is_part && is_miss && self.has_peers && !wanted.is_remote && wanted.record.is_none() {
-                wanted.is_remote = true;
+            if is_part && is_miss && self.has_peers && !object.is_remote && object.object_sums.is_none() {
+                object.is_remote = true;
                 self.remote_queue.push_back(at);
             }
-            if is_part && wanted.is_remote {
+            if is_part && object.is_remote {
                 continue;
             }
             let parts = std::mem::take(&mut done.destination.0);
             let verdict = match (&done.outcome, parts.first()) {
                 (Ok(GetOutcome::Hit { tier, .. }), Some(part)) => {
-                    wanted.accept_chunk(&chunk, *tier, &done, part.bytes()).err()
+                    object.accept_chunk(&chunk, *tier, &done, part.bytes()).err()
                 }
                 (Ok(GetOutcome::Miss(cause)), _) => Some(ItemVerdict::Miss(*cause)),
                 (Err(error), _) => Some(ItemVerdict::Failed(error.clone())),
@@ -371,11 +373,11 @@ impl GetOp {
             };
             match verdict {
                 Some(verdict) => {
-                    wanted.verdict.get_or_insert(verdict);
+                    object.verdict.get_or_insert(verdict);
                 }
                 None => {
-                    let offset = chunk.start - wanted.span.start;
-                    let may_show = self.wanted[at].may_show;
+                    let offset = chunk.start - object.span.start;
+                    let may_show = self.objects[at].may_show;
                     let push = Push { op: id, item: at as u32, offset, parts, token: 0, may_show };
                     self.unsent.push_back((at, push));
                 }
@@ -393,26 +395,26 @@ impl GetOp {
         let mut later = VecDeque::new();
         // An object waits if its next chunk is not read, or the link has no capacity for it; its
         // later chunks wait too.
-        let mut waits = std::collections::BTreeSet::new();
+        let mut blocked = std::collections::BTreeSet::new();
         for (at, push) in std::mem::take(&mut self.unsent) {
-            let wanted = &mut self.wanted[at];
-            if wanted.verdict.is_some() {
+            let object = &mut self.objects[at];
+            if object.verdict.is_some() {
                 continue;
             }
             let bytes: u64 = push.parts.iter().map(|p| p.len() as u64).sum();
-            let sent = wanted.span.end - wanted.span.start - wanted.left;
-            if waits.contains(&at) || push.offset != sent {
-                waits.insert(at);
+            let sent = object.span.end - object.span.start - object.unsent_bytes;
+            if blocked.contains(&at) || push.offset != sent {
+                blocked.insert(at);
                 later.push_back((at, push));
                 continue;
             }
             match link.push(push) {
                 Ok(()) => {
                     ctx.pending_pushes.sent(id);
-                    wanted.left -= bytes;
+                    object.unsent_bytes -= bytes;
                 }
                 Err(push) => {
-                    waits.insert(at);
+                    blocked.insert(at);
                     later.push_back((at, push));
                 }
             }

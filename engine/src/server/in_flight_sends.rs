@@ -231,9 +231,9 @@ fn push_one(
     // A client that gets a reference verifies the bytes, and so does one that asks again after a
     // mismatch: the server need not verify for them.
     let asks_again = link.facts().features & Feature::AsksAgain.bit() != 0;
-    let spared = request.may_show && (asks_again || link.shows(&parts));
+    let client_verifies = request.may_show && (asks_again || link.shows(&parts));
     let sampled = ctx.session.io.sampler.next() || !request.may_show;
-    let (verify, unverified) = (sampled && !spared, !sampled && !spared);
+    let (verify, unverified) = (sampled && !client_verifies, !sampled && !client_verifies);
     let Some(sums) = span_checksums(shared, held, member, request, verify) else {
         return PushResult::Damaged;
     };

@@ -46,7 +46,9 @@ impl InvalidationHolds {
         self.expire(shared.now());
         if name <= self.last_name {
             let last = self.last_name;
-            return Err(Error::invalid(format!("hold name was used before on this link name={name} last={last}")));
+            return Err(Error::invalid(format!(
+                "hold name was used before on this link name={name} last={last}"
+            )));
         }
         if self.last_removal.is_some_and(|removed| removed > id) {
             return Err(Error::new(ErrorKind::Unavailable, "removal arrived before its hold"));
@@ -114,7 +116,7 @@ mod tests {
         }
         assert_eq!((holds.release(5, shared.now()), has_no_removal(&store)), (1, false));
         assert_eq!((holds.release(7, shared.now()), has_no_removal(&store)), (1, true));
-        assert!(!shared.removals.none_since(before), "what was on its way is not kept either");
+        assert!(!shared.removals.none_since(before), "objects in transit are not kept either");
         // Released and unknown names give the same result.
         assert_eq!((holds.release(7, shared.now()), holds.release(8, shared.now())), (0, 0));
         assert_eq!(holds.begin(shared, OpId(3), 9, later), Ok(0));

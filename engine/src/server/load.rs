@@ -5,7 +5,7 @@
 //!   outcome can take. A request that does not fit is answered `Busy` and has no effect.
 //! - A request stays counted until its outcome has left this process, or the link is closed: a
 //!   client that does not read frees no memory.
-//! - `under_way` = sum of `ops` + bytes of cancelled operations that still run. The number of a
+//! - `in_progress` = sum of `ops` + bytes of cancelled operations that still run. The number of a
 //!   counted operation is not accepted for another request before its outcome has left.
 //! - A link without operations may always begin one small operation, whatever other links use.
 //! - One client leaves half of the total to others, however many links it has.
@@ -50,7 +50,7 @@ pub(crate) struct LinkLoad {
     client: Arc<AtomicU64>,
     ops: FxHashMap<OpId, u64>,
     /// Sum of `ops`, and of cancelled operations that still run.
-    under_way: u64,
+    in_progress: u64,
     /// Bytes of outcomes that the link has not written.
     unsent: u64,
 }
@@ -58,7 +58,7 @@ pub(crate) struct LinkLoad {
 impl LinkLoad {
     /// A link of the client with this counter, without operations.
     pub fn new(client: Arc<AtomicU64>) -> LinkLoad {
-        LinkLoad { client, ops: FxHashMap::default(), under_way: 0, unsent: 0 }
+        LinkLoad { client, ops: FxHashMap::default(), in_progress: 0, unsent: 0 }
     }
 
     /// Whether this operation number is in use: its outcome has not left.
@@ -68,16 +68,16 @@ impl LinkLoad {
 
     /// Counts an operation of `bytes` bytes, or returns `Busy` if it does not fit.
     pub fn begin(&mut self, all: &ServedBytes, id: OpId, bytes: u64) -> Result<()> {
-        let own = self.under_way + self.unsent;
-        let is_first = own == 0 && bytes <= FIRST_BYTES_MAX;
-        if own + bytes > LINK_BYTES_MAX || !all.begin(&self.client, bytes, is_first) {
+        let used = self.in_progress + self.unsent;
+        let is_first = used == 0 && bytes <= FIRST_BYTES_MAX;
+        if used + bytes > LINK_BYTES_MAX || !all.begin(&self.client, bytes, is_first) {
             let detail = format!(
-                "too much is asked for at once: read outcomes, or ask for less bytes={bytes} link={own} link_max={LINK_BYTES_MAX} \
+                "too much is asked for at once: read outcomes, or ask for less bytes={bytes} link={used} link_max={LINK_BYTES_MAX} \
                  client_max={CLIENT_BYTES_MAX} all_max={ALL_BYTES_MAX}"
             );
             return Err(Error::busy(detail));
         }
-        self.under_way += bytes;
+        self.in_progress += bytes;
         self.ops.insert(id, bytes);
         Ok(())
     }
@@ -89,7 +89,7 @@ impl LinkLoad {
 
     /// A cancelled operation has ended.
     pub fn release_cancelled(&mut self, all: &ServedBytes, bytes: u64) {
-        self.under_way -= bytes;
+        self.in_progress -= bytes;
         all.change(&self.client, bytes, 0);
     }
 
@@ -101,16 +101,16 @@ impl LinkLoad {
         if bytes == 0 && unsent == before {
             return;
         }
-        self.under_way -= bytes;
+        self.in_progress -= bytes;
         self.unsent = unsent;
         all.change(&self.client, before, unsent);
     }
 
     /// The link is closed.
     pub fn release_all(&mut self, all: &ServedBytes) {
-        all.change(&self.client, self.under_way + self.unsent, 0);
+        all.change(&self.client, self.in_progress + self.unsent, 0);
         self.ops.clear();
-        (self.under_way, self.unsent) = (0, 0);
+        (self.in_progress, self.unsent) = (0, 0);
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(all.bytes(), ALL_BYTES_MAX + FIRST_BYTES_MAX);
         // An outcome counts its own length until it has left.
         links[0].record_sent(&all, Some(OpId(1)), MIB / 4);
-        assert!(links[0].begin(&all, OpId(34), MIB).is_err(), "others have the rest");
+        assert!(links[0].begin(&all, OpId(34), MIB).is_err(), "other links use the rest");
         links[0].record_sent(&all, None, 0);
         links[4].release_all(&all);
         assert!(links[0].begin(&all, OpId(34), MIB).is_ok());
@@ -182,9 +182,12 @@ mod tests {
         const MIB: u64 = 1 << 20;
         let mut begin = |link: usize, id: u64, bytes: u64| of_a[link].begin(&all, OpId(id), bytes).is_ok();
         assert!((0..2).all(|link| (1..=32).all(|id| begin(link, id, MIB))));
-        assert!(!begin(2, 1, FIRST_BYTES_MAX + 1), "the client has its share");
-        assert!(begin(2, 2, FIRST_BYTES_MAX) && !begin(2, 3, 1), "each link begins something small, once");
-        assert!((1..=32).all(|id| of_b.begin(&all, OpId(id), MIB).is_ok()), "the other client has room");
+        assert!(!begin(2, 1, FIRST_BYTES_MAX + 1), "the bound of the client holds");
+        assert!(begin(2, 2, FIRST_BYTES_MAX) && !begin(2, 3, 1), "each link begins one small operation");
+        assert!(
+            (1..=32).all(|id| of_b.begin(&all, OpId(id), MIB).is_ok()),
+            "the other client is not affected"
+        );
         // The client's counter returns to zero with its last link.
         of_a.iter_mut().chain([&mut of_b]).for_each(|link| link.release_all(&all));
         assert_eq!((all.bytes(), a.load(Relaxed)), (0, 0));

@@ -38,15 +38,15 @@ fn store() -> Store {
     Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("opened")
 }
 
-fn meet(store: &Store, admission: Admission, key: Option<Key>) -> (Server, Box<dyn Link>) {
+fn connect(store: &Store, admission: Admission, key: Option<Key>) -> (Server, Box<dyn Link>) {
     let clock: Arc<dyn Clock> = Arc::new(StillClock);
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
-    Pair::links(store, &clock, address, admission, key, &[])
+    Pair::connect_link(store, &clock, address, admission, key, &[])
 }
 
 /// Sends `frames` and polls until the server has closed the link or `most` outcomes have arrived.
 fn outcomes(server: &mut Server, link: &mut dyn Link, frames: Vec<Frame>, most: usize) -> usize {
-    frames.into_iter().for_each(|frame| assert!(link.send(frame).is_ok(), "room for a request"));
+    frames.into_iter().for_each(|frame| assert!(link.send(frame).is_ok(), "the link accepts a request"));
     link.send_on();
     let mut outcomes = 0;
     while outcomes < most && server.closed().is_none() {
@@ -65,7 +65,7 @@ fn reused_operation_number_closes_the_link_and_releases_its_load() {
     let keys = vec![key(1, "k"); 100];
     let body = request::encode(Terms::default(), &Ask::Exists(List::of(&keys)));
     let request = |op| Frame::new(Kind::Request, OpId(op), body.clone());
-    let (mut server, mut link) = meet(&store, Admission::Connection(Rights::all()), None);
+    let (mut server, mut link) = connect(&store, Admission::Connection(Rights::all()), None);
     // An operation number is free again after its outcome has left.
     for _ in 0..3 {
         assert_eq!(outcomes(&mut server, &mut *link, vec![request(1)], 1), 1);
@@ -81,9 +81,9 @@ fn reused_operation_number_closes_the_link_and_releases_its_load() {
 /// Puts whose bytes never arrive, and gets with a wrong length whose long outcomes are not read.
 pub(crate) fn bytes_per_link() {
     let (store, puts) = (store(), puts());
-    let anybody = || meet(&store, Admission::Connection(Rights::all()), None);
+    let connect_any = || connect(&store, Admission::Connection(Rights::all()), None);
     let mut others = 0;
-    let mut links: Vec<_> = (0..3).map(|_| anybody()).collect();
+    let mut links: Vec<_> = (0..3).map(|_| connect_any()).collect();
     for (server, link) in &mut links {
         ask_all(server, &mut **link, &puts);
         let has = store.shared.served.bytes() - others;
@@ -91,7 +91,7 @@ pub(crate) fn bytes_per_link() {
         others += has;
     }
     drop(links);
-    let (mut server, mut link) = anybody();
+    let (mut server, mut link) = connect_any();
     let items = vec![GetItem::new(key(1, "k"), None, 7); 6000];
     let body = request::encode(Terms::default(), &Ask::Get(List::of(&items)));
     for op in 1..=200 {
@@ -102,21 +102,21 @@ pub(crate) fn bytes_per_link() {
         let queued = server.outcome_capacity.saturating_sub(server.link.room().frame_bytes);
         assert!((unsent + queued) as u64 <= LINK_BYTES_MAX, "unsent={unsent} queued={queued}");
     }
-    assert!(store.shared.served.bytes() > 0, "nothing waits");
+    assert!(store.shared.served.bytes() > 0, "no outcome waits");
     drop(server);
-    assert_eq!(store.shared.served.bytes(), 0, "something is counted for nobody");
+    assert_eq!(store.shared.served.bytes(), 0, "bytes stay counted after disconnect");
 }
 
 /// Six clients request more than the bound for all.
 pub(crate) fn bytes_of_all_links() {
     let (store, puts) = (store(), puts());
-    let anybody = || meet(&store, Admission::Connection(Rights::all()), None);
-    let mut hostile: Vec<_> = (0..6).map(|_| anybody()).collect();
+    let connect_any = || connect(&store, Admission::Connection(Rights::all()), None);
+    let mut hostile: Vec<_> = (0..6).map(|_| connect_any()).collect();
     hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
     let (top, firsts) = (store.shared.served.bytes(), hostile.len() as u64 * FIRST_BYTES_MAX);
     assert!(top > ALL_BYTES_MAX * 3 / 4 && top <= ALL_BYTES_MAX + firsts, "top={top}");
     // Another client begins a small operation meanwhile.
-    let (mut server, mut link) = anybody();
+    let (mut server, mut link) = connect_any();
     let body = request::encode(Terms::default(), &Ask::Exists(List::of(&[key(1, "k")])));
     assert_eq!(outcomes(&mut server, &mut *link, vec![Frame::new(Kind::Request, OpId(1), body)], 1), 1);
     drop((hostile, server));
@@ -131,7 +131,7 @@ pub(crate) fn bytes_per_client() {
         let keys = [(key_of("a", 1), Rights::all()), (key_of("b", 2), Rights::all())];
         Admission::Keys(Arc::new(KeyRing::new(keys, &SystemEntropy).expect("a ring")))
     };
-    let waiting = |key: Key| meet(&store, ring(), Some(key));
+    let waiting = |key: Key| connect(&store, ring(), Some(key));
     let served = || store.shared.served.bytes();
     let mut hostile: Vec<_> = (0..6).map(|_| waiting(key_of("a", 1))).collect();
     hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));

@@ -41,11 +41,11 @@ impl ServedBytes {
         if !take(client, CLIENT_BYTES_MAX) {
             return false;
         }
-        let is_there = take(&self.all, ALL_BYTES_MAX);
-        if !is_there {
+        let is_counted = take(&self.all, ALL_BYTES_MAX);
+        if !is_counted {
             client.fetch_sub(bytes, Relaxed);
         }
-        is_there
+        is_counted
     }
 
     /// Replaces `before` bytes of a client by `now` bytes.

@@ -232,11 +232,11 @@ impl Server {
     }
 
     fn handle_events(&mut self, events: Vec<Event>) -> bool {
-        let mut moved = !events.is_empty();
-        let mut back = Vec::new();
+        let mut changed = !events.is_empty();
+        let mut returned = Vec::new();
         for event in events {
             if let Event::Pushed { op, token, .. } = &event {
-                back.push(*token);
+                returned.push(*token);
                 self.ctx.pending_pushes.returned(*op);
             }
             if let Err(error) = self.handle_event(event) {
@@ -247,20 +247,20 @@ impl Server {
         }
         // The events are dropped, so that nothing refers to the pushed frames.
         let ServerCtx { in_flight_sends, session, .. } = &mut self.ctx;
-        in_flight_sends.release(&session.io.shared, &back);
-        moved |= self.collect_completions();
-        moved |= self.advance();
+        in_flight_sends.release(&session.io.shared, &returned);
+        changed |= self.collect_completions();
+        changed |= self.advance();
         if !self.invalidation_holds.is_empty() {
             self.invalidation_holds.expire(self.ctx.shared().now());
         }
-        while let Some(late) = self.ctx.pending_pushes.overdue(self.ctx.shared().now()) {
-            self.link.retract(late);
-            moved = true;
+        while let Some(overdue) = self.ctx.pending_pushes.overdue(self.ctx.shared().now()) {
+            self.link.retract(overdue);
+            changed = true;
         }
         self.send_outcomes();
         // Completions that are already available must be handled now: nothing would wake this
         // thread for them.
-        moved | self.ctx.session.has_finished()
+        changed | self.ctx.session.has_finished()
     }
 
     fn handle_event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
@@ -341,7 +341,7 @@ impl Server {
         let op = match ask {
             Ask::Get(items) => Op::Get(GetOp::new(call, items.iter())),
             Ask::Put(puts) => match puts.open().map(|name| self.client_holds.group(name)).transpose() {
-                Ok(into) => Op::Put(PutOp::new(call, puts, into, &*self.link, id)),
+                Ok(open_group) => Op::Put(PutOp::new(call, puts, open_group, &*self.link, id)),
                 Err(error) => {
                     self.respond(id, OpOutcome::failed(verb, error));
                     return;
@@ -385,8 +385,8 @@ impl Server {
             }
             Ask::Prefetch(keys) => {
                 let shared = &self.ctx.session.io.shared;
-                let taken = prefetch::prefetch(shared, keys.iter(), &call.options);
-                self.respond(id, OpOutcome::number(verb, taken as u64));
+                let queued = prefetch::prefetch(shared, keys.iter(), &call.options);
+                self.respond(id, OpOutcome::number(verb, queued as u64));
                 return;
             }
             Ask::Missing(name) => {

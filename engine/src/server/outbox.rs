@@ -16,7 +16,9 @@ impl Server {
         let mut body = outcome.encode();
         if body.len() > most {
             let bytes = body.len();
-            let detail = format!("outcome is longer than the peer accepts, request fewer items bytes={bytes} max={most}");
+            let detail = format!(
+                "outcome is longer than the peer accepts, request fewer items bytes={bytes} max={most}"
+            );
             body = OpOutcome::failed(outcome.verb, Error::invalid(detail)).encode();
         }
         self.outbox.push_back(Frame::new(Kind::Outcome, id, body));

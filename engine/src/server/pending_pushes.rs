@@ -68,7 +68,7 @@ mod tests {
         pushes.returned(a);
         assert_eq!(pushes.overdue(Mono(9)), None);
         assert_eq!([pushes.overdue(Mono(20)), pushes.overdue(Mono(20))], [Some(b), Some(a)]);
-        assert_eq!(pushes.overdue(Mono(99)), None, "{a:?} was named");
+        assert_eq!(pushes.overdue(Mono(99)), None, "{a:?} was returned before");
         pushes.returned(a);
         pushes.returned(b);
         assert!(pushes.ops.is_empty() && pushes.due.is_empty());

@@ -44,12 +44,12 @@ use crate::write::groups;
 use crate::write::groups::Joined;
 use crate::write::put;
 use crate::write::put::new_keys;
-use crate::write::put::{Came, Kind as GroupKind, Size};
+use crate::write::put::{Came, Kind as PutKind, Size};
 
 /// Bytes of server state for an offered object that is a group of its own.
 pub(crate) const OFFERED_BYTES: usize = size_of::<OfferedObject>() + size_of::<OfferedGroup>();
 
-enum GroupState {
+enum OfferedState {
     New,
     /// Number of objects whose bytes have not arrived.
     Pulling(usize),
@@ -65,7 +65,7 @@ struct OfferedGroup {
     base: Option<ObjectKey>,
     /// Range of its objects in the put.
     objects: Range<usize>,
-    state: GroupState,
+    state: OfferedState,
 }
 
 /// A put in progress.
@@ -97,7 +97,7 @@ impl PutOp {
             let at = offered.len();
             if object.group as usize == groups.len() {
                 let base = puts.base(object.group);
-                groups.push(OfferedGroup { base, objects: at..at, state: GroupState::New });
+                groups.push(OfferedGroup { base, objects: at..at, state: OfferedState::New });
             }
             groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
             let sums: Checksums = object.checksums.iter().collect();
@@ -125,11 +125,11 @@ impl PutOp {
         let Some(object) = self.offered.get_mut(at) else { return };
         object.receive(parts, shown, self.block_bytes);
         // The object ranges of groups are contiguous and ascending.
-        let of = self.groups.partition_point(|group| group.objects.end <= at);
-        let Some(group) = self.groups.get_mut(of) else { return };
-        group.state = match std::mem::replace(&mut group.state, GroupState::Done) {
-            GroupState::Pulling(1) => GroupState::Received,
-            GroupState::Pulling(left) => GroupState::Pulling(left - 1),
+        let group_at = self.groups.partition_point(|group| group.objects.end <= at);
+        let Some(group) = self.groups.get_mut(group_at) else { return };
+        group.state = match std::mem::replace(&mut group.state, OfferedState::Done) {
+            OfferedState::Pulling(1) => OfferedState::Received,
+            OfferedState::Pulling(left) => OfferedState::Pulling(left - 1),
             other => other,
         };
     }
@@ -142,7 +142,9 @@ impl PutOp {
             if !is_storing(&group.state, ticket) {
                 continue;
             }
-            if let GroupState::Committing(_, joined) = std::mem::replace(&mut group.state, GroupState::Done) {
+            if let OfferedState::Committing(_, joined) =
+                std::mem::replace(&mut group.state, OfferedState::Done)
+            {
                 let outcome = joined.committed(shared, done.collect());
                 self.settle(at, || item_verdict(outcome.clone()));
                 return;
@@ -159,25 +161,25 @@ impl PutOp {
             link.retract(id);
             self.expire();
         }
-        let (mut at, mut whole) = (0, Vec::new());
+        let (mut at, mut received) = (0, Vec::new());
         while at < self.groups.len() {
             // A group that cannot begin now blocks the groups after it.
-            if matches!(self.groups[at].state, GroupState::New) && !self.begin(ctx, link, id, at) {
+            if matches!(self.groups[at].state, OfferedState::New) && !self.begin(ctx, link, id, at) {
                 break;
             }
-            if matches!(self.groups[at].state, GroupState::Received) {
-                whole.push(at);
+            if matches!(self.groups[at].state, OfferedState::Received) {
+                received.push(at);
             }
             at += 1;
-            if whole.len() == RUN_GROUPS {
-                self.store(ctx, id, std::mem::take(&mut whole));
+            if received.len() == RUN_GROUPS {
+                self.store(ctx, id, std::mem::take(&mut received));
             }
         }
-        self.store(ctx, id, whole);
-        let over = self.groups.iter().all(|group| is_done(&group.state));
-        over.then(|| {
+        self.store(ctx, id, received);
+        let all_done = self.groups.iter().all(|group| is_done(&group.state));
+        all_done.then(|| {
             let late =
-                |key: &ObjectKey| ItemVerdict::Failed(Error::busy(format!("deadline exceeded before the object was stored key={key}")));
+                |key: &ObjectKey| ItemVerdict::Failed(Error::busy(format!("deadline exceeded key={key}")));
             let verdict = |o: OfferedObject| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
             OpOutcome::items(self.verb, self.offered.drain(..).map(verdict).collect())
         })
@@ -187,20 +189,20 @@ impl PutOp {
     fn expire(&mut self) {
         for group in &mut self.groups {
             match group.state {
-                GroupState::New | GroupState::Pulling(_) | GroupState::Received => {
-                    group.state = GroupState::Done;
+                OfferedState::New | OfferedState::Pulling(_) | OfferedState::Received => {
+                    group.state = OfferedState::Done;
                     self.offered[group.objects.clone()]
                         .iter_mut()
                         .for_each(|o| o.buffer = ObjectBuffer::None);
                 }
-                GroupState::Storing(_) | GroupState::Committing(..) | GroupState::Done => {}
+                OfferedState::Storing(_) | OfferedState::Committing(..) | OfferedState::Done => {}
             }
         }
     }
 
     fn settle(&mut self, at: usize, verdict: impl Fn() -> ItemVerdict) {
         let group = &mut self.groups[at];
-        group.state = GroupState::Done;
+        group.state = OfferedState::Done;
         for object in &mut self.offered[group.objects.clone()] {
             (object.verdict, object.buffer) = (Some(verdict()), ObjectBuffer::None);
         }
@@ -215,8 +217,9 @@ impl PutOp {
         }
         let Some(first) = run.first().copied() else { return true };
         let is_in_client_memory = self.is_in_client_memory(first);
-        let same = run.iter().take_while(|at| self.is_in_client_memory(**at) == is_in_client_memory).count();
-        run.truncate(same);
+        let same_source =
+            run.iter().take_while(|at| self.is_in_client_memory(**at) == is_in_client_memory).count();
+        run.truncate(same_source);
         if is_in_client_memory {
             self.store_from_client_memory(ctx, id, &run);
             return true;
@@ -261,8 +264,8 @@ impl PutOp {
             let group = &mut self.groups[at];
             let is_pulled = |pull: &&PullItem| group.objects.contains(&(pull.item as usize));
             group.state = match pulls.iter().filter(is_pulled).count() {
-                0 => GroupState::Received,
-                pulled => GroupState::Pulling(pulled),
+                0 => OfferedState::Received,
+                pulled => OfferedState::Pulling(pulled),
             };
         }
         true
@@ -287,7 +290,7 @@ impl PutOp {
     fn submit(&mut self, ctx: &mut ServerCtx, id: OpId, groups: Vec<PutGroup>, which: &[usize]) {
         let Some(first) = which.first() else { return };
         let ticket = ctx.session.submit_put_as(groups, self.options(ctx.shared(), *first), self.call.origin);
-        which.iter().for_each(|at| self.groups[*at].state = GroupState::Storing(ticket));
+        which.iter().for_each(|at| self.groups[*at].state = OfferedState::Storing(ticket));
         ctx.batches.insert(ticket, id);
     }
 
@@ -320,11 +323,12 @@ impl PutOp {
     fn settle_without_bytes(&mut self, shared: &Shared, run: &mut Vec<usize>) {
         let mut core = shared.lock();
         // The put into an open group itself detects objects that the group already has.
-        let looks = self.open_group.is_none() && !shared.config.constant_fingerprint();
-        let known = |at: &usize| match looks && self.is_present(shared, &mut core, &self.groups[*at]) {
-            true => Some(PutOutcome::AlreadyPresent),
-            false => self.lacks_base(shared, &mut core, &self.groups[*at]).then_some(PutOutcome::Refused),
-        };
+        let checks_presence = self.open_group.is_none() && !shared.config.constant_fingerprint();
+        let known =
+            |at: &usize| match checks_presence && self.is_present(shared, &mut core, &self.groups[*at]) {
+                true => Some(PutOutcome::AlreadyPresent),
+                false => self.lacks_base(shared, &mut core, &self.groups[*at]).then_some(PutOutcome::Refused),
+            };
         let known: Vec<Option<PutOutcome>> = run.iter().map(known).collect();
         drop(core);
         let mut known = known.into_iter();
@@ -392,19 +396,19 @@ impl PutOp {
     fn lacks_base(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &OfferedGroup) -> bool {
         let Some(base) = group.base.filter(|_| self.call.origin != Came::Put) else { return false };
         let name = name_of(shared.fingerprint(&base, core.generation(base.namespace())));
-        let has_none = !core.is_base_here(name);
-        core.counters.puts_refused += if has_none { group.objects.len() as u64 } else { 0 };
-        has_none
+        let is_missing = !core.is_base_here(name);
+        core.counters.puts_refused += if is_missing { group.objects.len() as u64 } else { 0 };
+        is_missing
     }
 
-    /// Stores groups whose bytes have arrived; a group with a checksum mismatch is refused.
-    fn store(&mut self, ctx: &mut ServerCtx, id: OpId, whole: Vec<usize>) {
-        let (mut together, mut groups) = (Vec::new(), Vec::new());
-        for at in whole {
+    /// Stores groups whose bytes have arrived; a group with a checksum mismatch fails.
+    fn store(&mut self, ctx: &mut ServerCtx, id: OpId, received: Vec<usize>) {
+        let (mut batch, mut groups) = (Vec::new(), Vec::new());
+        for at in received {
             let options = self.options(ctx.shared(), at);
             let objects = &mut self.offered[self.groups[at].objects.clone()];
-            if let Some(wrong) = objects.iter().find(|o| !matches!(o.buffer, ObjectBuffer::Verified(_))) {
-                let key = wrong.key;
+            if let Some(mismatch) = objects.iter().find(|o| !matches!(o.buffer, ObjectBuffer::Verified(_))) {
+                let key = mismatch.key;
                 self.settle(at, || ItemVerdict::Failed(put::unlike(&key)));
             } else if let Some(open_group) = &self.open_group {
                 let put = |o: &mut OfferedObject| {
@@ -426,10 +430,10 @@ impl PutOp {
                 };
                 let objects = objects.iter_mut().filter_map(put).collect();
                 groups.push(PutGroup { objects, base: self.groups[at].base });
-                together.push(at);
+                batch.push(at);
             }
         }
-        self.submit(ctx, id, groups, &together);
+        self.submit(ctx, id, groups, &batch);
     }
 
     /// Puts the pulled objects into their open group and commits it if none is missing.
@@ -447,7 +451,7 @@ impl PutOp {
             return Ok(());
         }
         let ticket = ctx.session.submit_commit(joined.id(), options);
-        self.groups[at].state = GroupState::Committing(ticket, joined);
+        self.groups[at].state = OfferedState::Committing(ticket, joined);
         ctx.batches.insert(ticket, id);
         Ok(())
     }
@@ -457,12 +461,12 @@ impl PutOp {
         let group = &self.groups[at];
         let size = |o: &OfferedObject| Size { key: o.key, length: Some(o.length), in_arena: false };
         let sizes: Vec<Size> = self.offered[group.objects.clone()].iter().map(size).collect();
-        let together = match &group.base {
-            Some(base) => GroupKind::Attached(base),
-            None if sizes.len() > 1 => GroupKind::Base,
-            None => GroupKind::Single,
+        let kind = match &group.base {
+            Some(base) => PutKind::Attached(base),
+            None if sizes.len() > 1 => PutKind::Base,
+            None => PutKind::Single,
         };
-        put::check(shared, together, &sizes)
+        put::check(shared, kind, &sizes)
     }
 }
 
@@ -473,20 +477,20 @@ fn item_verdict(outcome: Result<PutOutcome>) -> ItemVerdict {
     }
 }
 
-fn is_done(state: &GroupState) -> bool {
+fn is_done(state: &OfferedState) -> bool {
     match state {
-        GroupState::Done => true,
-        GroupState::New
-        | GroupState::Pulling(_)
-        | GroupState::Received
-        | GroupState::Storing(_)
-        | GroupState::Committing(..) => false,
+        OfferedState::Done => true,
+        OfferedState::New
+        | OfferedState::Pulling(_)
+        | OfferedState::Received
+        | OfferedState::Storing(_)
+        | OfferedState::Committing(..) => false,
     }
 }
 
-fn is_storing(state: &GroupState, ticket: Ticket) -> bool {
+fn is_storing(state: &OfferedState, ticket: Ticket) -> bool {
     match state {
-        GroupState::Storing(own) | GroupState::Committing(own, _) => *own == ticket,
-        GroupState::New | GroupState::Pulling(_) | GroupState::Received | GroupState::Done => false,
+        OfferedState::Storing(own) | OfferedState::Committing(own, _) => *own == ticket,
+        OfferedState::New | OfferedState::Pulling(_) | OfferedState::Received | OfferedState::Done => false,
     }
 }

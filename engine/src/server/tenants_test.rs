@@ -59,7 +59,7 @@ impl Tenant {
     fn of(store: &Store, rights: Rights) -> Tenant {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let address = "tcp:127.0.0.1:0".parse().expect("an address");
-        let (server, caller) = Pair::meet(store, &clock, address, rights, &[]);
+        let (server, caller) = Pair::connect(store, &clock, address, rights, &[]);
         Tenant { server, caller, clock }
     }
 
@@ -68,7 +68,7 @@ impl Tenant {
     }
 
     fn ask(&mut self, ask: &Ask<'_>) -> Result<Told> {
-        self.caller.tell(1, ask, Terms::default(), self.clock.now().after(TIMEOUT)).expect("room");
+        self.caller.tell(1, ask, Terms::default(), self.clock.now().after(TIMEOUT)).expect("link capacity");
         let mut replies = Vec::new();
         while replies.is_empty() {
             self.server.turn();
@@ -76,7 +76,7 @@ impl Tenant {
         }
         match replies.remove(0).1 {
             Reply::Told(told) => told,
-            other => panic!("another reply {other:?}"),
+            other => panic!("unexpected reply {other:?}"),
         }
     }
 
@@ -108,7 +108,7 @@ fn clear_of_an_empty_namespace_uses_no_row() {
         }
         put(&store, id(2000));
         assert_eq!(tenant.ask(&Ask::Clear(id(2000))).expect_err("full").kind, ErrorKind::NoSpace);
-        assert_eq!(tenant.ask(&Ask::Clear(id(3000))), Ok(Told::Number(1)), "nothing there still");
+        assert_eq!(tenant.ask(&Ask::Clear(id(3000))), Ok(Told::Number(1)), "the namespace is still empty");
     }
 }
 
@@ -138,7 +138,11 @@ fn flush_reports_only_losses_in_the_namespaces_of_the_tenant() {
     assert_eq!([a.flush(), a.flush()], [lost(3), lost(0)]);
     assert_eq!([b.flush(), b.flush()], [lost(5), lost(0)]);
     assert_eq!([all.flush(), all.flush()], [lost(15), lost(0)]);
-    assert_eq!(store.flush(Options::default()), Ok(lost(15)), "the process itself hears of all of it");
+    assert_eq!(
+        store.flush(Options::default()),
+        Ok(lost(15)),
+        "the process gets the losses of all namespaces"
+    );
     // A client that connects later gets losses from then on only.
     assert_eq!(Tenant::of(&store, Rights::all()).flush(), lost(0));
 }

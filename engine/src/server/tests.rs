@@ -68,12 +68,12 @@ impl Pair {
         let facts = Facts::of_this_machine().expect("facts");
         let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let (server, caller) = Pair::meet(&store, &clock, address, rights, shows);
+        let (server, caller) = Pair::connect(&store, &clock, address, rights, shows);
         Pair { store, server, caller, clock }
     }
 
     /// Connects a client to a store; returns its server and the client.
-    pub(crate) fn meet(
+    pub(crate) fn connect(
         store: &Store,
         clock: &Arc<dyn Clock>,
         address: Address,
@@ -81,12 +81,12 @@ impl Pair {
         of_client: &[Arc<Region>],
     ) -> (Server, Caller) {
         let admission = Admission::Connection(rights);
-        let (server, link) = Pair::links(store, clock, address, admission, None, of_client);
+        let (server, link) = Pair::connect_link(store, clock, address, admission, None, of_client);
         (server, Caller::new(link))
     }
 
     /// Connects a client to a store; returns its server and the client's end of the link.
-    pub(crate) fn links(
+    pub(crate) fn connect_link(
         store: &Store,
         clock: &Arc<dyn Clock>,
         address: Address,
@@ -149,21 +149,21 @@ impl Pair {
             sent: false,
         });
         let deadline = self.clock.now().after(TIMEOUT);
-        self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("room");
-        let Reply::Get(got) = self.reply() else { panic!("another reply") };
+        self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("link capacity");
+        let Reply::Get(got) = self.reply() else { panic!("unexpected reply") };
         let bytes = |parts: &[Part]| parts.iter().flat_map(|part| part.bytes().to_vec()).collect();
         got.into_iter().map(|got| (got.outcome, bytes(&got.parts))).collect()
     }
 
     fn got(&mut self, wanted: Wanted) -> call::Got {
         let deadline = self.clock.now().after(TIMEOUT);
-        self.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
-        let Reply::Get(mut got) = self.reply() else { panic!("another reply") };
+        self.caller.get(1, vec![wanted], Terms::default(), deadline).expect("link capacity");
+        let Reply::Get(mut got) = self.reply() else { panic!("unexpected reply") };
         got.remove(0)
     }
 
     /// Puts groups of objects; `lie` changes a byte of each in transit.
-    pub(crate) fn put(&mut self, groups: &[Offered], lie: bool) -> Vec<Stored> {
+    pub(crate) fn put(&mut self, groups: &[GroupDraft], corrupt: bool) -> Vec<Stored> {
         let mut draft = PutDraft::new(BLOCK_BYTES);
         let mut all = Vec::new();
         for (base, group) in groups {
@@ -172,7 +172,7 @@ impl Pair {
                 let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
                 draft.object(*key, bytes.len() as u64, &sums);
                 let mut sent = bytes.clone();
-                sent[bytes.len() / 2] ^= u8::from(lie);
+                sent[bytes.len() / 2] ^= u8::from(corrupt);
                 all.push(sent);
             }
         }
@@ -183,15 +183,15 @@ impl Pair {
             vec![Part::from_shared(Arc::from(&all[item as usize][..]))]
         });
         let deadline = self.clock.now().after(TIMEOUT);
-        self.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
-        let Reply::Put(outcomes) = self.reply() else { panic!("another reply") };
+        self.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
+        let Reply::Put(outcomes) = self.reply() else { panic!("unexpected reply") };
         let pulled = pulled.load(std::sync::atomic::Ordering::Relaxed);
         outcomes.into_iter().map(|outcome| (outcome, pulled)).collect()
     }
 }
 
 /// The base of a group, if any, and its objects.
-type Offered = (Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>);
+type GroupDraft = (Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>);
 type Got = crate::api::error::Result<GetOutcome>;
 type Stored = (crate::api::error::Result<PutOutcome>, usize);
 
@@ -243,7 +243,7 @@ fn get_fills_any_scatter_list() {
 
 /// A link filled with pushes that the client does not read, of objects that only the link keeps in
 /// the arena.
-fn full_of_pushes() -> Pair {
+fn pair_with_full_link() -> Pair {
     let mut pair = Pair::new(Rights::all());
     const LEN: usize = 1_000_000;
     for page in 0..40 {
@@ -254,7 +254,7 @@ fn full_of_pushes() -> Pair {
     }
     let wanted = |page| Wanted { key: key(page, "k"), range: None, parts: parts(&[LEN]), sent: false };
     let deadline = pair.clock.now().after(TIMEOUT);
-    pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("room");
+    pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     // The client does not read: the socket fills up, and the remaining pushes wait.
     for _ in 0..1000 {
@@ -268,19 +268,19 @@ fn full_of_pushes() -> Pair {
 
 #[test]
 fn arena_frames_pushed_to_a_client_are_bounded_and_free_after_disconnect() {
-    let Pair { store, mut server, caller, .. } = full_of_pushes();
+    let Pair { store, mut server, caller, .. } = pair_with_full_link();
     drop(caller);
     while server.closed().is_none() {
         server.turn();
     }
-    assert_eq!(store.stats().dram_bytes, 0, "something is held for nobody");
+    assert_eq!(store.stats().dram_bytes, 0, "frames stay pinned after disconnect");
 }
 
 #[test]
 fn arena_frames_pushed_to_a_client_are_free_after_server_drop() {
-    let Pair { store, server, caller: _caller, .. } = full_of_pushes();
+    let Pair { store, server, caller: _caller, .. } = pair_with_full_link();
     drop(server);
-    assert_eq!(store.stats().dram_bytes, 0, "frames are held for a link that is gone");
+    assert_eq!(store.stats().dram_bytes, 0, "frames stay pinned for a dropped link");
 }
 
 /// Overwrites the bytes of the only object in the store.
@@ -376,16 +376,16 @@ fn exists_remove_and_clear_reach_the_store() {
         pair.put(&[(None, vec![(key(page, "k"), object(page, 100))])], false);
     }
     let keys = [key(0, "k"), key(9, "k"), key(2, "k")];
-    pair.caller.exists(1, &keys, Terms::default(), deadline).expect("room");
-    let Reply::Exists(found) = pair.reply() else { panic!("another reply") };
+    pair.caller.exists(1, &keys, Terms::default(), deadline).expect("link capacity");
+    let Reply::Exists(found) = pair.reply() else { panic!("unexpected reply") };
     assert_eq!(found, Ok(vec![true, false, true]));
-    pair.caller.tell(1, &Ask::Remove(List::of(&keys)), Terms::default(), deadline).expect("room");
-    let Reply::Told(removed) = pair.reply() else { panic!("another reply") };
+    pair.caller.tell(1, &Ask::Remove(List::of(&keys)), Terms::default(), deadline).expect("link capacity");
+    let Reply::Told(removed) = pair.reply() else { panic!("unexpected reply") };
     assert_eq!(
         (removed, pair.store.exists_batch(&keys, Options::default())),
         (Ok(Told::Number(2)), vec![false; 3])
     );
-    pair.caller.tell(1, &Ask::Clear(NAMESPACE), Terms::default(), deadline).expect("room");
+    pair.caller.tell(1, &Ask::Clear(NAMESPACE), Terms::default(), deadline).expect("link capacity");
     assert!(matches_number(&pair.reply()));
     assert!(!pair.store.exists_batch(&[key(1, "k")], Options::default())[0]);
 }
@@ -401,7 +401,9 @@ fn matches_number(reply: &Reply) -> bool {
 fn request_without_right_is_denied() {
     let mut pair = Pair::new(Rights { remove: false, ..Rights::all() });
     let deadline = pair.clock.now().after(TIMEOUT);
-    pair.caller.tell(1, &Ask::Remove(List::of(&[key(0, "k")])), Terms::default(), deadline).expect("room");
+    pair.caller
+        .tell(1, &Ask::Remove(List::of(&[key(0, "k")])), Terms::default(), deadline)
+        .expect("link capacity");
     let Reply::Told(Err(error)) = pair.reply() else { panic!("allowed") };
     assert_eq!(error.kind, ErrorKind::Denied);
 }
@@ -413,7 +415,7 @@ fn get_buffers_return_after_deadline_or_server_close() {
     let wanted = |pair: &mut Pair, after| {
         let deadline = pair.clock.now().after(after);
         let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]), sent: false };
-        pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
+        pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("link capacity");
     };
     // The server is not polled.
     wanted(&mut pair, Duration::ZERO);

@@ -43,21 +43,21 @@ fn link_capacity_is_restored_after_cancelled_operations() {
                     let mut draft = PutDraft::new(BLOCK_BYTES);
                     draft.group(None);
                     draft.object(key(2, "k"), 100, &[checksum(&object(2, 100))]);
-                    let lend = Box::new(|_| panic!("given up before it was asked for"));
+                    let lend = Box::new(|_| panic!("cancelled before its bytes were pulled"));
                     caller.put(token, &draft, lend, Terms::default(), soon)
                 }
                 2 => caller.exists(token, &[key(1, "k")], Terms::default(), soon),
                 _ => caller.tell(token, &Ask::Flush, Terms::default(), soon),
             };
-            asked.expect("room");
+            asked.expect("link capacity");
         }
         let mut replies = Vec::new();
         pair.caller.poll(pair.clock.now(), &mut replies);
         assert_eq!((replies.len() > 100, pair.caller.calls()), (true, 0), "round={round}");
-        assert!(pair.caller.is_owed() && !pair.caller.has_room(1 << 10), "nobody answered");
+        assert!(pair.caller.is_owed() && !pair.caller.has_room(1 << 10), "no outcome arrived");
         let until = pair.clock.now().after(TIMEOUT);
         while pair.caller.is_owed() {
-            assert!(pair.clock.now() < until, "round={round}: some have no outcome");
+            assert!(pair.clock.now() < until, "round={round}: an outcome is missing");
             pair.server.turn();
             pair.caller.poll(pair.clock.now(), &mut replies);
         }
@@ -117,15 +117,15 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
                     draft.group(None);
                     let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
                     draft.object(keys[0], LEN as u64, &sums);
-                    let lent = memory[usize::from(page)].clone();
-                    let lend: Lend = Box::new(move |_| lent.parts());
+                    let source = memory[usize::from(page)].clone();
+                    let lend: Lend = Box::new(move |_| source.parts());
                     caller.put(token, &draft, lend, terms, deadline)
                 }
                 7 => caller.exists(token, &keys, terms, deadline),
                 8 => caller.tell(token, &Ask::Remove(List::of(&keys[..1])), terms, deadline),
                 _ => caller.tell(token, &Ask::Flush, terms, deadline),
             };
-            asked.expect("room");
+            asked.expect("link capacity");
             for _ in 0..below(4) {
                 pair.server.turn();
             }
@@ -155,9 +155,9 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
         };
         // The memory of an operation answered in one poll returns in the next; the first one
         // returns true.
-        let mut goes_on = true;
-        while goes_on || !is_as_before(&pair) {
-            goes_on = pair.server.turn();
+        let mut changed = true;
+        while changed || !is_as_before(&pair) {
+            changed = pair.server.turn();
             pair.caller.poll(pair.clock.now(), &mut replies);
             let room = pair.caller.room();
             assert!(pair.clock.now() < until, "shows={shows} seed={seed}: {room:?} of {before:?}");
@@ -169,7 +169,7 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
         assert_eq!(free, pair.store.shared.config.arena_bytes(), "shows={shows} seed={seed}: memory is lost");
         assert!(
             memory.into_iter().all(|memory| memory.into_parts().is_some()),
-            "somebody reads what was put"
+            "a put still reads its source"
         );
     }
 }

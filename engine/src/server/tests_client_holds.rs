@@ -33,11 +33,11 @@ fn pair(rights: Rights) -> (Pair, Vec<ObjectKey>) {
 
 fn ask(pair: &mut Pair, ask: &Ask<'_>) -> Result<u64> {
     let deadline = pair.clock.now().after(TIMEOUT);
-    pair.caller.tell(1, ask, Terms::default(), deadline).expect("room");
+    pair.caller.tell(1, ask, Terms::default(), deadline).expect("link capacity");
     match pair.reply() {
         Reply::Told(Ok(Told::Number(number))) => Ok(number),
         Reply::Told(Err(error)) => Err(error),
-        other => panic!("another reply {other:?}"),
+        other => panic!("unexpected reply {other:?}"),
     }
 }
 
@@ -86,7 +86,7 @@ fn client_disconnected_at_any_step_leaves_no_pins() {
             let keys = [*key];
             pair.caller
                 .tell(name, &Ask::Pin(name, List::of(&keys)), Terms::default(), deadline)
-                .expect("room");
+                .expect("link capacity");
             pair.caller.poll(pair.clock.now(), &mut Vec::new());
             if name > steps {
                 break;
@@ -110,7 +110,7 @@ fn pin_name_is_scoped_to_its_connection() {
     refused(ask(&mut pair, &Ask::Pin(7, List::of(&keys))), ErrorKind::Invalid, message);
     // Another client uses the same name for a pin of its own.
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
-    let (server, caller) = Pair::meet(&pair.store, &pair.clock, address, Rights::all(), &[]);
+    let (server, caller) = Pair::connect(&pair.store, &pair.clock, address, Rights::all(), &[]);
     let (server, caller) =
         (std::mem::replace(&mut pair.server, server), std::mem::replace(&mut pair.caller, caller));
     assert_eq!(ask(&mut pair, &Ask::Unpin(7)), Ok(0));
@@ -138,7 +138,7 @@ fn pins_and_leases_beyond_their_bounds_are_refused() {
     }
     let message = "too much is pinned on this link objects=1 room=0";
     refused(ask(&mut pair, &Ask::Pin(99, List::of(&keys[..1]))), ErrorKind::Busy, message);
-    assert_eq!(ask(&mut pair, &Ask::Unpin(99)), Ok(0), "it holds nothing");
+    assert_eq!(ask(&mut pair, &Ask::Unpin(99)), Ok(0), "the name holds no pin");
     assert_eq!(ask(&mut pair, &Ask::Unpin(16)), Ok(4096));
     assert_eq!(ask(&mut pair, &Ask::Pin(99, List::of(&keys[..1]))), Ok(1));
 }
@@ -168,8 +168,8 @@ fn put_into(pair: &mut Pair, name: u64, key: ObjectKey) -> Result<PutOutcome> {
     draft.object(key, LEN as u64, &[checksum(&bytes)]);
     let deadline = pair.clock.now().after(TIMEOUT);
     let lend = Box::new(move |_| vec![Part::from_shared(Arc::from(&bytes[..]))]);
-    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
-    let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
+    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
+    let Reply::Put(mut outcomes) = pair.reply() else { panic!("unexpected reply") };
     outcomes.remove(0)
 }
 
@@ -208,7 +208,7 @@ fn group_joined_by_two_connections_ends_with_the_last() {
     assert_eq!(ask(&mut pair, &Ask::Begin(1, List::of(&page()))), Ok(2));
     assert_eq!(put_into(&mut pair, 1, page()[0]), Ok(PutOutcome::Waiting));
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
-    let (server, caller) = Pair::meet(&pair.store, &pair.clock, address, Rights::all(), &[]);
+    let (server, caller) = Pair::connect(&pair.store, &pair.clock, address, Rights::all(), &[]);
     let first = (std::mem::replace(&mut pair.server, server), std::mem::replace(&mut pair.caller, caller));
     // No request of this connection can use the name.
     for asked in [Ask::Commit(1), Ask::Abort(1)] {
@@ -228,15 +228,15 @@ fn group_joined_by_two_connections_ends_with_the_last() {
     drop(first);
     assert_eq!(waiting(&pair.store), (1, 8192, 0));
     let deadline = pair.clock.now().after(TIMEOUT);
-    pair.caller.tell(1, &Ask::Missing(1), Terms::default(), deadline).expect("room");
-    let Reply::Told(Ok(Told::Bits(missing))) = pair.reply() else { panic!("another reply") };
-    assert_eq!(missing, [true, false], "in the order of who asks");
+    pair.caller.tell(1, &Ask::Missing(1), Terms::default(), deadline).expect("link capacity");
+    let Reply::Told(Ok(Told::Bits(missing))) = pair.reply() else { panic!("unexpected reply") };
+    assert_eq!(missing, [true, false], "in the order of the request");
     assert_eq!(ask(&mut pair, &Ask::Commit(1)), Ok(5), "waiting");
     assert_eq!(put_into(&mut pair, 1, page()[1]), Ok(PutOutcome::Waiting));
     assert_eq!((ask(&mut pair, &Ask::Commit(1)), ask(&mut pair, &Ask::Commit(1))), (Ok(3), Ok(4)));
     assert_eq!(pair.store.exists_batch(&page(), Options::default()), [true, true]);
     drop(pair.server);
-    assert_eq!(waiting(&pair.store), (0, 0, 0), "what was committed is not dropped");
+    assert_eq!(waiting(&pair.store), (0, 0, 0), "a committed group is not dropped");
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn put(pair: &Pair, key: ObjectKey) {
 /// Makes an offer, waits until the peer has pulled it, and removes `removed` (clears for `None`)
 /// over a newer link before the bytes arrive. Returns the outcome of the offer and whether the
 /// object exists afterwards. `base` is put before the offer, and again after the removal.
-fn offered_and_removed(
+fn offer_then_remove(
     of_store: bool,
     base: Option<ObjectKey>,
     removed: Option<ObjectKey>,
@@ -43,7 +43,7 @@ fn offered_and_removed(
     let tcp = || "tcp:127.0.0.1:0".parse().expect("an address");
     let mut pair = Pair::at(tcp(), Rights::all(), 1.0, &[]);
     base.into_iter().for_each(|base| put(&pair, base));
-    let (mut server, mut newer) = Pair::meet(&pair.store, &pair.clock, tcp(), Rights::all(), &[]);
+    let (mut server, mut newer) = Pair::connect(&pair.store, &pair.clock, tcp(), Rights::all(), &[]);
     if of_store {
         pair.caller = pair.caller.of_store();
         newer = newer.of_store();
@@ -61,7 +61,7 @@ fn offered_and_removed(
         buf.copy_from_slice(&bytes);
         vec![buf.into_part()]
     });
-    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
+    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
     let mut replies = Vec::new();
     while !asked.load(Ordering::Relaxed) {
         pair.server.turn();
@@ -72,14 +72,14 @@ fn offered_and_removed(
         Some(_) => Ask::Remove(List::of(&removed_keys)),
         None => Ask::Clear(NAMESPACE),
     };
-    newer.tell(1, &ask, Terms::default(), deadline).expect("room");
+    newer.tell(1, &ask, Terms::default(), deadline).expect("link capacity");
     while replies.is_empty() {
         server.turn();
         newer.poll(pair.clock.now(), &mut replies);
     }
-    assert!(matches!(replies.pop(), Some((1, Reply::Told(Ok(_))))), "the removal is acked");
+    assert!(matches!(replies.pop(), Some((1, Reply::Told(Ok(_))))), "the removal is acknowledged");
     base.into_iter().filter(|base| removed.is_none_or(|key| key == *base)).for_each(|base| put(&pair, base));
-    let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
+    let Reply::Put(mut outcomes) = pair.reply() else { panic!("unexpected reply") };
     let outcome = outcomes.remove(0);
     (outcome, pair.store.exists_batch(&[key("k")], Options::default())[0])
 }
@@ -90,13 +90,13 @@ fn offer_pulled_before_a_removal_is_not_stored_after_it() {
     // repeated.
     for removed in [Some(key("k")), None, Some(key("v"))] {
         for base in [None, Some(key("base"))] {
-            let (outcome, here) = offered_and_removed(true, base, removed);
+            let (outcome, here) = offer_then_remove(true, base, removed);
             assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false), "{removed:?}");
         }
     }
     let base = Some(key("base"));
-    let (outcome, here) = offered_and_removed(true, base, base);
+    let (outcome, here) = offer_then_remove(true, base, base);
     assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false));
     // A client's put that is not answered at the time of the removal may be ordered after it.
-    assert_eq!(offered_and_removed(false, None, Some(key("k"))), (Ok(PutOutcome::Stored), true));
+    assert_eq!(offer_then_remove(false, None, Some(key("k"))), (Ok(PutOutcome::Stored), true));
 }

@@ -17,7 +17,7 @@ use crate::rpc::call::{Lend, Reply, Wanted};
 const LEN: usize = 100_000;
 
 /// A pair over shared memory, and the directory of its socket.
-fn showing(verify_ratio: f64) -> (Pair, tempfile::TempDir) {
+fn shared_memory_pair(verify_ratio: f64) -> (Pair, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     let pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), verify_ratio, &[]);
     (pair, dir)
@@ -32,8 +32,8 @@ fn put(pair: &Pair, bytes: &[u8]) {
 fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8>, bool) {
     let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent };
     let deadline = pair.clock.now().after(TIMEOUT);
-    pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
-    let Reply::Get(mut got) = pair.reply() else { panic!("another reply") };
+    pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("link capacity");
+    let Reply::Get(mut got) = pair.reply() else { panic!("unexpected reply") };
     let got = got.remove(0);
     (got.outcome, got.parts[0].bytes().to_vec(), got.again)
 }
@@ -45,7 +45,7 @@ fn changed_shared_memory_is_a_miss_and_dropped_by_a_copied_get() {
     let hit = Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: LEN as u64 });
     let miss = |cause| Ok(GetOutcome::Miss(cause));
     for ratio in [0.0, 1.0] {
-        let (mut pair, _dir) = showing(ratio);
+        let (mut pair, _dir) = shared_memory_pair(ratio);
         let mut bytes = object(1, LEN);
         put(&pair, &bytes);
         assert_eq!(get(&mut pair, false), (hit.clone(), bytes.clone(), false));
@@ -54,7 +54,11 @@ fn changed_shared_memory_is_a_miss_and_dropped_by_a_copied_get() {
         let nothing = vec![0; LEN];
         assert_eq!(get(&mut pair, false), (miss(MissCause::Damaged), nothing.clone(), true), "ratio={ratio}");
         assert_eq!(get(&mut pair, true), (miss(MissCause::Damaged), nothing, false), "ratio={ratio}");
-        assert_eq!(get(&mut pair, false).0, miss(MissCause::Absent), "the store has looked ratio={ratio}");
+        assert_eq!(
+            get(&mut pair, false).0,
+            miss(MissCause::Absent),
+            "the store has verified the object ratio={ratio}"
+        );
         pair.server.turn();
         assert_eq!((pair.store.stats().readers, pair.store.stats().dram_bytes), (0, 0));
     }
@@ -63,27 +67,27 @@ fn changed_shared_memory_is_a_miss_and_dropped_by_a_copied_get() {
 /// A client that never releases a reference keeps it until its deadline, and no longer.
 #[test]
 fn reference_never_released_by_the_client_ends_at_the_deadline() {
-    let (mut pair, _dir) = showing(1.0);
+    let (mut pair, _dir) = shared_memory_pair(1.0);
     put(&pair, &object(1, LEN));
     let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
     let (soon, terms) = (Duration::from_millis(100), Terms { deadline_ms: 100, ..Terms::default() });
-    pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("room");
+    pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     while pair.server.ops() == 0 && pair.store.stats().readers == 0 {
         pair.server.turn();
     }
-    assert_eq!(pair.store.stats().readers, 1, "it is held while it is shown");
+    assert_eq!(pair.store.stats().readers, 1, "the frame is pinned while the client has a reference");
     let until = pair.clock.now().after(TIMEOUT);
     while pair.store.stats().readers > 0 {
         pair.server.turn();
-        assert!(pair.clock.now() < until, "it is held for ever");
+        assert!(pair.clock.now() < until, "the frame stays pinned");
     }
 }
 
 /// Reserved memory is released when its client disconnects.
 #[test]
 fn reserved_put_memory_is_free_after_disconnect() {
-    let (mut pair, _dir) = showing(1.0);
+    let (mut pair, _dir) = shared_memory_pair(1.0);
     let mut draft = PutDraft::new(BLOCK_BYTES);
     for page in 0..8 {
         draft.group(None);
@@ -91,7 +95,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
     }
     let deadline = pair.clock.now().after(TIMEOUT);
     // The client sends no bytes.
-    pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("room");
+    pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     let arriving = |pair: &Pair| pair.store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed);
     while arriving(&pair) == 0 {
@@ -101,7 +105,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
     assert_eq!(
         pair.store.exists_batch(&[key(0, "k")], Options::default()),
         [false],
-        "seen before it is here"
+        "visible before it is stored"
     );
     let Pair { store, mut server, caller, .. } = pair;
     drop(caller);
@@ -110,7 +114,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
     }
     assert_eq!(store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed), 0);
     let all = store.shared.lock().space.free_bytes();
-    assert_eq!(all, store.shared.config.arena_bytes(), "pages are lost");
+    assert_eq!(all, store.shared.config.arena_bytes(), "arena memory is lost");
 }
 
 /// A client may cancel a put by reference during the copy, which only the checksums reveal.
@@ -124,19 +128,19 @@ fn put_by_reference_without_checksums_is_refused() {
     let mut pair = Pair::at(address, Rights::all(), 1.0, &[region]);
     let all: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
     let memory = Readers::new(vec![buffers.remove(0).into_part()]);
-    for (page, sums, says_where, is_put) in
+    for (page, sums, has_reference, is_put) in
         [(1, &all[..], true, true), (2, &all[..], false, true), (3, &[], true, false), (4, &[], false, false)]
     {
         let mut draft = PutDraft::new(BLOCK_BYTES);
         draft.group(None);
         draft.object(key(page, "k"), LEN as u64, sums);
-        if says_where {
+        if has_reference {
             draft.shown(0, 0);
         }
-        let (lent, deadline) = (memory.clone(), pair.clock.now().after(TIMEOUT));
-        let lend = Box::new(move |_| lent.parts());
-        pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
-        let Reply::Put(outcomes) = pair.reply() else { panic!("another reply") };
+        let (source, deadline) = (memory.clone(), pair.clock.now().after(TIMEOUT));
+        let lend = Box::new(move |_| source.parts());
+        pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
+        let Reply::Put(outcomes) = pair.reply() else { panic!("unexpected reply") };
         assert_eq!(outcomes[0].is_ok(), is_put, "page={page} {outcomes:?}");
         assert_eq!(pair.store.exists_batch(&[key(page, "k")], Options::default()), [is_put], "page={page}");
     }
@@ -145,13 +149,13 @@ fn put_by_reference_without_checksums_is_refused() {
 /// A client with several gets receives the first reply before the bytes of the next are copied.
 #[test]
 fn finished_get_is_answered_before_the_next_starts() {
-    let (mut pair, _dir) = showing(1.0);
+    let (mut pair, _dir) = shared_memory_pair(1.0);
     let bytes = object(1, LEN);
     put(&pair, &bytes);
     let deadline = pair.clock.now().after(TIMEOUT);
     for token in 1..=3 {
         let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
-        pair.caller.get(token, vec![wanted], Terms::default(), deadline).expect("room");
+        pair.caller.get(token, vec![wanted], Terms::default(), deadline).expect("link capacity");
     }
     pair.caller.send_on();
     while pair.server.turn() || pair.store.stats().readers < 3 {}
@@ -161,7 +165,7 @@ fn finished_get_is_answered_before_the_next_starts() {
         assert_eq!(replies.len(), done);
     }
     for (token, reply) in replies {
-        let Reply::Get(got) = reply else { panic!("another reply token={token}") };
+        let Reply::Get(got) = reply else { panic!("unexpected reply token={token}") };
         assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit) && got[0].parts[0].bytes() == bytes);
     }
 }
@@ -183,16 +187,16 @@ fn poll_copies_one_put_and_answers_concurrent_requests() {
         draft.group(None);
         draft.object(key(page, "k"), LEN as u64, &sums);
         draft.shown(0, 0);
-        let lent = memory.clone();
-        let lend: Lend = Box::new(move |_| lent.parts());
-        pair.caller.put(page.into(), &draft, lend, Terms::default(), deadline).expect("room");
+        let source = memory.clone();
+        let lend: Lend = Box::new(move |_| source.parts());
+        pair.caller.put(page.into(), &draft, lend, Terms::default(), deadline).expect("link capacity");
     }
     let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
-    pair.caller.get(9, vec![wanted], Terms::default(), deadline).expect("room");
+    pair.caller.get(9, vec![wanted], Terms::default(), deadline).expect("link capacity");
     pair.caller.send_on();
     let (mut replies, mut left) = (Vec::new(), Vec::new());
     while pair.server.ops() > 0 || left.is_empty() {
-        assert!(pair.server.turn(), "there is more to be done");
+        assert!(pair.server.turn(), "operations remain");
         left.push(pair.server.ops());
         // The first reply arrives before the second put is copied.
         while replies.is_empty() {

@@ -49,7 +49,7 @@ impl OfferedObject {
             (None, parts) => verify::sums(parts, &all),
         };
         let part = parts.pop();
-        let right = |sums: &Checksums| match &part {
+        let matches = |sums: &Checksums| match &part {
             _ if self.sums.is_empty() => shown.is_none(),
             _ if block_bytes == BLOCK_BYTES => *sums == self.sums,
             // The client's blocks have another length than the store's.
@@ -59,7 +59,7 @@ impl OfferedObject {
             }
             None => false,
         };
-        self.buffer = match (sums.filter(right), part) {
+        self.buffer = match (sums.filter(matches), part) {
             (Some(sums), Some(part)) => ObjectBuffer::Verified(arriving.arrived(vec![part], sums)),
             _ => ObjectBuffer::Mismatch,
         };

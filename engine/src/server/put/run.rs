@@ -2,7 +2,7 @@
 
 use pagelith_layouts::checksum::BLOCK_BYTES;
 
-use super::{GroupState, PutOp};
+use super::{OfferedState, PutOp};
 
 /// Maximum number of groups of a run, and of bytes unless the first group alone exceeds it. A run
 /// is looked up under one lock acquisition, reserved in one call and stored as one batch.
@@ -18,7 +18,7 @@ impl PutOp {
         let mut bytes = bytes_of(at);
         let fits = |at: &usize| {
             bytes = bytes.saturating_add(bytes_of(*at));
-            matches!(self.groups[*at].state, GroupState::New) && bytes <= RUN_BYTES
+            matches!(self.groups[*at].state, OfferedState::New) && bytes <= RUN_BYTES
         };
         let behind = (at + 1..self.groups.len()).take(RUN_GROUPS - 1).take_while(fits);
         let mut run = Vec::with_capacity(RUN_GROUPS.min(self.groups.len() - at));
@@ -65,7 +65,7 @@ mod tests {
             buffer: ObjectBuffer::None,
             verdict: None,
         };
-        let group = |at: usize| OfferedGroup { base: None, objects: at..at + 1, state: GroupState::New };
+        let group = |at: usize| OfferedGroup { base: None, objects: at..at + 1, state: OfferedState::New };
         PutOp {
             call: CallContext { options: Options::default(), deadline: Mono::default(), origin: Came::Put },
             verb: Verb::Put,
