@@ -274,12 +274,12 @@ fn span_checksums(
     request: &PushRequest,
     verify: bool,
 ) -> Option<Checksums> {
-    let kept = &held.data.members[member].checksums;
+    let object_sums = &held.data.members[member].checksums;
     let (bytes, span) = (held.bytes(&shared.memory, member), &request.span);
     let block = |block: u64| {
         let all = block * BLOCK..((block + 1) * BLOCK).min(bytes.len() as u64);
         let sent = all.start.max(span.start)..all.end.min(span.end);
-        let sum = kept.get(block as usize).copied().unwrap_or_default();
+        let sum = object_sums.get(block as usize).copied().unwrap_or_default();
         let is_whole = sent == all;
         // A partial block must be verified as a whole before the part gets a checksum of its own.
         if (verify || !is_whole) && checksum(&bytes[all.start as usize..all.end as usize]) != sum {

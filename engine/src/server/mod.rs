@@ -240,7 +240,8 @@ impl Server {
                 self.ctx.pending_pushes.returned(*op);
             }
             if let Err(error) = self.handle_event(event) {
-                tracing::warn!(peer = %self.link.facts().peer, %error, "protocol violation by the peer, closing the link");
+                let peer = &self.link.facts().peer;
+                tracing::warn!(%peer, %error, "protocol violation by the peer, closing the link");
                 self.closed = Some(Closed::Broken(error));
                 self.link.close();
             }

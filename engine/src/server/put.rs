@@ -361,12 +361,12 @@ impl PutOp {
     /// objects in separate frames, or on SSD alone, the store decides after it has read the bytes.
     fn is_present(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &OfferedGroup) -> bool {
         let objects = &group.objects;
-        let here = |o: &OfferedObject| {
+        let find_entry = |o: &OfferedObject| {
             let fingerprint = shared.fingerprint(&o.key, core.generation(o.key.namespace()));
             let fits = |e: &Entry| u64::from(e.length) == o.length && core.is_visible(e);
             core.index.find(fingerprint).find(fits)
         };
-        let entries: Option<Vec<Entry>> = self.offered[objects.clone()].iter().map(here).collect();
+        let entries: Option<Vec<Entry>> = self.offered[objects.clone()].iter().map(find_entry).collect();
         let Some(entries) = entries else { return false };
         let members = self.required.as_ref().map_or(objects.len(), Vec::len);
         if members > 1 || group.base.is_some() {

@@ -308,8 +308,8 @@ fn get_of_changed_memory_returns_damaged() {
         assert_eq!(got.outcome, damaged, "ratio={ratio} range={range:?}");
         // The store always verifies a block that is sent in part, and drops a damaged object, which
         // can be put again.
-        let gone = range.is_some();
-        assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [!gone]);
+        let is_dropped = range.is_some();
+        assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [!is_dropped]);
         if got.again {
             assert_eq!(got.asked, (key(1, "k"), None, false));
             got = pair.got(wanted(true));

@@ -20,10 +20,10 @@ impl PutOp {
             bytes = bytes.saturating_add(bytes_of(*at));
             matches!(self.groups[*at].state, OfferedState::New) && bytes <= RUN_BYTES
         };
-        let behind = (at + 1..self.groups.len()).take(RUN_GROUPS - 1).take_while(fits);
+        let following = (at + 1..self.groups.len()).take(RUN_GROUPS - 1).take_while(fits);
         let mut run = Vec::with_capacity(RUN_GROUPS.min(self.groups.len() - at));
         run.push(at);
-        run.extend(behind);
+        run.extend(following);
         run
     }
 
