@@ -21,7 +21,7 @@ use crate::api::error::Result;
 use crate::read::exists;
 use crate::state::shared::Shared;
 
-pub(crate) use crate::read::hits_lookup::Look;
+pub(crate) use crate::read::hits_lookup::KeyLookup;
 
 /// Which prefix lengths a pool allows. A page counts as present only if *all* of its objects in the
 /// pool are.
@@ -111,16 +111,16 @@ pub struct PagesFound {
 pub(crate) fn exists_groups(shared: &Shared, query: &PagesQuery<'_>, at: Recency) -> Result<PagesFound> {
     shared.check_open()?;
     check::check(query)?;
-    exists::at_one_moment(shared, at, |look| answer(look, query))
+    exists::lookup_at_one_moment(shared, at, |look| answer(look, query))
 }
 
 /// Answer a query with the lookups of `look`.
-pub(crate) fn exists_groups_by(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<PagesFound> {
+pub(crate) fn exists_groups_by(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
     check::check(query)?;
     answer(look, query)
 }
 
-fn answer(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<PagesFound> {
+fn answer(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
     let policies: Vec<_> = query.pools.iter().map(|pool| pool.policy).collect();
     Ok(evaluate::evaluate(&crate::read::hits_lookup::look_up(look, query)?, &policies))
 }

@@ -57,7 +57,7 @@ struct There<'a> {
     options: Options,
 }
 
-impl hits::Look for There<'_> {
+impl hits::KeyLookup for There<'_> {
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
         self.attached.exists_prefix(&keys.collect::<Vec<_>>(), self.options)
     }

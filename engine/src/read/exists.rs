@@ -22,7 +22,7 @@ pub(crate) fn exists(
     keys: impl Iterator<Item: Borrow<ObjectKey>> + Clone,
     at: Recency,
 ) -> Vec<bool> {
-    at_one_moment(shared, at, |look| look.each(keys.clone()))
+    lookup_at_one_moment(shared, at, |lookup| lookup.each(keys.clone()))
 }
 
 /// How many of `keys` are here before the first that is not.
@@ -31,51 +31,60 @@ pub(crate) fn prefix(
     keys: impl Iterator<Item: Borrow<ObjectKey>> + Clone,
     at: Recency,
 ) -> usize {
-    at_one_moment(shared, at, |look| look.prefix(keys.clone()))
+    lookup_at_one_moment(shared, at, |lookup| lookup.prefix(keys.clone()))
 }
 
 /// As [`exists`], for who has the core and has changed nothing.
-pub(crate) fn under(
+pub(crate) fn exists_locked(
     shared: &Shared,
     core: &mut Core,
     keys: impl Iterator<Item: Borrow<ObjectKey>>,
     at: Recency,
 ) -> Vec<bool> {
-    locked(shared, core, at, |look| look.each(keys))
+    lookup_locked(shared, core, at, |lookup| lookup.each(keys))
 }
 
 /// What `ask` finds by looks at the index, all of which were true at one moment. It may be asked several times. What it
 /// found the last time counts as asked for.
-pub(crate) fn at_one_moment<R>(shared: &Shared, at: Recency, mut ask: impl FnMut(&mut Look<'_>) -> R) -> R {
+pub(crate) fn lookup_at_one_moment<R>(
+    shared: &Shared,
+    at: Recency,
+    mut query: impl FnMut(&mut IndexLookup<'_>) -> R,
+) -> R {
     let published = &shared.published;
     // Where every request has to be told of, the lock is needed anyway.
     for _ in 0..if published.counts_touches { 0 } else { TRIES } {
         let pin = crossbeam_epoch::pin();
         let reading = published.read(&pin);
-        let mut look = Look::new(shared, &reading, at);
-        let answer = ask(&mut look);
-        let touched = look.touched;
+        let mut lookup = IndexLookup::new(shared, &reading, at);
+        let answer = query(&mut lookup);
+        let touched = lookup.touched;
         if reading.holds(&pin) {
             drop(pin);
             note(shared, &touched, at);
             return answer;
         }
     }
-    locked(shared, &mut shared.lock(), at, ask)
+    lookup_locked(shared, &mut shared.lock(), at, query)
 }
 
 /// Under the lock what is published is all there is, and nothing changes.
-fn locked<R>(shared: &Shared, core: &mut Core, at: Recency, ask: impl FnOnce(&mut Look<'_>) -> R) -> R {
+fn lookup_locked<R>(
+    shared: &Shared,
+    core: &mut Core,
+    at: Recency,
+    query: impl FnOnce(&mut IndexLookup<'_>) -> R,
+) -> R {
     let pin = crossbeam_epoch::pin();
     let reading = shared.published.read(&pin);
-    let mut look = Look::new(shared, &reading, at);
-    let answer = ask(&mut look);
-    look.touched.iter().for_each(|touched| touched.note_in(core, at));
+    let mut lookup = IndexLookup::new(shared, &reading, at);
+    let answer = query(&mut lookup);
+    lookup.touched.iter().for_each(|touched| touched.note_in(core, at));
     answer
 }
 
 /// Looks at the index.
-pub(crate) struct Look<'a> {
+pub(crate) struct IndexLookup<'a> {
     shared: &'a Shared,
     reading: &'a Reading<'a>,
     depth: u32,
@@ -84,29 +93,29 @@ pub(crate) struct Look<'a> {
     touched: Vec<Touched>,
 }
 
-impl<'a> Look<'a> {
-    fn new(shared: &'a Shared, reading: &'a Reading<'a>, at: Recency) -> Look<'a> {
+impl<'a> IndexLookup<'a> {
+    fn new(shared: &'a Shared, reading: &'a Reading<'a>, at: Recency) -> IndexLookup<'a> {
         let tick = (shared.published.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
-        Look { shared, reading, depth: at.depth, tick, touched: Vec::new() }
+        IndexLookup { shared, reading, depth: at.depth, tick, touched: Vec::new() }
     }
 
     /// Which of `keys` are here.
     pub fn each(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> Vec<bool> {
-        self.look(keys, false)
+        self.lookup(keys, false)
     }
 
     /// How many of `keys` are here before the first that is not.
     pub fn prefix(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> usize {
-        self.look(keys, true).into_iter().take_while(|here| *here).count()
+        self.lookup(keys, true).into_iter().take_while(|present| *present).count()
     }
 
-    fn look<K: Borrow<ObjectKey>>(&mut self, mut keys: impl Iterator<Item = K>, stop: bool) -> Vec<bool> {
+    fn lookup<K: Borrow<ObjectKey>>(&mut self, mut keys: impl Iterator<Item = K>, stop: bool) -> Vec<bool> {
         let mut found = Vec::with_capacity(keys.size_hint().0);
         self.touched.reserve(keys.size_hint().0);
         self.reading.expect(keys.size_hint().0);
         let mut steps = PageSteps::default();
         // The keys of a batch are of one namespace, mostly.
-        let mut of: Option<(NamespaceId, Generation)> = None;
+        let mut last_namespace: Option<(NamespaceId, Generation)> = None;
         // By fingerprint and depth, what is looked for, and what comes while it is: one step for all of
         // a group at a time, so that their misses of the cache are under way together, and those of the
         // next group while this one is compared.
@@ -115,9 +124,10 @@ impl<'a> Look<'a> {
             next.clear();
             for key in keys.by_ref().take(PREFETCH_GROUP) {
                 let namespace = key.borrow().namespace();
-                let known = of.filter(|known| known.0 == namespace);
+                let known = last_namespace.filter(|known| known.0 == namespace);
                 let generation = || self.reading.visibility.generation(namespace);
-                let (_, generation) = *of.insert(known.unwrap_or_else(|| (namespace, generation())));
+                let (_, generation) =
+                    *last_namespace.insert(known.unwrap_or_else(|| (namespace, generation())));
                 let fingerprint = self.shared.fingerprint(key.borrow(), generation);
                 self.shared.published.index.prefetch(&[fingerprint]);
                 next.push((fingerprint, self.depth.saturating_add(steps.step(key.borrow()))));

@@ -14,25 +14,25 @@ use crate::store::session::SessionIo;
 
 /// What a piece of a read took.
 #[derive(Debug)]
-struct Taken {
+struct PieceParts {
     /// Number of parts of the operation.
     parts: usize,
-    ragged: Option<Box<Ragged>>,
+    unaligned_tail: Option<Box<Ragged>>,
 }
 
 /// A read under way.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct InFlightRead {
     pub fetch: Fetch,
     /// When it was submitted.
-    pub began: Mono,
+    pub submitted_at: Mono,
     /// By piece.
-    taken: Vec<Taken>,
+    taken: Vec<PieceParts>,
 }
 
 /// What a read brought for one piece.
 #[derive(Debug)]
-pub(crate) enum Landed {
+pub(crate) enum ReadPiece {
     Header { header: usize, part: Part },
     Direct { slot: usize, parts: Vec<Part> },
     Staged { slot: usize, round: u32, chunk: std::ops::Range<u64>, part: Part },
@@ -40,7 +40,7 @@ pub(crate) enum Landed {
 
 /// Why a read could not be submitted now.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum Blocked {
     /// The queue is full.
     Queue,
     /// Staging memory is lent out.
@@ -55,103 +55,105 @@ pub(crate) fn submit(
     ticket: Ticket,
     fetch: Fetch,
     mut take: impl FnMut(usize) -> Vec<Part>,
-) -> Result<(u64, Flight), (Held, Fetch)> {
+) -> Result<(u64, InFlightRead), (Blocked, Fetch)> {
     let Some((queue, facts)) = io.queue.as_mut().zip(io.facts.as_ref()) else {
-        return Err((Held::Queue, fetch));
+        return Err((Blocked::Queue, fetch));
     };
     if queue.room() == 0 {
-        return Err((Held::Queue, fetch));
+        return Err((Blocked::Queue, fetch));
     }
     let align = facts.memory_align.max(facts.offset_align);
     let Some((file, offset)) = io.shared.volume.as_ref().map(|v| v.place(fetch.segment, fetch.offset)) else {
-        return Err((Held::Queue, fetch));
+        return Err((Blocked::Queue, fetch));
     };
     // All memory of the store's own first: without it nothing of the caller's is touched.
-    let mut own = Vec::new();
+    let mut own_parts = Vec::new();
     for piece in &fetch.pieces {
-        let (part, held) = match piece {
-            Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Held::Scratch),
+        let (part, blocked) = match piece {
+            Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Blocked::Scratch),
             Piece::Staged { chunk, .. } => {
-                (io.shared.staging.try_part((chunk.end - chunk.start) as usize), Held::Staging)
+                (io.shared.staging.try_part((chunk.end - chunk.start) as usize), Blocked::Staging)
             }
             // A ragged end always fits into one alignment unit.
-            Piece::Direct { ragged: true, .. } => (io.scratch.take(ALIGN as usize), Held::Scratch),
-            Piece::Direct { ragged: false, .. } => continue,
+            Piece::Direct { unaligned_tail: true, .. } => (io.scratch.take(ALIGN as usize), Blocked::Scratch),
+            Piece::Direct { unaligned_tail: false, .. } => continue,
         };
         match part {
-            Some(part) => own.push(part),
+            Some(part) => own_parts.push(part),
             // What was taken goes back to whom it is of, staging memory among it.
-            None => return Err((held, fetch)),
+            None => return Err((blocked, fetch)),
         }
     }
-    let mut own = own.into_iter();
+    let mut own_parts = own_parts.into_iter();
     let mut parts = Vec::new();
     let mut taken = Vec::with_capacity(fetch.pieces.len());
     for piece in &fetch.pieces {
         let before = parts.len();
-        let mut rag = None;
+        let mut tail = None;
         match piece {
             Piece::Header { .. } | Piece::Staged { .. } => {
-                parts.extend(own.next().map(|p| cut(p, piece.bytes())));
+                parts.extend(own_parts.next().map(|p| truncate(p, piece.bytes())));
             }
-            Piece::Direct { slot, bytes, ragged, .. } => {
+            Piece::Direct { slot, bytes, unaligned_tail, .. } => {
                 match parts.is_empty() {
                     // In the list that they are in.
                     true => parts = take(*slot),
                     false => parts.append(&mut take(*slot)),
                 }
-                if *ragged && let Some((last, page)) = parts.pop().zip(own.next()) {
-                    rag = Some(Box::new(Ragged::cut(&mut parts, before, last, page, *bytes, align)));
+                if *unaligned_tail && let Some((last, page)) = parts.pop().zip(own_parts.next()) {
+                    tail = Some(Box::new(Ragged::cut(&mut parts, before, last, page, *bytes, align)));
                 }
             }
         }
-        taken.push(Taken { parts: parts.len() - before, ragged: rag });
+        taken.push(PieceParts { parts: parts.len() - before, unaligned_tail: tail });
     }
     let token = io.token(ticket);
     let op = Op::Read { file, offset, parts };
     match io.queue.as_mut().map(|q| q.submit(token, op)) {
-        Some(Ok(())) => Ok((token, Flight { fetch, began: io.shared.now(), taken })),
+        Some(Ok(())) => Ok((token, InFlightRead { fetch, submitted_at: io.shared.now(), taken })),
         // Room was checked above, and this thread is the queue's only user.
         _ => unreachable!("a queue with room took no operation"),
     }
 }
 
 /// The front of `part`, `bytes` long.
-fn cut(part: Part, bytes: u64) -> Part {
+fn truncate(part: Part, bytes: u64) -> Part {
     if part.len() as u64 == bytes { part } else { part.split(bytes as usize).0 }
 }
 
 /// Take a read apart again: the caller's memory back in one piece a part, everything by piece.
-pub(crate) fn land(
+pub(crate) fn complete(
     scratch: &mut Scratch,
-    flight: Flight,
+    flight: InFlightRead,
     completion: Completion,
-) -> (Vec<Landed>, Result<(), IoFault>, Fetch) {
-    let Flight { fetch, taken, .. } = flight;
-    let arrived = completion.result.is_ok();
+) -> (Vec<ReadPiece>, Result<(), IoFault>, Fetch) {
+    let InFlightRead { fetch, taken, .. } = flight;
+    let succeeded = completion.result.is_ok();
     let mut parts = completion.op.into_parts().into_iter();
-    let mut landed = Vec::with_capacity(fetch.pieces.len());
+    let mut pieces = Vec::with_capacity(fetch.pieces.len());
     for (piece, taken) in fetch.pieces.iter().zip(taken) {
         match piece {
             Piece::Header { header, .. } => {
-                landed.extend(parts.next().map(|part| Landed::Header { header: *header, part }));
+                pieces.extend(parts.next().map(|part| ReadPiece::Header { header: *header, part }));
             }
             Piece::Staged { slot, round, chunk } => {
                 let (slot, round, chunk) = (*slot, *round, chunk.clone());
-                landed.extend(parts.next().map(|part| Landed::Staged { slot, round, chunk, part }));
+                pieces.extend(parts.next().map(|part| ReadPiece::Staged { slot, round, chunk, part }));
             }
             Piece::Direct { slot, .. } => {
-                let mut mine: Vec<Part> = match parts.len() == taken.parts {
+                let mut piece_parts: Vec<Part> = match parts.len() == taken.parts {
                     // In the list that they are in.
                     true => std::mem::take(&mut parts).collect(),
                     false => parts.by_ref().take(taken.parts).collect(),
                 };
-                if let Some(ragged) = taken.ragged {
-                    ragged.put_back(&mut mine, arrived).into_iter().for_each(|page| scratch.give_back(page));
+                if let Some(tail) = taken.unaligned_tail {
+                    tail.put_back(&mut piece_parts, succeeded)
+                        .into_iter()
+                        .for_each(|page| scratch.give_back(page));
                 }
-                landed.push(Landed::Direct { slot: *slot, parts: mine });
+                pieces.push(ReadPiece::Direct { slot: *slot, parts: piece_parts });
             }
         }
     }
-    (landed, completion.result, fetch)
+    (pieces, completion.result, fetch)
 }

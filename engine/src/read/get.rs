@@ -33,13 +33,13 @@ use crate::api::outcome::{GetOutcome, MissCause, Proof, Ticket};
 use crate::api::page_depth::PageSteps;
 use crate::api::request::Get;
 use crate::read::fetch;
-use crate::read::fetch::{Flight, Held, Landed};
+use crate::read::fetch::{Blocked, InFlightRead, ReadPiece};
 use crate::read::locate;
 use crate::read::locate::Located;
 use crate::read::plan;
 use crate::read::plan::{Fetch, HeaderPlace, Piece};
 use crate::read::promote;
-use crate::read::slot::{Slot, Step, Wants};
+use crate::read::slot::{GetWants, Slot, SlotStep};
 use crate::store::session::{SessionIo, release_segment};
 
 /// Tries of a read that the device failed.
@@ -50,17 +50,17 @@ pub(crate) struct GetBatch {
     slots: Vec<Slot>,
     headers: Vec<Header>,
     waiting: VecDeque<Fetch>,
-    flights: FxHashMap<u64, Flight>,
+    in_flight: FxHashMap<u64, InFlightRead>,
     /// Objects without an outcome.
-    open: usize,
+    unsettled: usize,
     /// Staged objects of each sub-batch that are not done.
-    stage_open: Vec<usize>,
-    stage: usize,
+    stage_unsettled: Vec<usize>,
+    current_stage: usize,
     deadline: Mono,
     late: bool,
     at: Recency,
     /// What is not here is a miss, whatever peers have.
-    own: bool,
+    local_only: bool,
 }
 
 impl GetBatch {
@@ -71,29 +71,29 @@ impl GetBatch {
     }
 
     /// The same, and peers are not asked.
-    pub fn here_alone(self) -> GetBatch {
-        GetBatch { own: true, ..self }
+    pub fn local_only(self) -> GetBatch {
+        GetBatch { local_only: true, ..self }
     }
 
     fn begin_slots(io: &mut SessionIo, mut slots: Vec<Slot>, at: Recency, deadline: Mono) -> GetBatch {
         let mut steps = PageSteps::default();
-        slots.iter_mut().for_each(|slot| slot.step_back = steps.step(&slot.get.key));
-        let open = slots.len();
+        slots.iter_mut().for_each(|slot| slot.depth_offset = steps.step(&slot.get.key));
+        let unsettled = slots.len();
         let mut batch = GetBatch {
             slots,
             headers: Vec::new(),
             waiting: VecDeque::new(),
-            flights: FxHashMap::default(),
-            open,
-            stage_open: Vec::new(),
-            stage: 1,
+            in_flight: FxHashMap::default(),
+            unsettled,
+            stage_unsettled: Vec::new(),
+            current_stage: 1,
             deadline,
             late: false,
             at,
-            own: false,
+            local_only: false,
         };
         if let Err(error) = io.shared.check_open() {
-            (0..open).for_each(|i| batch.end(i, Err(error.clone())));
+            (0..unsettled).for_each(|i| batch.set_outcome(i, Err(error.clone())));
             return batch;
         }
         let all: Vec<usize> = (0..batch.slots.len()).collect();
@@ -122,11 +122,11 @@ impl GetBatch {
                     if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
                         shared.lock().drop_damaged(frame);
                     }
-                    locate::leave(shared, entered, frame);
-                    self.end(slot, outcome);
+                    locate::leave_frame(shared, entered, frame);
+                    self.set_outcome(slot, outcome);
                 }
                 Located::Ssd => from_ssd.push(slot),
-                Located::Settled(outcome) => self.end(slot, outcome),
+                Located::Settled(outcome) => self.set_outcome(slot, outcome),
             }
         }
         self.plan(io, &from_ssd);
@@ -149,22 +149,22 @@ impl GetBatch {
                 let cost = staging::cost(stretch.end - stretch.start);
                 if cost > budget {
                     // Above the whole budget: it streams alone, in chunks.
-                    target.chunks = plan::chunks(stretch, io.shared.config.staging_chunk_bytes());
+                    target.chunks = plan::split_chunks(stretch, io.shared.config.staging_chunk_bytes());
                 }
                 staged.push((targets.len(), cost));
             }
             self.slots[i].pieces_left = target.chunks.len();
-            self.slots[i].known = self.slots[i].known_header(&io.shared);
-            target.known = self.slots[i].known.is_some();
+            self.slots[i].cached_header = self.slots[i].find_cached_header(&io.shared);
+            target.header_cached = self.slots[i].cached_header.is_some();
             targets.push(target);
         }
         self.assign_stages(&mut targets, &staged, budget);
         let (fetches, headers, header_of) = plan::plan(&targets, self.headers.len(), facts.parts_max);
-        self.headers.extend(headers.into_iter().map(Header::at));
+        self.headers.extend(headers.into_iter().map(Header::new));
         for (target, number) in targets.iter().zip(header_of) {
             let (slot, header) = (&mut self.slots[target.slot], &mut self.headers[number]);
             header.users += 1;
-            header.bytes = slot.known.take().map(HeaderBytes::Known).or(header.bytes.take());
+            header.bytes = slot.cached_header.take().map(HeaderBytes::Cached).or(header.bytes.take());
             slot.header = Some(number);
         }
         self.waiting.extend(fetches);
@@ -180,7 +180,7 @@ impl GetBatch {
             self.settle_late(io);
         }
         self.submit(io, ticket);
-        if !self.flights.is_empty() {
+        if !self.in_flight.is_empty() {
             io.shared.note_reads(now);
         }
         self.is_over()
@@ -188,7 +188,7 @@ impl GetBatch {
 
     /// Whether every object has its outcome, and no read of it is under way.
     pub fn is_over(&self) -> bool {
-        self.open == 0 && self.flights.is_empty()
+        self.unsettled == 0 && self.in_flight.is_empty()
     }
 
     /// Whether reads of it wait for a place in the queue, or for memory, and are not late.
@@ -198,13 +198,13 @@ impl GetBatch {
 
     /// Submit what can be submitted now.
     pub fn submit(&mut self, io: &mut SessionIo, ticket: Ticket) {
-        while self.stage_open.get(self.stage - 1) == Some(&0) {
-            self.stage += 1;
+        while self.stage_unsettled.get(self.current_stage - 1) == Some(&0) {
+            self.current_stage += 1;
         }
         let mut held_back = VecDeque::new();
-        let mut staging_held = false;
+        let mut staging_full = false;
         while let Some(fetch) = self.waiting.pop_front() {
-            if self.is_moot(&fetch) {
+            if self.is_obsolete(&fetch) {
                 continue;
             }
             let direct = fetch.pieces.iter().any(Piece::is_direct);
@@ -213,7 +213,7 @@ impl GetBatch {
                 continue;
             }
             let staged = fetch.pieces.iter().any(Piece::is_staged);
-            if staged && (fetch.stage > self.stage || staging_held) {
+            if staged && (fetch.stage > self.current_stage || staging_full) {
                 held_back.push_back(fetch);
                 continue;
             }
@@ -222,7 +222,7 @@ impl GetBatch {
                 Ok((token, flight)) => {
                     for piece in &flight.fetch.pieces {
                         if let Piece::Staged { slot, .. } = piece {
-                            slots[*slot].began = true;
+                            slots[*slot].submitted = true;
                         }
                     }
                     // Each read holds its segment for itself: whoever it was for may have gone on to another candidate, or
@@ -230,14 +230,14 @@ impl GetBatch {
                     if let Some(guards) = &io.shared.published.guards {
                         guards.enter_again(flight.fetch.segment);
                     }
-                    self.flights.insert(token, flight);
+                    self.in_flight.insert(token, flight);
                 }
-                Err((Held::Staging, fetch)) => {
-                    staging_held = true;
+                Err((Blocked::Staging, fetch)) => {
+                    staging_full = true;
                     held_back.push_back(fetch);
                 }
-                Err((Held::Scratch, fetch)) => held_back.push_back(fetch),
-                Err((Held::Queue, fetch)) => {
+                Err((Blocked::Scratch, fetch)) => held_back.push_back(fetch),
+                Err((Blocked::Queue, fetch)) => {
                     held_back.push_back(fetch);
                     break;
                 }
@@ -248,7 +248,7 @@ impl GetBatch {
     }
 
     /// Whether nobody needs a fetch any more.
-    fn is_moot(&self, fetch: &Fetch) -> bool {
+    fn is_obsolete(&self, fetch: &Fetch) -> bool {
         let wanted = |p: &Piece| match p {
             Piece::Header { header, .. } => self.headers[*header].users > 0,
             Piece::Direct { slot, round, .. } | Piece::Staged { slot, round, .. } => {
@@ -261,33 +261,35 @@ impl GetBatch {
 
     /// A read came back.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
-        let Some(flight) = self.flights.remove(&completion.token) else { return };
+        let Some(flight) = self.in_flight.remove(&completion.token) else { return };
         release_segment(&io.shared, flight.fetch.segment);
-        io.shared.slow.note(io.came.since(flight.began), io.came);
+        io.shared.slow.note(io.came.since(flight.submitted_at), io.came);
         if self.late {
             // All that is still waited for after the deadline is direct.
             io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
         }
-        let (landed, result, fetch) = fetch::land(&mut io.scratch, flight, completion);
+        let (pieces, result, fetch) = fetch::complete(&mut io.scratch, flight, completion);
         let mut touched: Vec<usize> = Vec::new();
-        for piece in landed {
+        for piece in pieces {
             match piece {
-                Landed::Direct { slot, parts } => {
-                    self.slots[slot].give_parts(parts);
+                ReadPiece::Direct { slot, parts } => {
+                    self.slots[slot].return_parts(parts);
                     touched.push(slot);
                 }
-                Landed::Header { header, part } => match result.is_ok() && self.headers[header].users > 0 {
-                    true => self.headers[header].bytes = Some(HeaderBytes::Read(part)),
-                    false => io.scratch.give_back(part),
-                },
-                Landed::Staged { slot, round, chunk, part } => {
+                ReadPiece::Header { header, part } => {
+                    match result.is_ok() && self.headers[header].users > 0 {
+                        true => self.headers[header].bytes = Some(HeaderBytes::Read(part)),
+                        false => io.scratch.give_back(part),
+                    }
+                }
+                ReadPiece::Staged { slot, round, chunk, part } => {
                     // What an earlier try asked for is of no use to this one; and what comes after the outcome
                     // must not hold staging memory until the batch is over.
                     if self.slots[slot].round != round || self.slots[slot].outcome.is_some() {
                         continue;
                     }
                     if result.is_ok() {
-                        self.slots[slot].rare_mut().staged.push((chunk, part));
+                        self.slots[slot].cold_mut().staged.push((chunk, part));
                     }
                     touched.push(slot);
                 }
@@ -297,7 +299,7 @@ impl GetBatch {
         touched.dedup();
         for piece in &fetch.pieces {
             if let Piece::Header { header, .. } = piece {
-                self.touch_users(*header, &mut touched);
+                self.add_header_users(*header, &mut touched);
             }
         }
         if let Err(fault) = result {
@@ -319,17 +321,17 @@ impl GetBatch {
             }
         }
         for slot in touched {
-            if self.slots[slot].again {
+            if self.slots[slot].retry_pending {
                 self.retry(io, &[slot]);
             } else {
-                self.look(io, slot);
+                self.verify_slot(io, slot);
             }
         }
     }
 
     /// Add those that wait for this header and are not among the `touched`: nobody, unless some of its record was read
     /// apart from it.
-    fn touch_users(&self, header: usize, touched: &mut Vec<usize>) {
+    fn add_header_users(&self, header: usize, touched: &mut Vec<usize>) {
         let needs = |i: &usize| self.slots[*i].header == Some(header);
         if touched.iter().filter(|i| needs(i)).count() < self.headers[header].users {
             touched.extend((0..self.slots.len()).filter(needs));
@@ -344,20 +346,20 @@ impl GetBatch {
             if self.slots[slot].outcome.is_some() {
                 continue;
             }
-            if self.slots[slot].is_away() || self.is_queued(slot) {
+            if self.slots[slot].has_parts_in_read() || self.is_queued(slot) {
                 // Its memory is in another read still, or will be; it is tried again once that is back.
-                self.slots[slot].again = true;
+                self.slots[slot].retry_pending = true;
                 continue;
             }
-            self.slots[slot].again = false;
+            self.slots[slot].retry_pending = false;
             self.slots[slot].attempts += 1;
             if self.slots[slot].attempts >= ATTEMPTS || self.late {
                 let cause = if self.late { MissCause::Late } else { MissCause::Unreadable };
                 self.settle(io, slot, Ok(GetOutcome::Miss(cause)));
             } else {
                 self.leave_stage(slot);
-                self.leave_header(io, slot);
-                self.slots[slot].begin_again();
+                self.release_header(io, slot);
+                self.slots[slot].reset_for_retry();
                 self.plan(io, &[slot]);
             }
         }
@@ -370,27 +372,27 @@ impl GetBatch {
             Piece::Direct { slot, .. } => *slot == i,
             Piece::Header { .. } | Piece::Staged { .. } => false,
         };
-        self.waiting.iter().any(|f| f.pieces.iter().any(takes) && !self.is_moot(f))
+        self.waiting.iter().any(|f| f.pieces.iter().any(takes) && !self.is_obsolete(f))
     }
 
     /// Judge what is there of an object.
-    fn look(&mut self, io: &mut SessionIo, i: usize) {
+    fn verify_slot(&mut self, io: &mut SessionIo, i: usize) {
         if self.slots[i].outcome.is_some() {
             return;
         }
         let Some(header) = self.slots[i].header else { return };
-        let record = self.slots[i].is_arriving() || promote::is_on(&io.shared);
+        let record = self.slots[i].keeps_in_arena() || promote::is_on(&io.shared);
         // What comes of it is kept behind a pass over all of its bytes.
-        self.headers[header].expect(&io.shared, self.slots[i].header_place());
-        let step = self.slots[i].step(&self.headers[header], Wants { proof: io.proofs, record });
+        self.headers[header].prepare_caching(&io.shared, self.slots[i].header_place());
+        let step = self.slots[i].step(&self.headers[header], GetWants { proof: io.proofs, record });
         match step {
-            Step::Wait => {}
-            Step::LongerHeader(bytes) => {
+            SlotStep::Wait => {}
+            SlotStep::LongerHeader(bytes) => {
                 let HeaderPlace { segment, record } = self.headers[header].place;
                 self.headers[header].bytes = None;
                 let pieces = [Piece::Header { header, bytes }].into();
                 let asked = self.waiting.iter().any(|f| f.pieces == pieces)
-                    || self.flights.values().any(|f| f.fetch.pieces == pieces);
+                    || self.in_flight.values().any(|f| f.fetch.pieces == pieces);
                 if !asked {
                     self.waiting.push_front(Fetch {
                         segment,
@@ -402,24 +404,24 @@ impl GetBatch {
                     });
                 }
             }
-            Step::NextCandidate => {
+            SlotStep::NextCandidate => {
                 if self.is_queued(i) {
                     return;
                 }
                 self.leave_stage(i);
-                self.leave_header(io, i);
-                locate::release(&io.shared, &mut self.slots[i]);
-                self.slots[i].begin_again();
+                self.release_header(io, i);
+                locate::leave_segment(&io.shared, &mut self.slots[i]);
+                self.slots[i].reset_for_retry();
                 self.locate(io, &[i]);
             }
-            Step::Done(Ok(GetOutcome::Miss(MissCause::Damaged))) if self.headers[header].is_known() => {
+            SlotStep::Done(Ok(GetOutcome::Miss(MissCause::Damaged))) if self.headers[header].was_cached() => {
                 if !self.is_queued(i) {
-                    self.read_header(io, i);
+                    self.reread_header(io, i);
                 }
             }
-            Step::Done(outcome) => {
+            SlotStep::Done(outcome) => {
                 if outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
-                    self.headers[header].note(&io.shared);
+                    self.headers[header].cache(&io.shared);
                 }
                 self.settle(io, i, outcome);
             }
@@ -428,31 +430,31 @@ impl GetBatch {
 
     /// What came does not fit the header that was known: before the object counts as damaged, all of its record is read from
     /// the device.
-    fn read_header(&mut self, io: &mut SessionIo, i: usize) {
+    fn reread_header(&mut self, io: &mut SessionIo, i: usize) {
         if let Some(expected) = &self.slots[i].expected {
             io.shared.headers.forget(expected.identity, expected.offset);
         }
         self.leave_stage(i);
-        self.leave_header(io, i);
-        self.slots[i].begin_again();
+        self.release_header(io, i);
+        self.slots[i].reset_for_retry();
         self.plan(io, &[i]);
     }
 
-    fn leave_header(&mut self, io: &mut SessionIo, i: usize) {
+    fn release_header(&mut self, io: &mut SessionIo, i: usize) {
         if let Some(header) = self.slots[i].header.take().map(|h| &mut self.headers[h]) {
             header.users -= 1;
             if header.users == 0 {
-                header.bytes.take().into_iter().for_each(|bytes| bytes.give_back(&mut io.scratch));
+                header.bytes.take().into_iter().for_each(|bytes| bytes.release(&mut io.scratch));
             }
         }
     }
 
     /// Set an object's outcome, once.
-    fn end(&mut self, i: usize, outcome: Result<GetOutcome>) {
+    fn set_outcome(&mut self, i: usize, outcome: Result<GetOutcome>) {
         let slot = &mut self.slots[i];
         if slot.outcome.is_none() {
             slot.outcome = Some(outcome);
-            self.open -= 1;
+            self.unsettled -= 1;
         }
     }
 
@@ -463,10 +465,10 @@ impl GetBatch {
         if let Ok(GetOutcome::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable))) = &outcome {
             tracing::warn!(key = %slot.get.key, %cause, "object on ssd is lost");
             let header = slot.header.and_then(|h| self.headers[h].bytes.as_ref());
-            locate::forget(&io.shared, slot, header.and_then(|bytes| bytes.record().ok()));
+            locate::drop_lost_record(&io.shared, slot, header.and_then(|bytes| bytes.record().ok()));
         }
-        locate::release(&io.shared, slot);
-        self.end(i, outcome);
-        self.leave_header(io, i);
+        locate::leave_segment(&io.shared, slot);
+        self.set_outcome(i, outcome);
+        self.release_header(io, i);
     }
 }

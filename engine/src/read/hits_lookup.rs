@@ -9,7 +9,7 @@ use crate::api::hits::{HitPolicy, PagesQuery, PoolQuery};
 use crate::read::exists;
 
 /// A source of lookups. A present object that is looked up counts as used.
-pub(crate) trait Look {
+pub(crate) trait KeyLookup {
     /// How many of `keys` are present before the first that is absent.
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize>;
     /// Which of `keys` are present.
@@ -17,9 +17,9 @@ pub(crate) trait Look {
 }
 
 /// The local index.
-impl Look for exists::Look<'_> {
+impl KeyLookup for exists::IndexLookup<'_> {
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
-        Ok(exists::Look::prefix(self, keys))
+        Ok(exists::IndexLookup::prefix(self, keys))
     }
 
     fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {
@@ -30,7 +30,7 @@ impl Look for exists::Look<'_> {
 /// Look up the anchor up to its first hole, then every other pool on the pages before that hole. No
 /// page after it can be a stop, and objects that cannot be used must not count as used. A prompt
 /// that was never stored costs one lookup. Block groups are looked up by their own keys.
-pub(crate) fn look_up(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<Residency> {
+pub(crate) fn look_up(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<Residency> {
     let anchor = match query.anchor {
         [] => query.pages.len(),
         objects => whole_pages(look, objects, query.pages)?,
@@ -48,14 +48,14 @@ pub(crate) fn look_up(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<Re
 }
 
 /// How many of `pages` have all of `objects`, before the first that lacks one.
-fn whole_pages(look: &mut impl Look, objects: &[ObjectKey], pages: &[PrefixHash]) -> Result<usize> {
+fn whole_pages(look: &mut impl KeyLookup, objects: &[ObjectKey], pages: &[PrefixHash]) -> Result<usize> {
     let keys = pages.iter().flat_map(|page| objects.iter().map(|object| object.on_page(*page)));
     Ok(look.prefix(keys)? / objects.len())
 }
 
 /// Which of the first `pages` pages are present, by pool that restricts the lengths. All pools of a
 /// page are looked up together: as objects of one page they count as equally recent.
-fn by_page(look: &mut impl Look, query: &PagesQuery<'_>, pages: usize) -> Result<Vec<Vec<bool>>> {
+fn by_page(look: &mut impl KeyLookup, query: &PagesQuery<'_>, pages: usize) -> Result<Vec<Vec<bool>>> {
     let restricts = |pool: &&PoolQuery<'_>| !matches!(pool.policy, HitPolicy::BlockGroups { .. });
     let pools: Vec<_> = query.pools.iter().filter(restricts).map(|pool| pool.objects).collect();
     let objects: Vec<_> = pools.iter().copied().flatten().collect();

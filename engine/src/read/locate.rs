@@ -23,7 +23,7 @@ use crate::api::error::Result;
 use crate::api::outcome::{GetOutcome, MissCause};
 use crate::memory::index::{Entry, PREFETCH_GROUP, SsdPlace, TICK_MODULUS};
 use crate::memory::visibility::Sight;
-use crate::read::slot::{Slot, siblings};
+use crate::read::slot::{Slot, record_members};
 use crate::state::core::Core;
 use crate::state::frame_access::{Entered, Held};
 use crate::state::read_view::{Reading, TRIES};
@@ -51,12 +51,12 @@ pub(crate) fn locate<'a>(
     for _ in 0..if shared.published.counts_touches { 0 } else { TRIES } {
         let pin = crossbeam_epoch::pin();
         let reading = shared.published.read(&pin);
-        let mut look = Look::new(shared, &reading, which.len());
-        look.all(slots, which, at);
-        let Look { located, touched, left, torn, .. } = look;
+        let mut attempt = LocateAttempt::new(shared, &reading, which.len());
+        attempt.locate_all(slots, which, at);
+        let LocateAttempt { located, touched, dropped_frames, torn, .. } = attempt;
         let holds = !torn && reading.holds(&pin);
         drop(pin);
-        free_left(shared, &left);
+        free_dropped(shared, &dropped_frames);
         if holds {
             note(shared, &touched, at);
             return located;
@@ -66,10 +66,10 @@ pub(crate) fn locate<'a>(
     let mut core = shared.lock();
     let pin = crossbeam_epoch::pin();
     let reading = shared.published.read(&pin);
-    let mut look = Look::new(shared, &reading, which.len());
-    look.all(slots, which, at);
-    let Look { located, touched, left, .. } = look;
-    left.into_iter().for_each(|frame| core.free_if_left(frame));
+    let mut attempt = LocateAttempt::new(shared, &reading, which.len());
+    attempt.locate_all(slots, which, at);
+    let LocateAttempt { located, touched, dropped_frames, .. } = attempt;
+    dropped_frames.into_iter().for_each(|frame| core.free_if_left(frame));
     touched.iter().for_each(|touched| touched.note_in(&mut core, at));
     located
 }
@@ -77,29 +77,29 @@ pub(crate) fn locate<'a>(
 /// Take back what a look did that does not hold.
 fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
     match located {
-        Located::Memory(entered, frame, _) => leave(shared, entered, frame),
-        Located::Ssd => release(shared, slot),
+        Located::Memory(entered, frame, _) => leave_frame(shared, entered, frame),
+        Located::Ssd => leave_segment(shared, slot),
         Located::Settled(_) => {}
     }
     slot.expected = None;
 }
 
 /// A get is done with a frame.
-pub(crate) fn leave(shared: &Shared, entered: Entered<'_>, frame: FrameId) {
+pub(crate) fn leave_frame(shared: &Shared, entered: Entered<'_>, frame: FrameId) {
     if entered.leave() {
         shared.lock().free_if_left(frame);
     }
 }
 
-fn free_left(shared: &Shared, left: &[FrameId]) {
-    if !left.is_empty() {
+fn free_dropped(shared: &Shared, dropped_frames: &[FrameId]) {
+    if !dropped_frames.is_empty() {
         let mut core = shared.lock();
-        left.iter().for_each(|frame| core.free_if_left(*frame));
+        dropped_frames.iter().for_each(|frame| core.free_if_left(*frame));
     }
 }
 
 /// A look for the objects of some slots.
-struct Look<'a, 'r> {
+struct LocateAttempt<'a, 'r> {
     shared: &'a Shared,
     reading: &'r Reading<'r>,
     /// The tick that counts as now, as the index has it.
@@ -107,22 +107,22 @@ struct Look<'a, 'r> {
     located: Vec<(usize, Located<'a>)>,
     touched: Vec<Touched>,
     /// Frames of other objects that were dropped while this was inside, and are to be freed.
-    left: Vec<FrameId>,
+    dropped_frames: Vec<FrameId>,
     /// What was found had been closed already.
     torn: bool,
 }
 
-impl<'a, 'r> Look<'a, 'r> {
-    fn new(shared: &'a Shared, reading: &'r Reading<'r>, count: usize) -> Look<'a, 'r> {
+impl<'a, 'r> LocateAttempt<'a, 'r> {
+    fn new(shared: &'a Shared, reading: &'r Reading<'r>, count: usize) -> LocateAttempt<'a, 'r> {
         let tick = (shared.published.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
         reading.expect(count);
         let (located, touched) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        Look { shared, reading, tick, located, touched, left: Vec::new(), torn: false }
+        LocateAttempt { shared, reading, tick, located, touched, dropped_frames: Vec::new(), torn: false }
     }
 
-    fn all(&mut self, slots: &mut [Slot], which: &[usize], at: Recency) {
+    fn locate_all(&mut self, slots: &mut [Slot], which: &[usize], at: Recency) {
         // The keys of a batch are of one namespace, mostly.
-        let mut of: Option<(NamespaceId, Generation)> = None;
+        let mut last_namespace: Option<(NamespaceId, Generation)> = None;
         let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
         let mut generations = Vec::with_capacity(PREFETCH_GROUP);
         let mut entries: Vec<Entry> = Vec::new();
@@ -132,9 +132,10 @@ impl<'a, 'r> Look<'a, 'r> {
             for &i in group {
                 let slot = &mut slots[i];
                 let namespace = slot.get.key.namespace();
-                let known = of.filter(|known| known.0 == namespace);
+                let known = last_namespace.filter(|known| known.0 == namespace);
                 let generation = || self.reading.visibility.generation(namespace);
-                let (_, generation) = *of.insert(known.unwrap_or_else(|| (namespace, generation())));
+                let (_, generation) =
+                    *last_namespace.insert(known.unwrap_or_else(|| (namespace, generation())));
                 slot.fingerprint = self.shared.fingerprint(&slot.get.key, generation);
                 fingerprints.push(slot.fingerprint);
                 generations.push(generation);
@@ -142,10 +143,10 @@ impl<'a, 'r> Look<'a, 'r> {
             self.shared.published.index.prefetch(&fingerprints);
             for (&i, generation) in group.iter().zip(&generations) {
                 let slot = &mut slots[i];
-                let depth = at.depth.saturating_add(slot.step_back);
+                let depth = at.depth.saturating_add(slot.depth_offset);
                 entries.clear();
                 entries.extend(self.reading.entries(slot.fingerprint));
-                let found = self.one(slot, &entries, *generation, depth);
+                let found = self.locate_one(slot, &entries, *generation, depth);
                 self.located.push((i, found));
             }
         }
@@ -156,7 +157,13 @@ impl<'a, 'r> Look<'a, 'r> {
     }
 
     /// Where one object is, of which the index has these `entries`.
-    fn one(&mut self, slot: &mut Slot, entries: &[Entry], generation: Generation, depth: u32) -> Located<'a> {
+    fn locate_one(
+        &mut self,
+        slot: &mut Slot,
+        entries: &[Entry],
+        generation: Generation,
+        depth: u32,
+    ) -> Located<'a> {
         // A probe asks what lies there, seen or not.
         if !slot.probe && entries.iter().any(|e| e.attached && !self.reading.is_visible(e)) {
             return Located::Settled(Ok(GetOutcome::Miss(MissCause::Absent)));
@@ -167,20 +174,20 @@ impl<'a, 'r> Look<'a, 'r> {
                 continue;
             };
             let Some(member) = entered.find(&slot.get.key, generation) else {
-                self.leave(entered, frame);
+                self.leave_frame(entered, frame);
                 continue;
             };
-            if let Err(error) = slot.fit(entered.members[member].extent.bytes) {
-                self.leave(entered, frame);
+            if let Err(error) = slot.set_length(entered.members[member].extent.bytes) {
+                self.leave_frame(entered, frame);
                 return Located::Settled(Err(error));
             }
             self.touched.push(Touched::new(entry, depth, self.tick));
             return Located::Memory(entered, FrameId(frame), member);
         }
-        self.on_ssd(slot, entries, generation, depth)
+        self.locate_on_ssd(slot, entries, generation, depth)
     }
 
-    fn on_ssd(
+    fn locate_on_ssd(
         &mut self,
         slot: &mut Slot,
         entries: &[Entry],
@@ -191,9 +198,9 @@ impl<'a, 'r> Look<'a, 'r> {
         // What is in DRAM, too, is known from there to be another object.
         for entry in entries.iter().filter(|e| e.frame.is_none() && !self.reading.is_broken(e)) {
             let Some(place) = entry.ssd.filter(|place| !slot.has_tried(place)) else { continue };
-            match slot.fit(entry.length.into()) {
+            match slot.set_length(entry.length.into()) {
                 Ok(()) => {
-                    if self.hold(slot, entry, place, generation) {
+                    if self.enter_segment(slot, entry, place, generation) {
                         self.touched.push(Touched::new(entry, depth, self.tick));
                         return Located::Ssd;
                     }
@@ -210,7 +217,7 @@ impl<'a, 'r> Look<'a, 'r> {
     }
 
     /// Enter the segment that a place is in, and note what a record there has to say; false if it cannot be entered.
-    fn hold(&self, slot: &mut Slot, entry: &Entry, place: SsdPlace, generation: Generation) -> bool {
+    fn enter_segment(&self, slot: &mut Slot, entry: &Entry, place: SsdPlace, generation: Generation) -> bool {
         let (Some(guards), Some(volume)) = (&self.shared.published.guards, &self.shared.volume) else {
             return false;
         };
@@ -227,9 +234,9 @@ impl<'a, 'r> Look<'a, 'r> {
         true
     }
 
-    fn leave(&mut self, entered: Entered<'a>, frame: u32) {
+    fn leave_frame(&mut self, entered: Entered<'a>, frame: u32) {
         if entered.leave() {
-            self.left.push(FrameId(frame));
+            self.dropped_frames.push(FrameId(frame));
         }
     }
 }
@@ -254,7 +261,7 @@ pub(crate) fn hold_in_memory(
 }
 
 /// Give the slot's segment back.
-pub(crate) fn release(shared: &Shared, slot: &mut Slot) {
+pub(crate) fn leave_segment(shared: &Shared, slot: &mut Slot) {
     if let Some(place) = slot.place.take() {
         crate::store::session::release_segment(shared, SegmentId(place.segment));
     }
@@ -263,7 +270,7 @@ pub(crate) fn release(shared: &Shared, slot: &mut Slot) {
 /// Drop the entry that the slot's object was read by: the next `exists` says no. With it go the other
 /// objects of its record: a page is whole or not here. If no header can tell who they are, the record is
 /// noted as broken, and nothing in it is seen any more.
-pub(crate) fn forget(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
+pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
     let (Some(place), Some(expected)) = (slot.place, slot.expected) else { return };
     let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
@@ -288,7 +295,7 @@ pub(crate) fn forget(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
                 let fingerprint = shared.fingerprint(&key, generation);
                 (fingerprint, place, named(&core, key, fingerprint))
             };
-            let lost: Vec<_> = siblings(&record).into_iter().map(lost).collect();
+            let lost: Vec<_> = record_members(&record).into_iter().map(lost).collect();
             pages.extend(core.drop_lost(lost));
         }
         None => {

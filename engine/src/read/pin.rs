@@ -30,7 +30,7 @@ pub struct Pin {
 impl Pin {
     pub(crate) fn new(shared: &Arc<Shared>, keys: &[ObjectKey]) -> Pin {
         let mut core = shared.lock();
-        let Here { objects, rows } = here(shared, &core, keys.iter().copied());
+        let PresentKeys { objects, rows } = find_present(shared, &core, keys.iter().copied());
         let fingerprints = fingerprints(&rows);
         fingerprints.iter().for_each(|fp| core.pins.pin(*fp));
         Pin { shared: Arc::downgrade(shared), fingerprints, objects, client: None }
@@ -38,19 +38,21 @@ impl Pin {
 
     /// For another process, which is believed nothing: at most `most` rows of its connection, and a share of the store for that client and
     /// for all of them.
-    pub(crate) fn bounded(
+    pub(crate) fn for_client(
         shared: &Arc<Shared>,
         client: &ClientName,
         keys: impl Iterator<Item = ObjectKey>,
-        most: usize,
+        rows_max: usize,
     ) -> Result<Pin> {
         let mut core = shared.lock();
-        let Here { objects, rows } = here(shared, &core, keys);
-        if rows.len() > most {
+        let PresentKeys { objects, rows } = find_present(shared, &core, keys);
+        if rows.len() > rows_max {
             let count = rows.len();
-            return Err(Error::busy(format!("too much is pinned on this link objects={count} room={most}")));
+            return Err(Error::busy(format!(
+                "too much is pinned on this link objects={count} room={rows_max}"
+            )));
         }
-        hold(shared, &mut core, client, &rows, None)?;
+        hold_for_client(shared, &mut core, client, &rows, None)?;
         let (shared, fingerprints) = (Arc::downgrade(shared), fingerprints(&rows));
         Ok(Pin { shared, fingerprints, objects, client: Some(client.clone()) })
     }
@@ -78,7 +80,7 @@ impl Drop for Pin {
 }
 
 /// What there is of some keys.
-struct Here {
+struct PresentKeys {
     objects: usize,
     /// Theirs, and those of what they are attached to: without that they are not seen.
     rows: Vec<Row>,
@@ -88,19 +90,19 @@ fn fingerprints(rows: &[Row]) -> Vec<u128> {
     rows.iter().map(|row| row.fingerprint).collect()
 }
 
-fn here(shared: &Shared, core: &Core, keys: impl Iterator<Item = ObjectKey>) -> Here {
-    let mut here = Here { objects: 0, rows: Vec::new() };
+fn find_present(shared: &Shared, core: &Core, keys: impl Iterator<Item = ObjectKey>) -> PresentKeys {
+    let mut present = PresentKeys { objects: 0, rows: Vec::new() };
     for key in keys {
         let fingerprint = shared.fingerprint(&key, core.generation(key.namespace()));
         let Some(entry) = core.index.find(fingerprint).find(|e| core.is_visible(e)) else { continue };
-        here.objects += 1;
+        present.objects += 1;
         let namespace = key.namespace();
-        here.rows.push(row(core, namespace, &entry));
+        present.rows.push(row(core, namespace, &entry));
         let link = core.index.link(fingerprint).filter(|_| entry.attached);
         let base = link.and_then(|name| core.index.find_named(name).find(|e| !e.attached));
-        here.rows.extend(base.map(|base| row(core, namespace, &base)));
+        present.rows.extend(base.map(|base| row(core, namespace, &base)));
     }
-    here
+    present
 }
 
 /// The row of an object that is to be pinned: all that lies with it in memory is kept there with it, and an object that does not lie there
@@ -115,38 +117,38 @@ fn row(core: &Core, namespace: NamespaceId, entry: &Entry) -> Row {
 }
 
 /// Pin or lease for a client; leases that are over make room.
-fn hold(
+fn hold_for_client(
     shared: &Shared,
     core: &mut Core,
     client: &ClientName,
     rows: &[Row],
     lease: Option<Mono>,
 ) -> Result<()> {
-    let most = Totals::of(&shared.config);
-    core.pins.hold(client, rows, lease, &most).or_else(|_| {
+    let totals_max = Totals::of(&shared.config);
+    core.pins.hold(client, rows, lease, &totals_max).or_else(|_| {
         core.pins.expire(shared.now());
-        core.pins.hold(client, rows, lease, &most)
+        core.pins.hold(client, rows, lease, &totals_max)
     })
 }
 
 /// See [`crate::Store::lease`].
 pub(crate) fn lease(shared: &Shared, keys: &[ObjectKey], duration: Duration) -> usize {
     let mut core = shared.lock();
-    let Here { objects, rows } = here(shared, &core, keys.iter().copied());
+    let PresentKeys { objects, rows } = find_present(shared, &core, keys.iter().copied());
     let until = shared.now().after(duration);
     rows.iter().for_each(|row| core.pins.lease(row.fingerprint, row.namespace, until));
     objects
 }
 
 /// As [`lease`], for another process.
-pub(crate) fn lease_bounded(
+pub(crate) fn lease_for_client(
     shared: &Shared,
     client: &ClientName,
     keys: impl Iterator<Item = ObjectKey>,
     duration: Duration,
 ) -> Result<usize> {
     let mut core = shared.lock();
-    let Here { objects, rows } = here(shared, &core, keys);
-    hold(shared, &mut core, client, &rows, Some(shared.now().after(duration)))?;
+    let PresentKeys { objects, rows } = find_present(shared, &core, keys);
+    hold_for_client(shared, &mut core, client, &rows, Some(shared.now().after(duration)))?;
     Ok(objects)
 }

@@ -22,7 +22,7 @@ use crate::write::put::{Room, Size};
 pub(crate) fn promote(shared: &Shared, slots: &mut [Slot], at: Recency) -> u64 {
     let always = is_on(shared);
     let mut records: BTreeMap<(SegmentId, u64), BTreeMap<u64, usize>> = BTreeMap::new();
-    for (i, slot) in slots.iter().enumerate().filter(|(_, slot)| always || slot.is_arriving()) {
+    for (i, slot) in slots.iter().enumerate().filter(|(_, slot)| always || slot.keeps_in_arena()) {
         let whole = slot.want == (0..slot.length);
         let from_ssd = match &slot.outcome {
             Some(Ok(GetOutcome::Hit { tier, .. })) => *tier == Tier::Ssd,
@@ -52,28 +52,29 @@ pub(crate) fn is_on(shared: &Shared) -> bool {
 
 /// Whether nothing has happened to the object since it was read: it is on SSD alone. What was cleared meanwhile, or is not seen
 /// any more, would lie in memory for nobody.
-fn is_there(core: &Core, slot: &Slot) -> bool {
+fn is_only_on_ssd(core: &Core, slot: &Slot) -> bool {
     let generation = core.generation(slot.get.key.namespace());
-    let seen = |e: Entry| is_found(slot, &e) && core.is_visible(&e);
+    let seen = |e: Entry| is_ssd_entry(slot, &e) && core.is_visible(&e);
     slot.verified.as_ref().is_some_and(|v| v.facts.generation == generation)
         && core.index.find(slot.fingerprint).any(seen)
 }
 
 /// Whether an entry is the object's, on SSD alone.
-fn is_found(slot: &Slot, entry: &Entry) -> bool {
-    entry.ssd == slot.found() && entry.frame.is_none()
+fn is_ssd_entry(slot: &Slot, entry: &Entry) -> bool {
+    entry.ssd == slot.ssd_place() && entry.frame.is_none()
 }
 
 fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Recency) -> bool {
-    let members = match which.iter().all(|i| slots[*i].is_arriving()) {
-        true => which.iter().filter_map(|i| arrived(&mut slots[*i])).collect(),
-        false => copied(shared, slots, which),
+    let members = match which.iter().all(|i| slots[*i].keeps_in_arena()) {
+        true => which.iter().filter_map(|i| take_reserved(&mut slots[*i])).collect(),
+        false => copy_to_arena(shared, slots, which),
     };
     let first = &slots[which[0]];
-    let (depth, facts) = (at.depth.saturating_add(first.step_back), first.verified.as_ref().map(|v| v.facts));
+    let (depth, facts) =
+        (at.depth.saturating_add(first.depth_offset), first.verified.as_ref().map(|v| v.facts));
     let mut core = shared.lock();
-    let there = members.len() == which.len() && which.iter().all(|i| is_there(&core, &slots[*i]));
-    let (Some(facts), true) = (facts, there) else {
+    let unchanged = members.len() == which.len() && which.iter().all(|i| is_only_on_ssd(&core, &slots[*i]));
+    let (Some(facts), true) = (facts, unchanged) else {
         members.into_iter().for_each(|m| core.space.free(m.extent));
         return false;
     };
@@ -93,7 +94,7 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
     };
     for slot in which.iter().map(|i| &slots[*i]) {
         let linked =
-            core.index.update(slot.fingerprint, |e| is_found(slot, e), |e| e.frame = Some(frame.id.0));
+            core.index.update(slot.fingerprint, |e| is_ssd_entry(slot, e), |e| e.frame = Some(frame.id.0));
         debug_assert!(linked.is_ok_and(|found| found));
         core.events.stored(Tier::Memory, &slot.get.key, false);
     }
@@ -103,18 +104,18 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
 }
 
 /// What was read to be kept, where it lies.
-fn arrived(slot: &mut Slot) -> Option<FrameMember> {
-    let arriving = slot.rare.as_mut().and_then(|rare| rare.arriving.take());
-    let (arriving, verified) = arriving.zip(slot.verified.as_ref())?;
+fn take_reserved(slot: &mut Slot) -> Option<FrameMember> {
+    let reservation = slot.cold.as_mut().and_then(|cold| cold.reservation.take());
+    let (reservation, verified) = reservation.zip(slot.verified.as_ref())?;
     let memory = std::mem::take(&mut slot.get.destination.0);
     // It was verified there, and nobody else has it.
-    arriving.arrived(memory, verified.checksums.clone()).into_member(slot.get.key, slot.fingerprint)
+    reservation.arrived(memory, verified.checksums.clone()).into_member(slot.get.key, slot.fingerprint)
 }
 
 /// A copy of what was read for a caller; nothing if there is no room for it.
-fn copied(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
+fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
     let mut core = shared.lock();
-    if !which.iter().all(|i| is_there(&core, &slots[*i])) {
+    if !which.iter().all(|i| is_only_on_ssd(&core, &slots[*i])) {
         return Members::new();
     }
     let size = |i: &usize| Size { key: slots[*i].get.key, length: Some(slots[*i].length), in_arena: false };

@@ -18,7 +18,7 @@ use crate::api::request::{Destination, Get};
 use crate::memory::index::SsdPlace;
 use crate::read::get::Header;
 use crate::read::plan;
-use crate::read::plan::Target;
+use crate::read::plan::ReadTarget;
 use crate::rpc::scatter;
 use crate::state::frame_access::Entered;
 use crate::state::group_info::Together;
@@ -27,7 +27,7 @@ use crate::state::shared::Shared;
 
 /// What is next for an object after something of it arrived.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum SlotStep {
     /// More has to arrive.
     Wait,
     /// The header is this long, longer than what was read.
@@ -40,7 +40,7 @@ pub(crate) enum Step {
 
 /// What a verified header said; kept for a promotion.
 #[derive(Debug)]
-pub(crate) struct Verified {
+pub(crate) struct VerifiedRecord {
     pub facts: RecordFacts,
     pub member_count: usize,
     pub checksums: Checksums,
@@ -57,48 +57,48 @@ pub(crate) struct Slot {
     pub place: Option<SsdPlace>,
     pub header: Option<usize>,
     /// Its header, if that need not be read; on its way to the batch's headers.
-    pub known: Option<Box<[u8]>>,
+    pub cached_header: Option<Box<[u8]>>,
     /// Pages that it lies behind the batch's first.
-    pub step_back: u32,
+    pub depth_offset: u32,
     pub stage: usize,
     pub pieces_left: usize,
     pub attempts: u32,
     pub round: u32,
-    pub again: bool,
-    pub began: bool,
+    pub retry_pending: bool,
+    pub submitted: bool,
     /// Whether the payload goes straight into the caller's memory.
     pub direct: bool,
     /// It was copied out of DRAM as it lay there.
     pub unverified: bool,
     /// Only whether the object is here, seen or not, is asked; nothing is delivered.
     pub probe: bool,
-    away: bool,
+    parts_in_read: bool,
     /// What the record says, where it may be kept.
-    pub verified: Option<Box<Verified>>,
+    pub verified: Option<Box<VerifiedRecord>>,
     /// What is said of it beside its outcome, where that is asked for.
     pub proof: Option<Box<Proof>>,
-    pub rare: Option<Box<Rare>>,
+    pub cold: Option<Box<SlotCold>>,
     pub outcome: Option<Result<GetOutcome>>,
 }
 
 /// What few objects have. Apart from the rest, so that what all have lies together: between two looks at an object its batch's bytes go
 /// through the cache.
 #[derive(Debug, Default)]
-pub(crate) struct Rare {
+pub(crate) struct SlotCold {
     /// Places that turned out to be other keys'.
     pub tried: Vec<SsdPlace>,
     pub staged: Vec<(Range<u64>, Part)>,
     pub staged_bytes: u64,
     /// Its destination is memory of the arena, where it is to stay.
-    pub arriving: Option<Arriving>,
+    pub reservation: Option<Arriving>,
     /// What a probe found in the record: every member and its place, and how they belong together.
-    pub siblings: Vec<(ObjectKey, SsdPlace)>,
+    pub members: Vec<(ObjectKey, SsdPlace)>,
     pub kind: Option<GroupKind>,
 }
 
 /// What is to be told of an object on SSD beside its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wants {
+pub(crate) struct GetWants {
     /// A [`Proof`].
     pub proof: bool,
     /// What its record says, for who keeps it.
@@ -115,21 +115,21 @@ impl Slot {
             expected: None,
             place: None,
             header: None,
-            known: None,
-            step_back: 0,
+            cached_header: None,
+            depth_offset: 0,
             stage: 0,
             pieces_left: 0,
             attempts: 0,
             round: 0,
-            again: false,
-            began: false,
+            retry_pending: false,
+            submitted: false,
             direct: false,
             unverified: false,
             probe: false,
-            away: false,
+            parts_in_read: false,
             verified: None,
             proof: None,
-            rare: None,
+            cold: None,
             outcome: None,
         }
     }
@@ -141,14 +141,14 @@ impl Slot {
     }
 
     /// An object that is to stay in the memory that it is read into.
-    pub fn ahead(key: ObjectKey, arriving: Arriving, part: Part) -> Slot {
+    pub fn prefetch(key: ObjectKey, reservation: Arriving, part: Part) -> Slot {
         let get = Get { key, range: None, destination: Destination([part].into()) };
-        let rare = Rare { arriving: Some(arriving), ..Rare::default() };
-        Slot { rare: Some(Box::new(rare)), ..Slot::new(get) }
+        let cold = SlotCold { reservation: Some(reservation), ..SlotCold::default() };
+        Slot { cold: Some(Box::new(cold)), ..Slot::new(get) }
     }
 
     /// Settle what is wanted of an object of `length` bytes; an error if range or destination do not fit it.
-    pub fn fit(&mut self, length: u64) -> Result<()> {
+    pub fn set_length(&mut self, length: u64) -> Result<()> {
         if self.probe {
             self.length = length;
             return Ok(());
@@ -186,27 +186,30 @@ impl Slot {
     }
 
     /// Its record's header, if it is known.
-    pub fn known_header(&self, shared: &Shared) -> Option<Box<[u8]>> {
+    pub fn find_cached_header(&self, shared: &Shared) -> Option<Box<[u8]>> {
         self.header_place().and_then(|(identity, offset)| shared.headers.get(identity, offset))
     }
 
     /// How to read the object from SSD.
-    pub fn target(&self, slot: usize, align: usize, parts_max: usize, stages: bool) -> Option<Target> {
+    pub fn target(&self, slot: usize, align: usize, parts_max: usize, stages: bool) -> Option<ReadTarget> {
         let expected = self.expected.as_ref()?;
         let direct = !stages && plan::is_whole_blocks(&self.want, self.length) && self.is_aligned(align);
-        let ragged = !is_aligned(self.want.end - self.want.start);
-        let parts = self.get.destination.0.len() + usize::from(ragged);
-        Some(Target {
+        let unaligned_tail = !is_aligned(self.want.end - self.want.start);
+        let parts = self.get.destination.0.len() + usize::from(unaligned_tail);
+        Some(ReadTarget {
             slot,
             round: self.round,
             segment: expected.identity.segment,
             record: expected.offset,
-            delta: expected.payload_delta,
-            chunks: (!self.probe).then(|| plan::widen(&self.want, self.length)).into_iter().collect(),
+            payload_delta: expected.payload_delta,
+            chunks: (!self.probe)
+                .then(|| plan::widen_to_blocks(&self.want, self.length))
+                .into_iter()
+                .collect(),
             direct_parts: Some(parts).filter(|p| self.probe || (direct && p + 1 < parts_max)),
-            ragged,
+            unaligned_tail,
             stage: 0,
-            known: false,
+            header_cached: false,
         })
     }
 
@@ -219,47 +222,47 @@ impl Slot {
 
     /// The caller's memory, on its way into a read.
     pub fn take_parts(&mut self) -> Vec<Part> {
-        self.away = true;
-        self.began = true;
+        self.parts_in_read = true;
+        self.submitted = true;
         std::mem::take(&mut self.get.destination.0)
     }
 
     /// The caller's memory, back.
-    pub fn give_parts(&mut self, parts: Vec<Part>) {
-        self.away = false;
+    pub fn return_parts(&mut self, parts: Vec<Part>) {
+        self.parts_in_read = false;
         self.get.destination.0 = parts;
     }
 
     /// Whether the caller's memory is in a read.
-    pub fn is_away(&self) -> bool {
-        self.away
+    pub fn has_parts_in_read(&self) -> bool {
+        self.parts_in_read
     }
 
     /// Forget what arrived; the next try is planned anew.
-    pub fn begin_again(&mut self) {
+    pub fn reset_for_retry(&mut self) {
         self.round += 1;
         self.header = None;
         self.drop_staged();
     }
 
     /// What it has that few have.
-    pub fn rare_mut(&mut self) -> &mut Rare {
-        self.rare.get_or_insert_default()
+    pub fn cold_mut(&mut self) -> &mut SlotCold {
+        self.cold.get_or_insert_default()
     }
 
     /// Whether it is to stay in the memory that it is read into.
-    pub fn is_arriving(&self) -> bool {
-        self.rare.as_ref().is_some_and(|rare| rare.arriving.is_some())
+    pub fn keeps_in_arena(&self) -> bool {
+        self.cold.as_ref().is_some_and(|cold| cold.reservation.is_some())
     }
 
     /// Whether it is known to be another key's that lies there.
     pub fn has_tried(&self, place: &SsdPlace) -> bool {
-        self.rare.as_ref().is_some_and(|rare| rare.tried.contains(place))
+        self.cold.as_ref().is_some_and(|cold| cold.tried.contains(place))
     }
 
     /// What was staged is not needed any more.
     pub fn drop_staged(&mut self) {
-        self.rare.iter_mut().for_each(|rare| rare.staged.clear());
+        self.cold.iter_mut().for_each(|cold| cold.staged.clear());
     }
 
     /// Copy a member of a frame out. With `verify` each block is verified where it landed (or where it lies, if only
@@ -283,7 +286,7 @@ impl Slot {
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: wanted.len() as u64 });
         }
         let checksums = &entered.members[member].checksums;
-        for at in plan::cut(&self.want, self.length).into_iter().filter(|at| !at.is_empty()) {
+        for at in plan::split_at_blocks(&self.want, self.length).into_iter().filter(|at| !at.is_empty()) {
             let bytes = &stored[at.start as usize..at.end as usize];
             let offset = at.start;
             if self.deliver(at, bytes, checksums, copier).is_err() {
@@ -327,12 +330,12 @@ impl Slot {
     }
 
     /// Judge what has arrived from SSD.
-    pub fn step(&mut self, header: &Header, wants: Wants) -> Step {
-        let (Some(bytes), Some(expected), false) = (&header.bytes, self.expected, self.away) else {
-            return Step::Wait;
+    pub fn step(&mut self, header: &Header, wants: GetWants) -> SlotStep {
+        let (Some(bytes), Some(expected), false) = (&header.bytes, self.expected, self.parts_in_read) else {
+            return SlotStep::Wait;
         };
-        if let Some(claimed) = bytes.longer() {
-            return Step::LongerHeader(claimed);
+        if let Some(claimed) = bytes.longer_claim() {
+            return SlotStep::LongerHeader(claimed);
         }
         let record = match bytes.record() {
             Ok(record) => record,
@@ -343,8 +346,8 @@ impl Slot {
             Verdict::OtherKey => {
                 scatter::zero(&mut self.get.destination.0);
                 let place = self.place;
-                self.rare_mut().tried.extend(place);
-                return Step::NextCandidate;
+                self.cold_mut().tried.extend(place);
+                return SlotStep::NextCandidate;
             }
             Verdict::Damaged(error) => return self.damaged(&error),
         };
@@ -356,16 +359,16 @@ impl Slot {
             });
         }
         if self.probe {
-            let rare = self.rare_mut();
-            (rare.siblings, rare.kind) = (siblings(&record), Some(record.facts().group_kind));
-            return Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
+            let cold = self.cold_mut();
+            (cold.members, cold.kind) = (record_members(&record), Some(record.facts().group_kind));
+            return SlotStep::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
         }
         let checksums: Checksums = record.checksums(&member).collect();
         if let Err(error) = self.take_staged(&checksums) {
             return self.damaged(&error);
         }
         if self.pieces_left > 0 && (self.direct || !mutant::on(Mutant::SkipAndComplete)) {
-            return Step::Wait;
+            return SlotStep::Wait;
         }
         if self.direct
             && let Err(error) = self.verify_direct(&checksums)
@@ -378,9 +381,9 @@ impl Slot {
         }
         if wants.record {
             let (facts, member_count) = (record.facts(), record.member_count());
-            self.verified = Some(Box::new(Verified { facts, member_count, checksums }));
+            self.verified = Some(Box::new(VerifiedRecord { facts, member_count, checksums }));
         }
-        Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start }))
+        SlotStep::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start }))
     }
 
     fn verify_direct(
@@ -402,11 +405,11 @@ impl Slot {
         &mut self,
         checksums: &[Checksum],
     ) -> std::result::Result<(), pagelith_layouts::error::FormatError> {
-        let staged = self.rare.as_mut().map(|rare| std::mem::take(&mut rare.staged)).unwrap_or_default();
+        let staged = self.cold.as_mut().map(|cold| std::mem::take(&mut cold.staged)).unwrap_or_default();
         for (chunk, part) in staged {
             let end = chunk.end.min(self.length);
             let bytes = &part.bytes()[..(end - chunk.start) as usize];
-            self.rare_mut().staged_bytes += chunk.end - chunk.start;
+            self.cold_mut().staged_bytes += chunk.end - chunk.start;
             self.pieces_left -= 1;
             let block = chunk.start / u64::from(BLOCK_BYTES);
             self.deliver(chunk.start..end, bytes, checksums, &mut Copier::new(Stores::Cached))
@@ -418,11 +421,11 @@ impl Slot {
         Ok(())
     }
 
-    fn damaged(&mut self, error: &pagelith_layouts::error::FormatError) -> Step {
+    fn damaged(&mut self, error: &pagelith_layouts::error::FormatError) -> SlotStep {
         let (segment, offset) = self.expected.map_or((0, 0), |e| (e.identity.segment.0, e.offset));
         tracing::warn!(key = %self.get.key, segment, offset, %error, "damaged");
         scatter::zero(&mut self.get.destination.0);
-        Step::Done(Ok(GetOutcome::Miss(MissCause::Damaged)))
+        SlotStep::Done(Ok(GetOutcome::Miss(MissCause::Damaged)))
     }
 
     /// What became of it. Taken out of where it lies: it is many times as long, and would be moved for that.
@@ -434,7 +437,7 @@ impl Slot {
 }
 
 /// Every member of a record, and where the index has it.
-pub(crate) fn siblings(record: &Record<'_>) -> Vec<(ObjectKey, SsdPlace)> {
+pub(crate) fn record_members(record: &Record<'_>) -> Vec<(ObjectKey, SsdPlace)> {
     let facts = record.facts();
     let place = |payload| SsdPlace::at(facts.identity.segment, facts.offset, payload);
     record.members().map(|m| (m.key, place(m.payload_offset))).collect()

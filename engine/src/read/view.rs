@@ -34,7 +34,7 @@ impl View {
     }
 
     /// Bytes of the arena that it keeps.
-    pub(crate) fn kept_bytes(&self) -> u64 {
+    pub(crate) fn pinned_bytes(&self) -> u64 {
         self.held.data.bytes()
     }
 }

@@ -64,7 +64,7 @@ impl Held {
         let objects = match ask {
             Ask::Pin(name, _) if self.has(*name) => return Err(has_name(*name)),
             Ask::Pin(name, keys) => {
-                let pin = Pin::bounded(shared, &self.client, keys.iter(), PINNED_MAX - self.rows)?;
+                let pin = Pin::for_client(shared, &self.client, keys.iter(), PINNED_MAX - self.rows)?;
                 let pinned = pin.pinned();
                 self.rows += pin.rows();
                 if pinned > 0 {
@@ -85,7 +85,7 @@ impl Held {
                     let max = LEASE_MAX.as_millis();
                     return Err(Error::invalid(format!("a lease is too long ms={ms} max={max}")));
                 }
-                pin::lease_bounded(shared, &self.client, keys.iter(), duration)?
+                pin::lease_for_client(shared, &self.client, keys.iter(), duration)?
             }
             ask => return Err(Error::invalid(format!("nothing to hold verb={:?}", ask.verb()))),
         };
@@ -111,7 +111,7 @@ impl Held {
                 return Err(Error::new(ErrorKind::Incompatible, detail));
             };
             let most = shared.config.arena_bytes() / VIEWED_SHARE;
-            if !reserve(&shared.viewed, view.kept_bytes(), most) {
+            if !reserve(&shared.viewed, view.pinned_bytes(), most) {
                 return Err(Error::busy(format!("too much of the arena is looked at max={most}")));
             }
             let (length, digest) = (view.len() as u64, digest(view.checksums()));
@@ -204,7 +204,7 @@ fn has_name(name: u64) -> Error {
 
 /// A client looks there no more; how many objects.
 fn look_no_more(shared: &Shared, views: Vec<View>) -> usize {
-    let bytes: u64 = views.iter().map(View::kept_bytes).sum();
+    let bytes: u64 = views.iter().map(View::pinned_bytes).sum();
     shared.viewed.fetch_sub(bytes, Relaxed);
     views.len()
 }

@@ -370,7 +370,7 @@ impl PutOp {
             depth: self.manner.options.depth.saturating_add(objects.start as u32),
             ..recency(shared, &self.manner.options)
         };
-        let all = exists::under(shared, core, keys, at).into_iter().all(|here| here);
+        let all = exists::exists_locked(shared, core, keys, at).into_iter().all(|here| here);
         core.counters.puts_present += if all { objects.len() as u64 } else { 0 };
         all
     }

@@ -98,7 +98,7 @@ impl Held {
 }
 
 /// A frame that somebody without the core's lock is inside of, by its number: what it holds stays until they leave
-/// ([`crate::read::locate::leave`]).
+/// ([`crate::read::locate::leave_frame`]).
 pub(crate) struct Entered<'a>(Inside<'a, FrameData>);
 
 impl<'a> Entered<'a> {

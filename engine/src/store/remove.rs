@@ -100,7 +100,7 @@ fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&Prob
             let in_place = |(key, place): &(ObjectKey, SsdPlace)| {
                 core.index.find(fingerprint(key)).any(|e| e.ssd == Some(*place))
             };
-            let own = p.siblings.iter().filter(|(k, _)| k == key).any(in_place);
+            let own = p.members.iter().filter(|(k, _)| k == key).any(in_place);
             !own && !core.find_ssd(fingerprint(key)).is_empty()
         }
         None => !shared.config.constant_fingerprint() && !core.find_ssd(fingerprint(key)).is_empty(),
@@ -127,7 +127,7 @@ fn unlink(
         core.drop_frame(id, true);
         found = true;
     }
-    for (sibling, place) in probed.map(|p| p.siblings).unwrap_or_default() {
+    for (sibling, place) in probed.map(|p| p.members).unwrap_or_default() {
         let fingerprint = shared.fingerprint(&sibling, generation);
         if let Some(entry) = core.remove_entry(fingerprint, |e| e.ssd == Some(place)) {
             core.note_gone(&sibling, &entry);

@@ -152,7 +152,7 @@ impl Session {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
-        let batch = GetBatch::begin(&mut self.io, gets, at, deadline).here_alone();
+        let batch = GetBatch::begin(&mut self.io, gets, at, deadline).local_only();
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
         self.drive();
         self.start();
@@ -177,7 +177,7 @@ impl Session {
         deadline: Mono,
     ) -> Ticket {
         let ticket = self.ticket();
-        let batch = GetBatch::ahead(&mut self.io, objects, at, deadline);
+        let batch = GetBatch::prefetch(&mut self.io, objects, at, deadline);
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
         ticket
     }

@@ -18,18 +18,18 @@ pub(crate) struct Finished {
 impl GetBatch {
     /// The outcomes, once [`GetBatch::advance`] said that all are there.
     pub fn finish(mut self, io: &mut SessionIo) -> Finished {
-        let ahead = self.slots.iter().any(Slot::is_arriving);
-        let missed = if ahead { Vec::new() } else { self.missed(io) };
+        let is_prefetch = self.slots.iter().any(Slot::keeps_in_arena);
+        let missed = if is_prefetch { Vec::new() } else { self.missed(io) };
         let promoted = crate::read::promote::promote(&io.shared, &mut self.slots, self.at);
         let mut counters = Counters::default();
-        if ahead {
+        if is_prefetch {
             io.shared.lock().counters.prefetched += promoted;
         }
         for slot in &self.slots {
             match &slot.outcome {
                 // What was read ahead is nobody's hit yet, and nobody's miss.
-                Some(Ok(GetOutcome::Miss(MissCause::Damaged))) if ahead => counters.damaged += 1,
-                _ if ahead => {}
+                Some(Ok(GetOutcome::Miss(MissCause::Damaged))) if is_prefetch => counters.damaged += 1,
+                _ if is_prefetch => {}
                 Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
                     counters.hits_memory += 1;
                     counters.bytes_memory += bytes;
@@ -38,7 +38,7 @@ impl GetBatch {
                 Some(Ok(GetOutcome::Hit { bytes, .. })) => {
                     counters.hits_ssd += 1;
                     counters.bytes_ssd += bytes;
-                    counters.staged_bytes += slot.rare.as_ref().map_or(0, |rare| rare.staged_bytes);
+                    counters.staged_bytes += slot.cold.as_ref().map_or(0, |cold| cold.staged_bytes);
                 }
                 // Peers are asked first.
                 Some(Ok(GetOutcome::Miss(_))) if !missed.is_empty() => {}
@@ -48,7 +48,7 @@ impl GetBatch {
         }
         io.shared.tallies.add(io.tally, &counters);
         if io.shared.config.batch_summary() {
-            crate::read::summary::gets(&self.slots);
+            crate::read::summary::log_gets(&self.slots);
         }
         let manner = Manner { at: self.at, deadline: self.deadline };
         Finished { done: self.slots.iter_mut().map(Slot::take_done).collect(), missed, manner }
@@ -56,7 +56,7 @@ impl GetBatch {
 
     /// What a peer may have.
     fn missed(&self, io: &SessionIo) -> Vec<Missed> {
-        if io.desk.is_none() || self.late || self.own {
+        if io.desk.is_none() || self.late || self.local_only {
             return Vec::new();
         }
         let is_miss =

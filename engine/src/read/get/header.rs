@@ -18,34 +18,34 @@ pub(crate) struct Header {
     /// some hundred headers, and a batch may have thousands.
     pub users: usize,
     /// It will be known next time.
-    noted: bool,
+    cached: bool,
 }
 
 impl Header {
     /// Of the record at this place; nobody needs it yet.
-    pub fn at(place: HeaderPlace) -> Header {
-        Header { place, bytes: None, users: 0, noted: false }
+    pub fn new(place: HeaderPlace) -> Header {
+        Header { place, bytes: None, users: 0, cached: false }
     }
 
     /// Whether it was known before.
-    pub fn is_known(&self) -> bool {
-        self.bytes.as_ref().is_some_and(HeaderBytes::is_known)
+    pub fn was_cached(&self) -> bool {
+        self.bytes.as_ref().is_some_and(HeaderBytes::was_cached)
     }
 
     /// What is known of it is about to be judged, for an object that has it at this place.
-    pub fn expect(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
-        let read = place.filter(|_| !self.noted && matches!(self.bytes, Some(HeaderBytes::Read(_))));
+    pub fn prepare_caching(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
+        let read = place.filter(|_| !self.cached && matches!(self.bytes, Some(HeaderBytes::Read(_))));
         read.into_iter().for_each(|(identity, offset)| shared.headers.expect(identity, offset));
     }
 
     /// It led to a hit: from now on it is known.
-    pub fn note(&mut self, shared: &Shared) {
+    pub fn cache(&mut self, shared: &Shared) {
         let read = match &self.bytes {
-            Some(HeaderBytes::Read(part)) if !self.noted => Record::of_trimmed(part.bytes()),
-            Some(HeaderBytes::Read(_) | HeaderBytes::Known(_)) | None => None,
+            Some(HeaderBytes::Read(part)) if !self.cached => Record::of_trimmed(part.bytes()),
+            Some(HeaderBytes::Read(_) | HeaderBytes::Cached(_)) | None => None,
         };
         read.iter().for_each(|record| shared.headers.read(record));
-        self.noted = true;
+        self.cached = true;
     }
 }
 
@@ -55,17 +55,17 @@ pub(crate) enum HeaderBytes {
     /// Read from the device; of scratch.
     Read(Part),
     /// Known before, and found good then: without its padding.
-    Known(Box<[u8]>),
+    Cached(Box<[u8]>),
 }
 
 impl HeaderBytes {
     /// How long it says it is, if that is longer than what was read.
-    pub fn longer(&self) -> Option<u64> {
+    pub fn longer_claim(&self) -> Option<u64> {
         match self {
             HeaderBytes::Read(part) => {
                 Record::claimed_header_bytes(part.bytes()).filter(|n| *n > part.len() as u64)
             }
-            HeaderBytes::Known(_) => None,
+            HeaderBytes::Cached(_) => None,
         }
     }
 
@@ -73,8 +73,8 @@ impl HeaderBytes {
     pub fn record(&self) -> Result<Record<'_>, FormatError> {
         match self {
             HeaderBytes::Read(part) => Record::decode(part.bytes()),
-            HeaderBytes::Known(trimmed) => Record::of_trimmed(trimmed).ok_or(FormatError::Short {
-                structure: "known header",
+            HeaderBytes::Cached(trimmed) => Record::of_trimmed(trimmed).ok_or(FormatError::Short {
+                structure: "cached header",
                 need: 0,
                 have: trimmed.len() as u64,
             }),
@@ -82,18 +82,18 @@ impl HeaderBytes {
     }
 
     /// Whether it was known before.
-    fn is_known(&self) -> bool {
+    fn was_cached(&self) -> bool {
         match self {
             HeaderBytes::Read(_) => false,
-            HeaderBytes::Known(_) => true,
+            HeaderBytes::Cached(_) => true,
         }
     }
 
     /// Nobody needs it any more.
-    pub fn give_back(self, scratch: &mut Scratch) {
+    pub fn release(self, scratch: &mut Scratch) {
         match self {
             HeaderBytes::Read(part) => scratch.give_back(part),
-            HeaderBytes::Known(_) => {}
+            HeaderBytes::Cached(_) => {}
         }
     }
 }

@@ -10,7 +10,7 @@ use pagelith_tiers::policy::Recency;
 use super::GetBatch;
 use crate::api::outcome::GetOutcome;
 use crate::memory::index::SsdPlace;
-use crate::read::slot::{Rare, Slot};
+use crate::read::slot::{Slot, SlotCold};
 use crate::state::reserve::Arriving;
 use crate::store::session::SessionIo;
 
@@ -21,7 +21,7 @@ pub(crate) struct Probed {
     pub length: u64,
     /// Every object of its record, itself among them, and where each is on SSD; empty if it was found in
     /// DRAM.
-    pub siblings: Vec<(ObjectKey, SsdPlace)>,
+    pub members: Vec<(ObjectKey, SsdPlace)>,
     /// How they belong together; `None` if it was found in DRAM.
     pub kind: Option<GroupKind>,
     /// Of its namespace, when it was found on SSD: cleared since, it is not here any more.
@@ -30,13 +30,13 @@ pub(crate) struct Probed {
 
 impl GetBatch {
     /// Read these objects into memory of the arena that was set aside for them, and keep them there.
-    pub fn ahead(
+    pub fn prefetch(
         io: &mut SessionIo,
         objects: Vec<(ObjectKey, (Arriving, Part))>,
         at: Recency,
         deadline: Mono,
     ) -> GetBatch {
-        let slot = |(key, (arriving, part))| Slot::ahead(key, arriving, part);
+        let slot = |(key, (reservation, part))| Slot::prefetch(key, reservation, part);
         Self::begin_slots(io, objects.into_iter().map(slot).collect(), at, deadline)
     }
 
@@ -50,8 +50,8 @@ impl GetBatch {
         let probed = |s: Slot| match s.outcome {
             Some(Ok(GetOutcome::Hit { bytes, .. })) => {
                 let generation = s.expected.map(|expected| expected.generation);
-                let Rare { siblings, kind, .. } = s.rare.map(|rare| *rare).unwrap_or_default();
-                Some(Probed { length: bytes, siblings, kind, generation })
+                let SlotCold { members, kind, .. } = s.cold.map(|cold| *cold).unwrap_or_default();
+                Some(Probed { length: bytes, members, kind, generation })
             }
             Some(Ok(GetOutcome::Miss(_)) | Err(_)) | None => None,
         };

@@ -3,19 +3,19 @@
 use pagelith_layouts::staging;
 
 use super::GetBatch;
-use crate::read::plan::{Fetch, Piece, Target};
+use crate::read::plan::{Fetch, Piece, ReadTarget};
 use crate::store::session::SessionIo;
 
 impl GetBatch {
     /// Split what is staged into sub-batches, in order and greedily. Sub-batch numbers go on from those that
     /// the batch has already.
-    pub(crate) fn assign_stages(&mut self, targets: &mut [Target], staged: &[(usize, u64)], budget: u64) {
+    pub(crate) fn assign_stages(&mut self, targets: &mut [ReadTarget], staged: &[(usize, u64)], budget: u64) {
         let costs: Vec<u64> = staged.iter().map(|(_, cost)| *cost).collect();
         for range in staging::split(&costs, budget) {
-            self.stage_open.push(range.len());
+            self.stage_unsettled.push(range.len());
             for (target, _) in &staged[range] {
-                targets[*target].stage = self.stage_open.len();
-                self.slots[targets[*target].slot].stage = self.stage_open.len();
+                targets[*target].stage = self.stage_unsettled.len();
+                self.slots[targets[*target].slot].stage = self.stage_unsettled.len();
             }
         }
     }
@@ -23,7 +23,7 @@ impl GetBatch {
     pub(crate) fn leave_stage(&mut self, i: usize) {
         let stage = std::mem::take(&mut self.slots[i].stage);
         if stage > 0 {
-            self.stage_open[stage - 1] -= 1;
+            self.stage_unsettled[stage - 1] -= 1;
         }
     }
 
@@ -40,8 +40,8 @@ impl GetBatch {
         }
         for &slot in &which {
             self.leave_stage(slot);
-            self.leave_header(io, slot);
-            self.slots[slot].begin_again();
+            self.release_header(io, slot);
+            self.slots[slot].reset_for_retry();
         }
         if let Some(Piece::Header { header, bytes }) = fetch.pieces.first()
             && self.headers[*header].users > 0

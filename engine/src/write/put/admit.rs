@@ -197,7 +197,7 @@ fn known(
         // The look at its header was late, or it was written meanwhile: not to be replaced.
         Some(None) => Known::Unclear,
         Some(Some(probed)) => {
-            let own = probed.siblings.iter().find(|(k, _)| k == key).map(|(_, place)| *place);
+            let own = probed.members.iter().find(|(k, _)| k == key).map(|(_, place)| *place);
             let lies =
                 |e: &crate::memory::index::Entry| e.ssd.is_some() && e.ssd == own && !core.is_broken(e);
             // With equal fingerprints an entry is found also of a generation that was cleared since.
@@ -209,7 +209,7 @@ fn known(
                     length: probed.length,
                     kind,
                     hidden: !core.is_visible(&entry),
-                    with: probed.siblings.iter().map(|(key, _)| *key).collect(),
+                    with: probed.members.iter().map(|(key, _)| *key).collect(),
                 }),
                 // It has left since, or it was in memory then.
                 _ if may_be_on_ssd && !shared.config.constant_fingerprint() => Known::Unclear,
