@@ -1,5 +1,5 @@
-//! Existence: from the index alone, thousands of keys at a time, and without the core's lock as long as nothing changes
-//! where they are looked for.
+//! Existence of keys, from the index alone, for thousands of keys at a time. Without the core's
+//! lock while the index is stable.
 
 use std::borrow::Borrow;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use crate::state::recency;
 use crate::state::recency::{Touched, note};
 use crate::state::shared::Shared;
 
-/// Which of `keys` are here, all of them at one moment. What is here counts as asked for.
+/// Which of `keys` are present, all at one moment. A present object counts as used.
 pub(crate) fn exists(
     shared: &Shared,
     keys: impl Iterator<Item: Borrow<ObjectKey>> + Clone,
@@ -25,7 +25,7 @@ pub(crate) fn exists(
     lookup_at_one_moment(shared, at, |lookup| lookup.each(keys.clone()))
 }
 
-/// How many of `keys` are here before the first that is not.
+/// How many of `keys` are present before the first that is absent.
 pub(crate) fn prefix(
     shared: &Shared,
     keys: impl Iterator<Item: Borrow<ObjectKey>> + Clone,
@@ -34,7 +34,7 @@ pub(crate) fn prefix(
     lookup_at_one_moment(shared, at, |lookup| lookup.prefix(keys.clone()))
 }
 
-/// As [`exists`], for who has the core and has changed nothing.
+/// As [`exists`], for a caller that holds the core's lock and has changed nothing.
 pub(crate) fn exists_locked(
     shared: &Shared,
     core: &mut Core,
@@ -44,15 +44,15 @@ pub(crate) fn exists_locked(
     lookup_locked(shared, core, at, |lookup| lookup.each(keys))
 }
 
-/// What `ask` finds by looks at the index, all of which were true at one moment. It may be asked several times. What it
-/// found the last time counts as asked for.
+/// The answer of `query`, whose lookups were all true at one moment. `query` may run several times;
+/// the objects that its last run found count as used.
 pub(crate) fn lookup_at_one_moment<R>(
     shared: &Shared,
     at: Recency,
     mut query: impl FnMut(&mut IndexLookup<'_>) -> R,
 ) -> R {
     let published = &shared.published;
-    // Where every request has to be told of, the lock is needed anyway.
+    // A policy that counts every access needs the lock anyway.
     for _ in 0..if published.counts_touches { 0 } else { TRIES } {
         let pin = crossbeam_epoch::pin();
         let reading = published.read(&pin);
@@ -68,7 +68,7 @@ pub(crate) fn lookup_at_one_moment<R>(
     lookup_locked(shared, &mut shared.lock(), at, query)
 }
 
-/// Under the lock what is published is all there is, and nothing changes.
+/// The same under the lock: the published state is complete and does not change.
 fn lookup_locked<R>(
     shared: &Shared,
     core: &mut Core,
@@ -83,12 +83,12 @@ fn lookup_locked<R>(
     answer
 }
 
-/// Looks at the index.
+/// Lookups in the index.
 pub(crate) struct IndexLookup<'a> {
     shared: &'a Shared,
     reading: &'a Reading<'a>,
     depth: u32,
-    /// The tick that counts as now, as the index has it.
+    /// The current tick, in the form that the index stores.
     tick: u32,
     touched: Vec<Touched>,
 }
@@ -99,12 +99,12 @@ impl<'a> IndexLookup<'a> {
         IndexLookup { shared, reading, depth: at.depth, tick, touched: Vec::new() }
     }
 
-    /// Which of `keys` are here.
+    /// Which of `keys` are present.
     pub fn each(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> Vec<bool> {
         self.lookup(keys, false)
     }
 
-    /// How many of `keys` are here before the first that is not.
+    /// How many of `keys` are present before the first that is absent.
     pub fn prefix(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> usize {
         self.lookup(keys, true).into_iter().take_while(|present| *present).count()
     }
@@ -114,11 +114,11 @@ impl<'a> IndexLookup<'a> {
         self.touched.reserve(keys.size_hint().0);
         self.reading.expect(keys.size_hint().0);
         let mut steps = PageSteps::default();
-        // The keys of a batch are of one namespace, mostly.
+        // The keys of a batch usually have one namespace.
         let mut last_namespace: Option<(NamespaceId, Generation)> = None;
-        // By fingerprint and depth, what is looked for, and what comes while it is: one step for all of
-        // a group at a time, so that their misses of the cache are under way together, and those of the
-        // next group while this one is compared.
+        // Fingerprint and depth of the keys that are compared now, and of those that are prefetched
+        // meanwhile. Each step handles a whole group, so that its cache misses overlap, also with
+        // the comparisons of the group before.
         let (mut group, mut next) = (Vec::<(u128, u32)>::new(), Vec::new());
         loop {
             next.clear();

@@ -1,4 +1,4 @@
-//! Carrying out planned reads: memory for each piece, the operation, and what came back.
+//! Executes planned reads: the memory for each piece, the submission, and the completion.
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
@@ -12,7 +12,7 @@ use crate::rpc::tail::Ragged;
 use crate::state::scratch::Scratch;
 use crate::store::session::SessionIo;
 
-/// What a piece of a read took.
+/// The parts of the operation that one piece uses.
 #[derive(Debug)]
 struct PieceParts {
     /// Number of parts of the operation.
@@ -20,7 +20,7 @@ struct PieceParts {
     unaligned_tail: Option<Box<Ragged>>,
 }
 
-/// A read under way.
+/// A read in flight.
 #[derive(Debug)]
 pub(crate) struct InFlightRead {
     pub fetch: Fetch,
@@ -30,7 +30,7 @@ pub(crate) struct InFlightRead {
     taken: Vec<PieceParts>,
 }
 
-/// What a read brought for one piece.
+/// One completed piece of a read.
 #[derive(Debug)]
 pub(crate) enum ReadPiece {
     Header { header: usize, part: Part },
@@ -38,18 +38,18 @@ pub(crate) enum ReadPiece {
     Staged { slot: usize, round: u32, chunk: std::ops::Range<u64>, part: Part },
 }
 
-/// Why a read could not be submitted now.
+/// Why a read cannot be submitted now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Blocked {
     /// The queue is full.
     Queue,
-    /// Staging memory is lent out.
+    /// All staging memory is in use.
     Staging,
-    /// Scratch is lent out.
+    /// All scratch memory is in use.
     Scratch,
 }
 
-/// Submit a fetch. `take` hands over the caller's memory of a slot. On `Err` nothing was taken.
+/// Submit a fetch. `take` yields the caller's memory of a slot. On `Err` no memory was taken.
 pub(crate) fn submit(
     io: &mut SessionIo,
     ticket: Ticket,
@@ -66,7 +66,7 @@ pub(crate) fn submit(
     let Some((file, offset)) = io.shared.volume.as_ref().map(|v| v.place(fetch.segment, fetch.offset)) else {
         return Err((Blocked::Queue, fetch));
     };
-    // All memory of the store's own first: without it nothing of the caller's is touched.
+    // The store's memory is allocated first; if that fails, the caller's memory is untouched.
     let mut own_parts = Vec::new();
     for piece in &fetch.pieces {
         let (part, blocked) = match piece {
@@ -74,13 +74,13 @@ pub(crate) fn submit(
             Piece::Staged { chunk, .. } => {
                 (io.shared.staging.try_part((chunk.end - chunk.start) as usize), Blocked::Staging)
             }
-            // A ragged end always fits into one alignment unit.
+            // An unaligned tail always fits into one alignment unit.
             Piece::Direct { unaligned_tail: true, .. } => (io.scratch.take(ALIGN as usize), Blocked::Scratch),
             Piece::Direct { unaligned_tail: false, .. } => continue,
         };
         match part {
             Some(part) => own_parts.push(part),
-            // What was taken goes back to whom it is of, staging memory among it.
+            // Dropping `own_parts` returns the memory to its owners, the staging pool among them.
             None => return Err((blocked, fetch)),
         }
     }
@@ -96,7 +96,7 @@ pub(crate) fn submit(
             }
             Piece::Direct { slot, bytes, unaligned_tail, .. } => {
                 match parts.is_empty() {
-                    // In the list that they are in.
+                    // Reuse the vector that holds the parts.
                     true => parts = take(*slot),
                     false => parts.append(&mut take(*slot)),
                 }
@@ -116,12 +116,12 @@ pub(crate) fn submit(
     }
 }
 
-/// The front of `part`, `bytes` long.
+/// The first `bytes` bytes of `part`.
 fn truncate(part: Part, bytes: u64) -> Part {
     if part.len() as u64 == bytes { part } else { part.split(bytes as usize).0 }
 }
 
-/// Take a read apart again: the caller's memory back in one piece a part, everything by piece.
+/// Split a completed read into its pieces; each part of the caller's memory is whole again.
 pub(crate) fn complete(
     scratch: &mut Scratch,
     flight: InFlightRead,
@@ -142,7 +142,7 @@ pub(crate) fn complete(
             }
             Piece::Direct { slot, .. } => {
                 let mut piece_parts: Vec<Part> = match parts.len() == taken.parts {
-                    // In the list that they are in.
+                    // Reuse the vector that holds the parts.
                     true => std::mem::take(&mut parts).collect(),
                     false => parts.by_ref().take(taken.parts).collect(),
                 };

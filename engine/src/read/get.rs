@@ -1,15 +1,16 @@
 //! The read path of a batch.
 //!
-//! 1. [`GetBatch::begin`]: one pass over the index makes a plan per tier; what is found is held (frames and segments by those
-//!    inside), so that nothing pulls the ground away.
-//! 2. DRAM: copied out block by block, each block verified where it landed.
+//! 1. [`GetBatch::begin`]: one pass over the index makes a plan for each tier. The frames and
+//!    segments found are entered, so that none is freed or reused before it is left.
+//! 2. DRAM: the object is copied out block by block, and each copied block is verified.
 //! 3. SSD: the planned reads are submitted as the queue and the staging budget allow, sub-batch by
-//!    sub-batch; headers are judged and every block is verified before the caller hears `Hit`.
-//! 4. What fails is that object's outcome alone; its entry goes, so that the next `exists` says no.
+//!    sub-batch. The header and every block are verified before the outcome is `Hit`.
+//! 4. A failure affects the outcome of its object only; its index entry is dropped, so that the
+//!    next `exists` does not find it.
 
-mod finish;
 #[cfg(test)]
-mod flipped;
+mod damaged_arena_test;
+mod finish;
 mod give_up;
 mod header;
 mod internal;
@@ -42,7 +43,7 @@ use crate::read::promote;
 use crate::read::slot::{GetWants, Slot, SlotStep};
 use crate::store::session::{SessionIo, release_segment};
 
-/// Tries of a read that the device failed.
+/// Attempts at an object whose read failed on the device.
 const ATTEMPTS: u32 = 2;
 
 /// A batch of gets.
@@ -53,13 +54,13 @@ pub(crate) struct GetBatch {
     in_flight: FxHashMap<u64, InFlightRead>,
     /// Objects without an outcome.
     unsettled: usize,
-    /// Staged objects of each sub-batch that are not done.
+    /// Staged objects without an outcome, by sub-batch.
     stage_unsettled: Vec<usize>,
     current_stage: usize,
     deadline: Mono,
     late: bool,
     at: Recency,
-    /// What is not here is a miss, whatever peers have.
+    /// A local miss is final: peers are not asked.
     local_only: bool,
 }
 
@@ -70,7 +71,7 @@ impl GetBatch {
         Self::begin_slots(io, gets.into_iter().map(Slot::new).collect(), at, deadline)
     }
 
-    /// The same, and peers are not asked.
+    /// The same batch, without requests to peers.
     pub fn local_only(self) -> GetBatch {
         GetBatch { local_only: true, ..self }
     }
@@ -101,12 +102,12 @@ impl GetBatch {
         batch
     }
 
-    /// Look these objects up and see to it that they are read.
+    /// Locate these objects; copy those in DRAM, and plan the reads of those on SSD.
     fn locate(&mut self, io: &mut SessionIo, which: &[usize]) {
         let SessionIo { shared, sampler, proofs, .. } = io;
         let located = locate::locate(shared, &mut self.slots, which, self.at);
         let mut from_ssd = Vec::new();
-        // What it stores past the cache is waited for behind all of them, before anybody hears of one.
+        // Non-temporal stores are fenced once, after all copies and before any outcome is returned.
         let bytes = which.iter().map(|&i| self.slots[i].get.destination.len()).sum();
         let mut copier = Copier::new(Stores::of(bytes));
         for (slot, found) in located {
@@ -117,8 +118,8 @@ impl GetBatch {
                     if *proofs {
                         self.slots[slot].proof = Some(Box::new(Proof::of_frame(&entered, member)));
                     }
-                    // What the arena holds is not what was put: the frame goes, with all that it says, before anybody else
-                    // finds it, least of all who does not verify.
+                    // The arena's bytes are damaged. The frame is dropped before another get finds
+                    // it, in particular one that does not verify.
                     if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
                         shared.lock().drop_damaged(frame);
                     }
@@ -148,7 +149,7 @@ impl GetBatch {
                 let stretch = target.chunks[0].clone();
                 let cost = staging::cost(stretch.end - stretch.start);
                 if cost > budget {
-                    // Above the whole budget: it streams alone, in chunks.
+                    // Above the whole budget: streamed alone, in chunks.
                     target.chunks = plan::split_chunks(stretch, io.shared.config.staging_chunk_bytes());
                 }
                 staged.push((targets.len(), cost));
@@ -170,7 +171,7 @@ impl GetBatch {
         self.waiting.extend(fetches);
     }
 
-    /// Go on as far as possible without waiting; true once every object has its outcome.
+    /// Progress without waiting; true once every object has its outcome.
     pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
         let now = io.shared.now();
         if now >= self.deadline {
@@ -186,17 +187,17 @@ impl GetBatch {
         self.is_over()
     }
 
-    /// Whether every object has its outcome, and no read of it is under way.
+    /// Whether every object has its outcome and no read of the batch is in flight.
     pub fn is_over(&self) -> bool {
         self.unsettled == 0 && self.in_flight.is_empty()
     }
 
-    /// Whether reads of it wait for a place in the queue, or for memory, and are not late.
+    /// Whether reads wait for room in the queue or for memory, and the deadline has not passed.
     pub fn has_waiting(&self, now: Mono) -> bool {
         !self.waiting.is_empty() && now < self.deadline
     }
 
-    /// Submit what can be submitted now.
+    /// Submit the reads that can be submitted now.
     pub fn submit(&mut self, io: &mut SessionIo, ticket: Ticket) {
         while self.stage_unsettled.get(self.current_stage - 1) == Some(&0) {
             self.current_stage += 1;
@@ -225,8 +226,9 @@ impl GetBatch {
                             slots[*slot].submitted = true;
                         }
                     }
-                    // Each read holds its segment for itself: whoever it was for may have gone on to another candidate, or
-                    // have an outcome, before it ends. Now one of them is inside still.
+                    // Each read enters its segment by itself: before it completes, its objects may
+                    // move to another candidate or get an outcome. At this point one of them is
+                    // still in the segment.
                     if let Some(guards) = &io.shared.published.guards {
                         guards.enter_again(flight.fetch.segment);
                     }
@@ -247,7 +249,7 @@ impl GetBatch {
         self.waiting = held_back;
     }
 
-    /// Whether nobody needs a fetch any more.
+    /// Whether no object needs the fetch any more.
     fn is_obsolete(&self, fetch: &Fetch) -> bool {
         let wanted = |p: &Piece| match p {
             Piece::Header { header, .. } => self.headers[*header].users > 0,
@@ -259,13 +261,13 @@ impl GetBatch {
         !fetch.pieces.iter().any(wanted)
     }
 
-    /// A read came back.
+    /// Handle the completion of a read.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.in_flight.remove(&completion.token) else { return };
         release_segment(&io.shared, flight.fetch.segment);
         io.shared.slow.note(io.came.since(flight.submitted_at), io.came);
         if self.late {
-            // All that is still waited for after the deadline is direct.
+            // After the deadline, only direct reads are still awaited.
             io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
         }
         let (pieces, result, fetch) = fetch::complete(&mut io.scratch, flight, completion);
@@ -283,8 +285,8 @@ impl GetBatch {
                     }
                 }
                 ReadPiece::Staged { slot, round, chunk, part } => {
-                    // What an earlier try asked for is of no use to this one; and what comes after the outcome
-                    // must not hold staging memory until the batch is over.
+                    // Chunks of an earlier attempt are not used. A chunk that completes after the
+                    // outcome must not occupy staging memory until the batch ends.
                     if self.slots[slot].round != round || self.slots[slot].outcome.is_some() {
                         continue;
                     }
@@ -303,13 +305,14 @@ impl GetBatch {
             }
         }
         if let Err(fault) = result {
-            tracing::warn!(%fault, "read failed");
+            tracing::warn!(%fault, "ssd read failed");
             io.shared.lock().counters.read_errors += 1;
             self.retry(io, &touched);
             return;
         }
-        // As long as the kernel has reads of callers who wait for their memory, another may be as late.
-        // Written when there is something to write: all sessions look here.
+        // The device stays marked sick while late reads into callers' memory are in flight: the
+        // next such read may be as late. Stored only on a change, because all sessions read the
+        // flag.
         let sick = io.shared.sick.load(Ordering::Relaxed);
         if sick && !self.late && io.shared.late_reads.load(Ordering::Relaxed) == 0 {
             io.shared.sick.store(false, Ordering::Relaxed);
@@ -329,8 +332,8 @@ impl GetBatch {
         }
     }
 
-    /// Add those that wait for this header and are not among the `touched`: nobody, unless some of its record was read
-    /// apart from it.
+    /// Add the objects that wait for this header and are not in `touched`. There are none, unless a
+    /// part of the record was read separately from the header.
     fn add_header_users(&self, header: usize, touched: &mut Vec<usize>) {
         let needs = |i: &usize| self.slots[*i].header == Some(header);
         if touched.iter().filter(|i| needs(i)).count() < self.headers[header].users {
@@ -340,14 +343,14 @@ impl GetBatch {
         }
     }
 
-    /// Everything in a failed read is read once more by itself, then it is a miss.
+    /// Retry every object of a failed read once, separately; then it is a miss.
     fn retry(&mut self, io: &mut SessionIo, touched: &[usize]) {
         for &slot in touched {
             if self.slots[slot].outcome.is_some() {
                 continue;
             }
             if self.slots[slot].has_parts_in_read() || self.is_queued(slot) {
-                // Its memory is in another read still, or will be; it is tried again once that is back.
+                // Another read has its memory, or will take it; the retry follows that read.
                 self.slots[slot].retry_pending = true;
                 continue;
             }
@@ -365,8 +368,8 @@ impl GetBatch {
         }
     }
 
-    /// Whether a read that is yet to be submitted will take the object's memory: together with objects that
-    /// want it, so that it cannot be dropped.
+    /// Whether a read that is not submitted yet will take the object's memory. Other objects need
+    /// that read, so it cannot be dropped.
     fn is_queued(&self, i: usize) -> bool {
         let takes = |p: &Piece| match p {
             Piece::Direct { slot, .. } => *slot == i,
@@ -375,14 +378,14 @@ impl GetBatch {
         self.waiting.iter().any(|f| f.pieces.iter().any(takes) && !self.is_obsolete(f))
     }
 
-    /// Judge what is there of an object.
+    /// Verify the pieces of an object that were read, and take the next step.
     fn verify_slot(&mut self, io: &mut SessionIo, i: usize) {
         if self.slots[i].outcome.is_some() {
             return;
         }
         let Some(header) = self.slots[i].header else { return };
         let record = self.slots[i].keeps_in_arena() || promote::is_on(&io.shared);
-        // What comes of it is kept behind a pass over all of its bytes.
+        // A pass over all bytes of the object precedes the insertion into the header cache.
         self.headers[header].prepare_caching(&io.shared, self.slots[i].header_place());
         let step = self.slots[i].step(&self.headers[header], GetWants { proof: io.proofs, record });
         match step {
@@ -428,8 +431,8 @@ impl GetBatch {
         }
     }
 
-    /// What came does not fit the header that was known: before the object counts as damaged, all of its record is read from
-    /// the device.
+    /// The bytes do not match the cached header. Before the object counts as damaged, its whole
+    /// record is read from the device.
     fn reread_header(&mut self, io: &mut SessionIo, i: usize) {
         if let Some(expected) = &self.slots[i].expected {
             io.shared.headers.forget(expected.identity, expected.offset);
@@ -463,7 +466,7 @@ impl GetBatch {
         let slot = &mut self.slots[i];
         slot.drop_staged();
         if let Ok(GetOutcome::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable))) = &outcome {
-            tracing::warn!(key = %slot.get.key, %cause, "object on ssd is lost");
+            tracing::warn!(key = %slot.get.key, %cause, "ssd object is lost");
             let header = slot.header.and_then(|h| self.headers[h].bytes.as_ref());
             locate::drop_lost_record(&io.shared, slot, header.and_then(|bytes| bytes.record().ok()));
         }

@@ -1,14 +1,18 @@
-//! Finding objects, and holding what was found: without the core's lock, as long as nothing changes where they are looked for.
+//! Locates objects in the index and enters the frames and segments that hold them, without the
+//! core's lock while the index is stable.
 //!
-//! A look enters the frames and segments that it finds, and believes what it found if it was so at one moment
-//! ([`Reading::holds`]); else it leaves them again and looks anew, the last time under the lock, where nothing changes.
+//! An attempt enters the frames and segments that it finds. It is valid if all that it read was
+//! true at one moment ([`Reading::holds`]). Otherwise it leaves them and is repeated, the last time
+//! under the lock, where nothing changes.
 //!
 //! Invariants:
-//! - Nothing is read, and nothing is told to a caller, before the look holds. What is found until then may be anything: it is
-//!   compared, and entered, which keeps it from being freed whatever it is.
-//! - A frame is closed, and a segment is, behind the change of the index that takes it out of sight. Whoever entered before
-//!   is waited for; whoever came later is refused, or sees that its look does not hold.
-//! - So who holds a frame or a segment by a look that held has the one that the index led to, until it leaves.
+//! - Nothing is read, and nothing is returned to a caller, before the attempt is valid. Until then
+//!   the frames and segments found may be any: they are compared and entered, and an entered frame
+//!   or segment is not freed.
+//! - A frame or segment is closed after the index change that hides it. Its closer waits for
+//!   readers that entered before; a later reader is refused, or sees that its attempt is invalid.
+//! - So a reader that entered a frame or segment in a valid attempt has the one that the index led
+//!   to, until it leaves.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -30,24 +34,24 @@ use crate::state::read_view::{Reading, TRIES};
 use crate::state::recency::{Touched, note};
 use crate::state::shared::Shared;
 
-/// Where an object is.
+/// The location of an object.
 pub(crate) enum Located<'a> {
     /// In DRAM, in this frame, as this member.
     Memory(Entered<'a>, FrameId, usize),
-    /// On SSD; the slot says where, and its segment is held.
+    /// On SSD, at the slot's place; its segment is entered.
     Ssd,
-    /// Nowhere, or the request does not fit it.
+    /// Absent, or the request does not fit the object.
     Settled(Result<GetOutcome>),
 }
 
-/// Look the slots `which` up, all of them at one moment; depth counts from the batch's first object.
+/// Locate the slots `which`, all at one moment; depth counts from the batch's first object.
 pub(crate) fn locate<'a>(
     shared: &'a Shared,
     slots: &mut [Slot],
     which: &[usize],
     at: Recency,
 ) -> Vec<(usize, Located<'a>)> {
-    // Where every request has to be told of, the lock is needed anyway.
+    // A policy that counts every access needs the lock anyway.
     for _ in 0..if shared.published.counts_touches { 0 } else { TRIES } {
         let pin = crossbeam_epoch::pin();
         let reading = shared.published.read(&pin);
@@ -74,7 +78,7 @@ pub(crate) fn locate<'a>(
     located
 }
 
-/// Take back what a look did that does not hold.
+/// Leave what an invalid attempt entered.
 fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
     match located {
         Located::Memory(entered, frame, _) => leave_frame(shared, entered, frame),
@@ -84,7 +88,7 @@ fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
     slot.expected = None;
 }
 
-/// A get is done with a frame.
+/// Leave a frame after a get; the last reader of a dropped frame frees it.
 pub(crate) fn leave_frame(shared: &Shared, entered: Entered<'_>, frame: FrameId) {
     if entered.leave() {
         shared.lock().free_if_left(frame);
@@ -98,17 +102,17 @@ fn free_dropped(shared: &Shared, dropped_frames: &[FrameId]) {
     }
 }
 
-/// A look for the objects of some slots.
+/// One attempt to locate the objects of some slots.
 struct LocateAttempt<'a, 'r> {
     shared: &'a Shared,
     reading: &'r Reading<'r>,
-    /// The tick that counts as now, as the index has it.
+    /// The current tick, in the form that the index stores.
     tick: u32,
     located: Vec<(usize, Located<'a>)>,
     touched: Vec<Touched>,
-    /// Frames of other objects that were dropped while this was inside, and are to be freed.
+    /// Frames of other objects that were dropped while the attempt was in them, to be freed.
     dropped_frames: Vec<FrameId>,
-    /// What was found had been closed already.
+    /// A frame or segment that was found was already closed.
     torn: bool,
 }
 
@@ -121,7 +125,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
     }
 
     fn locate_all(&mut self, slots: &mut [Slot], which: &[usize], at: Recency) {
-        // The keys of a batch are of one namespace, mostly.
+        // The keys of a batch usually have one namespace.
         let mut last_namespace: Option<(NamespaceId, Generation)> = None;
         let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
         let mut generations = Vec::with_capacity(PREFETCH_GROUP);
@@ -156,7 +160,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         self.shared.published.frames.enter(frame as usize).map(Entered::new)
     }
 
-    /// Where one object is, of which the index has these `entries`.
+    /// Locate one object, for which the index has these `entries`.
     fn locate_one(
         &mut self,
         slot: &mut Slot,
@@ -164,7 +168,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         generation: Generation,
         depth: u32,
     ) -> Located<'a> {
-        // A probe asks what lies there, seen or not.
+        // A probe also finds objects that are not visible.
         if !slot.probe && entries.iter().any(|e| e.attached && !self.reading.is_visible(e)) {
             return Located::Settled(Ok(GetOutcome::Miss(MissCause::Absent)));
         }
@@ -195,7 +199,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         depth: u32,
     ) -> Located<'a> {
         let mut misfit = None;
-        // What is in DRAM, too, is known from there to be another object.
+        // An entry with a frame was compared above: its object is another one.
         for entry in entries.iter().filter(|e| e.frame.is_none() && !self.reading.is_broken(e)) {
             let Some(place) = entry.ssd.filter(|place| !slot.has_tried(place)) else { continue };
             match slot.set_length(entry.length.into()) {
@@ -209,14 +213,16 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
                 Err(error) => misfit = Some(error),
             }
         }
-        // With real fingerprints an entry of another length is this object, and the request is wrong.
+        // With real fingerprints, an entry of another length is this object, and the request is
+        // invalid.
         Located::Settled(match misfit {
             Some(error) if !self.shared.config.constant_fingerprint() => Err(error),
             _ => Ok(GetOutcome::Miss(MissCause::Absent)),
         })
     }
 
-    /// Enter the segment that a place is in, and note what a record there has to say; false if it cannot be entered.
+    /// Enter the segment of a place and set what its record must contain; false if it cannot be
+    /// entered.
     fn enter_segment(&self, slot: &mut Slot, entry: &Entry, place: SsdPlace, generation: Generation) -> bool {
         let (Some(guards), Some(volume)) = (&self.shared.published.guards, &self.shared.volume) else {
             return false;
@@ -241,7 +247,8 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
     }
 }
 
-/// An object's frame in DRAM, held, if it is there as it is wanted: everything else is for a get to say.
+/// An object's frame in DRAM, held, if the object is there and `fits` accepts its length. A get
+/// answers every other case.
 pub(crate) fn hold_in_memory(
     shared: &Shared,
     core: &mut Core,
@@ -260,30 +267,31 @@ pub(crate) fn hold_in_memory(
     Some((Held::new(core, frame)?, member))
 }
 
-/// Give the slot's segment back.
+/// Leave the slot's segment.
 pub(crate) fn leave_segment(shared: &Shared, slot: &mut Slot) {
     if let Some(place) = slot.place.take() {
         crate::store::session::release_segment(shared, SegmentId(place.segment));
     }
 }
 
-/// Drop the entry that the slot's object was read by: the next `exists` says no. With it go the other
-/// objects of its record: a page is whole or not here. If no header can tell who they are, the record is
-/// noted as broken, and nothing in it is seen any more.
+/// Drop the entry by which the slot's object was read, so that the next `exists` does not find it.
+/// The other objects of its record are dropped with it, because a page is present whole or not at
+/// all. Without a header the members are unknown: then the record is marked broken, and none of its
+/// objects is visible any more.
 pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
     let (Some(place), Some(expected)) = (slot.place, slot.expected) else { return };
     let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
     let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));
-    // Another get may have brought the page into memory meanwhile.
-    // What was cleared since was told of as that.
+    // Another get may have promoted the page meanwhile. Objects of a namespace that was cleared
+    // since are not named: the clear had its own event.
     let named = |core: &Core, key: ObjectKey, fingerprint| {
         let now = core.generation(key.namespace());
         (shared.fingerprint(&key, now) == fingerprint).then_some(key)
     };
     let own = named(&core, slot.get.key, slot.fingerprint);
     let mut pages = core.drop_lost([(slot.fingerprint, place, own)]);
-    // What went together is one failure.
+    // A record that was dropped whole counts as one failure.
     if known && !core.is_hidden_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
         shared.work.raise();

@@ -1,4 +1,4 @@
-//! Pins and leases, as callers hold them.
+//! Pins and leases of callers.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::memory::visibility::Sight;
 use crate::state::core::Core;
 use crate::state::shared::Shared;
 
-/// Keeps objects from being evicted or reclaimed until it is dropped. Removing and clearing are stronger. A store that is closed or
-/// dropped lets go of its memory and its files all the same.
+/// Prevents eviction and reclaim of objects until it is dropped. Removing and clearing take
+/// precedence. A store that is closed or dropped still releases its memory and its files.
 pub struct Pin {
     shared: Weak<Shared>,
     fingerprints: Vec<u128>,
     objects: usize,
-    /// Whose it is, of a client's.
+    /// The client that holds the pin, if it is not this process.
     client: Option<ClientName>,
 }
 
@@ -36,8 +36,8 @@ impl Pin {
         Pin { shared: Arc::downgrade(shared), fingerprints, objects, client: None }
     }
 
-    /// For another process, which is believed nothing: at most `most` rows of its connection, and a share of the store for that client and
-    /// for all of them.
+    /// Pin for another process, which is not trusted: at most `rows_max` rows for its connection,
+    /// and bounded shares of the store for that client and for all clients.
     pub(crate) fn for_client(
         shared: &Arc<Shared>,
         client: &ClientName,
@@ -57,12 +57,12 @@ impl Pin {
         Ok(Pin { shared, fingerprints, objects, client: Some(client.clone()) })
     }
 
-    /// How many of the objects were here and are pinned.
+    /// How many of the objects were present and are pinned.
     pub fn pinned(&self) -> usize {
         self.objects
     }
 
-    /// How many rows it takes: what its objects are attached to is pinned too.
+    /// How many rows the pin has; the bases of attached objects are pinned too.
     pub(crate) fn rows(&self) -> usize {
         self.fingerprints.len()
     }
@@ -79,10 +79,11 @@ impl Drop for Pin {
     }
 }
 
-/// What there is of some keys.
+/// The present objects of some keys.
 struct PresentKeys {
     objects: usize,
-    /// Theirs, and those of what they are attached to: without that they are not seen.
+    /// Rows of the objects, and of the bases of attached objects, without which those are not
+    /// visible.
     rows: Vec<Row>,
 }
 
@@ -105,8 +106,8 @@ fn find_present(shared: &Shared, core: &Core, keys: impl Iterator<Item = ObjectK
     present
 }
 
-/// The row of an object that is to be pinned: all that lies with it in memory is kept there with it, and an object that does not lie there
-/// may be read into it.
+/// The row of an object to be pinned. A pinned object keeps its whole frame in DRAM; an object
+/// without a frame may be promoted into one.
 fn row(core: &Core, namespace: NamespaceId, entry: &Entry) -> Row {
     let Entry { fingerprint, length, .. } = *entry;
     let frame = entry.frame.and_then(|frame| core.frames.get(FrameId(frame)));
@@ -116,7 +117,7 @@ fn row(core: &Core, namespace: NamespaceId, entry: &Entry) -> Row {
     }
 }
 
-/// Pin or lease for a client; leases that are over make room.
+/// Pin or lease for a client. If the bounds are exceeded, expired leases are dropped first.
 fn hold_for_client(
     shared: &Shared,
     core: &mut Core,

@@ -1,4 +1,4 @@
-//! One object of a batch of gets: what is known of it, and what its bytes turn out to be.
+//! One object of a batch of gets: its request, its plan, and the verification of its bytes.
 
 use std::ops::Range;
 
@@ -25,20 +25,20 @@ use crate::state::group_info::Together;
 use crate::state::reserve::Arriving;
 use crate::state::shared::Shared;
 
-/// What is next for an object after something of it arrived.
+/// The next step for an object after a part of it was read.
 #[derive(Debug)]
 pub(crate) enum SlotStep {
-    /// More has to arrive.
+    /// More pieces have to be read.
     Wait,
-    /// The header is this long, longer than what was read.
+    /// The header is longer than the bytes that were read; its length.
     LongerHeader(u64),
-    /// The record is another key's with an equal fingerprint.
+    /// The record belongs to another key with an equal fingerprint.
     NextCandidate,
-    /// That is it.
+    /// The object has its outcome.
     Done(Result<GetOutcome>),
 }
 
-/// What a verified header said; kept for a promotion.
+/// The contents of a verified header, kept for a promotion.
 #[derive(Debug)]
 pub(crate) struct VerifiedRecord {
     pub facts: RecordFacts,
@@ -49,16 +49,16 @@ pub(crate) struct VerifiedRecord {
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub get: Get,
-    /// The range wanted, and the object's length; known once it was located.
+    /// The requested range and the object's length; known once the object was located.
     pub want: Range<u64>,
     pub length: u64,
     pub fingerprint: u128,
     pub expected: Option<Expected>,
     pub place: Option<SsdPlace>,
     pub header: Option<usize>,
-    /// Its header, if that need not be read; on its way to the batch's headers.
+    /// The record's header, if the header cache has it; moved to the batch's headers by the plan.
     pub cached_header: Option<Box<[u8]>>,
-    /// Pages that it lies behind the batch's first.
+    /// Pages between the batch's first page and this object's page.
     pub depth_offset: u32,
     pub stage: usize,
     pub pieces_left: usize,
@@ -66,42 +66,42 @@ pub(crate) struct Slot {
     pub round: u32,
     pub retry_pending: bool,
     pub submitted: bool,
-    /// Whether the payload goes straight into the caller's memory.
+    /// The payload is read directly into the caller's memory.
     pub direct: bool,
-    /// It was copied out of DRAM as it lay there.
+    /// It was copied out of DRAM without verification.
     pub unverified: bool,
-    /// Only whether the object is here, seen or not, is asked; nothing is delivered.
+    /// Only the object's presence is requested, visible or not; no bytes are delivered.
     pub probe: bool,
     parts_in_read: bool,
-    /// What the record says, where it may be kept.
+    /// The record's contents, if the object may be kept in DRAM.
     pub verified: Option<Box<VerifiedRecord>>,
-    /// What is said of it beside its outcome, where that is asked for.
+    /// Metadata returned with the outcome, if it was requested.
     pub proof: Option<Box<Proof>>,
     pub cold: Option<Box<SlotCold>>,
     pub outcome: Option<Result<GetOutcome>>,
 }
 
-/// What few objects have. Apart from the rest, so that what all have lies together: between two looks at an object its batch's bytes go
-/// through the cache.
+/// Fields that few objects use. They are stored apart, so that the fields of all objects are
+/// adjacent: between two accesses to an object, the bytes of its batch pass through the CPU cache.
 #[derive(Debug, Default)]
 pub(crate) struct SlotCold {
-    /// Places that turned out to be other keys'.
+    /// SSD places whose records belong to other keys.
     pub tried: Vec<SsdPlace>,
     pub staged: Vec<(Range<u64>, Part)>,
     pub staged_bytes: u64,
-    /// Its destination is memory of the arena, where it is to stay.
+    /// Arena memory that is the destination, and in which the object is to be kept.
     pub reservation: Option<Arriving>,
-    /// What a probe found in the record: every member and its place, and how they belong together.
+    /// For a probe: every member of the record and its place, and the kind of the group.
     pub members: Vec<(ObjectKey, SsdPlace)>,
     pub kind: Option<GroupKind>,
 }
 
-/// What is to be told of an object on SSD beside its bytes.
+/// Which data of an object on SSD is returned along with its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GetWants {
     /// A [`Proof`].
     pub proof: bool,
-    /// What its record says, for who keeps it.
+    /// The record's contents, to keep the object in DRAM.
     pub record: bool,
 }
 
@@ -134,20 +134,21 @@ impl Slot {
         }
     }
 
-    /// A question whether an object is here; the outcome's bytes are its length.
+    /// A probe for the object's presence; the outcome's `bytes` is its length.
     pub fn probe(key: ObjectKey) -> Slot {
         let get = Get { key, range: None, destination: Destination(Vec::new()) };
         Slot { probe: true, ..Slot::new(get) }
     }
 
-    /// An object that is to stay in the memory that it is read into.
+    /// An object that is kept in the arena memory that it is read into.
     pub fn prefetch(key: ObjectKey, reservation: Arriving, part: Part) -> Slot {
         let get = Get { key, range: None, destination: Destination([part].into()) };
         let cold = SlotCold { reservation: Some(reservation), ..SlotCold::default() };
         Slot { cold: Some(Box::new(cold)), ..Slot::new(get) }
     }
 
-    /// Settle what is wanted of an object of `length` bytes; an error if range or destination do not fit it.
+    /// Set the object's length and the requested range. An error if the range or the destination
+    /// does not fit the length.
     pub fn set_length(&mut self, length: u64) -> Result<()> {
         if self.probe {
             self.length = length;
@@ -173,24 +174,24 @@ impl Slot {
         Ok(())
     }
 
-    /// Where the object was found on SSD.
+    /// The SSD place at which the index has the object.
     pub fn found(&self) -> Option<SsdPlace> {
         self.expected.map(|e| SsdPlace::at(e.identity.segment, e.offset, e.payload_delta))
     }
 
-    /// Its record, if that may be one whose header is known: what is only asked for is answered by what the device has, and so is
-    /// what is tried again.
+    /// The record's place, if its header may come from the header cache. Probes and retries read
+    /// the header from the device.
     pub fn header_place(&self) -> Option<(SegmentIdentity, u64)> {
         let expected = self.expected.filter(|_| !self.probe && self.round == 0)?;
         Some((expected.identity, expected.offset))
     }
 
-    /// Its record's header, if it is known.
+    /// The record's header, if the header cache has it.
     pub fn find_cached_header(&self, shared: &Shared) -> Option<Box<[u8]>> {
         self.header_place().and_then(|(identity, offset)| shared.headers.get(identity, offset))
     }
 
-    /// How to read the object from SSD.
+    /// The object's part of the read plan.
     pub fn target(&self, slot: usize, align: usize, parts_max: usize, stages: bool) -> Option<ReadTarget> {
         let expected = self.expected.as_ref()?;
         let direct = !stages && plan::is_whole_blocks(&self.want, self.length) && self.is_aligned(align);
@@ -213,60 +214,60 @@ impl Slot {
         })
     }
 
-    /// Whether the disk can read straight into the destination; the end of its last part may be ragged.
+    /// Whether the disk can read directly into the destination; only the end of its last part may
+    /// be unaligned.
     fn is_aligned(&self, align: usize) -> bool {
         let parts = &self.get.destination.0;
         let inner = parts.len().saturating_sub(1);
         parts.iter().all(|p| p.addr() % align == 0) && parts[..inner].iter().all(|p| p.len() % align == 0)
     }
 
-    /// The caller's memory, on its way into a read.
+    /// Take the caller's memory for a read.
     pub fn take_parts(&mut self) -> Vec<Part> {
         self.parts_in_read = true;
         self.submitted = true;
         std::mem::take(&mut self.get.destination.0)
     }
 
-    /// The caller's memory, back.
+    /// Return the caller's memory from a read.
     pub fn return_parts(&mut self, parts: Vec<Part>) {
         self.parts_in_read = false;
         self.get.destination.0 = parts;
     }
 
-    /// Whether the caller's memory is in a read.
+    /// Whether a read has the caller's memory.
     pub fn has_parts_in_read(&self) -> bool {
         self.parts_in_read
     }
 
-    /// Forget what arrived; the next try is planned anew.
+    /// Discard the pieces that were read; the next attempt is planned anew.
     pub fn reset_for_retry(&mut self) {
         self.round += 1;
         self.header = None;
         self.drop_staged();
     }
 
-    /// What it has that few have.
     pub fn cold_mut(&mut self) -> &mut SlotCold {
         self.cold.get_or_insert_default()
     }
 
-    /// Whether it is to stay in the memory that it is read into.
+    /// Whether the object is kept in the arena memory that it is read into.
     pub fn keeps_in_arena(&self) -> bool {
         self.cold.as_ref().is_some_and(|cold| cold.reservation.is_some())
     }
 
-    /// Whether it is known to be another key's that lies there.
+    /// Whether the record at this place is known to belong to another key.
     pub fn has_tried(&self, place: &SsdPlace) -> bool {
         self.cold.as_ref().is_some_and(|cold| cold.tried.contains(place))
     }
 
-    /// What was staged is not needed any more.
+    /// Return the staged chunks' memory.
     pub fn drop_staged(&mut self) {
         self.cold.iter_mut().for_each(|cold| cold.staged.clear());
     }
 
-    /// Copy a member of a frame out. With `verify` each block is verified where it landed (or where it lies, if only
-    /// part of it is wanted).
+    /// Copy a member of a frame into the destination. With `verify`, each block is verified from
+    /// the copied bytes, or in the arena if only a part of the block is requested.
     pub fn copy_out(
         &mut self,
         shared: &Shared,
@@ -292,15 +293,15 @@ impl Slot {
             if self.deliver(at, bytes, checksums, copier).is_err() {
                 copier.wait();
                 scatter::zero(&mut self.get.destination.0);
-                tracing::error!(key = %self.get.key, offset, "memory does not hold what was put");
+                tracing::error!(key = %self.get.key, offset, "dram block is damaged");
                 return Ok(GetOutcome::Miss(MissCause::Damaged));
             }
         }
         Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.want.end - self.want.start })
     }
 
-    /// Copy what is wanted of the object's bytes `at`, whole blocks, and verify them: as they are copied, unless only a part of
-    /// a block is wanted.
+    /// Copy the requested part of the object's bytes `at`, which are whole blocks, and verify them:
+    /// during the copy, unless only a part of a block is requested.
     fn deliver(
         &mut self,
         at: Range<u64>,
@@ -319,7 +320,7 @@ impl Slot {
             let (mut sums, mut right) = (sums.iter(), true);
             let compare = |sum| right &= sums.next() == Some(&sum);
             let copied = scatter::copy_blocks_in(pieces, target.start, bytes, copier, compare);
-            // None that nothing was compared with.
+            // Every checksum must have been compared.
             let right = copied && right && sums.next().is_none();
             return (right || mutant::on(Mutant::PayloadUnchecked)).then_some(()).ok_or(());
         }
@@ -329,7 +330,7 @@ impl Slot {
         verifier.is_complete().then_some(()).ok_or(())
     }
 
-    /// Judge what has arrived from SSD.
+    /// Verify the pieces that were read from SSD.
     pub fn step(&mut self, header: &Header, wants: GetWants) -> SlotStep {
         let (Some(bytes), Some(expected), false) = (&header.bytes, self.expected, self.parts_in_read) else {
             return SlotStep::Wait;
@@ -400,7 +401,7 @@ impl Slot {
         Err(pagelith_layouts::error::FormatError::Payload { block: first })
     }
 
-    /// Hand the staged chunks on.
+    /// Verify the staged chunks and copy them to the destination.
     fn take_staged(
         &mut self,
         checksums: &[Checksum],
@@ -423,12 +424,12 @@ impl Slot {
 
     fn damaged(&mut self, error: &pagelith_layouts::error::FormatError) -> SlotStep {
         let (segment, offset) = self.expected.map_or((0, 0), |e| (e.identity.segment.0, e.offset));
-        tracing::warn!(key = %self.get.key, segment, offset, %error, "damaged");
+        tracing::warn!(key = %self.get.key, segment, offset, %error, "ssd record is damaged");
         scatter::zero(&mut self.get.destination.0);
         SlotStep::Done(Ok(GetOutcome::Miss(MissCause::Damaged)))
     }
 
-    /// What became of it. Taken out of where it lies: it is many times as long, and would be moved for that.
+    /// The result. It is moved out of the slot, which is many times as large.
     pub fn take_done(&mut self) -> GetDone {
         let outcome = self.outcome.take().unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
         let destination = Destination(std::mem::take(&mut self.get.destination.0));
@@ -436,7 +437,7 @@ impl Slot {
     }
 }
 
-/// Every member of a record, and where the index has it.
+/// Every member of a record, and the SSD place by which the index has it.
 pub(crate) fn record_members(record: &Record<'_>) -> Vec<(ObjectKey, SsdPlace)> {
     let facts = record.facts();
     let place = |payload| SsdPlace::at(facts.identity.segment, facts.offset, payload);

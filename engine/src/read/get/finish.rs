@@ -1,4 +1,4 @@
-//! The end of a batch of gets: what is counted, what is handed back, and what a peer may have.
+//! The end of a batch of gets: counters, returned results, and misses to request from peers.
 
 use super::GetBatch;
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, Tier};
@@ -7,16 +7,16 @@ use crate::read::slot::Slot;
 use crate::rpc::remote_get::{Manner, Missed};
 use crate::store::session::SessionIo;
 
-/// A batch that is over here.
+/// The result of a batch in this store.
 pub(crate) struct Finished {
     pub done: Vec<GetDone>,
-    /// What a peer may have.
+    /// Misses that peers may have.
     pub missed: Vec<Missed>,
     pub manner: Manner,
 }
 
 impl GetBatch {
-    /// The outcomes, once [`GetBatch::advance`] said that all are there.
+    /// The outcomes, once [`GetBatch::advance`] returned true.
     pub fn finish(mut self, io: &mut SessionIo) -> Finished {
         let is_prefetch = self.slots.iter().any(Slot::keeps_in_arena);
         let missed = if is_prefetch { Vec::new() } else { self.missed(io) };
@@ -27,7 +27,7 @@ impl GetBatch {
         }
         for slot in &self.slots {
             match &slot.outcome {
-                // What was read ahead is nobody's hit yet, and nobody's miss.
+                // A prefetched object counts neither as a hit nor as a miss.
                 Some(Ok(GetOutcome::Miss(MissCause::Damaged))) if is_prefetch => counters.damaged += 1,
                 _ if is_prefetch => {}
                 Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
@@ -40,7 +40,7 @@ impl GetBatch {
                     counters.bytes_ssd += bytes;
                     counters.staged_bytes += slot.cold.as_ref().map_or(0, |cold| cold.staged_bytes);
                 }
-                // Peers are asked first.
+                // Peers are asked first; they decide whether it is a miss.
                 Some(Ok(GetOutcome::Miss(_))) if !missed.is_empty() => {}
                 Some(Ok(GetOutcome::Miss(cause))) => counters.miss(*cause),
                 Some(Err(_)) | None => {}
@@ -54,7 +54,7 @@ impl GetBatch {
         Finished { done: self.slots.iter_mut().map(Slot::take_done).collect(), missed, manner }
     }
 
-    /// What a peer may have.
+    /// Misses that peers may have.
     fn missed(&self, io: &SessionIo) -> Vec<Missed> {
         if io.desk.is_none() || self.late || self.local_only {
             return Vec::new();

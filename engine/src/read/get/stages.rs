@@ -1,4 +1,4 @@
-//! What of a batch goes through staging memory, and when.
+//! Divides the staged objects of a batch into sub-batches that fit the staging budget.
 
 use pagelith_layouts::staging;
 
@@ -7,8 +7,8 @@ use crate::read::plan::{Fetch, Piece, ReadTarget};
 use crate::store::session::SessionIo;
 
 impl GetBatch {
-    /// Split what is staged into sub-batches, in order and greedily. Sub-batch numbers go on from those that
-    /// the batch has already.
+    /// Split the staged objects into sub-batches, in order and greedily. Numbers continue from the
+    /// sub-batches that the batch already has.
     pub(crate) fn assign_stages(&mut self, targets: &mut [ReadTarget], staged: &[(usize, u64)], budget: u64) {
         let costs: Vec<u64> = staged.iter().map(|(_, cost)| *cost).collect();
         for range in staging::split(&costs, budget) {
@@ -27,7 +27,8 @@ impl GetBatch {
         }
     }
 
-    /// Plan anew what a read that waits would bring straight into callers' memory: by the time that is left it is staged.
+    /// Plan again, as staged reads, the direct pieces of a waiting read: the device may not
+    /// complete a direct read before the deadline.
     pub(crate) fn stage_instead(&mut self, io: &mut SessionIo, fetch: &Fetch) {
         let mut which = Vec::new();
         for piece in &fetch.pieces {
@@ -46,7 +47,7 @@ impl GetBatch {
         if let Some(Piece::Header { header, bytes }) = fetch.pieces.first()
             && self.headers[*header].users > 0
         {
-            // Objects of other reads need it still.
+            // Objects of other reads still need the header.
             let pieces = [Piece::Header { header: *header, bytes: *bytes }].into();
             self.waiting.push_front(Fetch { bytes: *bytes, parts: 1, pieces, ..fetch.clone() });
         }
