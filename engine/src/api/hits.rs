@@ -111,16 +111,16 @@ pub struct PagesFound {
 pub(crate) fn exists_groups(shared: &Shared, query: &PagesQuery<'_>, at: Recency) -> Result<PagesFound> {
     shared.check_open()?;
     check::check(query)?;
-    exists::lookup_at_one_moment(shared, at, |lookup| answer(lookup, query))
+    exists::lookup_at_one_moment(shared, at, |look| answer(look, query))
 }
 
-/// Answer a query with the lookups of `lookup`.
-pub(crate) fn exists_groups_by(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
+/// Answer a query with the lookups of `look`.
+pub(crate) fn exists_groups_by(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
     check::check(query)?;
-    answer(lookup, query)
+    answer(look, query)
 }
 
-fn answer(lookup: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
+fn answer(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
     let policies: Vec<_> = query.pools.iter().map(|pool| pool.policy).collect();
-    Ok(evaluate::evaluate(&crate::read::hits_lookup::look_up(lookup, query)?, &policies))
+    Ok(evaluate::evaluate(&crate::read::hits_lookup::look_up(look, query)?, &policies))
 }

@@ -39,7 +39,8 @@ pub(crate) fn promote(shared: &Shared, slots: &mut [Slot], at: Recency) -> u64 {
     for members in records.into_values() {
         let members: Vec<usize> = members.into_values().collect();
         let verified = members.first().and_then(|i| slots[*i].verified.as_ref());
-        if verified.is_some_and(|v| v.member_count == members.len()) && promote_record(shared, slots, &members, at)
+        if verified.is_some_and(|v| v.member_count == members.len())
+            && promote_record(shared, slots, &members, at)
         {
             objects += members.len() as u64;
         }
