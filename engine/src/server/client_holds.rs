@@ -24,7 +24,7 @@ use crate::read::view::View;
 use crate::state::reserve::reserve;
 use crate::state::shared::Shared;
 use crate::write::groups;
-use crate::write::groups::Joined;
+use crate::write::groups::JoinedGroup;
 
 /// Most objects that a connection has pinned; what they are attached to counts too.
 pub(crate) const PINNED_MAX: usize = 65_536;
@@ -47,7 +47,7 @@ pub(crate) struct Held {
 
 /// A group that a client began.
 struct Begun {
-    joined: Joined,
+    joined: JoinedGroup,
     /// What it consists of, in the client's order.
     required: Vec<ObjectKey>,
 }
@@ -160,13 +160,13 @@ impl Held {
     }
 
     /// The group of a name; an error if there is none.
-    pub fn group(&self, name: u64) -> Result<Joined> {
-        self.groups.get(&name).map(|begun| begun.joined.clone()).ok_or_else(groups::gone)
+    pub fn group(&self, name: u64) -> Result<JoinedGroup> {
+        self.groups.get(&name).map(|begun| begun.joined.clone()).ok_or_else(groups::not_open)
     }
 
     /// Give a group up; how many objects it consisted of.
     pub fn abort(&mut self, shared: &Shared, name: u64) -> Result<u64> {
-        let begun = self.groups.remove(&name).ok_or_else(groups::gone)?;
+        let begun = self.groups.remove(&name).ok_or_else(groups::not_open)?;
         begun.joined.abort(shared);
         Ok(begun.required.len() as u64)
     }
@@ -181,7 +181,7 @@ impl Held {
                     begun.required.iter().map(|key| missing.contains(key)).collect(),
                 )
             }
-            None => Answered::failed(Verb::Missing, groups::gone()),
+            None => Answered::failed(Verb::Missing, groups::not_open()),
         }
     }
 

@@ -9,16 +9,16 @@ use super::{Manner, World};
 use crate::api::error::Result;
 use crate::api::outcome::{PutDone, PutOutcome};
 use crate::state::shared::Shared;
-use crate::write::groups::Joined;
+use crate::write::groups::JoinedGroup;
 
 /// A commit under way.
 pub(crate) struct CommitOp {
-    joined: Joined,
+    joined: JoinedGroup,
     outcome: Option<Result<PutOutcome>>,
 }
 
 impl CommitOp {
-    pub fn begin(world: &mut World, joined: Joined, manner: Manner, id: OpId) -> CommitOp {
+    pub fn begin(world: &mut World, joined: JoinedGroup, manner: Manner, id: OpId) -> CommitOp {
         let ticket = world.session.submit_commit(joined.id(), manner.options);
         world.batches.insert(ticket, id);
         CommitOp { joined, outcome: None }
@@ -26,7 +26,7 @@ impl CommitOp {
 
     /// The store has committed it, or has not.
     pub fn done(&mut self, shared: &Shared, done: Vec<PutDone>) {
-        self.outcome = Some(self.joined.committed(shared, done));
+        self.outcome = Some(self.joined.commit_outcome(shared, done));
     }
 
     /// The outcome, once it is there.

@@ -40,7 +40,7 @@ use crate::state::reserve::SetAside;
 use crate::state::shared::Shared;
 use crate::store::session::recency;
 use crate::write::groups;
-use crate::write::groups::Joined;
+use crate::write::groups::JoinedGroup;
 use crate::write::put;
 use crate::write::put::new_keys;
 use crate::write::put::{Came, Kind as Together, Size};
@@ -56,7 +56,7 @@ enum State {
     Whole,
     Storing(Ticket),
     /// Its objects are put, and with that its group is whole.
-    Committing(Ticket, Joined),
+    Committing(Ticket, JoinedGroup),
     Done,
 }
 
@@ -78,11 +78,17 @@ pub(crate) struct PutOp {
     /// request may have many pages.
     required: Option<Vec<ObjectKey>>,
     /// The open group that they are put into, each by itself.
-    into: Option<Joined>,
+    into: Option<JoinedGroup>,
 }
 
 impl PutOp {
-    pub fn new(manner: Manner, puts: Puts<'_>, into: Option<Joined>, link: &dyn Link, id: OpId) -> PutOp {
+    pub fn new(
+        manner: Manner,
+        puts: Puts<'_>,
+        into: Option<JoinedGroup>,
+        link: &dyn Link,
+        id: OpId,
+    ) -> PutOp {
         let objects = puts.items().len();
         let mut groups: Vec<Group> = Vec::with_capacity(objects.min(puts.group_count() as usize));
         let mut offered = Vec::with_capacity(objects);
@@ -135,7 +141,7 @@ impl PutOp {
                 continue;
             }
             if let State::Committing(_, joined) = std::mem::replace(&mut group.state, State::Done) {
-                let outcome = joined.committed(shared, done.collect());
+                let outcome = joined.commit_outcome(shared, done.collect());
                 self.settle(at, || verdict(outcome.clone()));
                 return;
             }
@@ -396,7 +402,7 @@ impl PutOp {
             } else if let Some(into) = &self.into {
                 let put = |o: &mut Offered| {
                     let arrived = o.take()?;
-                    Some(into.put_arrived(world.shared(), &o.key, arrived))
+                    Some(into.put_filled(world.shared(), &o.key, arrived))
                 };
                 // Objects that a client says are one group have one outcome here: the worst.
                 let worst = objects.iter_mut().filter_map(put).max_by_key(Result::is_err);
@@ -427,7 +433,7 @@ impl PutOp {
         let joined = groups::join(shared, &required, &options, false)?;
         for object in &mut self.offered[self.groups[at].objects.clone()] {
             let Some(arrived) = object.take() else { continue };
-            joined.put_arrived(shared, &object.key, arrived)?;
+            joined.put_filled(shared, &object.key, arrived)?;
         }
         if !joined.missing(shared).is_empty() {
             self.settle(at, || Verdict::Put(PutOutcome::Waiting));

@@ -34,7 +34,7 @@ use crate::write::cache_remote;
 use crate::write::groups::GroupId;
 use crate::write::put::Came;
 use crate::write::put_batch::PutBatch;
-use crate::write::put_batch::run::Runs;
+use crate::write::put_batch::run::RunScratch;
 
 /// Longest wait for the disk while a peer, too, may bring something.
 const BOTH_STEP: Duration = Duration::from_millis(1);
@@ -82,7 +82,7 @@ pub(crate) struct SessionIo {
     /// Whether hits bring their checksums: for who hands the bytes on.
     pub proofs: bool,
     /// Of its puts.
-    pub runs: Runs,
+    pub runs: RunScratch,
 }
 
 impl SessionIo {
@@ -120,7 +120,7 @@ impl Session {
             sampler,
             desk,
             proofs: false,
-            runs: Runs::default(),
+            runs: RunScratch::default(),
         };
         Ok(Session {
             io,
@@ -386,7 +386,7 @@ impl Session {
                 }
                 Batch::Put(b) => Done::Put(b.finish(&mut self.io)),
                 Batch::Remote(mut b) => {
-                    cache_remote::keep(&self.io.shared, &mut b);
+                    cache_remote::cache_fetched(&self.io.shared, &mut b);
                     b.count(&mut self.io.shared.lock().counters);
                     Done::Get(b.finish())
                 }

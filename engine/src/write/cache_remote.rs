@@ -27,22 +27,22 @@ use crate::write::put::publish::publish;
 use crate::write::put::{Came, Kind, Size, Stored};
 
 /// Keep what a batch brought. A page that there is no room for is not kept: a promotion is never worth waiting.
-pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
+pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
     let fetched = batch.take_fetched();
-    let asked = shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0;
-    let Some(since) = batch.since().filter(|_| asked) else { return };
+    let enabled = shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0;
+    let Some(since) = batch.since().filter(|_| enabled) else { return };
     let mut pages: BTreeMap<(NamespaceId, PrefixHash, usize), BTreeMap<ObjectKey, Fetched>> = BTreeMap::new();
     let mut attached: BTreeMap<(u64, u32), BTreeMap<ObjectKey, Fetched>> = BTreeMap::new();
-    for one in fetched.into_iter().filter(|one| one.members > 0) {
-        let page = match &one.attached {
-            Some((question, base)) => attached.entry((*question, base.number)).or_default(),
+    for object in fetched.into_iter().filter(|object| object.members > 0) {
+        let page = match &object.attached {
+            Some((request, base)) => attached.entry((*request, base.number)).or_default(),
             None => {
                 // Objects by themselves are pages of their own.
-                let number = if one.members == 1 { one.at + 1 } else { 0 };
-                pages.entry((one.key.namespace(), one.key.hash(), number)).or_default()
+                let number = if object.members == 1 { object.at + 1 } else { 0 };
+                pages.entry((object.key.namespace(), object.key.hash(), number)).or_default()
             }
         };
-        page.insert(one.key, one);
+        page.insert(object.key, object);
     }
     let mut frames = Vec::new();
     // What is attached last: its base may have come with it.
@@ -53,10 +53,10 @@ pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
             None if page.len() == 1 => Kind::Single,
             None => Kind::Base,
         };
-        if page.iter().all(|one| one.members == page.len()) {
+        if page.iter().all(|object| object.members == page.len()) {
             let at = batch.manner().at;
             let at = Recency { depth: at.depth.saturating_add(page[0].at as u32), ..at };
-            frames.extend(keep_page(shared, batch.done(), kind, &page, since, at));
+            frames.extend(cache_page(shared, batch.done(), kind, &page, since, at));
         }
     }
     if !frames.is_empty() {
@@ -66,7 +66,7 @@ pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
 }
 
 /// Keep the objects of a page; the frames that are to be queued.
-fn keep_page(
+fn cache_page(
     shared: &Shared,
     done: &[GetDone],
     kind: Kind<'_>,
@@ -74,8 +74,11 @@ fn keep_page(
     since: Quiet,
     at: Recency,
 ) -> Vec<FrameRef> {
-    let size =
-        |one: &Fetched| Size { key: one.key, length: Some(done[one.at].destination.len()), in_arena: false };
+    let size = |object: &Fetched| Size {
+        key: object.key,
+        length: Some(done[object.at].destination.len()),
+        in_arena: false,
+    };
     let sizes: Vec<Size> = page.iter().map(size).collect();
     // What nobody could put here: it is too large, or attached to something that is not of its page.
     if put::check(shared, kind, &sizes).is_err() {
@@ -83,12 +86,12 @@ fn keep_page(
     }
     // Nothing gives way in the index for it: what did would be gone from SSD too. What is attached takes a link besides.
     let entries = page.len() as u64 * if matches!(kind, Kind::Attached(_)) { 2 } else { 1 };
-    let may = |core: &Core| {
-        let room = core.index.len() + entries <= core.index.capacity();
-        room && (shared.removals.none_since(since) || mutant::on(Mutant::KeptBehindRemoval))
+    let may_store = |core: &Core| {
+        let has_room = core.index.len() + entries <= core.index.capacity();
+        has_room && (shared.removals.none_since(since) || mutant::on(Mutant::KeptBehindRemoval))
     };
     let mut core = shared.lock();
-    if !may(&core) {
+    if !may_store(&core) {
         return Vec::new();
     }
     // What may be here already, in whatever form, stays as it is.
@@ -102,18 +105,18 @@ fn keep_page(
     }
     admitted.came = Came::Fetched;
     drop(core);
-    let bytes = |of: usize| Bytes::Lent(&done[page[of].at].destination.0);
-    let incoming = page.iter().map(|one| Incoming::Elsewhere(one.key));
+    let bytes = |member: usize| Bytes::Lent(&done[page[member].at].destination.0);
+    let incoming = page.iter().map(|object| Incoming::Elsewhere(object.key));
     let mut copied = prepare(kind.of_frame(), &page[0].key, incoming, admitted, at);
     if let Some(mut filling) = copied.filling() {
         filling.fill(&shared.memory, &mut Copier::new(Stores::PastCache), bytes);
     }
     // The caller has not got its memory back yet, so this is what was verified; it is compared all the same, since it will be served
     // as if it were the original.
-    let sums = page.iter().map(|one| &one.sums);
-    let is_it = copied.is(sums);
+    let sums = page.iter().map(|object| &object.sums);
+    let is_verified = copied.is(sums);
     let mut core = shared.lock();
-    if !is_it || !may(&core) {
+    if !is_verified || !may_store(&core) {
         copied.give_back(&mut core);
         return Vec::new();
     }

@@ -37,18 +37,18 @@ pub struct GroupId(pub(crate) u64);
 /// several threads at once. Dropping it leaves the group open, for others that joined it, until its deadline.
 pub struct Group<'a> {
     store: &'a Store,
-    joined: Joined,
+    joined: JoinedGroup,
 }
 
 /// An open group, as somebody has it who joined it.
 #[derive(Clone)]
-pub(crate) struct Joined {
+pub(crate) struct JoinedGroup {
     id: GroupId,
     required: Arc<[ObjectKey]>,
 }
 
 /// The error for a group that is open no more.
-pub(crate) fn gone() -> Error {
+pub(crate) fn not_open() -> Error {
     Error::new(
         ErrorKind::Unavailable,
         "group is not open: its deadline is over, or its namespace was cleared",
@@ -66,7 +66,7 @@ pub(crate) fn join(
     required: &[ObjectKey],
     options: &Options,
     over_link: bool,
-) -> Result<Joined> {
+) -> Result<JoinedGroup> {
     shared.check_open()?;
     let Some(first) = required.first() else { return Err(Error::invalid("a group requires no object")) };
     put::check_keys(shared, Kind::Base, required)?;
@@ -78,19 +78,24 @@ pub(crate) fn join(
     let mut core = shared.lock();
     core.drop_expired_groups(shared.now());
     let generation = core.generation(first.namespace());
-    check_visible(shared, &core, required, generation)?;
+    check_other_groups(shared, &core, required, generation)?;
     let (id, required) = core.waiting.join(required, generation, at, deadline, over_link)?;
-    Ok(Joined { id: GroupId(id), required })
+    Ok(JoinedGroup { id: GroupId(id), required })
 }
 
 /// See [`Store::open_group`].
 pub(crate) fn open(store: &Store, id: GroupId) -> Option<Group<'_>> {
     let required = store.shared.lock().waiting.get(id.0)?.required.clone();
-    Some(Group { store, joined: Joined { id, required } })
+    Some(Group { store, joined: JoinedGroup { id, required } })
 }
 
 /// An error if DRAM has one of these objects in a group of others. What is only on SSD is compared at commit.
-fn check_visible(shared: &Shared, core: &Core, required: &[ObjectKey], generation: Generation) -> Result<()> {
+fn check_other_groups(
+    shared: &Shared,
+    core: &Core,
+    required: &[ObjectKey],
+    generation: Generation,
+) -> Result<()> {
     for key in required {
         let fingerprint = shared.fingerprint(key, generation);
         let Some((frame, _)) = core.find_memory(key, fingerprint, generation) else { continue };
@@ -165,7 +170,7 @@ impl Group<'_> {
             }
         })?;
         let Done::Put(done) = outcomes else { return Err(Error::new(ErrorKind::Internal, "not a put")) };
-        self.joined.committed(&self.store.shared, done)
+        self.joined.commit_outcome(&self.store.shared, done)
     }
 
     /// Give the group up: what was put of it is dropped, also what others put who joined it.
@@ -174,7 +179,7 @@ impl Group<'_> {
     }
 }
 
-impl Joined {
+impl JoinedGroup {
     /// The group's name.
     pub fn id(&self) -> GroupId {
         self.id
@@ -185,42 +190,42 @@ impl Joined {
         shared.check_open()?;
         let length: u64 = object.pieces.iter().map(|p| p.len() as u64).sum();
         let place = match self.reserve(shared, &object.key, length, None)? {
-            Reserved::There => return Ok(PutOutcome::AlreadyPresent),
-            Reserved::Place(place) => place,
+            ReservedPlace::Present => return Ok(PutOutcome::AlreadyPresent),
+            ReservedPlace::Reserved(place) => place,
         };
         let checksums = Unpublished::new(place.extent).fill(&shared.memory, object.pieces);
         let Some(checksums) = checksums else {
             let mut core = shared.lock();
             core.space.free(place.extent);
-            self.give_up(&mut core, place.at);
+            self.release_place(&mut core, place.at);
             return Err(Error::new(ErrorKind::Internal, "extent and object have different lengths"));
         };
         let member = FrameMember { key: object.key, checksums, ..place.into_member() };
-        self.filled(shared, member)
+        self.add_filled(shared, member)
     }
 
     /// As [`Joined::put`], of bytes that are in the arena already.
-    pub fn put_arrived(&self, shared: &Shared, key: &ObjectKey, arrived: Arrived) -> Result<PutOutcome> {
+    pub fn put_filled(&self, shared: &Shared, key: &ObjectKey, arrived: Arrived) -> Result<PutOutcome> {
         shared.check_open()?;
         let place = match self.reserve(shared, key, arrived.length(), arrived.extent())? {
-            Reserved::There => return Ok(PutOutcome::AlreadyPresent),
-            Reserved::Place(place) => place,
+            ReservedPlace::Present => return Ok(PutOutcome::AlreadyPresent),
+            ReservedPlace::Reserved(place) => place,
         };
         let Some(member) = arrived.into_member(*key, place.fingerprint) else {
-            self.give_up(&mut shared.lock(), place.at);
+            self.release_place(&mut shared.lock(), place.at);
             return Err(Error::new(ErrorKind::Internal, "bytes that arrived are still written"));
         };
-        self.filled(shared, member)
+        self.add_filled(shared, member)
     }
 
-    fn filled(&self, shared: &Shared, member: FrameMember) -> Result<PutOutcome> {
+    fn add_filled(&self, shared: &Shared, member: FrameMember) -> Result<PutOutcome> {
         let (mut core, key) = (shared.lock(), member.key);
-        if self.set_filled(&mut core, member) {
+        if self.fill_place(&mut core, member) {
             Ok(PutOutcome::Waiting)
-        } else if is_here(shared, &core, &key) {
+        } else if is_present(shared, &core, &key) {
             Ok(PutOutcome::AlreadyPresent)
         } else {
-            Err(gone())
+            Err(not_open())
         }
     }
 
@@ -230,22 +235,22 @@ impl Joined {
         let open = core.waiting.get(self.id.0);
         let absent = |(i, key): (usize, &ObjectKey)| {
             let put = open.is_some_and(|g| g.is_put(i));
-            (!put && !is_here(shared, &core, key)).then_some(*key)
+            (!put && !is_present(shared, &core, key)).then_some(*key)
         };
         self.required.iter().enumerate().filter_map(absent).collect()
     }
 
     /// What a commit came to, from what became of its members.
-    pub fn committed(&self, shared: &Shared, done: Vec<PutDone>) -> Result<PutOutcome> {
+    pub fn commit_outcome(&self, shared: &Shared, done: Vec<PutDone>) -> Result<PutOutcome> {
         let outcome = crate::store::pooled::outcome_of_group(done.into_iter().map(|d| d.outcome));
-        let over =
+        let may_be_committed =
             outcome.as_ref().is_none_or(|o| o.as_ref().is_err_and(|e| e.kind == ErrorKind::Unavailable));
         match outcome {
             // Somebody else who joined it has committed it.
-            _ if over && !self.is_open(shared) && self.missing(shared).is_empty() => {
+            _ if may_be_committed && !self.is_open(shared) && self.missing(shared).is_empty() => {
                 Ok(PutOutcome::AlreadyPresent)
             }
-            None => Err(gone()),
+            None => Err(not_open()),
             Some(outcome) => outcome,
         }
     }
@@ -266,17 +271,17 @@ impl Joined {
         shared: &Shared,
         key: &ObjectKey,
         length: u64,
-        placed: Option<Extent>,
-    ) -> Result<Reserved> {
+        filled_extent: Option<Extent>,
+    ) -> Result<ReservedPlace> {
         let Some(at) = self.required.iter().position(|k| k == key) else {
             return Err(Error::invalid(format!("the group does not require the object key={key}")));
         };
         let size = Size { key: *key, length: Some(length), in_arena: false };
         put::check_object(shared, &size, key)?;
         let mut core = shared.lock();
-        let here = is_here(shared, &core, key);
+        let present = is_present(shared, &core, key);
         let Some(open) = core.waiting.get(self.id.0) else {
-            return if here { Ok(Reserved::There) } else { Err(gone()) };
+            return if present { Ok(ReservedPlace::Present) } else { Err(not_open()) };
         };
         let known = open.places.get(at).and_then(Place::length);
         if let Some(known) = known.filter(|known| *known != length) {
@@ -284,9 +289,9 @@ impl Joined {
                 format!("key is present with another length key={key} present={known} given={length}");
             return Err(Error::invalid(detail));
         }
-        if known.is_some() || here {
+        if known.is_some() || present {
             core.counters.puts_present += 1;
-            return Ok(Reserved::There);
+            return Ok(ReservedPlace::Present);
         }
         let mut lengths = open.lengths();
         lengths.push(length);
@@ -295,7 +300,7 @@ impl Joined {
         let padded = pagelith_layouts::align::align_up(length);
         let room = core.room_to_wait(shared.now(), Some(self.id.0), padded);
         let extent = room.and_then(|()| {
-            placed
+            filled_extent
                 .or_else(|| put::set_aside_one(&mut core, length))
                 .or_else(|| {
                     put::expire(shared, &mut core);
@@ -310,19 +315,19 @@ impl Joined {
             Some(place) => *place = Place::Filling(length),
             // Making room may have dropped it.
             None => {
-                if placed.is_none() {
+                if filled_extent.is_none() {
                     core.space.free(extent);
                 }
-                return Err(gone());
+                return Err(not_open());
             }
         }
         drop(core);
         shared.work.raise();
-        Ok(Reserved::Place(Reservation { at, fingerprint, extent, key: *key }))
+        Ok(ReservedPlace::Reserved(MemberReservation { at, fingerprint, extent, key: *key }))
     }
 
     /// Nothing comes into a place after all.
-    fn give_up(&self, core: &mut Core, at: usize) {
+    fn release_place(&self, core: &mut Core, at: usize) {
         let place = core.waiting.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
         if let Some(place @ Place::Filling(_)) = place {
             *place = Place::Empty;
@@ -331,7 +336,7 @@ impl Joined {
 
     /// Put a filled object into the place that was reserved for it; false, and its memory given back, if the group
     /// is open no more.
-    fn set_filled(&self, core: &mut Core, member: FrameMember) -> bool {
+    fn fill_place(&self, core: &mut Core, member: FrameMember) -> bool {
         let bytes = member.extent.padded_bytes();
         let open = core.waiting.get_mut(self.id.0);
         let place = open.and_then(|g| {
@@ -362,7 +367,7 @@ impl std::fmt::Debug for Group<'_> {
 }
 
 /// Whether the store has an object, as far as the index can tell.
-fn is_here(shared: &Shared, core: &Core, key: &ObjectKey) -> bool {
+fn is_present(shared: &Shared, core: &Core, key: &ObjectKey) -> bool {
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(key, generation);
     if shared.config.constant_fingerprint() {
@@ -372,22 +377,22 @@ fn is_here(shared: &Shared, core: &Core, key: &ObjectKey) -> bool {
     core.index.find(fingerprint).any(|e| core.is_visible(&e))
 }
 
-enum Reserved {
-    There,
-    Place(Reservation),
+enum ReservedPlace {
+    Present,
+    Reserved(MemberReservation),
 }
 
 /// Memory for an object of an open group.
-struct Reservation {
+struct MemberReservation {
     at: usize,
     key: ObjectKey,
     fingerprint: u128,
     extent: Extent,
 }
 
-impl Reservation {
+impl MemberReservation {
     fn into_member(self) -> FrameMember {
-        let Reservation { key, fingerprint, extent, .. } = self;
+        let MemberReservation { key, fingerprint, extent, .. } = self;
         FrameMember { key, fingerprint, extent, checksums: Default::default() }
     }
 }

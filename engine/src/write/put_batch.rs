@@ -25,18 +25,18 @@ use crate::write::put::copied::{Bytes, Copied, Incoming};
 use crate::write::put::{Admitted, At, Came, Kind, Size};
 
 /// Where a group's objects come from.
-enum From {
+enum GroupSource {
     /// The caller.
-    Lent(Vec<Put>),
+    Caller(Vec<Put>),
     /// An open group, and what it requires.
     Open(u64, Arc<[ObjectKey]>),
 }
 
-impl From {
+impl GroupSource {
     fn objects(&self) -> usize {
         match self {
-            From::Lent(objects) => objects.len(),
-            From::Open(_, required) => required.len(),
+            GroupSource::Caller(objects) => objects.len(),
+            GroupSource::Open(_, required) => required.len(),
         }
     }
 }
@@ -50,8 +50,8 @@ enum Needs {
     Objects(Vec<Alone>),
 }
 
-struct Group {
-    from: From,
+struct BatchGroup {
+    source: GroupSource,
     /// An object of the base group that it is attached to.
     base: Option<Box<ObjectKey>>,
     outcome: Option<Result<PutOutcome>>,
@@ -60,48 +60,48 @@ struct Group {
     probed: Option<Vec<Option<Probed>>>,
     /// The bytes of members that are here by themselves, and where they were when they were asked for; empty before.
     adopted: Vec<Option<(At, AlignedBuf)>>,
-    asked: bool,
+    objects_requested: bool,
     /// Which members were stored with bytes that were here; empty if none was.
-    takes_in: Vec<bool>,
+    adopts: Vec<bool>,
     /// What of the memory for that it holds, in bytes.
-    memory: u64,
+    buffer_bytes: u64,
 }
 
-impl Group {
-    fn new(from: From, base: Option<ObjectKey>) -> Group {
-        let (adopted, takes_in) = (Vec::new(), Vec::new());
-        Group {
-            from,
+impl BatchGroup {
+    fn new(source: GroupSource, base: Option<ObjectKey>) -> BatchGroup {
+        let (adopted, adopts) = (Vec::new(), Vec::new());
+        BatchGroup {
+            source,
             base: base.map(Box::new),
             outcome: None,
             needs: Needs::Nothing,
             probed: None,
             adopted,
-            asked: false,
-            takes_in,
-            memory: 0,
+            objects_requested: false,
+            adopts,
+            buffer_bytes: 0,
         }
     }
 
     fn kind(&self) -> Kind<'_> {
         match &self.base {
             Some(base) => Kind::Attached(base),
-            None if self.from.objects() > 1 => Kind::Base,
+            None if self.source.objects() > 1 => Kind::Base,
             None => Kind::Single,
         }
     }
 
     fn key(&self, member: usize) -> &ObjectKey {
-        match &self.from {
-            From::Lent(objects) => &objects[member].key,
-            From::Open(_, required) => &required[member],
+        match &self.source {
+            GroupSource::Caller(objects) => &objects[member].key,
+            GroupSource::Open(_, required) => &required[member],
         }
     }
 
     /// What was put; `None` if it is an open group that is gone.
     fn sizes(&self, shared: &Shared) -> Option<Vec<Size>> {
-        match &self.from {
-            From::Lent(objects) => {
+        match &self.source {
+            GroupSource::Caller(objects) => {
                 let size = |o: &Put| Size {
                     key: o.key,
                     length: Some(o.source.len()),
@@ -109,7 +109,7 @@ impl Group {
                 };
                 Some(objects.iter().map(size).collect())
             }
-            From::Open(id, required) => {
+            GroupSource::Open(id, required) => {
                 let core = shared.lock();
                 let open = core.waiting.get(*id)?;
                 let size = |(i, key): (usize, &ObjectKey)| {
@@ -130,14 +130,14 @@ impl Group {
         at: Recency,
     ) -> std::result::Result<Copied, Box<Admitted>> {
         let (kind, page) = (self.kind().of_frame(), *self.key(0));
-        let taken = &self.adopted;
-        let adopted = |i: usize| adopted(taken, &admitted.adopts, i);
-        match &mut self.from {
-            From::Lent(objects) => {
+        let buffers = &self.adopted;
+        let adopted = |i: usize| adopted_bytes(buffers, &admitted.adopts, i);
+        match &mut self.source {
+            GroupSource::Caller(objects) => {
                 let mut all: Vec<Incoming> = Vec::with_capacity(objects.len());
                 for (i, Put { key, source }) in objects.iter_mut().enumerate() {
-                    let is_here = |e: &Elsewhere| matches!(e, Elsewhere::Arrived(_));
-                    let arrived = source.elsewhere.take_if(|e| is_here(e) && adopted(i).is_none());
+                    let is_in_arena = |e: &Elsewhere| matches!(e, Elsewhere::Arrived(_));
+                    let arrived = source.elsewhere.take_if(|e| is_in_arena(e) && adopted(i).is_none());
                     all.push(match arrived {
                         Some(Elsewhere::Arrived(arrived)) => Incoming::Placed(*key, arrived),
                         _ => Incoming::Elsewhere(*key),
@@ -145,10 +145,10 @@ impl Group {
                 }
                 Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at))
             }
-            From::Open(id, required) => {
+            GroupSource::Open(id, required) => {
                 let mut core = shared.lock();
                 let open = core.waiting.get_mut(*id).filter(|open| {
-                    (0..required.len()).all(|i| takes_in(&admitted.adopts, i) || open.filled(i).is_some())
+                    (0..required.len()).all(|i| is_adopted(&admitted.adopts, i) || open.filled(i).is_some())
                 });
                 let Some(open) = open else { return Err(Box::new(admitted)) };
                 let one = |(i, key): (usize, &ObjectKey)| match adopted(i) {
@@ -163,26 +163,26 @@ impl Group {
     }
 
     /// The bytes of a member that is to be copied.
-    fn bytes(&self, adopts: &[bool], member: usize) -> Bytes<'_> {
-        adopted(&self.adopted, adopts, member).unwrap_or_else(|| match &self.from {
-            From::Lent(objects) => bytes(&objects[member].source),
+    fn member_bytes(&self, adopts: &[bool], member: usize) -> Bytes<'_> {
+        adopted_bytes(&self.adopted, adopts, member).unwrap_or_else(|| match &self.source {
+            GroupSource::Caller(objects) => source_bytes(&objects[member].source),
             // What is not adopted is in the arena.
-            From::Open(..) => Bytes::Lent(&[]),
+            GroupSource::Open(..) => Bytes::Lent(&[]),
         })
     }
 
     /// It cannot be stored now: what of it is in the arena goes back to where it was.
     fn take_back(&self, core: &mut Core, adopts: &[bool], members: Vec<FrameMember>) {
         for (i, member) in members.into_iter().enumerate() {
-            let open = match &self.from {
-                From::Open(id, _) if !takes_in(adopts, i) => core.waiting.get_mut(*id),
-                From::Open(..) | From::Lent(_) => None,
+            let open = match &self.source {
+                GroupSource::Open(id, _) if !is_adopted(adopts, i) => core.waiting.get_mut(*id),
+                GroupSource::Open(..) | GroupSource::Caller(_) => None,
             };
-            let nobodys = match open {
+            let unowned = match open {
                 Some(open) => open.take_back(member),
                 None => Some(member),
             };
-            if let Some(member) = nobodys {
+            if let Some(member) = unowned {
                 core.space.free(member.extent);
             }
         }
@@ -190,7 +190,7 @@ impl Group {
 }
 
 /// The bytes of a source that are not in the arena.
-fn bytes(source: &Source) -> Bytes<'_> {
+fn source_bytes(source: &Source) -> Bytes<'_> {
     match &source.elsewhere {
         Some(Elsewhere::Shown(vouched)) => Bytes::Shown(vouched),
         Some(Elsewhere::Arrived(_)) | None => Bytes::Lent(&source.parts),
@@ -198,18 +198,22 @@ fn bytes(source: &Source) -> Bytes<'_> {
 }
 
 /// The bytes of a member that is stored with those that were here, if it is.
-fn adopted<'a>(taken: &'a [Option<(At, AlignedBuf)>], adopts: &[bool], i: usize) -> Option<Bytes<'a>> {
-    let (_, bytes) = taken.get(i)?.as_ref().filter(|_| takes_in(adopts, i))?;
+fn adopted_bytes<'a>(
+    buffers: &'a [Option<(At, AlignedBuf)>],
+    adopts: &[bool],
+    i: usize,
+) -> Option<Bytes<'a>> {
+    let (_, bytes) = buffers.get(i)?.as_ref().filter(|_| is_adopted(adopts, i))?;
     Some(Bytes::Adopted(bytes))
 }
 
 /// Whether member `i` is stored with bytes that were here.
-fn takes_in(adopts: &[bool], i: usize) -> bool {
+fn is_adopted(adopts: &[bool], i: usize) -> bool {
     adopts.get(i).copied().unwrap_or(false)
 }
 
 /// What is being read for a batch.
-enum Reading {
+enum ActiveReads {
     Nothing,
     /// Headers of (group, member).
     Headers(GetBatch, Vec<(usize, usize)>),
@@ -219,8 +223,8 @@ enum Reading {
 
 /// A batch of put groups.
 pub(crate) struct PutBatch {
-    groups: Vec<Group>,
-    reading: Reading,
+    groups: Vec<BatchGroup>,
+    reading: ActiveReads,
     at: Recency,
     deadline: Mono,
     frames: Vec<FrameRef>,
@@ -238,7 +242,7 @@ impl PutBatch {
         came: Came,
     ) -> PutBatch {
         let _span = tracing::debug_span!("put", groups = groups.len()).entered();
-        let group = |g: PutGroup| Group::new(From::Lent(g.objects), g.base);
+        let group = |g: PutGroup| BatchGroup::new(GroupSource::Caller(g.objects), g.base);
         Self::begin_groups(io, groups.into_iter().map(group).collect(), at, deadline, came)
     }
 
@@ -251,7 +255,7 @@ impl PutBatch {
             .map(|group| (std::mem::replace(&mut group.committing, true), group.required.clone(), group.at));
         drop(core);
         let (busy, required, at) = found.unwrap_or((false, Arc::new([]), at));
-        let mut group = Group::new(From::Open(open, required), None);
+        let mut group = BatchGroup::new(GroupSource::Open(open, required), None);
         if busy {
             group.outcome = Some(Err(Error::busy("group is being committed")));
         }
@@ -260,27 +264,30 @@ impl PutBatch {
 
     fn begin_groups(
         io: &mut SessionIo,
-        groups: Vec<Group>,
+        groups: Vec<BatchGroup>,
         at: Recency,
         deadline: Mono,
         came: Came,
     ) -> PutBatch {
-        let (reading, frames, unqueued_bytes) = (Reading::Nothing, Vec::new(), 0);
+        let (reading, frames, unqueued_bytes) = (ActiveReads::Nothing, Vec::new(), 0);
         let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes, came };
         batch.try_groups(io);
-        batch.read(io);
+        batch.begin_reads(io);
         batch
     }
 
     fn try_groups(&mut self, io: &mut SessionIo) {
         self.try_runs(&io.shared, &mut io.runs);
         io.shared.remote.iter().for_each(|remote| remote.work.raise());
-        self.let_go(&io.shared);
+        self.release_buffers(&io.shared);
     }
 
     /// An open group that has its outcome: committed it is closed, else it stays open for the next try.
-    fn settle_open(&self, shared: &Shared, i: usize) {
-        let Group { from: From::Open(id, _), outcome: Some(outcome), .. } = &self.groups[i] else { return };
+    fn settle_open_group(&self, shared: &Shared, i: usize) {
+        let BatchGroup { source: GroupSource::Open(id, _), outcome: Some(outcome), .. } = &self.groups[i]
+        else {
+            return;
+        };
         let mut core = shared.lock();
         match outcome {
             Ok(PutOutcome::Waiting) | Err(_) => {
@@ -298,7 +305,7 @@ impl PutBatch {
     }
 
     /// Begin to read what groups need: headers first, since what they say may settle the rest.
-    fn read(&mut self, io: &mut SessionIo) {
+    fn begin_reads(&mut self, io: &mut SessionIo) {
         let mut headers = Vec::new();
         let mut objects = Vec::new();
         for (g, group) in self.groups.iter_mut().enumerate() {
@@ -310,7 +317,7 @@ impl PutBatch {
         }
         if !headers.is_empty() {
             let keys: Vec<_> = headers.iter().map(|(g, m)| *self.groups[*g].key(*m)).collect();
-            self.reading = Reading::Headers(GetBatch::probe(io, &keys, self.at, self.deadline), headers);
+            self.reading = ActiveReads::Headers(GetBatch::probe(io, &keys, self.at, self.deadline), headers);
             // They come next.
             objects.into_iter().for_each(|(g, members)| self.groups[g].needs = Needs::Objects(members));
             return;
@@ -318,7 +325,7 @@ impl PutBatch {
         let mut gets = Vec::new();
         let mut of = Vec::new();
         for (g, alone) in objects {
-            match self.buffers(&io.shared, g, &alone) {
+            match self.alloc_buffers(&io.shared, g, &alone) {
                 Ok(buffers) => {
                     for (alone, buffer) in alone.iter().zip(buffers) {
                         let key = *self.groups[g].key(alone.member);
@@ -328,19 +335,19 @@ impl PutBatch {
                 }
                 Err(error) => {
                     self.groups[g].outcome = Some(Err(error));
-                    self.settle_open(&io.shared, g);
+                    self.settle_open_group(&io.shared, g);
                 }
             }
         }
-        self.let_go(&io.shared);
+        self.release_buffers(&io.shared);
         if !gets.is_empty() {
-            self.reading = Reading::Objects(GetBatch::begin(io, gets, self.at, self.deadline), of);
+            self.reading = ActiveReads::Objects(GetBatch::begin(io, gets, self.at, self.deadline), of);
         }
     }
 
     /// Memory for the objects that a group takes in. It is not the arena's: all groups together have as much as
     /// there is staging memory, except that one may always go on.
-    fn buffers(&mut self, shared: &Shared, g: usize, alone: &[Alone]) -> Result<Vec<AlignedBuf>> {
+    fn alloc_buffers(&mut self, shared: &Shared, g: usize, alone: &[Alone]) -> Result<Vec<AlignedBuf>> {
         let bytes: u64 = alone.iter().map(|a| a.length).sum();
         {
             let mut core = shared.lock();
@@ -353,17 +360,17 @@ impl PutBatch {
             }
             core.adopting += bytes;
         }
-        self.groups[g].memory += bytes;
+        self.groups[g].buffer_bytes += bytes;
         let buffers: std::io::Result<Vec<_>> =
             alone.iter().map(|a| AlignedBuf::new(a.length as usize)).collect();
         buffers.map_err(|e| Error::busy(format!("no memory for objects of a group bytes={bytes}: {e}")))
     }
 
     /// Groups that have their outcome let go of what was read for them.
-    fn let_go(&mut self, shared: &Shared) {
-        for group in self.groups.iter_mut().filter(|g| g.outcome.is_some() && g.memory > 0) {
+    fn release_buffers(&mut self, shared: &Shared) {
+        for group in self.groups.iter_mut().filter(|g| g.outcome.is_some() && g.buffer_bytes > 0) {
             group.adopted.iter_mut().for_each(|bytes| *bytes = None);
-            shared.lock().adopting -= std::mem::take(&mut group.memory);
+            shared.lock().adopting -= std::mem::take(&mut group.buffer_bytes);
         }
     }
 
@@ -371,80 +378,84 @@ impl PutBatch {
     pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
         loop {
             match &mut self.reading {
-                Reading::Nothing => return true,
-                Reading::Headers(batch, _) | Reading::Objects(batch, _) => {
+                ActiveReads::Nothing => return true,
+                ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => {
                     if !batch.advance(io, ticket) {
                         return false;
                     }
                 }
             }
-            match std::mem::replace(&mut self.reading, Reading::Nothing) {
-                Reading::Nothing => {}
-                Reading::Headers(batch, of) => {
+            match std::mem::replace(&mut self.reading, ActiveReads::Nothing) {
+                ActiveReads::Nothing => {}
+                ActiveReads::Headers(batch, of) => {
                     for ((g, m), probed) in of.into_iter().zip(batch.into_probed()) {
                         let group = &mut self.groups[g];
-                        let members = group.from.objects();
+                        let members = group.source.objects();
                         group.probed.get_or_insert_with(|| vec![None; members])[m] = probed;
                     }
                 }
-                Reading::Objects(batch, of) => {
+                ActiveReads::Objects(batch, of) => {
                     for ((g, m, at), buffer) in of.into_iter().zip(batch.into_buffers()) {
                         let group = &mut self.groups[g];
-                        let members = group.from.objects();
+                        let members = group.source.objects();
                         group.adopted.resize_with(members, || None);
                         group.adopted[m] = buffer.map(|bytes| (at, bytes));
                     }
                 }
             }
             self.try_groups(io);
-            self.read(io);
+            self.begin_reads(io);
         }
     }
 
     /// A read came back.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         match &mut self.reading {
-            Reading::Nothing => {}
-            Reading::Headers(batch, _) | Reading::Objects(batch, _) => batch.completed(io, completion),
+            ActiveReads::Nothing => {}
+            ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => {
+                batch.completed(io, completion)
+            }
         }
     }
 
     /// Let go of what is held for a batch that nobody will finish.
     pub fn abandon(&mut self, io: &SessionIo) {
         match &mut self.reading {
-            Reading::Nothing => {}
-            Reading::Headers(batch, _) | Reading::Objects(batch, _) => batch.abandon(io),
+            ActiveReads::Nothing => {}
+            ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => batch.abandon(io),
         }
         for i in 0..self.groups.len() {
             let internal = || Error::new(ErrorKind::Unavailable, "its session was dropped");
             self.groups[i].outcome.get_or_insert_with(|| Err(internal()));
-            self.settle_open(&io.shared, i);
+            self.settle_open_group(&io.shared, i);
         }
-        self.let_go(&io.shared);
+        self.release_buffers(&io.shared);
     }
 
     /// The outcomes, group by group, object by object.
     pub fn finish(self, _io: &mut SessionIo) -> Vec<PutDone> {
-        let mut all = Vec::with_capacity(self.groups.iter().map(|group| group.from.objects()).sum());
-        self.groups.into_iter().for_each(|group| done(group, &mut all));
+        let mut all = Vec::with_capacity(self.groups.iter().map(|group| group.source.objects()).sum());
+        self.groups.into_iter().for_each(|group| collect_results(group, &mut all));
         all
     }
 }
 
 /// Of each object of a group: the group's outcome, or that it was here by itself.
-fn done(group: Group, all: &mut Vec<PutDone>) {
+fn collect_results(group: BatchGroup, all: &mut Vec<PutDone>) {
     let internal = || Error::new(ErrorKind::Internal, "put without an outcome");
     let outcome = group.outcome.unwrap_or_else(|| Err(internal()));
     let one = |(i, source): (usize, Source)| {
         let outcome = match &outcome {
-            Ok(PutOutcome::Stored) if takes_in(&group.takes_in, i) => Ok(PutOutcome::AlreadyPresent),
+            Ok(PutOutcome::Stored) if is_adopted(&group.adopts, i) => Ok(PutOutcome::AlreadyPresent),
             other => other.clone(),
         };
         PutDone { outcome, source }
     };
-    match group.from {
-        From::Lent(objects) => all.extend(objects.into_iter().map(|o| o.source).enumerate().map(one)),
-        From::Open(_, required) => {
+    match group.source {
+        GroupSource::Caller(objects) => {
+            all.extend(objects.into_iter().map(|o| o.source).enumerate().map(one))
+        }
+        GroupSource::Open(_, required) => {
             all.extend(required.iter().map(|_| Source::of(Vec::new())).enumerate().map(one));
         }
     }

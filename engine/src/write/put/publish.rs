@@ -149,7 +149,7 @@ fn members_of(data: Arc<FrameData>) -> Members {
 /// of the hands of who commits it. They must not come back with it.
 fn lost(core: &Core, id: u64) -> Option<Error> {
     match core.waiting.get(id) {
-        None => Some(crate::write::groups::gone()),
+        None => Some(crate::write::groups::not_open()),
         Some(open) if open.lost_some => {
             Some(Error::busy(format!("an object of the group was removed key={}", open.required[0])))
         }
