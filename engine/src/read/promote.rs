@@ -1,5 +1,5 @@
 //! Promotion: pages that were read whole from SSD are kept in DRAM too. Pages sent by peers are
-//! kept by [`crate::write::cache_remote`].
+//! kept by `cache_remote`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,9 +1,10 @@
-//! What a peer sent is kept here too, page by page, as if it had been put: the next get finds it in DRAM, and later ones on SSD. No peer
-//! is offered it.
+//! Caches pages that peers sent in the local tiers, as if they had been put: the next get finds
+//! them in DRAM, later ones on SSD. They are not offered to peers.
 //!
-//! Only what came whole with all that was put with it is kept, so that a page is of one computation; only if nothing of it is here, nor
-//! may be; and only if nothing was removed meanwhile ([`crate::rpc::removal_fence`]). What is attached is kept beside its base, if that is here or
-//! was kept before it, and is not seen without it here either.
+//! A page is cached only if all members of its group were received whole, so that it is from one
+//! computation; only if none of its objects is or may be present locally; and only if no removal
+//! happened meanwhile ([`crate::rpc::removal_fence`]). An attached group is cached if its base is
+//! present locally or was cached before it, and is not visible without the base.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,8 @@ use crate::write::put::copied::{Bytes, Incoming, prepare};
 use crate::write::put::publish::publish;
 use crate::write::put::{Came, Kind, Size, Stored};
 
-/// Keep what a batch brought. A page that there is no room for is not kept: a promotion is never worth waiting.
+/// Cache the objects that a batch received. A page that does not fit into DRAM is skipped: a
+/// promotion is not worth a wait.
 pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
     let fetched = batch.take_fetched();
     let enabled = shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0;
@@ -37,7 +39,7 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
         let page = match &object.attached {
             Some((request, base)) => attached.entry((*request, base.number)).or_default(),
             None => {
-                // Objects by themselves are pages of their own.
+                // A single object is a page of its own.
                 let number = if object.members == 1 { object.at + 1 } else { 0 };
                 pages.entry((object.key.namespace(), object.key.hash(), number)).or_default()
             }
@@ -45,7 +47,7 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
         page.insert(object.key, object);
     }
     let mut frames = Vec::new();
-    // What is attached last: its base may have come with it.
+    // Attached groups come last: their bases may be in the same batch.
     for page in pages.into_values().chain(attached.into_values()) {
         let page: Vec<Fetched> = page.into_values().collect();
         let kind = match &page[0].attached {
@@ -65,7 +67,7 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
     }
 }
 
-/// Keep the objects of a page; the frames that are to be queued.
+/// Cache the objects of a page; returns the frames to be queued for the flusher.
 fn cache_page(
     shared: &Shared,
     done: &[GetDone],
@@ -80,11 +82,13 @@ fn cache_page(
         in_arena: false,
     };
     let sizes: Vec<Size> = page.iter().map(size).collect();
-    // What nobody could put here: it is too large, or attached to something that is not of its page.
+    // Such a page cannot be put in this store: it is too large, or attached to an object of another
+    // page.
     if put::check(shared, kind, &sizes).is_err() {
         return Vec::new();
     }
-    // Nothing gives way in the index for it: what did would be gone from SSD too. What is attached takes a link besides.
+    // No index entry is evicted for it, because its object would be lost from SSD too. An attached
+    // group needs a link for each object in addition.
     let entries = page.len() as u64 * if matches!(kind, Kind::Attached(_)) { 2 } else { 1 };
     let may_store = |core: &Core| {
         let has_room = core.index.len() + entries <= core.index.capacity();
@@ -94,7 +98,7 @@ fn cache_page(
     if !may_store(&core) {
         return Vec::new();
     }
-    // What may be here already, in whatever form, stays as it is.
+    // An object that is or may be present in any form is left as it is.
     let mut admitted = match admit(shared, &mut core, kind, &sizes, None, &[]) {
         Admission::Admitted(admitted) => admitted,
         _ => return Vec::new(),
@@ -111,8 +115,8 @@ fn cache_page(
     if let Some(mut filling) = copied.filling() {
         filling.fill(&shared.memory, &mut Copier::new(Stores::PastCache), bytes);
     }
-    // The caller has not got its memory back yet, so this is what was verified; it is compared all the same, since it will be served
-    // as if it were the original.
+    // The caller does not have its memory back yet, so these are the verified bytes. They are
+    // compared all the same, since they will be served as the original.
     let sums = page.iter().map(|object| &object.sums);
     let is_verified = copied.is(sums);
     let mut core = shared.lock();

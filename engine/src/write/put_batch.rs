@@ -1,5 +1,6 @@
-//! A batch of groups to be put. What is new is stored at once, [run by run](run); only what may be on SSD already has to be
-//! looked at there first, and what is here by itself read, before its group can be made.
+//! A batch of groups to be put. Groups of new objects are stored at once, [in runs](run). If the
+//! SSD may have an object already, its header is read first. An object that is present by itself is
+//! read before its group is stored.
 
 pub(crate) mod run;
 
@@ -24,11 +25,11 @@ use crate::write::put::copied;
 use crate::write::put::copied::{Bytes, Copied, Incoming};
 use crate::write::put::{Admitted, At, Came, Kind, Size};
 
-/// Where a group's objects come from.
+/// The source of a group's objects.
 enum GroupSource {
     /// The caller.
     Caller(Vec<Put>),
-    /// An open group, and what it requires.
+    /// An open group, and the objects that it requires.
     Open(u64, Arc<[ObjectKey]>),
 }
 
@@ -41,29 +42,30 @@ impl GroupSource {
     }
 }
 
-/// What has to be read before a group can be stored.
+/// The reads that a group needs before it can be stored.
 enum Needs {
     Nothing,
     /// The headers of these members.
     Headers(Vec<usize>),
-    /// These members, which are here by themselves.
+    /// These members, which are present by themselves.
     Objects(Vec<Alone>),
 }
 
 struct BatchGroup {
     source: GroupSource,
-    /// An object of the base group that it is attached to.
+    /// An object of the base group to which the group is attached.
     base: Option<Box<ObjectKey>>,
     outcome: Option<Result<PutOutcome>>,
     needs: Needs,
-    /// What the members' headers on SSD said, once they were looked at.
+    /// The probes of the members' headers on SSD, after they were read.
     probed: Option<Vec<Option<Probed>>>,
-    /// The bytes of members that are here by themselves, and where they were when they were asked for; empty before.
+    /// The bytes of members that are present by themselves, and their location when the read began;
+    /// empty before the read.
     adopted: Vec<Option<(At, AlignedBuf)>>,
     objects_requested: bool,
-    /// Which members were stored with bytes that were here; empty if none was.
+    /// Which members were stored with bytes that the store already had; empty if none was.
     adopts: Vec<bool>,
-    /// What of the memory for that it holds, in bytes.
+    /// Bytes of its buffers for adopted objects.
     buffer_bytes: u64,
 }
 
@@ -98,7 +100,7 @@ impl BatchGroup {
         }
     }
 
-    /// What was put; `None` if it is an open group that is gone.
+    /// The members' keys and lengths; `None` if it is an open group that was dropped.
     fn sizes(&self, shared: &Shared) -> Option<Vec<Size>> {
         match &self.source {
             GroupSource::Caller(objects) => {
@@ -121,8 +123,8 @@ impl BatchGroup {
         }
     }
 
-    /// The group as it will be, with the objects of an open group out of the hands of the table, of which none was copied yet. What was
-    /// admitted comes back if it is gone, or no longer what that was.
+    /// Prepare the admitted group for copying; the objects of an open group are taken out of its
+    /// table. Returns `admitted` if the open group was dropped or has changed since admission.
     fn prepare(
         &mut self,
         shared: &Shared,
@@ -166,12 +168,13 @@ impl BatchGroup {
     fn member_bytes(&self, adopts: &[bool], member: usize) -> Bytes<'_> {
         adopted_bytes(&self.adopted, adopts, member).unwrap_or_else(|| match &self.source {
             GroupSource::Caller(objects) => source_bytes(&objects[member].source),
-            // What is not adopted is in the arena.
+            // Objects that are not adopted are already in the arena.
             GroupSource::Open(..) => Bytes::Lent(&[]),
         })
     }
 
-    /// It cannot be stored now: what of it is in the arena goes back to where it was.
+    /// The group cannot be stored now: its objects in the arena return to the open group, or are
+    /// freed.
     fn take_back(&self, core: &mut Core, adopts: &[bool], members: Vec<FrameMember>) {
         for (i, member) in members.into_iter().enumerate() {
             let open = match &self.source {
@@ -189,7 +192,7 @@ impl BatchGroup {
     }
 }
 
-/// The bytes of a source that are not in the arena.
+/// The bytes of a source that is not in the arena.
 fn source_bytes(source: &Source) -> Bytes<'_> {
     match &source.elsewhere {
         Some(Elsewhere::Shown(vouched)) => Bytes::Shown(vouched),
@@ -197,7 +200,7 @@ fn source_bytes(source: &Source) -> Bytes<'_> {
     }
 }
 
-/// The bytes of a member that is stored with those that were here, if it is.
+/// The bytes of a member that is adopted, if it is.
 fn adopted_bytes<'a>(
     buffers: &'a [Option<(At, AlignedBuf)>],
     adopts: &[bool],
@@ -207,17 +210,17 @@ fn adopted_bytes<'a>(
     Some(Bytes::Adopted(bytes))
 }
 
-/// Whether member `i` is stored with bytes that were here.
+/// Whether member `i` is adopted: stored with bytes that the store already has.
 fn is_adopted(adopts: &[bool], i: usize) -> bool {
     adopts.get(i).copied().unwrap_or(false)
 }
 
-/// What is being read for a batch.
+/// The reads in flight for a batch.
 enum ActiveReads {
     Nothing,
     /// Headers of (group, member).
     Headers(GetBatch, Vec<(usize, usize)>),
-    /// Whole objects of (group, member), and where each is.
+    /// Whole objects of (group, member), and the location of each.
     Objects(GetBatch, Vec<(usize, usize, At)>),
 }
 
@@ -233,7 +236,7 @@ pub(crate) struct PutBatch {
 }
 
 impl PutBatch {
-    /// Store what can be stored without looking at the SSD, and begin to look for the rest.
+    /// Store the groups that need no read, and begin the reads for the others.
     pub fn begin(
         io: &mut SessionIo,
         groups: Vec<PutGroup>,
@@ -257,7 +260,7 @@ impl PutBatch {
         let (busy, required, at) = found.unwrap_or((false, Arc::new([]), at));
         let mut group = BatchGroup::new(GroupSource::Open(open, required), None);
         if busy {
-            group.outcome = Some(Err(Error::busy("group is being committed")));
+            group.outcome = Some(Err(Error::busy("group is being committed by another caller")));
         }
         Self::begin_groups(io, vec![group], at, deadline, Came::Put)
     }
@@ -282,7 +285,8 @@ impl PutBatch {
         self.release_buffers(&io.shared);
     }
 
-    /// An open group that has its outcome: committed it is closed, else it stays open for the next try.
+    /// Settle an open group that has its outcome: a committed group is closed, any other stays open
+    /// for the next attempt.
     fn settle_open_group(&self, shared: &Shared, i: usize) {
         let BatchGroup { source: GroupSource::Open(id, _), outcome: Some(outcome), .. } = &self.groups[i]
         else {
@@ -304,7 +308,7 @@ impl PutBatch {
         }
     }
 
-    /// Begin to read what groups need: headers first, since what they say may settle the rest.
+    /// Begin the reads that groups need: headers first, since they may settle the other reads.
     fn begin_reads(&mut self, io: &mut SessionIo) {
         let mut headers = Vec::new();
         let mut objects = Vec::new();
@@ -318,19 +322,19 @@ impl PutBatch {
         if !headers.is_empty() {
             let keys: Vec<_> = headers.iter().map(|(g, m)| *self.groups[*g].key(*m)).collect();
             self.reading = ActiveReads::Headers(GetBatch::probe(io, &keys, self.at, self.deadline), headers);
-            // They come next.
+            // Objects are read in the next round.
             objects.into_iter().for_each(|(g, members)| self.groups[g].needs = Needs::Objects(members));
             return;
         }
         let mut gets = Vec::new();
-        let mut of = Vec::new();
+        let mut targets = Vec::new();
         for (g, alone) in objects {
             match self.alloc_buffers(&io.shared, g, &alone) {
                 Ok(buffers) => {
                     for (alone, buffer) in alone.iter().zip(buffers) {
                         let key = *self.groups[g].key(alone.member);
                         gets.push(Get { key, range: None, destination: Destination::owned(buffer) });
-                        of.push((g, alone.member, alone.at));
+                        targets.push((g, alone.member, alone.at));
                     }
                 }
                 Err(error) => {
@@ -341,12 +345,13 @@ impl PutBatch {
         }
         self.release_buffers(&io.shared);
         if !gets.is_empty() {
-            self.reading = ActiveReads::Objects(GetBatch::begin(io, gets, self.at, self.deadline), of);
+            self.reading = ActiveReads::Objects(GetBatch::begin(io, gets, self.at, self.deadline), targets);
         }
     }
 
-    /// Memory for the objects that a group takes in. It is not the arena's: all groups together have as much as
-    /// there is staging memory, except that one may always go on.
+    /// Buffers for the objects that a group adopts. They are not in the arena: their sum over all
+    /// groups is bounded by the capacity of the staging memory, except that one group may always
+    /// proceed.
     fn alloc_buffers(&mut self, shared: &Shared, g: usize, alone: &[Alone]) -> Result<Vec<AlignedBuf>> {
         let bytes: u64 = alone.iter().map(|a| a.length).sum();
         {
@@ -355,7 +360,7 @@ impl PutBatch {
             if core.adopting > 0 && core.adopting + bytes > max {
                 let now = core.adopting;
                 let detail =
-                    format!("too much is read for other groups bytes={bytes} reading={now} max={max}");
+                    format!("buffers for adopted objects are in use bytes={bytes} used={now} max={max}");
                 return Err(Error::busy(detail));
             }
             core.adopting += bytes;
@@ -363,10 +368,10 @@ impl PutBatch {
         self.groups[g].buffer_bytes += bytes;
         let buffers: std::io::Result<Vec<_>> =
             alone.iter().map(|a| AlignedBuf::new(a.length as usize)).collect();
-        buffers.map_err(|e| Error::busy(format!("no memory for objects of a group bytes={bytes}: {e}")))
+        buffers.map_err(|e| Error::busy(format!("no memory for adopted objects bytes={bytes}: {e}")))
     }
 
-    /// Groups that have their outcome let go of what was read for them.
+    /// Free the adopted objects' buffers of groups that have their outcome.
     fn release_buffers(&mut self, shared: &Shared) {
         for group in self.groups.iter_mut().filter(|g| g.outcome.is_some() && g.buffer_bytes > 0) {
             group.adopted.iter_mut().for_each(|bytes| *bytes = None);
@@ -374,7 +379,7 @@ impl PutBatch {
         }
     }
 
-    /// Go on without waiting; true once every group has its outcome.
+    /// Progress without waiting; true once every group has its outcome.
     pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
         loop {
             match &mut self.reading {
@@ -387,15 +392,15 @@ impl PutBatch {
             }
             match std::mem::replace(&mut self.reading, ActiveReads::Nothing) {
                 ActiveReads::Nothing => {}
-                ActiveReads::Headers(batch, of) => {
-                    for ((g, m), probed) in of.into_iter().zip(batch.into_probed()) {
+                ActiveReads::Headers(batch, targets) => {
+                    for ((g, m), probed) in targets.into_iter().zip(batch.into_probed()) {
                         let group = &mut self.groups[g];
                         let members = group.source.objects();
                         group.probed.get_or_insert_with(|| vec![None; members])[m] = probed;
                     }
                 }
-                ActiveReads::Objects(batch, of) => {
-                    for ((g, m, at), buffer) in of.into_iter().zip(batch.into_buffers()) {
+                ActiveReads::Objects(batch, targets) => {
+                    for ((g, m, at), buffer) in targets.into_iter().zip(batch.into_buffers()) {
                         let group = &mut self.groups[g];
                         let members = group.source.objects();
                         group.adopted.resize_with(members, || None);
@@ -408,7 +413,7 @@ impl PutBatch {
         }
     }
 
-    /// A read came back.
+    /// Handle the completion of a read.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         match &mut self.reading {
             ActiveReads::Nothing => {}
@@ -418,14 +423,15 @@ impl PutBatch {
         }
     }
 
-    /// Let go of what is held for a batch that nobody will finish.
+    /// Release the resources of a batch that will not be finished.
     pub fn abandon(&mut self, io: &SessionIo) {
         match &mut self.reading {
             ActiveReads::Nothing => {}
             ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => batch.abandon(io),
         }
         for i in 0..self.groups.len() {
-            let internal = || Error::new(ErrorKind::Unavailable, "its session was dropped");
+            let internal =
+                || Error::new(ErrorKind::Unavailable, "session was dropped before the put completed");
             self.groups[i].outcome.get_or_insert_with(|| Err(internal()));
             self.settle_open_group(&io.shared, i);
         }
@@ -440,7 +446,7 @@ impl PutBatch {
     }
 }
 
-/// Of each object of a group: the group's outcome, or that it was here by itself.
+/// Append each object's result: the group's outcome, or `AlreadyPresent` for an adopted object.
 fn collect_results(group: BatchGroup, all: &mut Vec<PutDone>) {
     let internal = || Error::new(ErrorKind::Internal, "put without an outcome");
     let outcome = group.outcome.unwrap_or_else(|| Err(internal()));

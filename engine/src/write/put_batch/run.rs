@@ -1,9 +1,12 @@
-//! Groups of a batch that go through the steps of a put together, so that the lock is met once a run and not twice a page:
-//! they are admitted in one section, copied without the lock, and made visible in the section in which the next run is
-//! admitted.
+//! Runs: groups of a batch that take the steps of a put together, so that the lock is taken once
+//! for a run and not twice for a page. They are admitted in one critical section and copied without
+//! the lock. They become visible in the critical section that admits the next run.
 //!
-//! What one group of a batch does to the next stays as if each were put by itself: groups of the same page are never in one
-//! run, and a group that finds no room is tried again behind those that were admitted before it.
+//! Invariants:
+//! - A group has the same effect on later groups of its batch as if each were put by itself.
+//! - `a.page != b.page` for any two groups `a`, `b` of one run.
+//! - A group that finds no memory after others of its run were admitted is tried again in the next
+//!   run.
 
 use pagelith_io::fused::{Copier, Stores};
 use pagelith_tiers::policy::Recency;
@@ -20,39 +23,39 @@ use crate::write::put::new_keys;
 use crate::write::put::new_keys::Fresh;
 use crate::write::put::{Admitted, Size, Stored};
 
-/// Groups of a run. Sixteen were slower than four from one thread.
+/// Groups in a run. Sixteen were slower than four with one thread.
 const RUN_GROUPS_MAX: usize = 4;
-/// Bytes of a run, unless its first group has more: memory that is set aside and not seen yet.
+/// Bytes in a run, unless its first group has more: reserved memory that is not visible yet.
 const RUN_BYTES_MAX: u64 = 1 << 20;
-/// Bytes after which what was stored so far is handed to the flusher, so that a batch larger than the arena
-/// makes progress.
+/// After this many stored bytes, the frames are queued for the flusher, so that a batch larger than
+/// the arena makes progress.
 const ENQUEUE_BYTES: u64 = 4 << 20;
 
-/// A group of a run, by number.
+/// A group of a run, by its number in the batch.
 struct RunGroup {
     group: usize,
     sizes: Vec<Size>,
-    /// Nothing was known of it, when that was asked without the lock.
+    /// Set if a lookup without the lock found none of its keys.
     fresh: Option<Fresh>,
 }
 
-/// A group that was admitted, on its way.
+/// A group that was admitted and is being copied.
 struct CopyingGroup {
     group: usize,
     adopts: Vec<bool>,
     bytes: u64,
-    /// Or what was set aside, for a group that is no longer what was admitted.
+    /// On `Err`, the reserved memory of a group that has changed since its admission.
     copied: Result<Copied, Box<Admitted>>,
 }
 
-/// What a session keeps from one run to the next, and from one batch to the next: lists, of which none holds anything of a store between two batches.
+/// Vectors that a session reuses between runs and batches; all are empty between two batches.
 #[derive(Default)]
 pub(crate) struct RunScratch {
     /// The run that is about to be admitted.
     next: Vec<RunGroup>,
-    /// Of it those that have memory, by number.
+    /// Members of `next` with reserved memory, by their number in it.
     admitted: Vec<(usize, Admitted)>,
-    /// The run before.
+    /// The previous run.
     copied: Vec<CopyingGroup>,
 }
 
@@ -61,7 +64,7 @@ fn total_bytes(sizes: &[Size]) -> u64 {
 }
 
 impl PutBatch {
-    /// Store what can be stored now, run by run, and hand it to the flusher.
+    /// Store the groups that can be stored now, run by run, and queue their frames for the flusher.
     pub(crate) fn try_runs(&mut self, shared: &Shared, runs: &mut RunScratch) {
         let mut from = 0;
         loop {
@@ -76,13 +79,14 @@ impl PutBatch {
             from = self.publish_and_admit(shared, runs, end);
             settled.into_iter().for_each(|group| self.settle_open_group(shared, group));
             let RunScratch { next, admitted, copied, .. } = &mut *runs;
-            let prepared = |(of, one): (usize, _)| self.prepare(shared, &next[of], one);
+            let prepared = |(number, one): (usize, _)| self.prepare(shared, &next[number], one);
             copied.extend(admitted.drain(..).map(prepared));
             self.copy_run(shared, copied);
         }
     }
 
-    /// One section: what was copied becomes visible, and the next run is admitted. The first group that was not tried.
+    /// One critical section: the copied run becomes visible, and the next run is admitted. Returns
+    /// the first group that was not tried.
     fn publish_and_admit(&mut self, shared: &Shared, runs: &mut RunScratch, end: usize) -> usize {
         let mut core = shared.lock();
         self.publish(shared, &mut core, &mut runs.copied);
@@ -100,7 +104,7 @@ impl PutBatch {
         end
     }
 
-    /// The next groups that can go together and that no rule refuses; the first group behind them.
+    /// Gather the next run from groups that pass [`put::check`]; returns the first group after it.
     fn gather_run(&mut self, shared: &Shared, from: usize, runs: &mut RunScratch) -> usize {
         let run = &mut runs.next;
         run.clear();
@@ -136,7 +140,8 @@ impl PutBatch {
         self.groups.len()
     }
 
-    /// Ask without the lock whether anything is known of these groups. Of the pages of those that are about to become visible it is, soon.
+    /// Look up, without the lock, whether these groups have only new keys. Pages of groups that are
+    /// about to become visible are skipped, because they will soon be in the index.
     fn find_new_keys(&self, shared: &Shared, runs: &mut RunScratch) {
         let RunScratch { next, copied, .. } = runs;
         let unseen = |member: &&mut RunGroup| {
@@ -151,8 +156,9 @@ impl PutBatch {
         new_keys::look(shared, &mut asked.collect::<Vec<_>>());
     }
 
-    /// Step 1, of the next run: the first group that was not tried, and whether one found no memory. Not tried is one of the run if it found
-    /// none behind one that did, or is behind one that something gives way to.
+    /// Step 1 for the next run. Returns the first group that was not tried, and whether a group
+    /// found no memory. A group is not tried if it finds no memory after another was admitted, or
+    /// if it follows a group that replaces present objects.
     fn admit(
         &mut self,
         shared: &Shared,
@@ -174,7 +180,8 @@ impl PutBatch {
                     one.came = self.came;
                     admitted.push((at, one));
                     if met_some {
-                        // What it met here must still be there when it is published: nobody makes room before.
+                        // The objects that it replaces must still be present when it is published,
+                        // so nothing may be evicted before.
                         end = member.group + 1;
                         break;
                     }
@@ -195,19 +202,19 @@ impl PutBatch {
         (end, full)
     }
 
-    /// A group as it will be once it was copied.
-    fn prepare(&mut self, shared: &Shared, of: &RunGroup, mut admitted: Admitted) -> CopyingGroup {
-        let at = self.recency_of(of.group);
-        let group = &mut self.groups[of.group];
+    /// Prepare an admitted group for copying.
+    fn prepare(&mut self, shared: &Shared, run_group: &RunGroup, mut admitted: Admitted) -> CopyingGroup {
+        let at = self.recency_of(run_group.group);
+        let group = &mut self.groups[run_group.group];
         if let GroupSource::Open(id, _) = &group.source {
             admitted.open = Some(*id);
         }
         let adopts = admitted.adopts.clone();
         let copied = group.prepare(shared, admitted, at);
-        CopyingGroup { group: of.group, adopts, bytes: total_bytes(&of.sizes), copied }
+        CopyingGroup { group: run_group.group, adopts, bytes: total_bytes(&run_group.sizes), copied }
     }
 
-    /// Step 2, of a run.
+    /// Step 2 for a run.
     fn copy_run(&self, shared: &Shared, run: &mut [CopyingGroup]) {
         let filling = |one| {
             let CopyingGroup { group, adopts, copied, .. }: &mut CopyingGroup = one;
@@ -228,7 +235,7 @@ impl PutBatch {
                 Err(admitted) => {
                     admitted.give_back(core);
                     let first = self.groups[group].key(0);
-                    Err(Error::busy(format!("the group changed while it was looked at key={first}")))
+                    Err(Error::busy(format!("group changed during the put, retry it key={first}")))
                 }
             };
             self.unqueued_bytes += bytes;
@@ -237,7 +244,7 @@ impl PutBatch {
         }
     }
 
-    /// When a group is asked for.
+    /// The recency of a group.
     fn recency_of(&self, number: usize) -> Recency {
         Recency { depth: self.at.depth.saturating_add(number as u32), ..self.at }
     }
@@ -265,11 +272,11 @@ impl PutBatch {
 }
 
 impl BatchGroup {
-    /// What becomes of a group that has no memory of its own after admission.
+    /// Set the outcome or the needed reads of a group without memory after admission.
     fn not_admitted(&mut self, admission: Admission, first: &Size) {
-        // What was asked for once and did not come is not asked for again.
+        // A read that did not yield the object once is not repeated.
         let changed_again =
-            || Err(Error::busy(format!("an object changed while it was looked at key={}", first.key)));
+            || Err(Error::busy(format!("object changed during the put, retry it key={}", first.key)));
         match admission {
             Admission::Settled(outcome) => self.outcome = Some(outcome),
             Admission::Incomplete => self.outcome = Some(Ok(PutOutcome::Waiting)),
