@@ -131,7 +131,10 @@ impl Group<'_> {
     /// bytes are not read; if it is evicted before the commit, it is missing again. If the arena or
     /// the limit on open groups is full, the call waits until the timeout, then returns `Busy`.
     ///
-    /// # Errors `Invalid` for an object that the group does not require, that has no bytes, that has another length than the object present, or that is too large by itself or with the others; `Unavailable` if the group is not open any more.
+    /// # Errors
+    /// `Invalid` for an object that the group does not require, that has no bytes, that has another
+    /// length than the object present, or that is too large by itself or with the others;
+    /// `Unavailable` if the group is not open any more.
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         let deadline = self.store.shared.room_deadline(&options);
         let put = |object| self.store.shared.while_busy(deadline, || self.try_put(object));
@@ -153,7 +156,10 @@ impl Group<'_> {
     /// [`Group::missing`]): then it stays open, and more objects may be put. Objects that the store
     /// has by themselves count as put.
     ///
-    /// # Errors `Invalid` if the group is too large, or one of its objects is in another group; `Busy` if the store had no room in time (the group stays open); `Unavailable` if the group was not open any more.
+    /// # Errors
+    /// `Invalid` if the group is too large, or one of its objects is in another group; `Busy` if
+    /// the store had no room in time (the group stays open); `Unavailable` if the group was not
+    /// open any more.
     pub fn commit(&self, options: Options) -> Result<PutOutcome> {
         let shared = &self.store.shared;
         let deadline = shared.deadline(options.timeout);
