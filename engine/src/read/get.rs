@@ -394,9 +394,9 @@ impl GetBatch {
                 let HeaderPlace { segment, record } = self.headers[header].place;
                 self.headers[header].bytes = None;
                 let pieces = [Piece::Header { header, bytes }].into();
-                let asked = self.waiting.iter().any(|f| f.pieces == pieces)
+                let requested = self.waiting.iter().any(|f| f.pieces == pieces)
                     || self.in_flight.values().any(|f| f.fetch.pieces == pieces);
-                if !asked {
+                if !requested {
                     self.waiting.push_front(Fetch {
                         segment,
                         offset: record,

@@ -62,7 +62,7 @@ fn default_verify_ratio_detects_every_flipped_bit() {
         assert!(bytes.iter().all(|b| *b == 0), "damaged bytes were left in the destination");
         assert!(!store.exists_batch(&[key()], Options::default())[0], "a damaged object still exists");
         put_and_flip(&store, at);
-        assert!(store.view(&key()).expect("asked").is_none(), "damaged bytes were viewed");
+        assert!(store.view(&key()).expect("viewed").is_none(), "damaged bytes were viewed");
         let stats = store.stats();
         assert_eq!((stats.damaged, stats.hits_unverified, stats.dram_bytes), (2, 0, 0));
     }
@@ -90,7 +90,7 @@ fn unverified_hit_returns_flipped_bytes_and_is_counted() {
     assert_eq!((outcome, bytes), (GetOutcome::Hit { tier: Tier::Memory, bytes: LENGTH as u64 }, flipped));
     assert_eq!(get(&store, Some(99..102)).1, [object()[99], object()[100] ^ 1, object()[101]]);
     assert_eq!((store.stats().hits_unverified, store.stats().hits_memory), (2, 2));
-    assert!(store.view(&key()).expect("asked").is_none(), "views are always verified");
+    assert!(store.view(&key()).expect("viewed").is_none(), "views are always verified");
 }
 
 /// The share of undetected damage is one minus the verify ratio.

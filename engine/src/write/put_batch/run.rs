@@ -152,8 +152,8 @@ impl PutBatch {
                 && group.adopted.is_empty()
                 && !copied.iter().any(|one| self.groups[one.group].key(0).same_page(page))
         };
-        let asked = next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.fresh));
-        new_keys::look(shared, &mut asked.collect::<Vec<_>>());
+        let candidates = next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.fresh));
+        new_keys::look(shared, &mut candidates.collect::<Vec<_>>());
     }
 
     /// Step 1 for the next run. Returns the first group that was not tried, and whether a group
