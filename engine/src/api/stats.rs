@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::api::outcome::MissCause;
 use crate::state::shared::Shared;
 
-/// Counted under the core's lock, except for the counts of gets ([`crate::state::counters::Tallies`]).
+/// Counted under the core's lock, except for the counts of gets ([`crate::state::counters::StripedCounters`]).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     pub puts_stored: u64,
@@ -179,7 +179,7 @@ impl Stats {
         let mut core = shared.lock();
         core.pins.expire(now);
         let mut c = core.counters.clone();
-        shared.tallies.add_to(&mut c);
+        shared.get_counters.add_to(&mut c);
         let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
         let health = core.ssd.as_ref().map(|s| &s.health);
         let named = MissCause::ALL.iter().zip(c.misses);

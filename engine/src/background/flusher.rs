@@ -26,7 +26,7 @@ use crate::background::reclaim::{DeferredVictim, Reclaim};
 use crate::background::scrub::BackgroundScrub;
 use crate::background::stall::StallDetector;
 use crate::memory::index::SsdPlace;
-use crate::state::core::Answer;
+use crate::state::core::JobResult;
 use crate::state::damage::PendingFlush;
 use crate::state::frame_access::Held;
 use crate::state::shared::Shared;
@@ -254,16 +254,16 @@ impl Flusher {
             return false;
         }
         let answer = match !self.is_read_only() {
-            true if self.sealed_since_checkpoint == u32::MAX => Answer::Done,
+            true if self.sealed_since_checkpoint == u32::MAX => JobResult::Done,
             true => {
                 self.begin_checkpoint(true);
                 // A marker: on the next call no checkpoint is left to take.
                 self.sealed_since_checkpoint = u32::MAX;
                 return true;
             }
-            false => Answer::Done,
+            false => JobResult::Done,
         };
-        self.shared.lock().answer(id, answer);
+        self.shared.lock().complete_job(id, answer);
         self.finished = true;
         self.shared.progress.raise();
         true

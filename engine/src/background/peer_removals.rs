@@ -21,7 +21,7 @@ use crate::api::error::{Error, ErrorKind};
 use crate::rpc::connections::Desk;
 use crate::rpc::pool::Standing;
 use crate::rpc::{Reply, Told};
-use crate::state::core::Answer;
+use crate::state::core::JobResult;
 use crate::state::peer_queue::RemoteJob;
 
 /// Most keys of one request.
@@ -39,7 +39,7 @@ enum Asked {
 /// What came of it.
 pub(crate) enum Ended {
     /// This is the answer to whoever waits for the job.
-    Over(u64, Answer),
+    Over(u64, JobResult),
     /// A link ended under it: the job is to be done once more, by this deadline.
     Again(RemoteJob, Mono),
 }
@@ -163,7 +163,7 @@ impl Telling {
         let Telling { id, job, deadline, failed, link_ended, is_first, .. } = self;
         match failed {
             Some(_) if link_ended && is_first && now < deadline => Ended::Again(job, deadline),
-            failed => Ended::Over(id, failed.map_or(Answer::Done, Answer::Failed)),
+            failed => Ended::Over(id, failed.map_or(JobResult::Done, JobResult::Failed)),
         }
     }
 }

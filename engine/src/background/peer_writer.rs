@@ -203,7 +203,7 @@ impl Writer {
         let Some(told) = self.told.take_if(|told| told.advance(&mut self.desk)) else { return };
         let mut core = self.shared.lock();
         match told.finish(self.shared.now()) {
-            Ended::Over(id, answer) => core.answer(id, answer),
+            Ended::Over(id, answer) => core.complete_job(id, answer),
             Ended::Again(job, deadline) => {
                 self.again_by = Some(deadline);
                 if let Some(queue) = core.remote.as_mut() {
@@ -256,7 +256,7 @@ impl Writer {
         for (frame, objects) in base.into_iter().chain(behind).rev() {
             match core.remote.as_mut().filter(|_| is_there || again) {
                 // Before whatever else waits, removals among it.
-                Some(queue) => queue.push_back(RemoteJob::Frame(frame, objects)),
+                Some(queue) => queue.requeue_front(RemoteJob::Frame(frame, objects)),
                 None => core.counters.remote_skipped += objects,
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::NamespaceId;
 
-use self::client::{Client, Totals};
+use self::client::{Client, HoldTotals};
 use crate::api::error::Result;
 
 pub(crate) mod client;
@@ -16,7 +16,7 @@ pub(crate) type ClientName = Arc<str>;
 
 /// An object to be pinned, and the memory that the pin keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct PinTarget {
     pub fingerprint: u128,
     pub namespace: NamespaceId,
     /// Identifies its group in memory: a pin keeps the whole group.
@@ -33,7 +33,7 @@ pub(crate) struct Pins {
     leases: HashMap<u128, Lease>,
     /// Objects held for clients; they are counted in `held` and `leases` too.
     clients: BTreeMap<ClientName, Client>,
-    all: Totals,
+    all: HoldTotals,
 }
 
 /// An object's lease.
@@ -90,9 +90,9 @@ impl Pins {
     pub fn hold(
         &mut self,
         name: &ClientName,
-        rows: &[Row],
+        rows: &[PinTarget],
         lease: Option<Mono>,
-        most: &Totals,
+        most: &HoldTotals,
     ) -> Result<()> {
         let client = self.clients.entry(name.clone()).or_default();
         let more = client.more(rows);
@@ -190,31 +190,31 @@ mod tests {
         assert!(!p.is_pinned(7));
     }
 
-    fn row(fingerprint: u128, group: u128) -> Row {
-        Row { fingerprint, namespace: NAMESPACE, group, bytes: 4096 }
+    fn row(fingerprint: u128, group: u128) -> PinTarget {
+        PinTarget { fingerprint, namespace: NAMESPACE, group, bytes: 4096 }
     }
 
     #[test]
     fn leases_of_removed_objects_end() {
         let mut p = Pins::default();
-        let (name, most) = (ClientName::from("a"), Totals { objects: 100, bytes: 100 * 4096 });
+        let (name, most) = (ClientName::from("a"), HoldTotals { objects: 100, bytes: 100 * 4096 });
         for (fingerprint, namespace) in [(1, 1), (2, 1), (3, 2), (4, 2)] {
-            let row = Row { namespace: NamespaceId([namespace; 16]), ..row(fingerprint, fingerprint) };
+            let row = PinTarget { namespace: NamespaceId([namespace; 16]), ..row(fingerprint, fingerprint) };
             p.hold(&name, &[row], Some(Mono(10)), &most).expect("its share");
         }
         p.end_leases(NAMESPACE);
         p.end_lease(3);
         assert!(p.is_pinned(4) && p.count() == (0, 1));
-        assert_eq!(p.all, Totals { objects: 1, bytes: 4096 }, "the client's share is free again");
+        assert_eq!(p.all, HoldTotals { objects: 1, bytes: 4096 }, "the client's share is free again");
     }
 
     #[test]
     fn client_and_total_limits_are_enforced() {
         let mut p = Pins::default();
-        let most = Totals { objects: 100, bytes: 40 * 4096 };
+        let most = HoldTotals { objects: 100, bytes: 40 * 4096 };
         let names: Vec<ClientName> = ["a", "b", "c"].map(Arc::from).into();
         let hold = |p: &mut Pins, client: usize, from: u128, count: u128, lease: Option<u64>| {
-            let rows: Vec<Row> = (from..from + count).map(|n| row(n, n)).collect();
+            let rows: Vec<PinTarget> = (from..from + count).map(|n| row(n, n)).collect();
             p.hold(&names[client], &rows, lease.map(Mono), &most).is_ok()
         };
         // Half of the limit for all. The same objects again count once for a client, and again for
@@ -228,14 +228,14 @@ mod tests {
         p.expire(Mono(10));
         assert!(hold(&mut p, 2, 0, 1, None) && p.clients.len() == 1);
         p.let_go(&names[2], &[0]);
-        assert_eq!((p.all, p.clients.len(), p.count()), (Totals::default(), 0, (0, 0)));
+        assert_eq!((p.all, p.clients.len(), p.count()), (HoldTotals::default(), 0, (0, 0)));
     }
 
     #[test]
     fn group_counts_once_while_any_member_is_held() {
         let mut p = Pins::default();
-        let (name, most) = (ClientName::from("a"), Totals { objects: 100, bytes: 100 * 4096 });
-        let big = |fingerprint| Row { fingerprint, namespace: NAMESPACE, group: 1, bytes: 50 * 4096 };
+        let (name, most) = (ClientName::from("a"), HoldTotals { objects: 100, bytes: 100 * 4096 });
+        let big = |fingerprint| PinTarget { fingerprint, namespace: NAMESPACE, group: 1, bytes: 50 * 4096 };
         p.hold(&name, &[big(1)], None, &most).expect("its share");
         p.hold(&name, &[big(2), big(2)], None, &most).expect("no memory beyond the group's");
         p.let_go(&name, &[1]);

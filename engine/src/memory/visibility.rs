@@ -58,7 +58,7 @@ impl Visibility {
     }
 
     /// The index does not lead there any more.
-    pub fn show_segment(&mut self, segment: SegmentId) {
+    pub fn unhide_segment(&mut self, segment: SegmentId) {
         self.changes += u64::from(self.segments.remove(&segment));
     }
 
@@ -83,7 +83,7 @@ impl Visibility {
 }
 
 /// Where it can be asked whether an object is seen.
-pub(crate) trait Sight {
+pub(crate) trait VisibilityFilter {
     /// Whether the record of a place is not to be believed, or its segment or the whole tier is not read any more.
     fn is_hidden_at(&self, place: SsdPlace) -> bool;
     /// The base that an attached object names.
@@ -92,23 +92,23 @@ pub(crate) trait Sight {
     fn any_named(&self, name: u64, is: impl Fn(&Entry) -> bool) -> bool;
 
     /// Whether an object lies on SSD only, in a record that is not to be believed.
-    fn is_broken(&self, entry: &Entry) -> bool {
+    fn is_hidden(&self, entry: &Entry) -> bool {
         entry.ssd.filter(|_| entry.frame.is_none()).is_some_and(|place| self.is_hidden_at(place))
     }
 
     /// Whether an entry's object may be seen: what is attached only while its base group is.
     fn is_visible(&self, entry: &Entry) -> bool {
-        !self.is_broken(entry)
+        !self.is_hidden(entry)
             && (!entry.attached || self.has_base(entry.fingerprint) || mutant::on(Mutant::AttachedAlone))
     }
 
     /// Whether the base group is here that an attached object's link names.
     fn has_base(&self, fingerprint: u128) -> bool {
-        self.link(fingerprint).is_some_and(|base| self.is_base_here(base))
+        self.link(fingerprint).is_some_and(|base| self.is_base_present(base))
     }
 
     /// Whether an object of this name is here and can have others attached to it.
-    fn is_base_here(&self, name: u64) -> bool {
-        self.any_named(name, |e| !e.attached && !self.is_broken(e))
+    fn is_base_present(&self, name: u64) -> bool {
+        self.any_named(name, |e| !e.attached && !self.is_hidden(e))
     }
 }

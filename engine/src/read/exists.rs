@@ -11,9 +11,9 @@ use pagelith_tiers::policy::Recency;
 use crate::api::page_depth::PageSteps;
 use crate::memory::index::{PREFETCH_GROUP, TICK_MODULUS};
 use crate::state::core::Core;
-use crate::state::read_view::{Reading, TRIES};
+use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency;
-use crate::state::recency::{Touched, note};
+use crate::state::recency::{FoundObject, record};
 use crate::state::shared::Shared;
 
 /// Which of `keys` are here, all of them at one moment. What is here counts as asked for.
@@ -47,17 +47,17 @@ pub(crate) fn under(
 /// What `ask` finds by looks at the index, all of which were true at one moment. It may be asked several times. What it
 /// found the last time counts as asked for.
 pub(crate) fn at_one_moment<R>(shared: &Shared, at: Recency, mut ask: impl FnMut(&mut Look<'_>) -> R) -> R {
-    let published = &shared.published;
+    let read_view = &shared.read_view;
     // Where every request has to be told of, the lock is needed anyway.
-    for _ in 0..if published.counts_touches { 0 } else { TRIES } {
+    for _ in 0..if read_view.counts_touches { 0 } else { LOCK_FREE_TRIES } {
         let pin = crossbeam_epoch::pin();
-        let reading = published.read(&pin);
+        let reading = read_view.read(&pin);
         let mut look = Look::new(shared, &reading, at);
         let answer = ask(&mut look);
         let touched = look.touched;
-        if reading.holds(&pin) {
+        if reading.validate(&pin) {
             drop(pin);
-            note(shared, &touched, at);
+            record(shared, &touched, at);
             return answer;
         }
     }
@@ -67,26 +67,26 @@ pub(crate) fn at_one_moment<R>(shared: &Shared, at: Recency, mut ask: impl FnMut
 /// Under the lock what is published is all there is, and nothing changes.
 fn locked<R>(shared: &Shared, core: &mut Core, at: Recency, ask: impl FnOnce(&mut Look<'_>) -> R) -> R {
     let pin = crossbeam_epoch::pin();
-    let reading = shared.published.read(&pin);
+    let reading = shared.read_view.read(&pin);
     let mut look = Look::new(shared, &reading, at);
     let answer = ask(&mut look);
-    look.touched.iter().for_each(|touched| touched.note_in(core, at));
+    look.touched.iter().for_each(|touched| touched.record_in(core, at));
     answer
 }
 
 /// Looks at the index.
 pub(crate) struct Look<'a> {
     shared: &'a Shared,
-    reading: &'a Reading<'a>,
+    reading: &'a Snapshot<'a>,
     depth: u32,
     /// The tick that counts as now, as the index has it.
     tick: u32,
-    touched: Vec<Touched>,
+    touched: Vec<FoundObject>,
 }
 
 impl<'a> Look<'a> {
-    fn new(shared: &'a Shared, reading: &'a Reading<'a>, at: Recency) -> Look<'a> {
-        let tick = (shared.published.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
+    fn new(shared: &'a Shared, reading: &'a Snapshot<'a>, at: Recency) -> Look<'a> {
+        let tick = (shared.read_view.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
         Look { shared, reading, depth: at.depth, tick, touched: Vec::new() }
     }
 
@@ -103,7 +103,7 @@ impl<'a> Look<'a> {
     fn look<K: Borrow<ObjectKey>>(&mut self, mut keys: impl Iterator<Item = K>, stop: bool) -> Vec<bool> {
         let mut found = Vec::with_capacity(keys.size_hint().0);
         self.touched.reserve(keys.size_hint().0);
-        self.reading.expect(keys.size_hint().0);
+        self.reading.reserve(keys.size_hint().0);
         let mut steps = PageSteps::default();
         // The keys of a batch are of one namespace, mostly.
         let mut of: Option<(NamespaceId, Generation)> = None;
@@ -119,7 +119,7 @@ impl<'a> Look<'a> {
                 let generation = || self.reading.visibility.generation(namespace);
                 let (_, generation) = *of.insert(known.unwrap_or_else(|| (namespace, generation())));
                 let fingerprint = self.shared.fingerprint(key.borrow(), generation);
-                self.shared.published.index.prefetch(&[fingerprint]);
+                self.shared.read_view.index.prefetch(&[fingerprint]);
                 next.push((fingerprint, self.depth.saturating_add(steps.step(key.borrow()))));
             }
             let seen = self.touched.len();
@@ -127,7 +127,7 @@ impl<'a> Look<'a> {
                 let entry = self.reading.find(*fingerprint);
                 found.push(entry.is_some());
                 match entry {
-                    Some(entry) => self.touched.push(Touched::new(&entry, *depth, self.tick)),
+                    Some(entry) => self.touched.push(FoundObject::new(&entry, *depth, self.tick)),
                     None if stop => return found,
                     None => {}
                 }

@@ -140,7 +140,7 @@ impl GetBatch {
         let stages = late || io.shared.sick.load(Ordering::Relaxed);
         let mut targets = Vec::new();
         let mut staged = Vec::new();
-        io.shared.headers.bring(which.iter().filter_map(|&i| self.slots[i].header_place()));
+        io.shared.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
         for &i in which {
             let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, stages) else { continue };
             self.slots[i].direct = target.direct_parts.is_some();
@@ -227,7 +227,7 @@ impl GetBatch {
                     }
                     // Each read holds its segment for itself: whoever it was for may have gone on to another candidate, or
                     // have an outcome, before it ends. Now one of them is inside still.
-                    if let Some(guards) = &io.shared.published.guards {
+                    if let Some(guards) = &io.shared.read_view.guards {
                         guards.enter_again(flight.fetch.segment);
                     }
                     self.flights.insert(token, flight);
@@ -430,7 +430,7 @@ impl GetBatch {
     /// the device.
     fn read_header(&mut self, io: &mut SessionIo, i: usize) {
         if let Some(expected) = &self.slots[i].expected {
-            io.shared.headers.forget(expected.identity, expected.offset);
+            io.shared.headers.remove(expected.identity, expected.offset);
         }
         self.leave_stage(i);
         self.leave_header(io, i);

@@ -1,7 +1,7 @@
 //! Finding objects, and holding what was found: without the core's lock, as long as nothing changes where they are looked for.
 //!
 //! A look enters the frames and segments that it finds, and believes what it found if it was so at one moment
-//! ([`Reading::holds`]); else it leaves them again and looks anew, the last time under the lock, where nothing changes.
+//! ([`Snapshot::validate`]); else it leaves them again and looks anew, the last time under the lock, where nothing changes.
 //!
 //! Invariants:
 //! - Nothing is read, and nothing is told to a caller, before the look holds. What is found until then may be anything: it is
@@ -22,12 +22,12 @@ use pagelith_tiers::ssd::read::Expected;
 use crate::api::error::Result;
 use crate::api::outcome::{GetOutcome, MissCause};
 use crate::memory::index::{Entry, PREFETCH_GROUP, SsdPlace, TICK_MODULUS};
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::{Slot, siblings};
 use crate::state::core::Core;
 use crate::state::frame_access::{Entered, Held};
-use crate::state::read_view::{Reading, TRIES};
-use crate::state::recency::{Touched, note};
+use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
+use crate::state::recency::{FoundObject, record};
 use crate::state::shared::Shared;
 
 /// Where an object is.
@@ -48,29 +48,29 @@ pub(crate) fn locate<'a>(
     at: Recency,
 ) -> Vec<(usize, Located<'a>)> {
     // Where every request has to be told of, the lock is needed anyway.
-    for _ in 0..if shared.published.counts_touches { 0 } else { TRIES } {
+    for _ in 0..if shared.read_view.counts_touches { 0 } else { LOCK_FREE_TRIES } {
         let pin = crossbeam_epoch::pin();
-        let reading = shared.published.read(&pin);
+        let reading = shared.read_view.read(&pin);
         let mut look = Look::new(shared, &reading, which.len());
         look.all(slots, which, at);
         let Look { located, touched, left, torn, .. } = look;
-        let holds = !torn && reading.holds(&pin);
+        let holds = !torn && reading.validate(&pin);
         drop(pin);
         free_left(shared, &left);
         if holds {
-            note(shared, &touched, at);
+            record(shared, &touched, at);
             return located;
         }
         located.into_iter().for_each(|(i, located)| undo(shared, &mut slots[i], located));
     }
     let mut core = shared.lock();
     let pin = crossbeam_epoch::pin();
-    let reading = shared.published.read(&pin);
+    let reading = shared.read_view.read(&pin);
     let mut look = Look::new(shared, &reading, which.len());
     look.all(slots, which, at);
     let Look { located, touched, left, .. } = look;
-    left.into_iter().for_each(|frame| core.free_if_left(frame));
-    touched.iter().for_each(|touched| touched.note_in(&mut core, at));
+    left.into_iter().for_each(|frame| core.free_if_unread(frame));
+    touched.iter().for_each(|touched| touched.record_in(&mut core, at));
     located
 }
 
@@ -87,25 +87,25 @@ fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
 /// A get is done with a frame.
 pub(crate) fn leave(shared: &Shared, entered: Entered<'_>, frame: FrameId) {
     if entered.leave() {
-        shared.lock().free_if_left(frame);
+        shared.lock().free_if_unread(frame);
     }
 }
 
 fn free_left(shared: &Shared, left: &[FrameId]) {
     if !left.is_empty() {
         let mut core = shared.lock();
-        left.iter().for_each(|frame| core.free_if_left(*frame));
+        left.iter().for_each(|frame| core.free_if_unread(*frame));
     }
 }
 
 /// A look for the objects of some slots.
 struct Look<'a, 'r> {
     shared: &'a Shared,
-    reading: &'r Reading<'r>,
+    reading: &'r Snapshot<'r>,
     /// The tick that counts as now, as the index has it.
     tick: u32,
     located: Vec<(usize, Located<'a>)>,
-    touched: Vec<Touched>,
+    touched: Vec<FoundObject>,
     /// Frames of other objects that were dropped while this was inside, and are to be freed.
     left: Vec<FrameId>,
     /// What was found had been closed already.
@@ -113,9 +113,9 @@ struct Look<'a, 'r> {
 }
 
 impl<'a, 'r> Look<'a, 'r> {
-    fn new(shared: &'a Shared, reading: &'r Reading<'r>, count: usize) -> Look<'a, 'r> {
-        let tick = (shared.published.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
-        reading.expect(count);
+    fn new(shared: &'a Shared, reading: &'r Snapshot<'r>, count: usize) -> Look<'a, 'r> {
+        let tick = (shared.read_view.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
+        reading.reserve(count);
         let (located, touched) = (Vec::with_capacity(count), Vec::with_capacity(count));
         Look { shared, reading, tick, located, touched, left: Vec::new(), torn: false }
     }
@@ -139,7 +139,7 @@ impl<'a, 'r> Look<'a, 'r> {
                 fingerprints.push(slot.fingerprint);
                 generations.push(generation);
             }
-            self.shared.published.index.prefetch(&fingerprints);
+            self.shared.read_view.index.prefetch(&fingerprints);
             for (&i, generation) in group.iter().zip(&generations) {
                 let slot = &mut slots[i];
                 let depth = at.depth.saturating_add(slot.step_back);
@@ -152,7 +152,7 @@ impl<'a, 'r> Look<'a, 'r> {
     }
 
     fn enter(&self, frame: u32) -> Option<Entered<'a>> {
-        self.shared.published.frames.enter(frame as usize).map(Entered::new)
+        self.shared.read_view.frames.enter(frame as usize).map(Entered::new)
     }
 
     /// Where one object is, of which the index has these `entries`.
@@ -174,7 +174,7 @@ impl<'a, 'r> Look<'a, 'r> {
                 self.leave(entered, frame);
                 return Located::Settled(Err(error));
             }
-            self.touched.push(Touched::new(entry, depth, self.tick));
+            self.touched.push(FoundObject::new(entry, depth, self.tick));
             return Located::Memory(entered, FrameId(frame), member);
         }
         self.on_ssd(slot, entries, generation, depth)
@@ -189,12 +189,12 @@ impl<'a, 'r> Look<'a, 'r> {
     ) -> Located<'a> {
         let mut misfit = None;
         // What is in DRAM, too, is known from there to be another object.
-        for entry in entries.iter().filter(|e| e.frame.is_none() && !self.reading.is_broken(e)) {
+        for entry in entries.iter().filter(|e| e.frame.is_none() && !self.reading.is_hidden(e)) {
             let Some(place) = entry.ssd.filter(|place| !slot.has_tried(place)) else { continue };
             match slot.fit(entry.length.into()) {
                 Ok(()) => {
                     if self.hold(slot, entry, place, generation) {
-                        self.touched.push(Touched::new(entry, depth, self.tick));
+                        self.touched.push(FoundObject::new(entry, depth, self.tick));
                         return Located::Ssd;
                     }
                     self.torn = true;
@@ -211,7 +211,7 @@ impl<'a, 'r> Look<'a, 'r> {
 
     /// Enter the segment that a place is in, and note what a record there has to say; false if it cannot be entered.
     fn hold(&self, slot: &mut Slot, entry: &Entry, place: SsdPlace, generation: Generation) -> bool {
-        let (Some(guards), Some(volume)) = (&self.shared.published.guards, &self.shared.volume) else {
+        let (Some(guards), Some(volume)) = (&self.shared.read_view.guards, &self.shared.volume) else {
             return false;
         };
         let segment = SegmentId(place.segment);

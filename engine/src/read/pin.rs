@@ -11,9 +11,9 @@ use pagelith_tiers::policy::FrameId;
 
 use crate::api::error::{Error, Result};
 use crate::memory::index::Entry;
-use crate::memory::pins::client::Totals;
-use crate::memory::pins::{ClientName, Row};
-use crate::memory::visibility::Sight;
+use crate::memory::pins::client::HoldTotals;
+use crate::memory::pins::{ClientName, PinTarget};
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 use crate::state::shared::Shared;
 
@@ -71,7 +71,7 @@ impl Drop for Pin {
         let Some(shared) = self.shared.upgrade() else { return };
         let mut core = shared.lock();
         match &self.client {
-            Some(client) => core.pins.let_go(client, &self.fingerprints),
+            Some(client) => core.pins.release_for_client(client, &self.fingerprints),
             None => self.fingerprints.iter().for_each(|fp| core.pins.unpin(*fp)),
         }
     }
@@ -81,10 +81,10 @@ impl Drop for Pin {
 struct Here {
     objects: usize,
     /// Theirs, and those of what they are attached to: without that they are not seen.
-    rows: Vec<Row>,
+    rows: Vec<PinTarget>,
 }
 
-fn fingerprints(rows: &[Row]) -> Vec<u128> {
+fn fingerprints(rows: &[PinTarget]) -> Vec<u128> {
     rows.iter().map(|row| row.fingerprint).collect()
 }
 
@@ -105,12 +105,12 @@ fn here(shared: &Shared, core: &Core, keys: impl Iterator<Item = ObjectKey>) -> 
 
 /// The row of an object that is to be pinned: all that lies with it in memory is kept there with it, and an object that does not lie there
 /// may be read into it.
-fn row(core: &Core, namespace: NamespaceId, entry: &Entry) -> Row {
+fn row(core: &Core, namespace: NamespaceId, entry: &Entry) -> PinTarget {
     let Entry { fingerprint, length, .. } = *entry;
     let frame = entry.frame.and_then(|frame| core.frames.get(FrameId(frame)));
     match frame.and_then(|f| Some((f.data.members.first()?.fingerprint, f.data.bytes()))) {
-        Some((group, bytes)) => Row { fingerprint, namespace, group, bytes },
-        None => Row { fingerprint, namespace, group: fingerprint, bytes: align_up(length.into()) },
+        Some((group, bytes)) => PinTarget { fingerprint, namespace, group, bytes },
+        None => PinTarget { fingerprint, namespace, group: fingerprint, bytes: align_up(length.into()) },
     }
 }
 
@@ -119,13 +119,13 @@ fn hold(
     shared: &Shared,
     core: &mut Core,
     client: &ClientName,
-    rows: &[Row],
+    rows: &[PinTarget],
     lease: Option<Mono>,
 ) -> Result<()> {
-    let most = Totals::of(&shared.config);
-    core.pins.hold(client, rows, lease, &most).or_else(|_| {
+    let most = HoldTotals::of(&shared.config);
+    core.pins.hold_for_client(client, rows, lease, &most).or_else(|_| {
         core.pins.expire(shared.now());
-        core.pins.hold(client, rows, lease, &most)
+        core.pins.hold_for_client(client, rows, lease, &most)
     })
 }
 

@@ -10,7 +10,7 @@ use crate::api::outcome::{GetOutcome, Tier};
 use crate::config::Promote;
 use crate::memory::frames::{FrameData, FrameMember, FrameState, Members};
 use crate::memory::index::Entry;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::Slot;
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
@@ -98,7 +98,7 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
         core.events.stored(Tier::Memory, &slot.get.key, false);
     }
     core.counters.promoted += 1;
-    core.settle_frame(frame);
+    core.mark_frame_clean(frame);
     true
 }
 

@@ -9,7 +9,7 @@ use pagelith_tiers::dram::arena::ArenaMemory;
 
 use crate::api::error::Result;
 use crate::api::outcome::MissCause;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::frame_access::Held;
 use crate::state::shared::Shared;
 

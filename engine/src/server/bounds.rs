@@ -3,7 +3,7 @@
 
 use super::{client_holds, durable, in_flight_sends, load, removal_holds};
 use crate::config::ValidConfig;
-use crate::memory::pins::client::Totals;
+use crate::memory::pins::client::HoldTotals;
 use crate::state::reserve;
 
 /// The bounds, with what they are called and how much that is, as a type that has a list of them all.
@@ -51,13 +51,13 @@ bounds! {
     /// Rows that a link has pinned.
     PinnedByLink = "rows pinned by a link", |_| client_holds::PINNED_MAX as u64;
     /// Bytes of the arena that a client's pins and leases keep.
-    PinnedByClient = "memory pinned or leased by a client", |config| Totals::of(config).share_of_client().bytes;
+    PinnedByClient = "memory pinned or leased by a client", |config| HoldTotals::of(config).share_of_client().bytes;
     /// The same of all clients.
-    PinnedByAll = "memory pinned or leased by all clients", |config| Totals::of(config).bytes;
+    PinnedByAll = "memory pinned or leased by all clients", |config| HoldTotals::of(config).bytes;
     /// Objects that a client has pinned or leased.
-    ObjectsByClient = "objects pinned or leased by a client", |config| Totals::of(config).share_of_client().objects;
+    ObjectsByClient = "objects pinned or leased by a client", |config| HoldTotals::of(config).share_of_client().objects;
     /// The same of all clients.
-    ObjectsByAll = "objects pinned or leased by all clients", |config| Totals::of(config).objects;
+    ObjectsByAll = "objects pinned or leased by all clients", |config| HoldTotals::of(config).objects;
     /// Milliseconds of a lease.
     Lease = "time of a lease", |_| client_holds::LEASE_MAX.as_millis() as u64;
     /// Bytes of the arena that clients look at.

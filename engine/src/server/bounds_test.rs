@@ -236,7 +236,7 @@ fn removing() {
     let most = world.most(Bound::Removing) as usize;
     // As if a device took nothing for a while.
     let waits = |store: &Store, objects: usize| {
-        store.shared.lock().ssd.as_mut().expect("a tier").removing = objects;
+        store.shared.lock().ssd.as_mut().expect("a tier").queued_removals = objects;
     };
     let keys = [key(1, "k"), key(2, "k")];
     for client in 0..2 {
@@ -245,7 +245,7 @@ fn removing() {
         assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
         waits(&world.store, 0);
         assert_eq!(world.told(client, &Ask::Remove(List::of(&keys))), Ok(Told::Number(0)));
-        assert_eq!(world.store.shared.lock().ssd.as_ref().expect("a tier").removing, 0);
+        assert_eq!(world.store.shared.lock().ssd.as_ref().expect("a tier").queued_removals, 0);
     }
 }
 

@@ -58,7 +58,7 @@ impl AskedOp {
         };
         if verb != Verb::Flush && manner.came != Came::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
             // One of them may have it stored by a peer that was told already.
-            answers.extend(shared.lock().ask_offers());
+            answers.extend(shared.lock().wait_for_offers());
         }
         Ok(AskedOp { verb, pending: Pending::new(answers, manner.deadline), number, _removing })
     }
@@ -92,8 +92,8 @@ impl AskedOp {
 fn check_room(shared: &Shared, ask: &Ask<'_>) -> Result<()> {
     let Ask::Remove(keys) = ask else { return Ok(()) };
     let core = shared.lock();
-    let waits = core.ssd.as_ref().map_or(0, |ssd| ssd.removing)
-        + core.remote.as_ref().map_or(0, |remote| remote.removing);
+    let waits = core.ssd.as_ref().map_or(0, |ssd| ssd.queued_removals)
+        + core.remote.as_ref().map_or(0, |remote| remote.queued_removals);
     match waits == 0 || waits + keys.len() <= REMOVING_MAX {
         true => Ok(()),
         false => {

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::rpc::client::Caller;
 use crate::rpc::{Reply, Told};
 use crate::server::tests::{PATIENCE, Pair, key};
-use crate::state::core::Answer;
+use crate::state::core::JobResult;
 use crate::store::stepped::Stepped;
 use crate::store::store::Store;
 
@@ -65,8 +65,8 @@ impl World {
     /// The device ends what a flush waits for.
     fn end_a_flush(&self) {
         let mut core = self.store.shared.lock();
-        let waits = core.answers.iter().find(|(_, answer)| answer.is_none()).map(|(id, _)| *id);
-        core.answer(waits.expect("a flush that waits"), Answer::Done);
+        let waits = core.job_results.iter().find(|(_, answer)| answer.is_none()).map(|(id, _)| *id);
+        core.complete_job(waits.expect("a flush that waits"), JobResult::Done);
     }
 
     fn reply(&mut self, client: usize) -> Result<Told> {
@@ -108,9 +108,9 @@ pub(crate) fn of_a_link() {
 fn flush_that_was_given_up_leaves_its_report_to_the_next() {
     let mut world = World::new(1);
     let namespace = key(1, "k").namespace();
-    world.store.shared.lock().note_lost(namespace, 3);
+    world.store.shared.lock().count_lost(namespace, 3);
     world.flush(0, true);
-    world.store.shared.lock().note_lost(namespace, 4);
+    world.store.shared.lock().count_lost(namespace, 4);
     world.end_a_flush();
     while !world.clients[0].0.leaving.is_empty() {
         world.clients[0].0.turn();

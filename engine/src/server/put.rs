@@ -32,7 +32,7 @@ use crate::api::outcome::{PutDone, PutOutcome, Ticket};
 use crate::api::request::{Elsewhere, Options, Put, PutGroup, Source};
 use crate::memory::frames::FrameData;
 use crate::memory::index::{Entry, name_of};
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::read::exists;
 use crate::state::read_view::CoreGuard;
 use crate::state::reserve;
@@ -379,7 +379,7 @@ impl PutOp {
     fn has_no_base(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &Group) -> bool {
         let Some(base) = group.base.filter(|_| self.manner.came != Came::Put) else { return false };
         let name = name_of(shared.fingerprint(&base, core.generation(base.namespace())));
-        let has_none = !core.is_base_here(name);
+        let has_none = !core.is_base_present(name);
         core.counters.puts_refused += if has_none { group.objects.len() as u64 } else { 0 };
         has_none
     }

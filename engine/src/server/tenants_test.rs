@@ -132,7 +132,7 @@ fn flush_tells_a_tenant_of_its_own_and_takes_no_report_from_another() {
     let (mut a, mut b) = (Tenant::in_namespace(&store, id(1)), Tenant::in_namespace(&store, id(2)));
     let mut all = Tenant::of(&store, Rights::all());
     for (namespace, objects) in [(id(1), 3), (id(2), 5), (id(3), 7)] {
-        store.shared.lock().note_lost(namespace, objects);
+        store.shared.lock().count_lost(namespace, objects);
     }
     assert_eq!([a.flush(), a.flush()], [lost(3), lost(0)]);
     assert_eq!([b.flush(), b.flush()], [lost(5), lost(0)]);

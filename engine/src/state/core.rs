@@ -18,7 +18,7 @@ use crate::api::stats::Counters;
 use crate::memory::frames::{Frame, FrameData, FrameRef, FrameState, Frames};
 use crate::memory::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
 use crate::memory::pins::Pins;
-use crate::memory::visibility::{Sight, Visibility};
+use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::busy::BusyPuts;
 use crate::state::damage::Damage;
 use crate::state::flush_counts::FlushCounts;
@@ -26,7 +26,7 @@ use crate::state::frame_access::Held;
 use crate::state::health::Health;
 use crate::state::peer_queue::RemoteQueue;
 use crate::state::pending_groups::Waiting;
-use crate::state::read_view::Edition;
+use crate::state::read_view::SnapshotVersion;
 use crate::state::written_namespaces::WrittenNamespaces;
 
 /// Laps of the log that a recency tick counter takes to wrap: 2^20 ticks at 4096 a lap.
@@ -103,7 +103,7 @@ impl SsdCore {
 
 /// A request that the flusher answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum JobResult {
     Done,
     Failed(crate::Error),
 }
@@ -115,7 +115,7 @@ pub(crate) struct Core {
     pub policy: Box<dyn FramePolicy>,
     pub visibility: Visibility,
     /// What readers without the lock were last told of.
-    pub edition: Edition,
+    pub edition: SnapshotVersion,
     pub ssd: Option<SsdCore>,
     /// What is to be told to peers; `None` without any.
     pub remote: Option<RemoteQueue>,
@@ -132,14 +132,14 @@ pub(crate) struct Core {
     pub flushes: FlushCounts,
     /// What came and went, for who asks.
     pub events: EventLog,
-    pub answers: HashMap<u64, Option<Answer>>,
+    pub answers: HashMap<u64, Option<JobResult>>,
     pub next_answer: u64,
     /// The arena is only a write buffer: frames leave as soon as they are written.
     pub write_buffer_only: bool,
     pub stopping: bool,
 }
 
-impl Sight for Core {
+impl VisibilityFilter for Core {
     fn is_hidden_at(&self, place: SsdPlace) -> bool {
         let Some(ssd) = &self.ssd else { return false };
         let unread = !ssd.health.reads() || ssd.health.is_quarantined(SegmentId(place.segment));
@@ -211,7 +211,7 @@ impl Core {
     /// The entries that may be this object on SSD: those with the fingerprint whose key is not known from
     /// DRAM to be another.
     pub fn find_ssd(&self, fingerprint: u128) -> Vec<Entry> {
-        let on_ssd = |e: &Entry| e.frame.is_none() && e.ssd.is_some() && !self.is_broken(e);
+        let on_ssd = |e: &Entry| e.frame.is_none() && e.ssd.is_some() && !self.is_hidden(e);
         self.index.find(fingerprint).filter(on_ssd).collect()
     }
 
@@ -294,7 +294,7 @@ impl Core {
         let Some(entry) = self.index.find(fingerprint).find(at) else { return false };
         let Some(frame) = entry.frame else {
             if let Some(key) = key {
-                self.note_gone(key, &entry);
+                self.emit_removed(key, &entry);
             }
             return self.remove_entry(fingerprint, at).is_some();
         };
@@ -450,8 +450,8 @@ impl Core {
         Some(id)
     }
 
-    /// Answer a request; nothing happens if nobody waits for it any more.
-    pub fn answer(&mut self, id: u64, answer: Answer) {
+    /// JobResult a request; nothing happens if nobody waits for it any more.
+    pub fn answer(&mut self, id: u64, answer: JobResult) {
         if let Some(slot) = self.answers.get_mut(&id) {
             *slot = Some(answer);
         }

@@ -25,12 +25,12 @@ struct Tally {
 
 /// All of them.
 #[derive(Default)]
-pub(crate) struct Tallies {
+pub(crate) struct StripedCounters {
     tallies: [Tally; TALLIES],
     sessions: AtomicU64,
 }
 
-impl Tallies {
+impl StripedCounters {
     /// Which tally a new session has.
     pub fn join(&self) -> usize {
         (self.sessions.fetch_add(1, Relaxed) % TALLIES as u64) as usize
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_any_session_adds_is_in_the_sum() {
-        let tallies = Tallies::default();
+        let tallies = StripedCounters::default();
         for _ in 0..2 * TALLIES {
             let mut batch = Counters { hits_memory: 2, bytes_ssd: 3, ..Counters::default() };
             batch.miss(MissCause::Damaged);

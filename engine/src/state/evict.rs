@@ -35,7 +35,7 @@ impl Core {
                 self.events.removed(Tier::Memory, key, false);
             }
         } else if let (Some(entry), Some(key)) = (self.remove_entry(fingerprint, here), key) {
-            self.note_gone(key, &entry);
+            self.emit_removed(key, &entry);
         }
     }
 
@@ -64,7 +64,7 @@ impl Core {
     }
 
     /// Free a frame that was dropped and that nobody reads any more; nothing happens if it is another by now.
-    pub fn free_if_left(&mut self, id: FrameId) {
+    pub fn free_if_unread(&mut self, id: FrameId) {
         if self.frames.get(id).is_some_and(|f| f.dead) && !self.frames.is_read(id) {
             self.frames.free(id, &mut self.space, None);
         }
@@ -74,7 +74,7 @@ impl Core {
     pub fn release_frame(&mut self, frame: FrameRef) {
         let Some(f) = self.frames.get_ref(frame) else { return };
         f.readers -= 1;
-        self.free_if_left(frame.id);
+        self.free_if_unread(frame.id);
     }
 
     /// Evict one frame, with `everywhere` its objects on SSD too; false if none may go now.
@@ -92,7 +92,7 @@ impl Core {
         let mut evictable = |id: FrameId| {
             frames.get(id).is_some_and(|f| {
                 let free = !frames.is_read(id) && f.state == FrameState::Clean;
-                free && !(pins.are_any() && f.any_fingerprint(|fingerprint| pins.is_pinned(fingerprint)))
+                free && !(pins.any() && f.any_fingerprint(|fingerprint| pins.is_pinned(fingerprint)))
             })
         };
         let id = self.policy.victim(&mut evictable)?;

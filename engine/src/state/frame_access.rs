@@ -114,7 +114,7 @@ impl<'a> Entered<'a> {
         unsafe { memory.bytes(self.0.members[member].extent) }
     }
 
-    /// Leave. True if the frame was dropped meanwhile and is to be freed now ([`crate::state::core::Core::free_if_left`]).
+    /// Leave. True if the frame was dropped meanwhile and is to be freed now ([`crate::state::core::Core::free_if_unread`]).
     pub fn leave(self) -> bool {
         self.0.leave()
     }

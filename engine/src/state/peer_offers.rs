@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::peer_queue::{RemoteJob, removed};
-use crate::state::core::{Answer, Core};
+use crate::state::core::{Core, JobResult};
 
 /// A part of the queue.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Core {
     pub fn end_offer(&mut self, turn: u64) -> bool {
         let over = self.remote.as_mut().map(|queue| queue.in_hand.over(turn)).unwrap_or_default();
         let is_waited_for = !over.is_empty();
-        over.into_iter().for_each(|id| self.answer(id, Answer::Done));
+        over.into_iter().for_each(|id| self.answer(id, JobResult::Done));
         is_waited_for
     }
 }

@@ -16,14 +16,14 @@ use pagelith_tiers::ssd::guards::SegmentGuards;
 
 use crate::memory::frames::FrameData;
 use crate::memory::index::{Entry, Marks, Reader, SsdPlace};
-use crate::memory::visibility::{Sight, Visibility};
+use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::core::Core;
 
 /// How often something is tried without the lock.
 pub(crate) const TRIES: usize = 3;
 
 /// What is told to readers.
-pub(crate) struct Published {
+pub(crate) struct ReadView {
     pub index: Reader,
     visibility: Atomic<Visibility>,
     pub touches: Arc<Touches>,
@@ -39,15 +39,15 @@ pub(crate) struct Published {
 
 /// What the last publication was of: the core's, to see whether there is anything new.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Edition {
+pub(crate) struct SnapshotVersion {
     visibility: u64,
     unread: bool,
     quarantined: usize,
 }
 
-impl Published {
-    pub fn of(core: &mut Core) -> Published {
-        let published = Published {
+impl ReadView {
+    pub fn of(core: &mut Core) -> ReadView {
+        let published = ReadView {
             index: core.index.reader(),
             visibility: Atomic::new(Visibility::default()),
             touches: core.frames.touches().clone(),
@@ -56,7 +56,7 @@ impl Published {
             counts_touches: core.policy.counts_touches(),
             tick: AtomicU64::new(core.now_tick()),
         };
-        core.edition = Edition { visibility: u64::MAX, ..Edition::default() };
+        core.edition = SnapshotVersion { visibility: u64::MAX, ..SnapshotVersion::default() };
         published.publish(core);
         published
     }
@@ -77,7 +77,7 @@ impl Published {
     }
 
     /// Begin to read without the lock.
-    pub fn read<'a>(&'a self, pin: &'a Guard) -> Reading<'a> {
+    pub fn read<'a>(&'a self, pin: &'a Guard) -> Snapshot<'a> {
         let taken = self.visibility.load(Acquire, pin);
         // SAFETY: never null, and not freed before `pin` goes.
         let visibility = unsafe { taken.deref() };
@@ -85,30 +85,30 @@ impl Published {
     }
 }
 
-impl Drop for Published {
+impl Drop for ReadView {
     fn drop(&mut self) {
         // SAFETY: nobody else has this any more, so nobody reads what it published.
         unsafe { drop(std::mem::take(&mut self.visibility).into_owned()) };
     }
 }
 
-fn edition(core: &Core) -> Edition {
+fn edition(core: &Core) -> SnapshotVersion {
     let health = core.ssd.as_ref().map(|ssd| &ssd.health);
-    Edition {
+    SnapshotVersion {
         visibility: core.visibility.changes(),
         unread: health.is_some_and(|h| !h.reads()),
         quarantined: health.map_or(0, |h| h.quarantined()),
     }
 }
 
-/// A look at the store without its lock. What it finds counts only if it [holds](Reading::holds).
-pub(crate) struct Reading<'a> {
-    published: &'a Published,
+/// A look at the store without its lock. What it finds counts only if it [holds](Snapshot::validate).
+pub(crate) struct Snapshot<'a> {
+    published: &'a ReadView,
     pub visibility: &'a Visibility,
     marks: Marks,
 }
 
-impl Reading<'_> {
+impl Snapshot<'_> {
     /// Make room for looks at so many keys.
     pub fn expect(&self, keys: usize) {
         self.marks.expect(keys);
@@ -117,7 +117,7 @@ impl Reading<'_> {
     /// All entries with this fingerprint, visible or not.
     #[inline]
     pub fn entries(&self, fingerprint: u128) -> impl Iterator<Item = Entry> {
-        self.published.index.find(fingerprint, &self.marks)
+        self.read_view.index.find(fingerprint, &self.marks)
     }
 
     /// The first visible entry with this fingerprint.
@@ -127,35 +127,35 @@ impl Reading<'_> {
 
     /// Whether all that was found was so at one moment.
     pub fn holds(&self, pin: &Guard) -> bool {
-        let index = self.published.index.holds(&self.marks);
+        let index = self.read_view.index.holds(&self.marks);
         // Behind the index: a section that a look at the index saw the end of has published before.
-        let now = self.published.visibility.load(Relaxed, pin);
+        let now = self.read_view.visibility.load(Relaxed, pin);
         index && std::ptr::eq(now.as_raw(), self.visibility)
     }
 }
 
-impl Sight for Reading<'_> {
+impl VisibilityFilter for Snapshot<'_> {
     fn is_hidden_at(&self, place: SsdPlace) -> bool {
         self.visibility.hides(place)
     }
 
     fn link(&self, fingerprint: u128) -> Option<u64> {
-        self.published.index.link(fingerprint, &self.marks)
+        self.read_view.index.link(fingerprint, &self.marks)
     }
 
     fn any_named(&self, name: u64, is: impl Fn(&Entry) -> bool) -> bool {
-        self.published.index.find_named(name, &self.marks).any(|entry| is(&entry))
+        self.read_view.index.find_named(name, &self.marks).any(|entry| is(&entry))
     }
 }
 
 /// The core, locked.
 pub(crate) struct CoreGuard<'a> {
     core: MutexGuard<'a, Core>,
-    published: &'a Published,
+    published: &'a ReadView,
 }
 
 impl<'a> CoreGuard<'a> {
-    pub fn new(core: MutexGuard<'a, Core>, published: &'a Published) -> CoreGuard<'a> {
+    pub fn new(core: MutexGuard<'a, Core>, published: &'a ReadView) -> CoreGuard<'a> {
         CoreGuard { core, published }
     }
 }
@@ -175,6 +175,6 @@ impl DerefMut for CoreGuard<'_> {
 
 impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
-        self.published.publish(&mut self.core);
+        self.read_view.publish(&mut self.core);
     }
 }

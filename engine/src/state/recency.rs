@@ -36,13 +36,13 @@ impl Touched {
 /// Bring where it will be noted under way into the cache.
 pub(crate) fn prefetch(shared: &Shared, touched: &[Touched]) {
     let in_memory = touched.iter().filter(|touched| touched.frame != NO_FRAME);
-    shared.published.touches.prefetch(in_memory.map(|touched| touched.frame));
+    shared.read_view.touches.prefetch(in_memory.map(|touched| touched.frame));
 }
 
 /// Note what was found without the lock, and take it for what is to be noted in the index itself: when an object was asked
 /// for, in laps of the log. That changes 4096 times a lap.
 pub(crate) fn note(shared: &Shared, touched: &[Touched], at: Recency) {
-    let touches = &shared.published.touches;
+    let touches = &shared.read_view.touches;
     let in_memory = touched.iter().filter(|touched| touched.frame != NO_FRAME);
     in_memory.for_each(|t| touches.raise(FrameId(t.frame), Recency { depth: t.depth, ..at }));
     let mut late = touched.iter().filter(|touched| touched.late).peekable();

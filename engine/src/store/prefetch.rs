@@ -26,7 +26,7 @@ use rustc_hash::FxHashSet;
 use self::reader::Reader;
 use crate::api::page_depth::PageSteps;
 use crate::api::request::Options;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 use crate::state::shared::Shared;
 use crate::store::session::recency;

@@ -130,7 +130,7 @@ fn unlink(
     for (sibling, place) in probed.map(|p| p.siblings).unwrap_or_default() {
         let fingerprint = shared.fingerprint(&sibling, generation);
         if let Some(entry) = core.remove_entry(fingerprint, |e| e.ssd == Some(place)) {
-            core.note_gone(&sibling, &entry);
+            core.emit_removed(&sibling, &entry);
             core.pins.end_lease(fingerprint);
             found = true;
         }
@@ -139,7 +139,7 @@ fn unlink(
     if !shared.config.constant_fingerprint() {
         // It may have been moved since its header was read.
         while let Some(entry) = core.remove_entry(fingerprint, |e| e.frame.is_none()) {
-            core.note_gone(key, &entry);
+            core.emit_removed(key, &entry);
             core.pins.end_lease(fingerprint);
             found = true;
         }
@@ -201,7 +201,7 @@ fn queue_tombstones(core: &mut Core, gone: &BTreeSet<ObjectKey>) -> Vec<u64> {
         for keys in keys.chunks(MEMBERS_MAX) {
             let sequence = core.next_sequence();
             let keys = keys.to_vec();
-            answers.extend(core.ask(|id| Job::Tombstones { id, generation, sequence, keys }));
+            answers.extend(core.submit_job(|id| Job::Tombstones { id, generation, sequence, keys }));
         }
     }
     answers
@@ -223,7 +223,7 @@ pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -
 /// Notify the peers; returns the answer to wait for, if there are peers.
 pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
     let remote = shared.remote.as_ref()?;
-    let asked = shared.lock().ask_remote(job);
+    let asked = shared.lock().submit_peer_job(job);
     remote.work.raise();
     asked
 }
@@ -251,7 +251,7 @@ pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Ge
         return Err(Error::new(ErrorKind::NoSpace, detail));
     }
     let generation = core.clear(namespace);
-    let answer = core.ask(|id| Job::Clear { id, namespace, generation });
+    let answer = core.submit_job(|id| Job::Clear { id, namespace, generation });
     drop(core);
     shared.work.raise();
     Ok((generation, answer))

@@ -72,8 +72,8 @@ pub(crate) struct SessionIo {
     pub orphans: FxHashMap<u64, (SegmentId, Mono)>,
     /// When the completion came that is looked at now.
     pub came: Mono,
-    /// Which of the tallies is its own.
-    pub tally: usize,
+    /// Its stripe of the counters of gets.
+    pub counter_stripe: usize,
     last_token: u32,
     /// Which hits from DRAM are verified.
     pub sampler: Sampler,
@@ -107,7 +107,7 @@ impl Session {
         let seed = || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
         let sampler = Sampler::new(shared.config.verify_ratio(), seed);
         let desk = shared.remote.clone().map(Desk::new);
-        let tally = shared.tallies.join();
+        let counter_stripe = shared.get_counters.assign_stripe();
         let io = SessionIo {
             shared,
             queue,
@@ -115,7 +115,7 @@ impl Session {
             scratch,
             orphans: FxHashMap::default(),
             came: Mono::default(),
-            tally,
+            counter_stripe,
             last_token: 0,
             sampler,
             desk,
@@ -468,7 +468,7 @@ pub(crate) fn begin_request(shared: &Shared) -> Request {
 
 /// A reader of a segment is done.
 pub(crate) fn release_segment(shared: &Shared, segment: SegmentId) {
-    if let Some(guards) = &shared.published.guards {
+    if let Some(guards) = &shared.read_view.guards {
         guards.leave(segment);
     }
 }

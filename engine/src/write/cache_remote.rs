@@ -22,7 +22,7 @@ use crate::state::core::Core;
 use crate::state::shared::Shared;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
-use crate::write::put::copied::{Bytes, Incoming, prepare};
+use crate::write::put::copied::{CopySource, MemberSource, prepare};
 use crate::write::put::publish::publish;
 use crate::write::put::{Came, Kind, Size, Stored};
 
@@ -102,8 +102,8 @@ fn keep_page(
     }
     admitted.came = Came::Fetched;
     drop(core);
-    let bytes = |of: usize| Bytes::Lent(&done[page[of].at].destination.0);
-    let incoming = page.iter().map(|one| Incoming::Elsewhere(one.key));
+    let bytes = |of: usize| CopySource::Caller(&done[page[of].at].destination.0);
+    let incoming = page.iter().map(|one| MemberSource::ToCopy(one.key));
     let mut copied = prepare(kind.of_frame(), &page[0].key, incoming, admitted, at);
     if let Some(mut filling) = copied.filling() {
         filling.fill(&shared.memory, &mut Copier::new(Stores::PastCache), bytes);

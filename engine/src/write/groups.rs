@@ -18,7 +18,7 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{Done, PutDone, PutOutcome};
 use crate::api::request::{Options, PutSlice};
 use crate::memory::frames::FrameMember;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
 use crate::state::pending_groups::Place;

@@ -2,7 +2,7 @@
 //!
 //! 1. [`admit`](admit::admit): under the lock, what is present is told apart from what is new, and memory is
 //!    set aside, evicting where needed. A full arena answers `Busy` here; nothing waits and nothing grows.
-//! 2. [`prepare`](copied::prepare) and [`fill`](copied::Filling::fill): outside the lock, in the caller's thread, one copy into the arena and the block checksums.
+//! 2. [`prepare`](copied::prepare) and [`fill`](copied::GroupCopy::fill): outside the lock, in the caller's thread, one copy into the arena and the block checksums.
 //! 3. [`publish`](publish::publish): under the lock again, the group becomes visible as a whole, unless its
 //!    namespace was cleared or somebody else was first meanwhile; then it is queued for the flusher.
 //!
@@ -30,7 +30,7 @@ use pagelith_tiers::dram::arena::Extent;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
-use crate::memory::frames::{FrameMember, FrameRef, Number};
+use crate::memory::frames::{FrameMember, FrameNumber, FrameRef};
 use crate::memory::index::SsdPlace;
 use crate::rpc::removal_fence::Quiet;
 use crate::state::core::Core;
@@ -210,7 +210,7 @@ pub(crate) struct Room {
     /// For those that are not in the arena yet.
     pub extents: Vec<Option<Extent>>,
     /// That of a frame which made room for it.
-    pub number: Option<Number>,
+    pub number: Option<FrameNumber>,
 }
 
 impl Room {
@@ -253,7 +253,7 @@ pub(crate) fn set_aside_one(core: &mut Core, length: u64) -> Option<Extent> {
 }
 
 /// The same; a number that it leaves is put there.
-fn set_aside_in(core: &mut Core, length: u64, number: &mut Option<Number>) -> Option<Extent> {
+fn set_aside_in(core: &mut Core, length: u64, number: &mut Option<FrameNumber>) -> Option<Extent> {
     loop {
         if let Some(extent) = core.space.alloc(length) {
             return Some(extent);

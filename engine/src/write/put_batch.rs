@@ -19,9 +19,9 @@ use crate::read::get::{GetBatch, Probed};
 use crate::state::core::Core;
 use crate::state::shared::Shared;
 use crate::store::session::SessionIo;
-use crate::write::put::admit::Alone;
+use crate::write::put::admit::StandaloneMember;
 use crate::write::put::copied;
-use crate::write::put::copied::{Bytes, Copied, Incoming};
+use crate::write::put::copied::{CopiedGroup, CopySource, MemberSource};
 use crate::write::put::{Admitted, At, Came, Kind, Size};
 
 /// Where a group's objects come from.
@@ -47,7 +47,7 @@ enum Needs {
     /// The headers of these members.
     Headers(Vec<usize>),
     /// These members, which are here by themselves.
-    Objects(Vec<Alone>),
+    Objects(Vec<StandaloneMember>),
 }
 
 struct Group {
@@ -128,19 +128,19 @@ impl Group {
         shared: &Shared,
         admitted: Admitted,
         at: Recency,
-    ) -> std::result::Result<Copied, Box<Admitted>> {
+    ) -> std::result::Result<CopiedGroup, Box<Admitted>> {
         let (kind, page) = (self.kind().of_frame(), *self.key(0));
         let taken = &self.adopted;
         let adopted = |i: usize| adopted(taken, &admitted.adopts, i);
         match &mut self.from {
             From::Lent(objects) => {
-                let mut all: Vec<Incoming> = Vec::with_capacity(objects.len());
+                let mut all: Vec<MemberSource> = Vec::with_capacity(objects.len());
                 for (i, Put { key, source }) in objects.iter_mut().enumerate() {
                     let is_here = |e: &Elsewhere| matches!(e, Elsewhere::Arrived(_));
                     let arrived = source.elsewhere.take_if(|e| is_here(e) && adopted(i).is_none());
                     all.push(match arrived {
-                        Some(Elsewhere::Arrived(arrived)) => Incoming::Placed(*key, arrived),
-                        _ => Incoming::Elsewhere(*key),
+                        Some(Elsewhere::Arrived(arrived)) => MemberSource::Filled(*key, arrived),
+                        _ => MemberSource::ToCopy(*key),
                     });
                 }
                 Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at))
@@ -152,8 +152,8 @@ impl Group {
                 });
                 let Some(open) = open else { return Err(Box::new(admitted)) };
                 let one = |(i, key): (usize, &ObjectKey)| match adopted(i) {
-                    Some(_) => Some(Incoming::Elsewhere(*key)),
-                    None => open.hand_out(i).map(|member| Incoming::Arena(Box::new(member))),
+                    Some(_) => Some(MemberSource::ToCopy(*key)),
+                    None => open.hand_out(i).map(|member| MemberSource::InArena(Box::new(member))),
                 };
                 let all: Vec<_> = required.iter().enumerate().filter_map(one).collect();
                 drop(core);
@@ -163,11 +163,11 @@ impl Group {
     }
 
     /// The bytes of a member that is to be copied.
-    fn bytes(&self, adopts: &[bool], member: usize) -> Bytes<'_> {
+    fn bytes(&self, adopts: &[bool], member: usize) -> CopySource<'_> {
         adopted(&self.adopted, adopts, member).unwrap_or_else(|| match &self.from {
             From::Lent(objects) => bytes(&objects[member].source),
             // What is not adopted is in the arena.
-            From::Open(..) => Bytes::Lent(&[]),
+            From::Open(..) => CopySource::Caller(&[]),
         })
     }
 
@@ -190,17 +190,17 @@ impl Group {
 }
 
 /// The bytes of a source that are not in the arena.
-fn bytes(source: &Source) -> Bytes<'_> {
+fn bytes(source: &Source) -> CopySource<'_> {
     match &source.elsewhere {
-        Some(Elsewhere::Shown(vouched)) => Bytes::Shown(vouched),
-        Some(Elsewhere::Arrived(_)) | None => Bytes::Lent(&source.parts),
+        Some(Elsewhere::Shown(vouched)) => CopySource::Client(vouched),
+        Some(Elsewhere::Arrived(_)) | None => CopySource::Caller(&source.parts),
     }
 }
 
 /// The bytes of a member that is stored with those that were here, if it is.
-fn adopted<'a>(taken: &'a [Option<(At, AlignedBuf)>], adopts: &[bool], i: usize) -> Option<Bytes<'a>> {
+fn adopted<'a>(taken: &'a [Option<(At, AlignedBuf)>], adopts: &[bool], i: usize) -> Option<CopySource<'a>> {
     let (_, bytes) = taken.get(i)?.as_ref().filter(|_| takes_in(adopts, i))?;
-    Some(Bytes::Adopted(bytes))
+    Some(CopySource::Adopted(bytes))
 }
 
 /// Whether member `i` is stored with bytes that were here.
@@ -340,18 +340,18 @@ impl PutBatch {
 
     /// Memory for the objects that a group takes in. It is not the arena's: all groups together have as much as
     /// there is staging memory, except that one may always go on.
-    fn buffers(&mut self, shared: &Shared, g: usize, alone: &[Alone]) -> Result<Vec<AlignedBuf>> {
+    fn buffers(&mut self, shared: &Shared, g: usize, alone: &[StandaloneMember]) -> Result<Vec<AlignedBuf>> {
         let bytes: u64 = alone.iter().map(|a| a.length).sum();
         {
             let mut core = shared.lock();
             let max = shared.staging.capacity() as u64;
-            if core.adopting > 0 && core.adopting + bytes > max {
-                let now = core.adopting;
+            if core.adopting_bytes > 0 && core.adopting_bytes + bytes > max {
+                let now = core.adopting_bytes;
                 let detail =
                     format!("too much is read for other groups bytes={bytes} reading={now} max={max}");
                 return Err(Error::busy(detail));
             }
-            core.adopting += bytes;
+            core.adopting_bytes += bytes;
         }
         self.groups[g].memory += bytes;
         let buffers: std::io::Result<Vec<_>> =

@@ -15,7 +15,7 @@ use pagelith_tiers::ssd::segments::SegmentState;
 use super::Stage;
 use crate::background::flusher::{Flusher, PendingUnit, SyncPurpose, TAG_RECORD, UnsyncedUnit};
 use crate::memory::index::SsdPlace;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 
 /// Most records that are read and not yet appended.

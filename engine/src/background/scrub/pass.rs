@@ -20,7 +20,7 @@ use pagelith_tiers::ssd::walk::Walk;
 
 use super::ScrubReport;
 use crate::memory::index::{SsdPlace, Visited};
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::shared::Shared;
 
 /// Bytes of a payload per read.

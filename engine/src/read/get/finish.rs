@@ -46,7 +46,7 @@ impl GetBatch {
                 Some(Err(_)) | None => {}
             }
         }
-        io.shared.tallies.add(io.tally, &counters);
+        io.shared.get_counters.add(io.counter_stripe, &counters);
         if io.shared.config.batch_summary() {
             crate::read::summary::gets(&self.slots);
         }

@@ -35,7 +35,7 @@ impl Header {
     /// What is known of it is about to be judged, for an object that has it at this place.
     pub fn expect(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
         let read = place.filter(|_| !self.noted && matches!(self.bytes, Some(HeaderBytes::Read(_))));
-        read.into_iter().for_each(|(identity, offset)| shared.headers.expect(identity, offset));
+        read.into_iter().for_each(|(identity, offset)| shared.headers.prefetch_insert(identity, offset));
     }
 
     /// It led to a hit: from now on it is known.
@@ -44,7 +44,7 @@ impl Header {
             Some(HeaderBytes::Read(part)) if !self.noted => Record::of_trimmed(part.bytes()),
             Some(HeaderBytes::Read(_) | HeaderBytes::Known(_)) | None => None,
         };
-        read.iter().for_each(|record| shared.headers.read(record));
+        read.iter().for_each(|record| shared.headers.insert_read(record));
         self.noted = true;
     }
 }

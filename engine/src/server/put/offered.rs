@@ -10,7 +10,7 @@ use pagelith_transport::shown::Shown;
 use super::super::answer::Verdict;
 use crate::rpc::verify;
 use crate::state::reserve::{Arrived, Arriving};
-use crate::write::put::client_memory::Vouched;
+use crate::write::put::client_memory::ClientPayload;
 
 /// One object to be put.
 pub(crate) struct Offered {
@@ -62,8 +62,8 @@ impl Offered {
     }
 
     /// What it is put with, if it is shown in blocks as the store has them.
-    pub fn vouched(&mut self) -> Option<Vouched> {
-        Some(Vouched::new(self.shown.take()?, std::mem::take(&mut self.sums)))
+    pub fn vouched(&mut self) -> Option<ClientPayload> {
+        Some(ClientPayload::new(self.shown.take()?, std::mem::take(&mut self.sums)))
     }
 
     /// It, if it has arrived and is right.

@@ -51,7 +51,7 @@ proptest! {
         late in any::<bool>(),
         steps in prop::collection::vec((0u32..4, 1u64..3, 1u64..64, 1..BLOCKS_MAX, 0u8..8), 1..400),
     ) {
-        let headers = Headers::new(bytes).expect("memory");
+        let headers = HeaderCache::new(bytes).expect("memory");
         for shard in headers.0.iter().filter(|_| late) {
             let mut shard = shard.lock().expect("not poisoned");
             shard.head = Entry::LINES_MAX - 3 * shard.ring_lines();
@@ -59,12 +59,12 @@ proptest! {
         let mut kept = BTreeMap::new();
         for (step, (segment, incarnation, block, blocks, what)) in steps.into_iter().enumerate() {
             let (identity, offset) = (at(segment, incarnation), block * ALIGN);
-            headers.bring([(identity, offset)].into_iter());
+            headers.prefetch([(identity, offset)].into_iter());
             let known = headers.get(identity, offset);
             let expected = kept.get(&(segment, incarnation, block));
             prop_assert!(known.is_none() || known.as_deref() == expected.map(Vec::as_slice));
             if what == 0 {
-                headers.forget(identity, offset);
+                headers.remove(identity, offset);
                 kept.remove(&(segment, incarnation, block));
                 prop_assert_eq!(headers.get(identity, offset), None);
                 continue;
@@ -82,7 +82,7 @@ proptest! {
 /// Of headers in the order of a log, the newest are known: nearly as many as fit.
 #[test]
 fn the_newest_of_a_log_are_known() {
-    let headers = Headers::new(4 << 20).expect("memory");
+    let headers = HeaderCache::new(4 << 20).expect("memory");
     let place = |i: u64| (at((i / 1000) as u32, 1), (1 + i % 1000 * 17) * ALIGN);
     let of = |i: u64| header(place(i).0, place(i).1, 2, 1 + i);
     assert_eq!(of(0).len(), EXPECTED_BYTES);
@@ -100,7 +100,7 @@ fn the_newest_of_a_log_are_known() {
 /// An entry that another place's hash looks like, or that is older than what lies there now, leads to nobody else's header.
 #[test]
 fn a_header_is_its_places_whatever_an_entry_says() {
-    let headers = Headers::new(SHARD_BYTES_MIN).expect("memory");
+    let headers = HeaderCache::new(SHARD_BYTES_MIN).expect("memory");
     let [mine, others] = [1, 2].map(|segment| (at(segment, 1), ALIGN));
     headers.keep(others.0, others.1, &header(others.0, others.1, 2, 1));
     let name = Name::new(mine.0, mine.1);
@@ -114,7 +114,7 @@ fn a_header_is_its_places_whatever_an_entry_says() {
 /// What was written over a header counts for nothing, even if it begins as that did.
 #[test]
 fn what_lies_where_a_header_was_is_not_that_header() {
-    let headers = Headers::new(SHARD_BYTES_MIN).expect("memory");
+    let headers = HeaderCache::new(SHARD_BYTES_MIN).expect("memory");
     let place = |i: u64| (at(1, 1), (1 + i) * ALIGN);
     let of = |i: u64| header(place(i).0, place(i).1, 2, 1 + i);
     let lap = headers.0[0].lock().expect("not poisoned").ring_lines() / of(0).len().div_ceil(LINE) as u64;
@@ -129,7 +129,7 @@ fn what_lies_where_a_header_was_is_not_that_header() {
 /// Memory is taken from one end, whatever shards the headers come to.
 #[test]
 fn first_pieces_lie_side_by_side() {
-    let headers = Headers::new(64 << 20).expect("memory");
+    let headers = HeaderCache::new(64 << 20).expect("memory");
     let piece =
         |shard: &Mutex<Shard>, at: usize| shard.lock().expect("not poisoned").ring[at].as_ptr().addr();
     let first: Vec<usize> = headers.0.iter().map(|shard| piece(shard, 0)).collect();

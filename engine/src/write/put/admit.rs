@@ -10,7 +10,7 @@ use pagelith_layouts::record::GroupKind;
 use super::{Admitted, At, Came, Kind, Room, Size, expire};
 use crate::api::error::{Error, Result};
 use crate::api::outcome::PutOutcome;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::read::get::Probed;
 use crate::state::core::Core;
 use crate::state::shared::Shared;
@@ -199,7 +199,7 @@ fn known(
         Some(Some(probed)) => {
             let own = probed.siblings.iter().find(|(k, _)| k == key).map(|(_, place)| *place);
             let lies =
-                |e: &crate::memory::index::Entry| e.ssd.is_some() && e.ssd == own && !core.is_broken(e);
+                |e: &crate::memory::index::Entry| e.ssd.is_some() && e.ssd == own && !core.is_hidden(e);
             // With equal fingerprints an entry is found also of a generation that was cleared since.
             let entry =
                 core.index.find(fingerprint).find(|e| lies(e) && probed.generation == Some(generation));

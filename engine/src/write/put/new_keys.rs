@@ -24,7 +24,7 @@ pub(crate) struct Fresh {
 /// under the lock.
 pub(crate) fn look(shared: &Shared, groups: &mut [(&[Size], &mut Option<Fresh>)]) {
     let pin = crossbeam_epoch::pin();
-    let reading = shared.published.read(&pin);
+    let reading = shared.read_view.read(&pin);
     let known_by = |group: &[Size]| {
         let generation = reading.visibility.generation(group[0].key.namespace());
         let fingerprints = group.iter().map(|object| shared.fingerprint(&object.key, generation)).collect();
@@ -33,16 +33,16 @@ pub(crate) fn look(shared: &Shared, groups: &mut [(&[Size], &mut Option<Fresh>)]
     let mut objects = 0;
     for (group, fresh) in &mut *groups {
         let fresh = fresh.insert(known_by(group));
-        shared.published.index.prefetch(&fresh.fingerprints);
+        shared.read_view.index.prefetch(&fresh.fingerprints);
         objects += fresh.fingerprints.len();
     }
-    reading.expect(objects);
+    reading.reserve(objects);
     for (_, fresh) in &mut *groups {
         let is_known =
             |fresh: &mut Fresh| fresh.fingerprints.iter().any(|f| reading.entries(*f).next().is_some());
         fresh.take_if(is_known);
     }
-    if !reading.holds(&pin) {
+    if !reading.validate(&pin) {
         groups.iter_mut().for_each(|(_, fresh)| **fresh = None);
     }
 }
@@ -50,13 +50,13 @@ pub(crate) fn look(shared: &Shared, groups: &mut [(&[Size], &mut Option<Fresh>)]
 /// Whether the index has nothing of any of these, a moment ago.
 pub(crate) fn all_new<'a>(shared: &Shared, keys: impl Iterator<Item = &'a ObjectKey>) -> bool {
     let pin = crossbeam_epoch::pin();
-    let reading = shared.published.read(&pin);
+    let reading = shared.read_view.read(&pin);
     let fingerprint =
         |key: &ObjectKey| shared.fingerprint(key, reading.visibility.generation(key.namespace()));
     let fingerprints: Vec<u128> = keys.map(fingerprint).collect();
-    shared.published.index.prefetch(&fingerprints);
-    reading.expect(fingerprints.len());
-    fingerprints.iter().all(|f| reading.entries(*f).next().is_none()) && reading.holds(&pin)
+    shared.read_view.index.prefetch(&fingerprints);
+    reading.reserve(fingerprints.len());
+    fingerprints.iter().all(|f| reading.entries(*f).next().is_none()) && reading.validate(&pin)
 }
 
 impl Fresh {

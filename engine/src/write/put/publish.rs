@@ -14,7 +14,7 @@ use crate::api::error::{Error, ErrorKind};
 use crate::api::outcome::{FlushReport, PutOutcome, Tier};
 use crate::memory::frames::{FrameData, FrameMember, FrameRef, FrameState, Members};
 use crate::memory::index::{Entry, TICK_MODULUS, name_of};
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 use crate::state::pending_groups::Attached;
 use crate::state::shared::Shared;
@@ -77,7 +77,7 @@ pub(crate) fn publish(
     }
     if let Kind::Attached(base) = kind {
         let attached = Attached { base: *base, generation, at, members: members_of(data), here };
-        if core.is_base_here(name_of(shared.fingerprint(base, generation))) {
+        if core.is_base_present(name_of(shared.fingerprint(base, generation))) {
             return attach(shared, core, attached, came);
         }
         if came == Came::Put {
@@ -178,7 +178,7 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached, came: Came) -> S
     let objects = members.len() as u64;
     let name = name_of(shared.fingerprint(&base, generation));
     // Each takes a link too. Making room may cost the base.
-    if !make_room(core, 2 * objects) || !core.is_base_here(name) {
+    if !make_room(core, 2 * objects) || !core.is_base_present(name) {
         return refused(core, &members);
     }
     if core.frames.is_full() {
@@ -288,7 +288,7 @@ fn replace(shared: &Shared, core: &mut Core, members: &[FrameMember], generation
             continue;
         }
         while let Some(entry) = core.remove_entry(m.fingerprint, |e| e.frame.is_none()) {
-            core.note_gone(&m.key, &entry);
+            core.emit_removed(&m.key, &entry);
             // What was by itself has no siblings; those of what is attached are known to its header only.
             if entry.attached {
                 core.hide_record(&entry);
@@ -329,9 +329,9 @@ fn insert(
         return Ok(Some(frame));
     }
     if core.ssd.is_some() && came != Came::Fetched {
-        core.note_lost(data.namespace, data.members.len());
+        core.count_lost(data.namespace, data.members.len());
     }
-    core.settle_frame(frame);
+    core.mark_frame_clean(frame);
     Ok(None)
 }
 

@@ -15,9 +15,9 @@ use crate::state::core::Core;
 use crate::state::shared::Shared;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
-use crate::write::put::copied::Copied;
+use crate::write::put::copied::CopiedGroup;
 use crate::write::put::new_keys;
-use crate::write::put::new_keys::Fresh;
+use crate::write::put::new_keys::NewKeys;
 use crate::write::put::{Admitted, Size, Stored};
 
 /// Groups of a run. Sixteen were slower than four from one thread.
@@ -33,7 +33,7 @@ struct Member {
     group: usize,
     sizes: Vec<Size>,
     /// Nothing was known of it, when that was asked without the lock.
-    fresh: Option<Fresh>,
+    fresh: Option<NewKeys>,
 }
 
 /// A group that was admitted, on its way.
@@ -42,7 +42,7 @@ struct Copying {
     adopts: Vec<bool>,
     bytes: u64,
     /// Or what was set aside, for a group that is no longer what was admitted.
-    copied: Result<Copied, Box<Admitted>>,
+    copied: Result<CopiedGroup, Box<Admitted>>,
 }
 
 /// What a session keeps from one run to the next, and from one batch to the next: lists, of which none holds anything of a store between two batches.
@@ -148,7 +148,7 @@ impl PutBatch {
                 && !copied.iter().any(|one| self.groups[one.group].key(0).same_page(page))
         };
         let asked = next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.fresh));
-        new_keys::look(shared, &mut asked.collect::<Vec<_>>());
+        new_keys::find_new(shared, &mut asked.collect::<Vec<_>>());
     }
 
     /// Step 1, of the next run: the first group that was not tried, and whether one found no memory. Not tried is one of the run if it found
@@ -173,11 +173,11 @@ impl PutBatch {
                         break;
                     }
                 }
-                Admission::NoRoom(_) if !admitted.is_empty() => {
+                Admission::NoMemory(_) if !admitted.is_empty() => {
                     end = member.group;
                     break;
                 }
-                Admission::NoRoom(bytes) => {
+                Admission::NoMemory(bytes) => {
                     core.count_busy(sizes.iter().map(|size| &size.key), shared.now());
                     full = true;
                     let detail = format!("arena is full of pages in use bytes={bytes}");
@@ -205,7 +205,7 @@ impl PutBatch {
     fn copy(&self, shared: &Shared, run: &mut [Copying]) {
         let filling = |one| {
             let Copying { group, adopts, copied, .. }: &mut Copying = one;
-            Some((&self.groups[*group], &adopts[..], copied.as_mut().ok()?.filling()?))
+            Some((&self.groups[*group], &adopts[..], copied.as_mut().ok()?.begin_copy()?))
         };
         let mut filling: Vec<_> = run.iter_mut().filter_map(filling).collect();
         let mut copier = Copier::new(Stores::PastCache);
@@ -242,7 +242,7 @@ impl PutBatch {
         core: &mut Core,
         number: usize,
         adopts: &[bool],
-        copied: Copied,
+        copied: CopiedGroup,
     ) -> crate::Result<PutOutcome> {
         let (group, at) = (&self.groups[number], self.at(number));
         match put::publish::publish(shared, core, group.kind(), copied, at) {
@@ -265,13 +265,13 @@ impl Group {
         let in_vain =
             || Err(Error::busy(format!("an object changed while it was looked at key={}", first.key)));
         match admission {
-            Admission::Settled(outcome) => self.outcome = Some(outcome),
-            Admission::Incomplete => self.outcome = Some(Ok(PutOutcome::Waiting)),
-            Admission::Doubtful(_) if self.probed.is_some() => self.outcome = Some(in_vain()),
-            Admission::Doubtful(members) => self.needs = Needs::Headers(members),
-            Admission::Adopt(_) if self.asked => self.outcome = Some(in_vain()),
-            Admission::Adopt(members) => (self.needs, self.asked) = (Needs::Objects(members), true),
-            Admission::Admitted(_) | Admission::NoRoom(_) => {}
+            Admission::Done(outcome) => self.outcome = Some(outcome),
+            Admission::MissingObjects => self.outcome = Some(Ok(PutOutcome::Waiting)),
+            Admission::NeedHeaders(_) if self.probed.is_some() => self.outcome = Some(in_vain()),
+            Admission::NeedHeaders(members) => self.needs = Needs::Headers(members),
+            Admission::NeedObjects(_) if self.asked => self.outcome = Some(in_vain()),
+            Admission::NeedObjects(members) => (self.needs, self.asked) = (Needs::Objects(members), true),
+            Admission::Admitted(_) | Admission::NoMemory(_) => {}
         }
     }
 }
