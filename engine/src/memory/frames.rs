@@ -34,8 +34,8 @@ pub(crate) struct FrameData {
     pub group_kind: GroupKind,
     /// Name of the base group that it is attached to, as in records; else 0.
     pub base_group: u64,
-    /// An object of the base group, if this group was put since the store was opened. Otherwise it is
-    /// not needed, or only record headers have it.
+    /// An object of the base group, if this group was put since the store was opened. Otherwise it
+    /// is not needed, or only record headers have it.
     pub base: Option<Box<ObjectKey>>,
     pub depth: u32,
     pub members: Members,
@@ -156,8 +156,8 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
-    /// An empty table for `most` frames at a time, with numbers below `numbers`. `touches` holds the
-    /// recency of each frame.
+    /// An empty table for `most` frames at a time, with numbers below `numbers`. `touches` holds
+    /// the recency of each frame.
     pub fn with_capacity(most: usize, numbers: usize, touches: Arc<Touches>) -> Frames {
         let numbers = numbers.min(FRAME_MAX as usize + 1);
         let slots = huge::table(most.min(numbers));

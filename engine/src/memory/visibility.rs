@@ -98,8 +98,8 @@ pub(crate) trait VisibilityFilter {
         entry.ssd.filter(|_| entry.frame.is_none()).is_some_and(|place| self.is_hidden_at(place))
     }
 
-    /// Whether an entry's object is visible. An attached object is visible only while its base group
-    /// is.
+    /// Whether an entry's object is visible. An attached object is visible only while its base
+    /// group is.
     fn is_visible(&self, entry: &Entry) -> bool {
         !self.is_hidden(entry)
             && (!entry.attached || self.has_base(entry.fingerprint) || mutant::on(Mutant::AttachedAlone))
