@@ -111,7 +111,7 @@ fn keep_page(
     // The caller has not got its memory back yet, so this is what was verified; it is compared all the same, since it will be served
     // as if it were the original.
     let sums = page.iter().map(|one| &one.sums);
-    let is_it = copied.is(sums);
+    let is_it = copied.has_checksums(sums);
     let mut core = shared.lock();
     if !is_it || !may(&core) {
         copied.give_back(&mut core);

@@ -98,7 +98,7 @@ fn check_visible(shared: &Shared, core: &Core, required: &[ObjectKey], generatio
         let has: Vec<ObjectKey> = data.members.iter().map(|m| m.key).collect();
         let same = has.len() == required.len() && has.iter().all(|k| required.contains(k));
         if (has.len() > 1 && !same) || data.is_attached() {
-            return Err(put::admit::two_groups(key, &has, required.iter()));
+            return Err(put::admit::group_conflict(key, &has, required.iter()));
         }
     }
     Ok(())
