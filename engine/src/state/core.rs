@@ -29,7 +29,7 @@ use crate::state::pending_groups::Waiting;
 use crate::state::read_view::SnapshotVersion;
 use crate::state::written_namespaces::WrittenNamespaces;
 
-/// Laps of the log that a recency tick counter takes to wrap: 2^20 ticks at 4096 a lap.
+/// Recency ticks per lap of the log. The tick counter of the index wraps after 2^20 ticks, 256 laps.
 const TICKS_PER_LAP: u64 = 4096;
 
 /// Work for the flusher, in the order in which it must reach the log.
@@ -43,7 +43,7 @@ pub(crate) enum Job {
     Clear { id: u64, namespace: NamespaceId, generation: Generation },
     /// Make all earlier jobs durable.
     Flush { id: u64 },
-    /// Seal, write a checkpoint, and end.
+    /// Seal the log, write a checkpoint, and stop.
     Close { id: u64 },
 }
 
@@ -137,7 +137,7 @@ pub(crate) struct Core {
     pub events: EventLog,
     pub job_results: HashMap<u64, Option<JobResult>>,
     pub next_job_id: u64,
-    /// The arena is only a write buffer: frames leave as soon as they are written.
+    /// The arena is only a write buffer: frames are dropped as soon as they are written.
     pub write_buffer_only: bool,
     pub stopping: bool,
 }
@@ -255,11 +255,12 @@ impl Core {
         if entry.attached {
             self.index.remove_link(fingerprint);
         }
-        self.count_out(&entry);
+        self.subtract_live(&entry);
         Some(entry)
     }
 
-    fn count_out(&mut self, entry: &Entry) {
+    /// Subtract an entry from the live bytes of its segment.
+    fn subtract_live(&mut self, entry: &Entry) {
         let tick = self.full_tick(entry.tick);
         if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
             ssd.segments.remove_live(SegmentId(place.segment), align_up(entry.length.into()), tick);
@@ -305,7 +306,7 @@ impl Core {
         if let Some(key) = self.key_in_frame(frame, fingerprint) {
             self.events.removed(Tier::Ssd, &key, false);
         }
-        self.count_out(&entry);
+        self.subtract_live(&entry);
         self.index.update(fingerprint, at, |e| e.ssd = None).unwrap_or(false)
     }
 
@@ -316,22 +317,22 @@ impl Core {
         &mut self,
         lost: impl IntoIterator<Item = (u128, SsdPlace, Option<ObjectKey>)>,
     ) -> BTreeSet<u32> {
-        let mut pages = BTreeSet::new();
+        let mut frames = BTreeSet::new();
         for (fingerprint, place, key) in lost {
-            let page = self.index.find(fingerprint).find(|e| e.ssd == Some(place)).and_then(|e| e.frame);
-            pages.extend(page);
+            let frame = self.index.find(fingerprint).find(|e| e.ssd == Some(place)).and_then(|e| e.frame);
+            frames.extend(frame);
             let dropped = self.drop_ssd(fingerprint, place, key.as_ref());
             if dropped {
                 self.note_damage(SegmentId(place.segment));
             }
-            if dropped && page.is_none() {
+            if dropped && frame.is_none() {
                 self.pins.end_lease(fingerprint);
                 if key.is_none() {
                     self.events.forgot();
                 }
             }
         }
-        pages
+        frames
     }
 
     /// Set the place on SSD of the object that `matches`, and subtract it from the live bytes of an
@@ -350,7 +351,7 @@ impl Core {
             if let Some(key) = new.and_then(|frame| self.key_in_frame(frame, fingerprint)) {
                 self.events.stored(Tier::Ssd, &key, false);
             }
-            self.count_out(&entry);
+            self.subtract_live(&entry);
             let tick = self.full_tick(entry.tick);
             if let Some(ssd) = self.ssd.as_mut() {
                 ssd.segments.add_live(SegmentId(place.segment), align_up(entry.length.into()), tick);

@@ -61,7 +61,7 @@ enum KeyState {
     Absent,
     Present(PresentObject),
     /// Its record header on SSD must be read first.
-    Doubtful,
+    NeedsHeader,
     /// The header was not read, or what it said is no longer true.
     Unclear,
 }

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_copied_is_not_whole() {
+    fn group_without_checksums_is_incomplete() {
         let mut copied = prepared();
         let other = copied.data.clone();
         assert!(copied.begin_copy().is_none(), "another reference exists");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_in_doubt_whatever_else_is_known_of_it() {
+    fn checksum_mismatch_is_an_error_for_any_member_index() {
         for mismatch in [0, 5] {
             let copied = CopiedGroup { mismatch: Some(mismatch), ..prepared() };
             assert!(!copied.matches_checksums() && copied.mismatch_error().is_some());

@@ -258,7 +258,7 @@ fn is_present(core: &Core, kind: Kind<'_>, members: &[FrameMember], generation: 
 
 /// The first object that is no longer at the location that admission found (`here`; absent if
 /// `here` has no location), or whose frame is not yet written to SSD. Such a frame must not be
-/// replaced: a caller may have been told that a flush covered it. An object that disappeared may
+/// replaced: a flush may have reported it as durable. An object that disappeared may
 /// have been removed, and must not reappear with the group.
 fn changed_member(
     shared: &Shared,
