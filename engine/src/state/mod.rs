@@ -1,4 +1,5 @@
-//! State that sessions, the flusher and the server share: the core behind its lock, and what threads read without it.
+//! State shared by sessions, the flusher and the server: the core with its lock, and the snapshots
+//! that threads read without the lock.
 
 pub(crate) mod busy;
 pub(crate) mod core;

@@ -105,7 +105,7 @@ fn keep_page(
     let bytes = |of: usize| CopySource::Caller(&done[page[of].at].destination.0);
     let incoming = page.iter().map(|one| MemberSource::ToCopy(one.key));
     let mut copied = prepare(kind.of_frame(), &page[0].key, incoming, admitted, at);
-    if let Some(mut filling) = copied.filling() {
+    if let Some(mut filling) = copied.begin_copy() {
         filling.fill(&shared.memory, &mut Copier::new(Stores::PastCache), bytes);
     }
     // The caller has not got its memory back yet, so this is what was verified; it is compared all the same, since it will be served

@@ -363,7 +363,7 @@ impl PutBatch {
     fn let_go(&mut self, shared: &Shared) {
         for group in self.groups.iter_mut().filter(|g| g.outcome.is_some() && g.memory > 0) {
             group.adopted.iter_mut().for_each(|bytes| *bytes = None);
-            shared.lock().adopting -= std::mem::take(&mut group.memory);
+            shared.lock().adopting_bytes -= std::mem::take(&mut group.memory);
         }
     }
 

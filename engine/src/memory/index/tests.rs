@@ -382,7 +382,7 @@ fn home_order_equals_fingerprint_order() {
 /// The pieces of a walk are disjoint and complete for every cut, also with runs that wrap around
 /// the ring.
 #[test]
-fn homes_partition_the_entries() {
+fn home_ranges_partition_entries() {
     for spread in Spread::ALL {
         let mut random = Random(4);
         let mut index = Index::new(30).expect("memory");
