@@ -136,21 +136,21 @@ pub(crate) fn stored(fingerprint: u128) -> u128 {
 
 /// A packed entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Slot {
+pub(crate) struct PackedEntry {
     pub(crate) fingerprint: u128,
     a: u64,
     b: u64,
 }
 
-impl Slot {
-    pub(crate) const EMPTY: Slot = Slot { fingerprint: 0, a: 0, b: 0 };
+impl PackedEntry {
+    pub(crate) const EMPTY: PackedEntry = PackedEntry { fingerprint: 0, a: 0, b: 0 };
 
     pub(crate) fn is_empty(&self) -> bool {
         self.fingerprint == 0
     }
 
     /// Refuses a field that does not fit: a truncated location would name another object's bytes.
-    pub(crate) fn pack(entry: &Entry) -> Result<Slot, IndexError> {
+    pub(crate) fn pack(entry: &Entry) -> Result<PackedEntry, IndexError> {
         let place = entry.ssd.unwrap_or(SsdPlace { segment: 0, record_block: 0, payload_delta: 0 });
         in_range("segment", place.segment, 0, SEGMENT_MAX)?;
         in_range("length", entry.length, 1, LENGTH_MAX)?;
@@ -176,7 +176,7 @@ impl Slot {
             | u64::from(entry.frame.unwrap_or(FRAME_NONE)) << FRAME_AT
             | u64::from(entry.freq) << FREQ_AT
             | tick << TICK_LOW_AT;
-        Ok(Slot { fingerprint: stored(entry.fingerprint), a, b })
+        Ok(PackedEntry { fingerprint: stored(entry.fingerprint), a, b })
     }
 
     /// Tick of the last use.
@@ -186,17 +186,17 @@ impl Slot {
     }
 
     /// The same entry with another tick of its last use.
-    pub(crate) fn with_tick(self, tick: u32) -> Slot {
+    pub(crate) fn with_tick(self, tick: u32) -> PackedEntry {
         let tick = u64::from(tick & TICK_MASK);
         let a = self.a & !(u64::MAX << TICK_HIGH_AT) | (tick >> HALF_TICK_BITS) << TICK_HIGH_AT;
         // The shift drops the high half of the tick.
         let b = self.b & !(u64::MAX << TICK_LOW_AT) | tick << TICK_LOW_AT;
-        Slot { a, b, ..self }
+        PackedEntry { a, b, ..self }
     }
 
     /// The link of an object to the base group that has a member with this name.
-    pub(crate) fn link(fingerprint: u128, base: u64) -> Slot {
-        Slot { fingerprint: link_of(fingerprint), a: FLAG_LINK << FLAGS_AT, b: base }
+    pub(crate) fn link(fingerprint: u128, base: u64) -> PackedEntry {
+        PackedEntry { fingerprint: link_of(fingerprint), a: FLAG_LINK << FLAGS_AT, b: base }
     }
 
     /// If this is a link: the fingerprint of the linked object, and the name of its base.
@@ -222,8 +222,8 @@ impl Slot {
         }
     }
 
-    pub(crate) fn from_words([low, high, a, b]: [u64; SLOT_WORDS]) -> Slot {
-        Slot { fingerprint: fingerprint_of(low, high), a, b }
+    pub(crate) fn from_words([low, high, a, b]: [u64; SLOT_WORDS]) -> PackedEntry {
+        PackedEntry { fingerprint: fingerprint_of(low, high), a, b }
     }
 
     pub(crate) fn to_words(self) -> [u64; SLOT_WORDS] {
@@ -256,8 +256,8 @@ mod tests {
     }
 
     fn round_trip(entry: Entry) {
-        let slot = Slot::pack(&entry).expect("in range");
-        assert_eq!(Slot::from_words(slot.to_words()).unpack(), entry);
+        let slot = PackedEntry::pack(&entry).expect("in range");
+        assert_eq!(PackedEntry::from_words(slot.to_words()).unpack(), entry);
     }
 
     /// Each field takes its lowest and highest value while all others are at an extreme, so that a
@@ -288,7 +288,7 @@ mod tests {
                                 });
                                 let entry = Entry { fingerprint, length, ssd, frame, tick, freq, attached };
                                 round_trip(entry);
-                                let slot = Slot::pack(&Entry { tick: !tick & TICK_MASK, ..entry });
+                                let slot = PackedEntry::pack(&Entry { tick: !tick & TICK_MASK, ..entry });
                                 assert_eq!(slot.expect("in range").with_tick(tick).unpack(), entry);
                             }
                         }
@@ -310,7 +310,7 @@ mod tests {
             ("freq", Entry { freq: FREQ_MAX + 1, ..plain() }),
         ];
         for (name, entry) in cases {
-            match Slot::pack(&entry) {
+            match PackedEntry::pack(&entry) {
                 Err(IndexError::Range { field, .. }) => assert_eq!(field, name),
                 Err(other) => panic!("{entry:?} was refused for another reason: {other}"),
                 Ok(_) => panic!("{entry:?} was packed"),
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn tick_age_counts_across_wrap() {
         let entry = Entry { tick: TICK_MODULUS + 5, ..plain() };
-        assert_eq!(Slot::pack(&entry).expect("in range").unpack().tick, 5);
+        assert_eq!(PackedEntry::pack(&entry).expect("in range").unpack().tick, 5);
         assert_eq!(tick_age(5, 5), 0);
         assert_eq!(tick_age(3, TICK_MODULUS - 2), 5);
         assert_eq!(tick_age(TICK_MODULUS + 3, TICK_MODULUS - 2), 5, "now may exceed the modulus");
@@ -333,19 +333,19 @@ mod tests {
     fn link_differs_from_entry() {
         for fingerprint in [1, u128::from(u64::MAX), 1 << 64, u128::MAX - 1] {
             for base in [0, 1, u64::MAX] {
-                let slot = Slot::from_words(Slot::link(fingerprint, base).to_words());
+                let slot = PackedEntry::from_words(PackedEntry::link(fingerprint, base).to_words());
                 assert_eq!(slot.as_link(), Some((fingerprint, base)));
             }
         }
         let all = Entry { tick: TICK_MASK, freq: FREQ_MAX, attached: true, ..plain() };
-        assert_eq!(Slot::pack(&all).expect("in range").as_link(), None);
+        assert_eq!(PackedEntry::pack(&all).expect("in range").as_link(), None);
     }
 
     #[test]
     fn zero_fingerprint_slot_is_not_empty() {
-        let slot = Slot::pack(&Entry { fingerprint: 0, ..plain() }).expect("in range");
+        let slot = PackedEntry::pack(&Entry { fingerprint: 0, ..plain() }).expect("in range");
         assert!(!slot.is_empty());
         assert_eq!(slot.unpack().fingerprint, 1);
-        assert!(Slot::from_words([0; SLOT_WORDS]).is_empty());
+        assert!(PackedEntry::from_words([0; SLOT_WORDS]).is_empty());
     }
 }

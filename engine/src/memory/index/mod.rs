@@ -33,7 +33,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use entry::Slot;
+use entry::PackedEntry;
 use table::Table;
 
 pub use read::{IndexReader, ReadStamps};
@@ -130,7 +130,7 @@ impl Index {
         self.dirty_stripes.drain(..).for_each(|stripe| self.table.end(stripe));
     }
 
-    fn set(&mut self, at: usize, slot: Slot) {
+    fn set(&mut self, at: usize, slot: PackedEntry) {
         self.dirty_stripes.extend(self.table.begin(at));
         self.table.set(at, slot);
     }
@@ -163,18 +163,18 @@ impl Index {
 
     /// Adds an entry, even if others have the same fingerprint.
     pub fn insert(&mut self, entry: &Entry) -> Result<(), IndexError> {
-        self.insert_slot(Slot::pack(entry)?)
+        self.insert_slot(PackedEntry::pack(entry)?)
     }
 
     /// Adds the link of the object with this fingerprint to the base group that has a member named
     /// `base` ([`name_of`] its fingerprint). It takes one entry.
     pub fn insert_link(&mut self, fingerprint: u128, base: u64) -> Result<(), IndexError> {
-        self.insert_slot(Slot::link(fingerprint, base))?;
+        self.insert_slot(PackedEntry::link(fingerprint, base))?;
         self.links += 1;
         Ok(())
     }
 
-    fn insert_slot(&mut self, mut carried: Slot) -> Result<(), IndexError> {
+    fn insert_slot(&mut self, mut carried: PackedEntry) -> Result<(), IndexError> {
         if self.len == self.capacity {
             return Err(IndexError::Full { capacity: self.capacity() });
         }
@@ -235,7 +235,7 @@ impl Index {
         let Some((at, mut entry)) = self.locate(fingerprint, matches) else { return Ok(false) };
         change(&mut entry);
         entry.fingerprint = fingerprint;
-        self.set(at, Slot::pack(&entry)?);
+        self.set(at, PackedEntry::pack(&entry)?);
         Ok(true)
     }
 
@@ -275,7 +275,7 @@ impl Index {
             self.set(hole, slot);
             hole = next;
         }
-        self.set(hole, Slot::EMPTY);
+        self.set(hole, PackedEntry::EMPTY);
         self.len -= 1;
     }
 

@@ -8,7 +8,7 @@ use pagelith_io::prefetch;
 use pagelith_io::versions::{Mark, Versions};
 use pagelith_io::words::Words;
 
-use super::entry::{Entry, SLOT_BYTES, SLOT_WORDS, Slot, fingerprint_of, link_of, name_of, stored};
+use super::entry::{Entry, PackedEntry, SLOT_BYTES, SLOT_WORDS, fingerprint_of, link_of, name_of, stored};
 
 /// Fewest slots of a stripe. A probe at the usual load reads four slots, mostly of one stripe.
 const STRIPE_SLOTS_MIN: usize = 16;
@@ -56,8 +56,8 @@ impl Table {
     }
 
     #[inline]
-    pub(crate) fn get(&self, at: usize) -> Slot {
-        Slot::from_words(self.slot(at).each_ref().map(|word| word.load(Relaxed)))
+    pub(crate) fn get(&self, at: usize) -> PackedEntry {
+        PackedEntry::from_words(self.slot(at).each_ref().map(|word| word.load(Relaxed)))
     }
 
     #[inline]
@@ -68,7 +68,7 @@ impl Table {
 
     /// Writer only. [`Table::begin`] must be called first, so that readers detect the change.
     #[inline]
-    pub(crate) fn set(&self, at: usize, slot: Slot) {
+    pub(crate) fn set(&self, at: usize, slot: PackedEntry) {
         for (word, value) in self.slot(at).iter().zip(slot.to_words()) {
             word.store(value, Relaxed);
         }
