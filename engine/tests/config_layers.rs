@@ -230,7 +230,6 @@ fn every_setting_of_a_file_is_applied() {
         policy = "recency"
         reinsert_ratio = 0
         io = "uring"
-        shared = true
         write_depth = 64
         write_depth_reading = 7
         write_bytes = "64KiB"

@@ -8,6 +8,8 @@
 mod code;
 #[path = "house/docs.rs"]
 mod docs;
+#[path = "house/folders.rs"]
+mod folders;
 #[path = "house/layers.rs"]
 mod layers;
 #[path = "house/rendered.rs"]

@@ -14,7 +14,7 @@ use pagelith_layouts::ids::SegmentId;
 #[allow(dead_code, reason = "what is not measured")]
 mod plan;
 
-use plan::{Target, plan};
+use plan::{ReadTarget, plan};
 
 const OBJECT_BYTES: u64 = 64 << 10;
 const HEADER_BYTES: u64 = 4096;
@@ -32,27 +32,27 @@ fn mix(x: u64) -> u64 {
 }
 
 /// The record at `place`, counted through all segments.
-fn target(slot: usize, place: u64) -> Target {
-    Target {
+fn target(slot: usize, place: u64) -> ReadTarget {
+    ReadTarget {
         slot,
         round: 0,
         segment: SegmentId((place / RECORDS) as u32),
         record: HEADER_BYTES + place % RECORDS * (OBJECT_BYTES + HEADER_BYTES),
-        delta: HEADER_BYTES,
-        chunks: plan::chunks(0..OBJECT_BYTES, OBJECT_BYTES),
+        payload_delta: HEADER_BYTES,
+        chunks: plan::split_chunks(0..OBJECT_BYTES, OBJECT_BYTES),
         direct_parts: Some(1),
-        ragged: false,
+        unaligned_tail: false,
         stage: 0,
-        known: false,
+        header_cached: false,
     }
 }
 
 fn plans(c: &mut Criterion) {
     let mut group = c.benchmark_group("plan");
     for count in [32usize, 1024] {
-        let apart: Vec<Target> =
+        let apart: Vec<ReadTarget> =
             (0..count).map(|i| target(i, mix(i as u64) % (SEGMENTS * RECORDS))).collect();
-        let run: Vec<Target> = (0..count).map(|i| target(i, i as u64)).collect();
+        let run: Vec<ReadTarget> = (0..count).map(|i| target(i, i as u64)).collect();
         group.throughput(Throughput::Elements(count as u64));
         let places: Vec<(SegmentId, u64)> = apart.iter().map(|t| (t.segment, t.record)).collect();
         group.bench_function(BenchmarkId::new("limit: sort", count), |b| {

@@ -10,18 +10,17 @@
 //! `evaluate`, a pure function, computes the answer from the table.
 
 mod check;
-pub(crate) mod evaluate;
+mod evaluate;
+mod lookup;
 
 use pagelith_layouts::geometry;
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::policy::Recency;
 
 use crate::api::error::Result;
-use crate::read::exists;
-use crate::state::shared::Shared;
 
-pub(crate) use crate::read::hits_lookup::Look;
+pub(crate) use check::check as check_query;
+pub(crate) use lookup::KeyLookup;
 
 /// Which prefix lengths a pool allows. A page counts as present only if *all* of its objects in the
 /// pool are.
@@ -107,20 +106,14 @@ pub struct PagesFound {
     pub stops: Vec<usize>,
 }
 
-/// Answer a query from the index. Present objects that were looked up count as used.
-pub(crate) fn exists_groups(shared: &Shared, query: &PagesQuery<'_>, at: Recency) -> Result<PagesFound> {
-    shared.check_open()?;
-    check::check(query)?;
-    exists::at_one_moment(shared, at, |look| answer(look, query))
-}
-
 /// Answer a query with the lookups of `look`.
-pub(crate) fn exists_groups_by(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<PagesFound> {
+pub(crate) fn exists_groups_by(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
     check::check(query)?;
     answer(look, query)
 }
 
-fn answer(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<PagesFound> {
+/// Answer a checked query with the lookups of `look`.
+pub(crate) fn answer(look: &mut impl KeyLookup, query: &PagesQuery<'_>) -> Result<PagesFound> {
     let policies: Vec<_> = query.pools.iter().map(|pool| pool.policy).collect();
-    Ok(evaluate::evaluate(&crate::read::hits_lookup::look_up(look, query)?, &policies))
+    Ok(evaluate::evaluate(&lookup::look_up(look, query)?, &policies))
 }

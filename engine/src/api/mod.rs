@@ -2,7 +2,9 @@
 
 pub(crate) mod error;
 pub(crate) mod events;
+pub(crate) mod group_info;
 pub(crate) mod hits;
+pub(crate) mod lent;
 pub(crate) mod outcome;
 pub(crate) mod page_depth;
 pub(crate) mod request;

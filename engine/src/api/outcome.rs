@@ -5,10 +5,9 @@ use std::fmt;
 use pagelith_layouts::checksum::{Checksum, Checksums};
 
 use crate::api::error::{Error, Result};
+use crate::api::group_info::Together;
 use crate::api::hits::PagesFound;
 use crate::api::request::{Destination, Source};
-use crate::memory::frames::FrameData;
-use crate::state::group_info::Together;
 
 /// Where an object's bytes came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,14 +124,6 @@ pub(crate) struct Proof {
     pub checksums: Checksums,
     /// Metadata of its put.
     pub with: Together,
-}
-
-impl Proof {
-    /// Of an object in memory.
-    pub fn of_frame(data: &FrameData, member: usize) -> Proof {
-        let checksums = data.members[member].checksums.clone();
-        Proof { checksums, with: Together::of_frame(data) }
-    }
 }
 
 /// A finished put: its outcome, and the caller's memory.

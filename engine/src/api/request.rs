@@ -10,7 +10,7 @@ use pagelith_io::buffer::{AlignedBuf, Keep, Part};
 use pagelith_layouts::key::ObjectKey;
 
 use crate::state::reserve::Arrived;
-use crate::write::put::client_memory::Vouched;
+use crate::write::put::client_memory::ClientPayload;
 
 /// One request of a cache controller (for example one prompt): objects used under it count as
 /// equally recent, deeper pages before shallower ones. From [`crate::Store::begin_request`].
@@ -46,7 +46,7 @@ pub(crate) enum Elsewhere {
     /// In the arena already.
     Arrived(Arrived),
     /// In the client's memory.
-    Shown(Vouched),
+    Shown(ClientPayload),
 }
 
 impl Source {

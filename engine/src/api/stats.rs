@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::api::outcome::MissCause;
-use crate::state::shared::Shared;
 
-/// Counted under the core's lock, except for the counts of gets ([`crate::state::counters::Tallies`]).
+/// Counted under the core's lock, except for the counts of gets ([`crate::state::counters::StripedCounters`]).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     pub puts_stored: u64,
@@ -170,73 +169,4 @@ pub struct Stats {
     /// Frames and segments that gets, links, views and writes hold now, each as often as it is
     /// held.
     pub readers: u64,
-}
-
-impl Stats {
-    pub(crate) fn of(shared: &Shared) -> Stats {
-        let prefetch_waiting = shared.prefetch.waiting();
-        let now = shared.now();
-        let mut core = shared.lock();
-        core.pins.expire(now);
-        let mut c = core.counters.clone();
-        shared.tallies.add_to(&mut c);
-        let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
-        let health = core.ssd.as_ref().map(|s| &s.health);
-        let named = MissCause::ALL.iter().zip(c.misses);
-        Stats {
-            objects: core.index.objects(),
-            dram_objects,
-            dram_bytes: core.space.in_use_bytes(),
-            dram_peak_bytes: core.space.peak_bytes(),
-            index_bytes: core.index.memory_bytes(),
-            puts_stored: c.puts_stored,
-            puts_present: c.puts_present,
-            puts_refused: c.puts_refused,
-            puts_busy: c.puts_busy,
-            bytes_put: c.bytes_put,
-            hits_memory: c.hits_memory,
-            hits_unverified: c.hits_unverified,
-            hits_ssd: c.hits_ssd,
-            hits_remote: c.hits_remote,
-            bytes_remote: c.bytes_remote,
-            remote_stored: c.remote_stored,
-            remote_skipped: c.remote_skipped,
-            bytes_remote_put: c.bytes_remote_put,
-            bytes_memory: c.bytes_memory,
-            bytes_ssd: c.bytes_ssd,
-            misses: named.filter(|(_, n)| *n > 0).map(|(cause, n)| (cause.to_string(), n)).collect(),
-            damaged: c.damaged,
-            staged_bytes: c.staged_bytes,
-            late_direct: c.late_direct,
-            frames_evicted: c.frames_evicted,
-            promoted: c.promoted,
-            prefetched: c.prefetched,
-            prefetch_waiting,
-            bytes_to_device: c.bytes_to_device,
-            syncs: c.syncs,
-            bytes_reinserted: c.bytes_reinserted,
-            segments_sealed: c.segments_sealed,
-            segments_reclaimed: c.segments_reclaimed,
-            checkpoints: c.checkpoints,
-            checkpoint_failures: c.checkpoint_failures,
-            groups_dropped: c.groups_dropped,
-            groups_waiting: core.waiting.len(),
-            waiting_bytes: core.waiting.bytes(),
-            namespaces_forgotten: c.namespaces_forgotten,
-            flush_errors: c.flush_errors,
-            read_errors: c.read_errors,
-            scrubbed_objects: c.scrubbed_objects,
-            scrubbed_bytes: c.scrubbed_bytes,
-            scrub_repaired: c.scrub_repaired,
-            ssd_state: health.map_or("off", |h| h.state().name()).into(),
-            ssd_state_changes: health.map_or(0, |h| h.changes()),
-            segments_suspect: health.map_or(0, |h| h.suspects() as u64),
-            segments_quarantined: health.map_or(0, |h| h.quarantined() as u64),
-            unflushed_bytes: core.unwritten().1,
-            objects_pinned: core.pins.count().0 as u64,
-            objects_leased: core.pins.count().1 as u64,
-            readers: core.frames.iter().map(|(id, _)| core.frames.readers(id)).sum::<u64>()
-                + core.ssd.as_ref().map_or(0, |s| s.guards.count()),
-        }
-    }
 }

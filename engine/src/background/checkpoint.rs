@@ -19,7 +19,7 @@ use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
 
 use crate::background::flusher::{Flusher, SyncPurpose};
 use crate::memory::index::Visited;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 
 /// A checkpoint being taken.
 pub(crate) struct Checkpointing {
@@ -53,7 +53,7 @@ impl Flusher {
         let serial = self.checkpoint_serial + 1;
         let mut core = self.shared.lock();
         let Some(ssd) = core.ssd.as_mut() else { return };
-        ssd.left = Some(HashSet::new());
+        ssd.withdrawn_records = Some(HashSet::new());
         let marks: Vec<_> = ssd
             .segments
             .iter()
@@ -173,14 +173,14 @@ impl Flusher {
         });
         // Entries hidden only now may have been visible when other members of their records were
         // copied.
-        if let Some(left) = core.ssd.as_mut().and_then(|s| s.left.as_mut()) {
+        if let Some(left) = core.ssd.as_mut().and_then(|s| s.withdrawn_records.as_mut()) {
             left.extend(broken);
         }
         if to == homes {
             // Not later: the sync does not cover a move after this point, so the old place must
             // count.
             c.leaves_out = core.ssd.as_mut().and_then(|s| s.damage.take_before(c.replay_from));
-            let left = core.ssd.as_mut().and_then(|s| s.left.take());
+            let left = core.ssd.as_mut().and_then(|s| s.withdrawn_records.take());
             let left = left.filter(|_| !mutant::on(Mutant::WithdrawalsLost));
             let mut left: Vec<_> = left.into_iter().flatten().collect();
             left.sort_unstable();
@@ -243,7 +243,7 @@ impl Flusher {
             self.give_up_checkpoint();
             self.checkpoint_serial += 1;
             if let Some(ssd) = self.shared.lock().ssd.as_mut() {
-                ssd.left = None;
+                ssd.withdrawn_records = None;
             }
         }
         partial

@@ -20,16 +20,17 @@ use pagelith_tiers::ssd::sync::SyncId;
 use rustc_hash::FxHashMap;
 
 use crate::background::checkpoint::Checkpointing;
+use crate::background::damage_flush::PendingFlush;
 use crate::background::probe::Probe;
 use crate::background::quarantine::Purge;
 use crate::background::reclaim::{DeferredVictim, Reclaim};
 use crate::background::scrub::BackgroundScrub;
 use crate::background::stall::StallDetector;
 use crate::memory::index::SsdPlace;
-use crate::state::core::Answer;
-use crate::state::damage::PendingFlush;
+use crate::state::core::JobResult;
 use crate::state::frame_access::Held;
 use crate::state::shared::Shared;
+use crate::state::unsaved::UnsyncedUnit;
 
 /// Longest sleep without work: leases expire and readers leave without a signal.
 const IDLE: Duration = Duration::from_millis(50);
@@ -53,16 +54,6 @@ pub(crate) enum PendingUnit {
     Moved(Vec<(u128, SsdPlace)>),
     /// Tombstones, and the request that waits for them; `None` if reclaim carries them forward.
     Tombstones(Option<u64>),
-}
-
-/// A unit that was written and that no sync has covered.
-pub(crate) struct UnsyncedUnit {
-    /// Namespace of a put; `None` for a move.
-    pub namespace: Option<NamespaceId>,
-    pub members: Vec<(u128, SsdPlace)>,
-    pub bytes: u64,
-    /// Old place of each moved member; empty for a put.
-    pub from: Vec<SsdPlace>,
 }
 
 /// The request that a sync serves.
@@ -188,7 +179,7 @@ impl Flusher {
     fn expire(&self) -> bool {
         let mut core = self.shared.lock();
         if !core.stopping {
-            crate::write::put::expire(&self.shared, &mut core);
+            crate::state::put_types::expire(&self.shared, &mut core);
         }
         !core.stopping
     }
@@ -254,16 +245,16 @@ impl Flusher {
             return false;
         }
         let answer = match !self.is_read_only() {
-            true if self.sealed_since_checkpoint == u32::MAX => Answer::Done,
+            true if self.sealed_since_checkpoint == u32::MAX => JobResult::Done,
             true => {
                 self.begin_checkpoint(true);
                 // A marker: on the next call no checkpoint is left to take.
                 self.sealed_since_checkpoint = u32::MAX;
                 return true;
             }
-            false => Answer::Done,
+            false => JobResult::Done,
         };
-        self.shared.lock().answer(id, answer);
+        self.shared.lock().complete_job(id, answer);
         self.finished = true;
         self.shared.progress.raise();
         true

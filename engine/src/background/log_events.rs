@@ -10,10 +10,11 @@ use pagelith_tiers::ssd::sync::SyncId;
 
 use crate::api::error::{Error, ErrorKind};
 use crate::api::outcome::FlushReport;
-use crate::background::flusher::{Flusher, PendingUnit, SyncPurpose, UnsyncedUnit};
+use crate::background::flusher::{Flusher, PendingUnit, SyncPurpose};
 use crate::memory::index::{Entry, SsdPlace};
-use crate::state::core::{Answer, Core, Job, SsdCore};
+use crate::state::core::{Core, Job, JobResult, SsdCore};
 use crate::state::frame_access::Held;
+use crate::state::unsaved::UnsyncedUnit;
 
 /// Frames whose places enter the index in one critical section: bounds how long others wait for the
 /// lock.
@@ -50,7 +51,7 @@ fn frame_written(core: &mut Core, held: &Held, place: &RecordPlace) -> Option<Un
     }
     let bytes = data.object_bytes();
     core.release_frame(held.frame);
-    core.settle_frame(held.frame);
+    core.mark_frame_clean(held.frame);
     Some(UnsyncedUnit { namespace: Some(data.namespace), members, bytes, from: Vec::new() })
 }
 
@@ -87,7 +88,7 @@ impl Flusher {
                     ssd.health.reused(segment);
                     ssd.guards.open(segment, incarnation);
                 }
-                core.visibility.reuse(segment);
+                core.visibility.reuse_segment(segment);
             }
             Event::Sealed(facts, whole) => {
                 let mut core = self.shared.lock();
@@ -104,16 +105,16 @@ impl Flusher {
                 let answer = match result {
                     Ok(()) => {
                         self.durable_generations.insert(namespace, generation);
-                        Answer::Done
+                        JobResult::Done
                     }
                     // `Event::ManifestFailed` reports the manifest's failure.
-                    Err(fault) => Answer::Failed(fault.into()),
+                    Err(fault) => JobResult::Failed(fault.into()),
                 };
                 let mut core = self.shared.lock();
                 self.clears.retain(|(ns, gen_, id)| {
                     let this = (*ns, *gen_) == (namespace, generation);
                     if this {
-                        core.answer(*id, answer.clone());
+                        core.complete_job(*id, answer.clone());
                     }
                     !this
                 });
@@ -208,22 +209,22 @@ impl Flusher {
                 let mut core = self.shared.lock();
                 let alive = core.frames.get_ref(held.frame).is_some_and(|f| !f.dead);
                 if !(alive && give_up) {
-                    core.write_later(&held);
+                    core.requeue_front(&held);
                     return;
                 }
-                core.note_lost(held.data.namespace, held.data.members.len());
+                core.count_lost(held.data.namespace, held.data.members.len());
                 if let Some(ssd) = core.ssd.as_mut() {
                     ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(held.data.bytes());
                 }
                 core.release_frame(held.frame);
-                core.settle_frame(held.frame);
+                core.mark_frame_clean(held.frame);
             }
             // The extent stays at its old place; reclaim defers the victim.
             Some(PendingUnit::Moved(_)) => self.reclaim_move_failed(),
             Some(PendingUnit::Tombstones(Some(answer))) => {
                 let error = Error::new(ErrorKind::Unavailable, "tombstone could not be written");
                 self.syncs.retain(|_, purpose| *purpose != SyncPurpose::Tombstones(answer));
-                self.shared.lock().answer(answer, Answer::Failed(error));
+                self.shared.lock().complete_job(answer, JobResult::Failed(error));
             }
             Some(PendingUnit::Tombstones(None)) => self.reclaim_move_failed(),
             None => {}
@@ -253,7 +254,7 @@ impl Flusher {
                 core.note_synced(&w);
                 let lost =
                     w.members.into_iter().filter(|(fp, place)| core.drop_ssd(*fp, *place, None)).count();
-                w.namespace.iter().for_each(|namespace| core.note_lost(*namespace, lost));
+                w.namespace.iter().for_each(|namespace| core.count_lost(*namespace, lost));
                 core.events.forgot();
                 continue;
             }
@@ -267,15 +268,15 @@ impl Flusher {
         let Some(purpose) = self.syncs.remove(&id) else { return };
         let fault = self.log.fault().map_or_else(|| "sync failed".to_owned(), ToString::to_string);
         let answer = |what: &str| match ok {
-            true => Answer::Done,
-            false => Answer::Failed(Error::new(ErrorKind::Unavailable, format!("{what}: {fault}"))),
+            true => JobResult::Done,
+            false => JobResult::Failed(Error::new(ErrorKind::Unavailable, format!("{what}: {fault}"))),
         };
         match purpose {
-            SyncPurpose::Flush(id) => self.shared.lock().answer(id, answer("flush")),
+            SyncPurpose::Flush(id) => self.shared.lock().complete_job(id, answer("flush")),
             SyncPurpose::Tombstones(id) if ok => self.read_back(id),
             SyncPurpose::Tombstones(id) => {
                 self.tombstones.remove(&id);
-                self.shared.lock().answer(id, answer("remove"));
+                self.shared.lock().complete_job(id, answer("remove"));
             }
             SyncPurpose::Reclaim => self.reclaim_synced(ok),
             SyncPurpose::Checkpoint(serial) => self.checkpoint_synced(serial, ok),

@@ -1,6 +1,7 @@
 //! Work without a caller: flush, reclaim, checkpoints, recovery, scrub.
 
 pub(crate) mod checkpoint;
+pub(crate) mod damage_flush;
 pub(crate) mod flusher;
 pub(crate) mod log_events;
 pub(crate) mod peer_removals;

@@ -18,9 +18,9 @@ use super::peer_removals::{Ended, Telling};
 use crate::api::error::ErrorKind;
 use crate::api::outcome::PutOutcome;
 use crate::memory::frames::{FrameData, FrameRef};
-use crate::rpc::Reply;
-use crate::rpc::connections::Desk;
-use crate::rpc::pool::Standing;
+use crate::rpc::Response;
+use crate::rpc::connections::PeerConnections;
+use crate::rpc::pool::ConnState;
 use crate::state::frame_access::Held;
 use crate::state::peer_queue::RemoteJob;
 use crate::state::shared::Shared;
@@ -47,7 +47,7 @@ struct Sending {
 /// The task.
 pub(crate) struct Writer {
     shared: Arc<Shared>,
-    desk: Desk,
+    connections: PeerConnections,
     sending: FxHashMap<u64, Sending>,
     bytes: u64,
     /// What is being told to all that it concerns, nothing else meanwhile.
@@ -67,8 +67,8 @@ enum Taken {
 }
 
 impl Writer {
-    pub fn new(shared: Arc<Shared>, desk: Desk) -> Writer {
-        Writer { shared, desk, sending: FxHashMap::default(), bytes: 0, told: None, again_by: None }
+    pub fn new(shared: Arc<Shared>, connections: PeerConnections) -> Writer {
+        Writer { shared, connections, sending: FxHashMap::default(), bytes: 0, told: None, again_by: None }
     }
 
     /// Take up jobs as far as it goes.
@@ -90,7 +90,7 @@ impl Writer {
             let stops = later.is_some();
             let mut core = self.shared.lock();
             if let Some((job, queue)) = later.zip(core.remote.as_mut()) {
-                queue.push_back(job);
+                queue.requeue_front(job);
             }
             let is_waited_for = turn.filter(|_| is_over).is_some_and(|turn| core.end_offer(turn));
             drop(core);
@@ -118,18 +118,18 @@ impl Writer {
         }
         let first = data.members[0].key;
         let Some(peer) = self.offered(&first, now) else { return Taken::Yes };
-        let token = self.desk.token();
+        let token = self.connections.next_token();
         let shared = self.shared.clone();
         let skip = || shared.lock().counters.remote_skipped += objects;
-        let caller = match self.desk.lines.standing(peer, now) {
+        let caller = match self.connections.pool.connect(peer, now) {
             // It would keep what is attached to a base that it has not, or has not heard of attached objects at all.
-            Standing::Up(caller) if data.is_attached() && !caller.has(Feature::Bases) => {
+            ConnState::Up(caller) if data.is_attached() && !caller.has_feature(Feature::Bases) => {
                 skip();
                 return Taken::Yes;
             }
-            Standing::Up(caller) => caller,
-            Standing::Soon => return Taken::Later(RemoteJob::Frame(frame, objects)),
-            Standing::Down => {
+            ConnState::Up(caller) => caller,
+            ConnState::Connecting => return Taken::Later(RemoteJob::Frame(frame, objects)),
+            ConnState::Down => {
                 skip();
                 return Taken::Yes;
             }
@@ -153,7 +153,7 @@ impl Writer {
                 Taken::Sent
             }
             Err(error) => {
-                let is_owed = caller.is_owed();
+                let is_owed = caller.expects_response();
                 shared.lock().release_frame(frame);
                 // What finds no room though nothing is on its way never does.
                 if error.kind == ErrorKind::Busy && is_owed {
@@ -167,9 +167,9 @@ impl Writer {
 
     /// Who is offered what lies on the key's page: the preferred peer while it is there, else whoever owns the page.
     fn offered(&mut self, key: &ObjectKey, now: Mono) -> Option<usize> {
-        let preferred = self.desk.lines.remote().preferred();
-        let is_there = |peer: &usize| !matches!(self.desk.lines.standing(*peer, now), Standing::Down);
-        preferred.filter(is_there).or_else(|| self.desk.lines.remote().owner(key))
+        let preferred = self.connections.pool.remote().preferred();
+        let is_there = |peer: &usize| !matches!(self.connections.pool.connect(*peer, now), ConnState::Down);
+        preferred.filter(is_there).or_else(|| self.connections.pool.remote().owner(key))
     }
 
     /// The base of what is attached, if that is on its way.
@@ -185,7 +185,7 @@ impl Writer {
             return Taken::Later(job);
         }
         let now = self.shared.now();
-        if peer_removals::is_soon(&mut self.desk, &job, now) {
+        if peer_removals::is_soon(&mut self.connections, &job, now) {
             return Taken::Later(job);
         }
         let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else { return Taken::Yes };
@@ -193,21 +193,21 @@ impl Writer {
             Some(deadline) => (deadline, false),
             None => (self.shared.deadline(None), true),
         };
-        self.told = Some(Telling::begin(&mut self.desk, job, id, now, how));
+        self.told = Some(Telling::begin(&mut self.connections, job, id, now, how));
         self.answer();
         Taken::Yes
     }
 
     /// Answer whoever waits for what was told to all, or have it told once more: it is the next job then.
     fn answer(&mut self) {
-        let Some(told) = self.told.take_if(|told| told.advance(&mut self.desk)) else { return };
+        let Some(told) = self.told.take_if(|told| told.advance(&mut self.connections)) else { return };
         let mut core = self.shared.lock();
         match told.finish(self.shared.now()) {
-            Ended::Over(id, answer) => core.answer(id, answer),
+            Ended::Over(id, answer) => core.complete_job(id, answer),
             Ended::Again(job, deadline) => {
                 self.again_by = Some(deadline);
                 if let Some(queue) = core.remote.as_mut() {
-                    queue.push_back(job);
+                    queue.requeue_front(job);
                 }
                 return;
             }
@@ -217,29 +217,29 @@ impl Writer {
     }
 
     fn ended(&mut self, now: Mono) {
-        for (token, reply) in self.desk.take_all() {
+        for (token, reply) in self.connections.take_responses() {
             if let Some(sending) = self.sending.remove(&token) {
                 self.sent(sending, &reply, now);
             }
             if let Some(told) = &mut self.told {
-                told.heard(&self.desk, token, reply);
+                told.heard(&self.connections, token, reply);
             }
         }
         self.answer();
     }
 
-    fn sent(&mut self, sending: Sending, reply: &Reply, now: Mono) {
+    fn sent(&mut self, sending: Sending, reply: &Response, now: Mono) {
         let Sending { held, peer, bytes, objects, turn, repeats, behind } = sending;
         self.bytes -= bytes;
         let outcome = match reply {
-            Reply::Put(outcomes) => outcomes.first().cloned(),
-            Reply::Exists(_) | Reply::Get(_) | Reply::Told(_) => None,
+            Response::Put(outcomes) => outcomes.first().cloned(),
+            Response::Exists(_) | Response::Get(_) | Response::Control(_) => None,
         };
         let failed = match &outcome {
             Some(Err(error)) => error.kind == ErrorKind::Unavailable,
             Some(Ok(_)) | None => false,
         };
-        let again = failed && repeats && self.desk.lines.stands(peer).is_none();
+        let again = failed && repeats && self.connections.pool.live(peer).is_none();
         let mut core = self.shared.lock();
         core.release_frame(held.frame);
         match &outcome {
@@ -256,7 +256,7 @@ impl Writer {
         for (frame, objects) in base.into_iter().chain(behind).rev() {
             match core.remote.as_mut().filter(|_| is_there || again) {
                 // Before whatever else waits, removals among it.
-                Some(queue) => queue.push_back(RemoteJob::Frame(frame, objects)),
+                Some(queue) => queue.requeue_front(RemoteJob::Frame(frame, objects)),
                 None => core.counters.remote_skipped += objects,
             }
         }
@@ -265,7 +265,7 @@ impl Writer {
         if is_waited_for {
             self.shared.progress.raise();
         }
-        self.desk.note(peer, failed, now);
+        self.connections.record_result(peer, failed, now);
     }
 }
 
@@ -273,11 +273,11 @@ impl Task for Writer {
     fn step(&mut self) -> Step {
         let now = self.shared.now();
         // The peers' pings are answered while there is nothing to do, so that the links last.
-        self.desk.poll(now);
+        self.connections.poll(now);
         self.ended(now);
         self.begin();
-        if self.desk.is_busy() {
-            self.desk.wait(now, LINK_STEP);
+        if self.connections.is_busy() {
+            self.connections.wait(now, LINK_STEP);
         }
         self.ended(self.shared.now());
         let core = self.shared.lock();
@@ -287,7 +287,7 @@ impl Task for Writer {
             return Step::Done;
         }
         drop(core);
-        match self.desk.is_busy() || waits {
+        match self.connections.is_busy() || waits {
             true => Step::Again,
             false => Step::Idle(IDLE),
         }

@@ -1,5 +1,5 @@
 //! Removes untrusted entries from the index: those of a quarantined segment or, when the tier is
-//! off, all. They are hidden at once (`Sight::is_hidden_at`); the walk over the index follows in
+//! off, all. They are hidden at once (`VisibilityFilter::is_hidden_at`); the walk over the index follows in
 //! short critical sections. Pages that DRAM holds too are written again.
 
 use std::collections::BTreeSet;
@@ -89,7 +89,7 @@ impl Flusher {
         purge.cursor = to;
         if to >= core.index.home_slots() {
             let Purge { segment, objects, requeued, .. } = *purge;
-            segment.into_iter().for_each(|segment| core.visibility.show_segment(segment));
+            segment.into_iter().for_each(|segment| core.visibility.unhide_segment(segment));
             tracing::warn!(segment = segment.map(|s| s.0), objects, requeued, "dropped untrusted entries");
             self.purge = None;
         }

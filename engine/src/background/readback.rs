@@ -9,8 +9,8 @@ use pagelith_tiers::ssd::append::RecordPlace;
 
 use crate::api::error::{Error, ErrorKind};
 use crate::background::flusher::{Flusher, TAG_READBACK};
-use crate::state::core::Answer;
-use crate::store::session::release_segment;
+use crate::state::core::JobResult;
+use crate::state::session_io::release_segment;
 
 impl Flusher {
     /// The device reports a request's tombstones as durable: read them back.
@@ -28,7 +28,7 @@ impl Flusher {
             self.reading_back.insert(tag, (answer, segment));
             // The segment must not be overwritten while the device has the read, however long that
             // takes.
-            if let Some(guards) = &self.shared.published.guards {
+            if let Some(guards) = &self.shared.read_view.guards {
                 guards.enter_again(segment);
             }
         } else {
@@ -53,7 +53,7 @@ impl Flusher {
         let part = completion.op.into_parts().pop().filter(|_| read);
         if part.is_some_and(|part| holds(part.bytes(), &place)) {
             self.tombstones.remove(&answer);
-            self.shared.lock().answer(answer, Answer::Done);
+            self.shared.lock().complete_job(answer, JobResult::Done);
             self.shared.progress.raise();
             return;
         }
@@ -65,7 +65,7 @@ impl Flusher {
     fn read_back_ended(&mut self, answer: u64, reason: &str) {
         self.tombstones.remove(&answer);
         let error = Error::new(ErrorKind::Unavailable, format!("remove: {reason}"));
-        self.shared.lock().answer(answer, Answer::Failed(error));
+        self.shared.lock().complete_job(answer, JobResult::Failed(error));
         self.shared.progress.raise();
     }
 }

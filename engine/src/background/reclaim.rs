@@ -36,7 +36,7 @@ use crate::background::flusher::{
     Flusher, TAG_FOOTER, TAG_PROBE, TAG_READBACK, TAG_RECORD, TAG_SCAN, TAG_SCRUB,
 };
 use crate::memory::index::SsdPlace;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 
 /// A victim is emptied only if at least one part in `GAIN_MIN` of it becomes free. With less, the
 /// device would write that much more than is put.

@@ -1,7 +1,7 @@
 //! Scrub reads records on SSD before any get needs them, so that latent damage is found while DRAM
 //! may still hold a copy.
 //!
-//! [`Store::scrub`] makes one pass in the caller's thread, with its own disk queue. With
+//! [`crate::Store::scrub`] makes one pass in the caller's thread, with its own disk queue. With
 //! `ssd.scrub_bytes_per_s` set, the flusher makes one pass after another while it has nothing else
 //! in flight.
 
@@ -17,7 +17,6 @@ use self::pass::Pass;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::background::flusher::{Flusher, TAG_SCRUB};
 use crate::state::shared::Shared;
-use crate::store::store::Store;
 
 /// Longest single wait, so that a close of the store is noticed.
 const STEP: Duration = Duration::from_millis(100);
@@ -76,10 +75,9 @@ impl Budget {
     }
 }
 
-/// See [`Store::scrub`].
+/// See [`crate::Store::scrub`].
 #[tracing::instrument(level = "info", skip_all)]
-pub(crate) fn scrub(store: &Store, options: ScrubOptions) -> Result<ScrubReport> {
-    let shared = &*store.shared;
+pub(crate) fn scrub(shared: &Shared, options: ScrubOptions) -> Result<ScrubReport> {
     shared.check_open()?;
     let Some(volume) = shared.volume.clone() else { return Ok(ScrubReport::default()) };
     let mut queue = volume.disk.queue(1)?;

@@ -1,64 +1,80 @@
-//! Batches of gets and of puts. What a link that ended took with it is asked once more: of gets by [`RemoteGet`], of puts here. Whoever calls
-//! drives one to its end, a [`Session`](super::Session) several.
+//! Batches of gets and of puts. If a link ended during a batch, its requests are retried once: gets
+//! by [`RemoteGet`], puts here. A call drives one batch to its end, a [`Session`](super::Session)
+//! drives several.
 
 use pagelith_io::clock::Mono;
 use pagelith_layouts::key::ObjectKey;
 
 use super::instances::Instance;
 use super::put::RemotePut;
-use super::{nudge, tries};
+use super::{attempts, wake_store};
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, PutDone};
 use crate::api::request::{Get, PutGroup};
-use crate::rpc::connections::Desk;
-use crate::rpc::remote_get::{Asked, Heard, Manner, Missed, RemoteGet};
+use crate::rpc::connections::PeerConnections;
+use crate::rpc::remote_get::{CallOptions, GetTarget, LinkFailures, MissedItem, RemoteGet};
 
 /// Begin a batch of gets.
-pub(crate) fn begin_get(desk: &mut Desk, gets: Vec<Get>, manner: Manner) -> RemoteGet {
-    nudge(desk);
-    let asked = |(at, get): (usize, &Get)| Missed { at, key: get.key, range: get.range.clone() };
-    let missed = gets.iter().enumerate().map(asked).collect();
-    let begun = |get: Get| {
+pub(crate) fn begin_get(
+    connections: &mut PeerConnections,
+    gets: Vec<Get>,
+    options: CallOptions,
+) -> RemoteGet {
+    wake_store(connections);
+    let missed = |(at, get): (usize, &Get)| MissedItem { index: at, key: get.key, range: get.range.clone() };
+    let missed = gets.iter().enumerate().map(missed).collect();
+    let unanswered = |get: Get| {
         let outcome = Ok(GetOutcome::Miss(MissCause::Late));
         GetDone { outcome, destination: get.destination, length: 0, proof: None }
     };
-    let done = gets.into_iter().map(begun).collect();
-    RemoteGet::begin(desk, done, missed, manner, Asked::Store, None)
+    let done = gets.into_iter().map(unanswered).collect();
+    RemoteGet::begin(connections, done, missed, options, GetTarget::Store, None)
 }
 
-/// A batch of puts on its way.
-pub(crate) struct Puts {
+/// A batch of puts in flight.
+pub(crate) struct RemotePutBatch {
     put: RemotePut,
     deadline: Mono,
-    tries: usize,
+    attempts: usize,
 }
 
-impl Puts {
-    /// Put groups, or parts of groups that consist of the objects `required` if there are any.
-    pub fn begin(desk: &mut Desk, groups: Vec<PutGroup>, required: &[ObjectKey], manner: Manner) -> Puts {
-        nudge(desk);
-        let mut put = RemotePut::new(groups, required, manner);
-        put.offer(desk);
-        Puts { put, deadline: manner.deadline, tries: tries(desk) }
+impl RemotePutBatch {
+    /// Put groups, or parts of a group that consists of the objects `required` if that is not
+    /// empty.
+    pub fn begin(
+        connections: &mut PeerConnections,
+        groups: Vec<PutGroup>,
+        required: &[ObjectKey],
+        options: CallOptions,
+    ) -> RemotePutBatch {
+        wake_store(connections);
+        let mut put = RemotePut::new(groups, required, options);
+        put.build_offers(connections);
+        RemotePutBatch { put, deadline: options.deadline, attempts: attempts(connections) }
     }
 
-    /// Go on as far as it goes now; true once every object has its outcome.
-    pub fn advance(&mut self, desk: &mut Desk, now: Mono, heard: &mut Heard) -> bool {
-        while self.put.advance_heard(desk, now, heard) {
-            self.tries -= 1;
-            if self.tries == 0 || now >= self.deadline {
+    /// Make progress without waiting; true once every object has its outcome.
+    pub fn advance(
+        &mut self,
+        connections: &mut PeerConnections,
+        now: Mono,
+        failures: &mut LinkFailures,
+    ) -> bool {
+        while self.put.advance_batch(connections, now, failures) {
+            self.attempts -= 1;
+            if self.attempts == 0 || now >= self.deadline {
                 return true;
             }
-            self.put.offer(desk);
+            self.put.build_offers(connections);
         }
         false
     }
 
-    /// Who acknowledged something since this was last asked.
-    pub fn acked(&mut self) -> Vec<Instance> {
-        self.put.acked()
+    /// The processes that acknowledged puts since the last call.
+    pub fn take_acknowledgements(&mut self) -> Vec<Instance> {
+        self.put.take_acknowledgements()
     }
 
-    /// The outcomes, and the memory.
+    /// The outcomes, with the memory.
     pub fn finish(self) -> Vec<PutDone> {
         self.put.finish()
     }

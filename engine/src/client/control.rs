@@ -1,68 +1,75 @@
-//! Questions that have one answer.
+//! Requests with one reply.
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::request::Ask;
 
 use super::instances::Instance;
-use super::{Attached, STEP, STORE, is_unavailable};
+use super::{Attached, STORE, WAIT_STEP, is_unavailable};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;
-use crate::rpc::client::Caller;
-use crate::rpc::connections::Desk;
-use crate::rpc::pool::Standing;
-use crate::rpc::remote_get::{Manner, no_link};
-use crate::rpc::{Reply, Told};
+use crate::rpc::client::RpcClient;
+use crate::rpc::connections::PeerConnections;
+use crate::rpc::pool::ConnState;
+use crate::rpc::remote_get::{CallOptions, no_link};
+use crate::rpc::{ControlReply, Response};
 
 impl Attached {
-    /// Ask what has a number for an answer.
+    /// Send a request whose reply is a number.
     pub(crate) fn number(&self, ask: &Ask<'_>, options: &Options) -> Result<u64> {
-        match self.tell(ask, options)? {
-            (Told::Number(number), _) => Ok(number),
-            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_) | Told::Events(_) | Told::Views(_), _) => {
-                Err(no_link())
-            }
+        match self.control(ask, options)? {
+            (ControlReply::Number(number), _) => Ok(number),
+            (
+                ControlReply::Flushed(_)
+                | ControlReply::Text(_)
+                | ControlReply::Bits(_)
+                | ControlReply::Events(_)
+                | ControlReply::Views(_),
+                _,
+            ) => Err(no_link()),
         }
     }
 
-    /// The answer, and which process gave it. If the link ends under the question, it is asked once more over a new one:
-    /// every verb that is asked here has the same effect twice as once. A removal or clear is repeated only if the store ended
-    /// the link: from one that stands still, the first could come to be done after what the caller puts next. What belongs to
-    /// one link (pins, views, groups) is asked through the [`Keeper`](super::lease_connection::Keeper).
-    pub(crate) fn tell(&self, ask: &Ask<'_>, options: &Options) -> Result<(Told, Instance)> {
-        let manner = self.manner(options);
-        self.with_desk(|desk| {
-            let told = tell_once(&*self.clock, desk, ask, manner, &|| self.look());
+    /// Send a request; returns the reply and the process that sent it. If the link ends during the
+    /// request, it is sent once more over a new link: all verbs that are sent here are idempotent.
+    /// A removal or clear is repeated only if the store ended the link. Over a link that only this
+    /// side gave up, the first request could still be executed after the caller's next put.
+    /// Requests that belong to one link (pins, views, groups) use the
+    /// [`LeaseConnection`](super::lease_connection::LeaseConnection).
+    pub(crate) fn control(&self, ask: &Ask<'_>, options: &Options) -> Result<(ControlReply, Instance)> {
+        let call = self.call_options(options);
+        self.with_connections(|connections| {
+            let reply = control_once(&*self.clock, connections, ask, call, &|| self.keep_alive());
             let has_ended = match ask {
-                Ask::Remove(_) | Ask::Clear(_) => desk.lines.was_ended_by_peer(STORE),
-                _ => desk.lines.has_ended(STORE),
+                Ask::Remove(_) | Ask::Clear(_) => connections.pool.was_ended_by_peer(STORE),
+                _ => connections.pool.has_ended(STORE),
             };
-            if is_unavailable(&told) && has_ended && self.clock.now() < manner.deadline {
-                return tell_once(&*self.clock, desk, ask, manner, &|| self.look());
+            if is_unavailable(&reply) && has_ended && self.clock.now() < call.deadline {
+                return control_once(&*self.clock, connections, ask, call, &|| self.keep_alive());
             }
-            told
+            reply
         })
     }
 }
 
-/// Go on until `advance` says that all is over; `between` is done again and again meanwhile.
+/// Make progress until `advance` returns true; calls `between` before each wait.
 pub(crate) fn drive(
     clock: &dyn Clock,
-    desk: &mut Desk,
-    mut advance: impl FnMut(&mut Desk, Mono) -> bool,
+    connections: &mut PeerConnections,
+    mut advance: impl FnMut(&mut PeerConnections, Mono) -> bool,
     between: &dyn Fn(),
 ) {
     let mut now = clock.now();
-    desk.poll(now);
-    while !advance(desk, now) {
+    connections.poll(now);
+    while !advance(connections, now) {
         between();
-        desk.wait(clock.now(), STEP);
+        connections.wait(clock.now(), WAIT_STEP);
         now = clock.now();
     }
 }
 
-/// Why the store cannot be asked this over the link of `caller`.
-fn lacks(caller: &Caller, ask: &Ask<'_>) -> Option<Error> {
+/// The error for a request whose feature the store lacks.
+fn missing_feature(client: &RpcClient, ask: &Ask<'_>) -> Option<Error> {
     let (feature, detail) = match ask {
         Ask::Pin(..) | Ask::Unpin(_) | Ask::Lease(..) => {
             (Feature::Pins, "the store pins and leases nothing for other processes")
@@ -71,52 +78,52 @@ fn lacks(caller: &Caller, ask: &Ask<'_>) -> Option<Error> {
             (Feature::Begun, "the store lets no other process begin groups")
         }
         Ask::Events(_) => (Feature::Events, "the store tells nobody what comes and goes"),
-        Ask::View(..) => (Feature::Views, "the store lets no other process look at its memory"),
-        Ask::Prefetch(_) => (Feature::Prefetch, "the store reads nothing ahead for other processes"),
+        Ask::View(..) => (Feature::Views, "the store shares no memory with this process"),
+        Ask::Prefetch(_) => (Feature::Prefetch, "the store does not support prefetch by other processes"),
         _ => return None,
     };
-    (!caller.has(feature)).then(|| Error::new(ErrorKind::Incompatible, detail))
+    (!client.has_feature(feature)).then(|| Error::new(ErrorKind::Incompatible, detail))
 }
 
-/// Ask once: the answer, and which process gave it.
-pub(crate) fn tell_once(
+/// Send a request once; returns the reply and the process that sent it.
+pub(crate) fn control_once(
     clock: &dyn Clock,
-    desk: &mut Desk,
+    connections: &mut PeerConnections,
     ask: &Ask<'_>,
-    manner: Manner,
+    call: CallOptions,
     between: &dyn Fn(),
-) -> Result<(Told, Instance)> {
-    let token = desk.token();
-    let mut asked: Option<Result<Instance>> = None;
-    let mut told = None;
-    let advance = |desk: &mut Desk, now| match &asked {
+) -> Result<(ControlReply, Instance)> {
+    let token = connections.next_token();
+    let mut sent_to: Option<Result<Instance>> = None;
+    let mut reply = None;
+    let advance = |connections: &mut PeerConnections, now| match &sent_to {
         Some(Ok(_)) => {
-            told = desk.take(token);
-            told.is_some()
+            reply = connections.take_response(token);
+            reply.is_some()
         }
         Some(Err(_)) => true,
         None => {
-            asked = match desk.lines.standing(STORE, now) {
-                Standing::Up(caller) if now < manner.deadline => match lacks(caller, ask) {
+            sent_to = match connections.pool.connect(STORE, now) {
+                ConnState::Up(client) if now < call.deadline => match missing_feature(client, ask) {
                     Some(error) => Some(Err(error)),
-                    None => match caller.tell(token, ask, manner.terms(now, 0), manner.deadline) {
-                        Ok(()) => Some(Ok(caller.peer_instance())),
-                        Err(error) if error.kind == ErrorKind::Busy && caller.is_owed() => None,
+                    None => match client.send_control(token, ask, call.terms(now, 0), call.deadline) {
+                        Ok(()) => Some(Ok(client.peer_instance())),
+                        Err(error) if error.kind == ErrorKind::Busy && client.expects_response() => None,
                         Err(error) => Some(Err(error)),
                     },
                 },
-                Standing::Soon if now < manner.deadline => None,
-                Standing::Up(_) | Standing::Soon | Standing::Down => Some(Err(no_link())),
+                ConnState::Connecting if now < call.deadline => None,
+                ConnState::Up(_) | ConnState::Connecting | ConnState::Down => Some(Err(no_link())),
             };
-            asked.as_ref().is_some_and(Result::is_err)
+            sent_to.as_ref().is_some_and(Result::is_err)
         }
     };
-    drive(clock, desk, advance, between);
-    let instance = asked.unwrap_or_else(|| Err(no_link()))?;
-    let told = match told {
-        Some(Reply::Told(told)) => told,
-        Some(Reply::Exists(_) | Reply::Get(_) | Reply::Put(_)) | None => Err(no_link()),
+    drive(clock, connections, advance, between);
+    let instance = sent_to.unwrap_or_else(|| Err(no_link()))?;
+    let reply = match reply {
+        Some(Response::Control(reply)) => reply,
+        Some(Response::Exists(_) | Response::Get(_) | Response::Put(_)) | None => Err(no_link()),
     };
-    desk.note(STORE, is_unavailable(&told), clock.now());
-    told.map(|told| (told, instance))
+    connections.record_result(STORE, is_unavailable(&reply), clock.now());
+    reply.map(|reply| (reply, instance))
 }

@@ -1,4 +1,4 @@
-//! What came and went in a store process, for one that is attached to it.
+//! Events of a store process, for an attached client.
 
 use std::collections::VecDeque;
 
@@ -10,47 +10,50 @@ use super::instances::Instance;
 use crate::api::error::Result;
 use crate::api::events::{Event, Events};
 use crate::api::request::Options;
-use crate::rpc::Told;
+use crate::rpc::ControlReply;
 use crate::rpc::remote_get::no_link;
 
-/// How far this client has listened, and what it was told and has not handed on.
+/// Position of this client in the store's events, and the events that it received but did not
+/// return.
 #[derive(Default)]
-pub(crate) struct Listening {
-    /// Which process told, and from where on it is asked next.
-    at: Option<(Instance, u64)>,
-    told: VecDeque<Event>,
+pub(crate) struct EventCursor {
+    /// The process that sent the last events, and the number of the next event.
+    position: Option<(Instance, u64)>,
+    queued: VecDeque<Event>,
     lost: u64,
 }
 
 impl Attached {
-    /// What came and went in the store since this was called last, `most` events at most; since the first call, which brings
-    /// none. Of namespaces that this client may read. A store process that was started again counts as an event that was lost.
+    /// The events of the store since the last call, at most `most`. The first call starts the
+    /// stream and returns none. Only events of namespaces that this client may read are returned. A
+    /// restart of the store process counts as one lost event.
     ///
-    /// Takes no longer than its timeout, however much there is to be told: what is left comes with the next call. One thread at a
-    /// time.
+    /// The call ends at its timeout, however many events remain; later calls return the rest. One
+    /// thread at a time.
     ///
     /// # Errors
-    /// `Incompatible` if the store keeps no events (its setting `events.max`), or is of a time when it told none; `Unavailable` if it
-    /// cannot be reached.
+    /// `Incompatible` if the store keeps no events (its setting `events.max`) or is of a version
+    /// without events; `Unavailable` if it cannot be reached.
     pub fn take_events(&self, most: usize, options: Options) -> Result<Events> {
-        let deadline = self.manner(&options).deadline;
-        let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
-        while listening.told.len() < most {
-            let from = listening.at.map_or(0, |(_, from)| from);
+        let deadline = self.call_options(&options).deadline;
+        let mut cursor = self.event_cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        while cursor.queued.len() < most {
+            let from = cursor.position.map_or(0, |(_, from)| from);
             let options = Options { timeout: Some(deadline.since(self.clock.now())), ..options };
-            let (Told::Events(told), instance) = self.tell(&Ask::Events(from), &options)? else {
+            let (ControlReply::Events(page), instance) = self.control(&Ask::Events(from), &options)? else {
                 return Err(no_link());
             };
-            if listening.at.is_some_and(|(before, _)| before != instance) {
-                // Another process's numbers: what it said is about something else.
-                listening.at = None;
-                listening.lost += 1;
+            if cursor.position.is_some_and(|(before, _)| before != instance) {
+                // The numbers are of another process; so are the events of this page.
+                cursor.position = None;
+                cursor.lost += 1;
             } else {
-                listening.at = Some((instance, told.next));
-                listening.lost += told.lost;
-                listening.told.extend(told.events);
-                // What it may not hear of is passed over, and there may be more behind it.
-                if told.next == from {
+                cursor.position = Some((instance, page.next));
+                cursor.lost += page.lost;
+                cursor.queued.extend(page.events);
+                // The store skips events that the client may not read, so more events may follow an
+                // empty page.
+                if page.next == from {
                     break;
                 }
             }
@@ -58,8 +61,8 @@ impl Attached {
                 break;
             }
         }
-        let most = most.min(listening.told.len());
-        let events = listening.told.drain(..most).collect();
-        Ok(Events { events, lost: std::mem::take(&mut listening.lost) })
+        let most = most.min(cursor.queued.len());
+        let events = cursor.queued.drain(..most).collect();
+        Ok(Events { events, lost: std::mem::take(&mut cursor.lost) })
     }
 }

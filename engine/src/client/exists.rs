@@ -1,4 +1,4 @@
-//! Look-ups.
+//! Lookups.
 
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
@@ -11,16 +11,17 @@ use crate::api::hits::{PagesFound, PagesQuery};
 use crate::api::request::Options;
 use crate::rpc::exists::RemoteExists;
 
-/// Most keys of one look-up of a prefix.
+/// Maximum keys of one prefix lookup.
 const PREFIX_KEYS_MAX: usize = 4096;
 
 impl Attached {
-    /// Which objects are here, all of them at one moment. What is here counts as asked for.
+    /// Which objects are in the store, all at one moment. Objects that are found count as
+    /// requested.
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
-        let manner = self.manner(&options);
-        self.with_desk(|desk| {
-            let mut exists = RemoteExists::begin(desk, keys, vec![false; keys.len()], manner);
-            self.drive(desk, |desk, now| exists.advance(desk, now));
+        let call = self.call_options(&options);
+        self.with_connections(|connections| {
+            let mut exists = RemoteExists::begin(connections, keys, vec![false; keys.len()], call);
+            self.drive(connections, |connections, now| exists.advance(connections, now));
             match exists.failed() {
                 Some(error) => Err(error.clone()),
                 None => Ok(exists.finish()),
@@ -28,36 +29,36 @@ impl Attached {
         })
     }
 
-    /// How many of `keys` are here before the first that is not.
+    /// The number of `keys` in the store before the first that is not.
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
-        let mut here = 0;
+        let mut present = 0;
         for chunk in keys.chunks(PREFIX_KEYS_MAX) {
-            let depth = options.depth.saturating_add(u32::try_from(here).unwrap_or(u32::MAX));
+            let depth = options.depth.saturating_add(u32::try_from(present).unwrap_or(u32::MAX));
             let options = Options { depth, ..options };
             let found = self.number(&Ask::ExistsPrefix(List::of(chunk)), &options)?;
             let found = usize::try_from(found).map_or(chunk.len(), |found| found.min(chunk.len()));
-            here += found;
+            present += found;
             if found < chunk.len() {
                 break;
             }
         }
-        Ok(here)
+        Ok(present)
     }
 
-    /// As [`crate::Store::exists_groups`]; the pools are asked about one after the other, so that something may come or go
-    /// between two of them.
+    /// As [`crate::Store::exists_groups`], but the pools are looked up one after the other, so
+    /// objects may appear or disappear between two of them.
     pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
-        hits::exists_groups_by(&mut There { attached: self, options }, query)
+        hits::exists_groups_by(&mut RemoteLookup { attached: self, options }, query)
     }
 }
 
-/// Looks at the store over a link.
-struct There<'a> {
+/// Lookups over a link.
+struct RemoteLookup<'a> {
     attached: &'a Attached,
     options: Options,
 }
 
-impl hits::Look for There<'_> {
+impl hits::KeyLookup for RemoteLookup<'_> {
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
         self.attached.exists_prefix(&keys.collect::<Vec<_>>(), self.options)
     }

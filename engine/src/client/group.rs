@@ -1,4 +1,4 @@
-//! Groups over a link that are begun in one call, and put and committed in others.
+//! Groups over a link: one call begins a group, later calls put its objects and commit it.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -10,79 +10,81 @@ use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::GroupState;
 use pagelith_layouts::wire::request::Ask;
 
-use super::lease_connection::{Keeper, Kept};
+use super::lease_connection::{LeaseConnection, LeaseLink};
 use super::put::RemotePut;
-use super::{Attached, BUSY_STEP, STORE};
+use super::{Attached, BUSY_RETRY, STORE};
 use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::lent::{self, LentGroup};
 use crate::api::outcome::{PutDone, PutOutcome};
 use crate::api::request::{Options, PutGroup, PutSlice};
 use crate::rpc::remote_get::no_link;
-use crate::store::pooled;
-use crate::store::pooled::LentGroup;
 
-/// A base group of one page in another process's store, begun and not yet committed. Made by [`Attached::begin_group`]; may be
-/// used from several threads, one after the other. It is of the link that it was begun on: when that ends the store drops what
-/// was put of it, unless somebody else joined it, and each call here says `Unavailable`.
+/// An open base group of one page in a store of another process. Created by
+/// [`Attached::begin_group`]. Several threads may use it, one after the other. It belongs to the
+/// link on which it was begun. When that link ends, the store drops what was put, unless another
+/// client has joined the group, and each call fails as `Unavailable`.
 pub struct Group<'a> {
     attached: &'a Attached,
-    begun: Arc<Begun>,
+    group: Arc<OpenGroup>,
 }
 
-/// Names a group that a client began, to that client alone: [`Attached::open_group`]. Its link is looked after as long as somebody
-/// has this, but for the client itself.
+/// Identifies an open group within one client: [`Attached::open_group`]. Its link is kept alive as
+/// long as a copy of this exists and the client is not dropped.
 #[derive(Clone)]
-pub struct GroupId(Arc<Begun>);
+pub struct GroupId(Arc<OpenGroup>);
 
-/// A group, as it is known here.
-struct Begun {
-    keeper: Weak<Keeper>,
+/// The state of an open group at the client.
+struct OpenGroup {
+    leases: Weak<LeaseConnection>,
     name: u64,
     required: Vec<ObjectKey>,
 }
 
-impl Drop for Begun {
+impl Drop for OpenGroup {
     fn drop(&mut self) {
-        self.keeper.upgrade().inspect(|keeper| keeper.let_go());
+        self.leases.upgrade().inspect(|leases| leases.release());
     }
 }
 
 impl Attached {
-    /// As [`crate::Store::begin_group`], for as long as the link lasts.
+    /// As [`crate::Store::begin_group`], for the life of the link.
     ///
     /// # Errors
-    /// As there; `Busy` also if the open groups of this client require too many objects; `Unavailable` if the store cannot be
-    /// reached; `Incompatible` if it is of a time before this.
+    /// As there; `Busy` also if the open groups of this client require too many objects;
+    /// `Unavailable` if the store cannot be reached; `Incompatible` if it is of a version without
+    /// open groups.
     pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group<'_>> {
         if required.is_empty() {
             return Err(Error::invalid("a group requires no object"));
         }
-        let manner = self.manner(&options);
-        let name = self.groups.take(manner.deadline, |kept| {
-            let name = kept.name();
-            let begun = kept.number(&*self.clock, &Ask::Begin(name, List::of(required)), manner);
-            begun.map(|_| name)
+        let call = self.call_options(&options);
+        let name = self.group_leases.acquire(call.deadline, |link| {
+            let name = link.next_name();
+            let reply = link.request_number(&*self.clock, &Ask::Begin(name, List::of(required)), call);
+            reply.map(|_| name)
         })?;
-        let begun = Begun { keeper: Arc::downgrade(&self.groups), name, required: required.to_vec() };
-        Ok(Group { attached: self, begun: Arc::new(begun) })
+        let group =
+            OpenGroup { leases: Arc::downgrade(&self.group_leases), name, required: required.to_vec() };
+        Ok(Group { attached: self, group: Arc::new(group) })
     }
 
-    /// A group that was begun here, as for its first caller; `None` of another client's. Whether it is open still is found out by what
-    /// is asked of it.
+    /// The open group of an ID that this client created; `None` for the ID of another client. Later
+    /// calls report whether the group is still open.
     pub fn open_group(&self, id: &GroupId) -> Option<Group<'_>> {
-        let own = std::ptr::eq(id.0.keeper.as_ptr(), Arc::as_ptr(&self.groups));
-        own.then(|| Group { attached: self, begun: id.0.clone() })
+        let is_own = std::ptr::eq(id.0.leases.as_ptr(), Arc::as_ptr(&self.group_leases));
+        is_own.then(|| Group { attached: self, group: id.0.clone() })
     }
 }
 
 impl Group<'_> {
-    /// The group's name, for [`Attached::open_group`].
+    /// The ID of the group, for [`Attached::open_group`].
     pub fn id(&self) -> GroupId {
-        GroupId(self.begun.clone())
+        GroupId(self.group.clone())
     }
 
-    /// The objects that it consists of, as they were given here.
+    /// The required objects, in the order in which they were passed.
     pub fn required(&self) -> &[ObjectKey] {
-        &self.begun.required
+        &self.group.required
     }
 
     /// As [`crate::Group::put`].
@@ -91,32 +93,32 @@ impl Group<'_> {
         let options = Options { request: Some(self.attached.request(&options)), ..options };
         let clock = &*self.attached.clock;
         let deadline = clock.now().after(options.timeout.unwrap_or(self.attached.timeout));
-        let once = |groups: &[LentGroup<'_>], options| {
+        let attempt = |groups: &[LentGroup<'_>], options| {
             Lender::scope(|lender| {
-                let done = self.put_once(pooled::lend_groups(lender, groups), options);
-                pooled::outcomes_of_groups(groups, done)
+                let done = self.put_once(lent::lend_groups(lender, groups), options);
+                lent::outcomes_of_groups(groups, done)
             })
         };
-        pooled::while_busy(
+        lent::while_busy(
             groups.as_slice(),
             options,
             || deadline.since(clock.now()),
-            once,
-            |left| self.rest(left),
+            attempt,
+            |left| self.wait(left),
         )
     }
 
     fn put_once(&self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
-        let manner = self.attached.manner(&options);
-        // Another link knows no group of this name: it is not tried there.
-        let mut put = RemotePut::new(groups, &[], manner).into_open(self.begun.name);
-        let driven = self.attached.groups.with(manner.deadline, |kept| {
-            put.offer(&kept.desk);
-            self.attached.drive(&mut kept.desk, |desk, now| put.advance(desk, now));
+        let call = self.attached.call_options(&options);
+        // No retry over another link: the group does not exist there.
+        let mut put = RemotePut::new(groups, &[], call).into_open(self.group.name);
+        let locked = self.attached.group_leases.with_link(call.deadline, |link| {
+            put.build_offers(&link.connections);
+            self.attached.drive(&mut link.connections, |connections, now| put.advance(connections, now));
         });
-        self.attached.acked().note(put.acked());
+        self.attached.unflushed().note(put.take_acknowledgements());
         let mut done = put.finish();
-        if let Err(error) = driven {
+        if let Err(error) = locked {
             done.iter_mut().for_each(|done| done.outcome = Err(error.clone()));
         }
         done
@@ -125,19 +127,19 @@ impl Group<'_> {
     /// The required objects that are neither put nor in the store.
     ///
     /// # Errors
-    /// `Unavailable` if the group is open no more, or the store cannot be reached.
+    /// `Unavailable` if the group is no longer open or the store cannot be reached.
     pub fn missing(&self, options: Options) -> Result<Vec<ObjectKey>> {
-        let manner = self.attached.manner(&options);
-        let ask = Ask::Missing(self.begun.name);
+        let call = self.attached.call_options(&options);
+        let ask = Ask::Missing(self.group.name);
         let bits = self
             .attached
-            .groups
-            .with(manner.deadline, |kept| kept.bits(&*self.attached.clock, &ask, manner))??;
-        if bits.len() != self.begun.required.len() {
+            .group_leases
+            .with_link(call.deadline, |link| link.request_bits(&*self.attached.clock, &ask, call))??;
+        if bits.len() != self.group.required.len() {
             return Err(no_link());
         }
         Ok(self
-            .begun
+            .group
             .required
             .iter()
             .zip(bits)
@@ -150,43 +152,50 @@ impl Group<'_> {
     pub fn commit(&self, options: Options) -> Result<PutOutcome> {
         let clock = &*self.attached.clock;
         let start = clock.now();
-        let time = options.timeout.unwrap_or(self.attached.timeout);
-        let room = start.after(options.wait.map_or(time, |wait| wait.min(time)));
+        let timeout = options.timeout.unwrap_or(self.attached.timeout);
+        let retry_until = start.after(options.wait.map_or(timeout, |wait| wait.min(timeout)));
         loop {
-            let left = start.after(time).since(clock.now());
-            let manner = self.attached.manner(&Options { timeout: Some(left), ..options });
-            let commit = |kept: &mut Kept| kept.number(clock, &Ask::Commit(self.begun.name), manner);
-            let told = self.attached.groups.with(manner.deadline, commit).flatten();
-            let left = room.since(clock.now());
-            match told {
-                Err(error) if error.kind == ErrorKind::Busy && !left.is_zero() => self.rest(left),
-                told => return state(told?.0),
+            let left = start.after(timeout).since(clock.now());
+            let call = self.attached.call_options(&Options { timeout: Some(left), ..options });
+            let commit =
+                |link: &mut LeaseLink| link.request_number(clock, &Ask::Commit(self.group.name), call);
+            let reply = self.attached.group_leases.with_link(call.deadline, commit).flatten();
+            let left = retry_until.since(clock.now());
+            match reply {
+                Err(error) if error.kind == ErrorKind::Busy && !left.is_zero() => self.wait(left),
+                reply => return decode_group_state(reply?.0),
             }
         }
     }
 
-    /// Give the group up: what was put of it is dropped, also what others put who joined it.
+    /// Abort the group: all objects that were put are dropped, also those of clients that joined
+    /// it.
     ///
     /// # Errors
-    /// `Unavailable` if the store cannot be reached: then the group goes with its link, or at its deadline.
+    /// `Unavailable` if the store cannot be reached: then the group ends with its link or at its
+    /// deadline.
     pub fn abort(self) -> Result<()> {
-        let manner = self.attached.groups.manner();
-        let abort =
-            |kept: &mut Kept| kept.number(&*self.attached.clock, &Ask::Abort(self.begun.name), manner);
-        self.attached.groups.with(manner.deadline, abort)??;
+        let call = self.attached.group_leases.default_options();
+        let abort = |link: &mut LeaseLink| {
+            link.request_number(&*self.attached.clock, &Ask::Abort(self.group.name), call)
+        };
+        self.attached.group_leases.with_link(call.deadline, abort)??;
         Ok(())
     }
 
-    fn rest(&self, left: Duration) {
-        let (now, left) = (self.attached.clock.now(), left.min(BUSY_STEP));
-        // Who has the link meanwhile is waited for as long.
-        let _ = self.attached.groups.with(now.after(left), |kept| kept.desk.rest(STORE, now, left));
+    fn wait(&self, left: Duration) {
+        let (now, left) = (self.attached.clock.now(), left.min(BUSY_RETRY));
+        // If another thread uses the link, this waits for it as long.
+        let _ = self
+            .attached
+            .group_leases
+            .with_link(now.after(left), |link| link.connections.wait_for_peer(STORE, now, left));
     }
 }
 
-/// What a commit came to.
-fn state(said: u64) -> Result<PutOutcome> {
-    match GroupState::ALL.into_iter().find(|state| *state as u64 == said).ok_or_else(no_link)? {
+/// The outcome of a commit.
+fn decode_group_state(value: u64) -> Result<PutOutcome> {
+    match GroupState::ALL.into_iter().find(|state| *state as u64 == value).ok_or_else(no_link)? {
         GroupState::Stored => Ok(PutOutcome::Stored),
         GroupState::AlreadyPresent => Ok(PutOutcome::AlreadyPresent),
         GroupState::Waiting => Ok(PutOutcome::Waiting),
@@ -202,6 +211,6 @@ impl std::fmt::Debug for GroupId {
 
 impl std::fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Group").field("required", &self.begun.required).finish_non_exhaustive()
+        f.debug_struct("Group").field("required", &self.group.required).finish_non_exhaustive()
     }
 }

@@ -1,24 +1,24 @@
-//! What a store process acknowledged and no flush covered yet: it goes with the process.
+//! Puts that a store process acknowledged and no flush has covered: they are lost with the process.
 
 use crate::api::error::{Error, ErrorKind, Result};
 
-/// Names a store process.
+/// Identifies a store process.
 pub(crate) type Instance = [u8; 16];
 
-/// What is owed to the puts of this client.
+/// The acknowledged puts of this client that are not durable yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Acked {
-    /// Who acknowledged last.
+pub(crate) struct UnflushedPuts {
+    /// The process that sent the last acknowledgement.
     by: Instance,
-    /// Acknowledgements so far, and how many of them a flush covered.
+    /// Number of acknowledgements, and how many of them a flush has covered.
     count: u64,
     covered: u64,
-    /// Some were another process's, and no flush had covered them.
+    /// Some acknowledgements were of an earlier process and no flush covered them.
     lost: bool,
 }
 
-impl Acked {
-    /// `by` acknowledged puts, if any.
+impl UnflushedPuts {
+    /// Record acknowledgements of puts, each by its process.
     pub fn note(&mut self, by: impl IntoIterator<Item = Instance>) {
         for by in by {
             self.lost |= self.by != by && self.count > self.covered;
@@ -26,13 +26,13 @@ impl Acked {
         }
     }
 
-    /// A flush that began when this was `before` was answered by a process.
+    /// Record that process `by` answered a flush that began when this was `before`.
     ///
     /// # Errors
-    /// `Unavailable`, once, if what it should have covered was another process's.
-    pub fn flushed(&mut self, before: Acked, by: Instance) -> Result<()> {
-        let owed = before.count > self.covered;
-        let lost = std::mem::take(&mut self.lost) || owed && before.by != by;
+    /// `Unavailable`, once, if the flush should have covered puts of another process.
+    pub fn record_flush(&mut self, before: UnflushedPuts, by: Instance) -> Result<()> {
+        let uncovered = before.count > self.covered;
+        let lost = std::mem::take(&mut self.lost) || uncovered && before.by != by;
         self.covered = self.covered.max(before.count);
         if lost {
             let detail = "the store process was started again, and what was put before that is not durable";
@@ -50,31 +50,31 @@ mod tests {
     const OTHER: Instance = [2; 16];
 
     #[test]
-    fn a_flush_covers_what_the_process_acknowledged_that_answers_it() {
-        let mut acked = Acked::default();
-        acked.note([ONE, ONE]);
-        assert_eq!(acked.flushed(acked, ONE), Ok(()));
-        assert_eq!(acked.flushed(acked, OTHER), Ok(()), "nothing is owed");
+    fn flush_covers_puts_acknowledged_by_the_same_process() {
+        let mut unflushed = UnflushedPuts::default();
+        unflushed.note([ONE, ONE]);
+        assert_eq!(unflushed.record_flush(unflushed, ONE), Ok(()));
+        assert_eq!(unflushed.record_flush(unflushed, OTHER), Ok(()), "nothing is uncovered");
     }
 
     #[test]
-    fn what_went_with_its_process_is_said_once() {
-        let mut acked = Acked::default();
-        acked.note([ONE]);
-        assert!(acked.flushed(acked, OTHER).is_err());
-        assert_eq!(acked.flushed(acked, OTHER), Ok(()));
-        acked.note([ONE, OTHER]);
-        assert!(acked.flushed(acked, OTHER).is_err(), "it is forgotten for what came after");
-        assert_eq!(acked.flushed(acked, OTHER), Ok(()));
+    fn puts_lost_with_their_process_are_reported_once() {
+        let mut unflushed = UnflushedPuts::default();
+        unflushed.note([ONE]);
+        assert!(unflushed.record_flush(unflushed, OTHER).is_err());
+        assert_eq!(unflushed.record_flush(unflushed, OTHER), Ok(()));
+        unflushed.note([ONE, OTHER]);
+        assert!(unflushed.record_flush(unflushed, OTHER).is_err(), "the later put hides the loss");
+        assert_eq!(unflushed.record_flush(unflushed, OTHER), Ok(()));
     }
 
     #[test]
-    fn what_is_acknowledged_while_a_flush_runs_is_for_the_next() {
-        let mut acked = Acked::default();
-        acked.note([ONE]);
-        let before = acked;
-        acked.note([ONE]);
-        assert_eq!(acked.flushed(before, ONE), Ok(()));
-        assert!(acked.flushed(acked, OTHER).is_err(), "it counts as covered");
+    fn put_acknowledged_during_a_flush_is_left_to_the_next_flush() {
+        let mut unflushed = UnflushedPuts::default();
+        unflushed.note([ONE]);
+        let before = unflushed;
+        unflushed.note([ONE]);
+        assert_eq!(unflushed.record_flush(before, ONE), Ok(()));
+        assert!(unflushed.record_flush(unflushed, OTHER).is_err(), "the put counts as covered");
     }
 }

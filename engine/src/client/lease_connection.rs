@@ -1,9 +1,12 @@
-//! What the store holds for this client lives as long as the link that it was taken on: one link for all of it, which is
-//! looked at so often that the store does not take this process for dead.
+//! The connection of leases: pins, views and open groups. The store releases a lease when the link
+//! on which it was acquired ends. So one link carries all leases of a client, and it is polled
+//! often enough that the store does not treat this process as dead.
 //!
-//! - While somebody talks over it, it is theirs; nobody holds the lock meanwhile, and who else wants it waits no longer than
-//!   its own time.
-//! - Links are numbered as they are made: what was held over an earlier one is held no more, and is not let go over another.
+//! Invariants:
+//! - One caller at a time uses the link. It does not hold the mutex meanwhile, so other callers
+//!   wait at most until their own deadlines.
+//! - Links are numbered in the order in which they are established. A lease of an earlier link has
+//!   ended and is not released over a later one.
 
 use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,244 +19,275 @@ use pagelith_io::sync::{Arc, AtomicU64, Condvar, Mutex, PoisonError, wait_while}
 use pagelith_layouts::wire::request::Ask;
 use pagelith_tiers::policy::Recency;
 
-use super::control::tell_once;
+use super::control::control_once;
 use super::{STORE, is_unavailable};
 use crate::api::error::{Error, Result};
-use crate::rpc::connections::Desk;
-use crate::rpc::remote_get::{Manner, no_link};
-use crate::rpc::{Remote, Told};
+use crate::rpc::connections::PeerConnections;
+use crate::rpc::remote_get::{CallOptions, no_link};
+use crate::rpc::{ControlReply, Remote};
 
-/// How often the link is looked at while something is held: several times in what makes a silent peer a dead one.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often to poll the link while leases are held: several times in the period after which a
+/// silent peer counts as dead.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The link that things are held over, and who may use it.
-pub(crate) struct Keeper {
+/// The link of leases, and access to it.
+pub(crate) struct LeaseConnection {
     pub clock: Arc<dyn Clock>,
     timeout: Duration,
-    /// `None` while somebody has it.
-    kept: Mutex<Option<Box<Kept>>>,
+    /// `None` while a caller uses it.
+    link: Mutex<Option<Box<LeaseLink>>>,
     free: Condvar,
-    /// How many things are held, or may be.
-    held: AtomicU64,
-    /// The number of the link that stood when it was last used; 0 if none did.
-    stood: AtomicU64,
-    /// Looks at the link; taken once it does.
+    /// Number of leases that are held or may be held.
+    leases_held: AtomicU64,
+    /// The number of the link that was up after its last use; 0 if none was.
+    last_link: AtomicU64,
+    /// Runs the keep-alive task; taken when the task starts.
     runtime: Mutex<Option<Arc<dyn Runtime>>>,
 }
 
-/// The link.
-pub(crate) struct Kept {
-    pub desk: Desk,
+/// The connections of leases, and the last lease name.
+pub(crate) struct LeaseLink {
+    pub connections: PeerConnections,
     last_name: u64,
 }
 
-impl Kept {
-    /// A name that nothing was held by before, on any link.
-    pub fn name(&mut self) -> u64 {
+impl LeaseLink {
+    /// A name that no lease has used, on any link.
+    pub fn next_name(&mut self) -> u64 {
         self.last_name += 1;
         self.last_name
     }
 
-    /// The number of the link that stands now; `None` if there is none.
-    pub fn link(&self) -> Option<u64> {
-        self.desk.lines.stands(STORE).map(|_| self.desk.lines.made())
+    /// The number of the link; `None` if it is not up.
+    pub fn link_number(&self) -> Option<u64> {
+        self.connections.pool.live(STORE).map(|_| self.connections.pool.generation())
     }
 
-    /// Ask what has a number for an answer, once; and over which link it was answered.
-    pub fn number(&mut self, clock: &dyn Clock, ask: &Ask<'_>, manner: Manner) -> Result<(u64, u64)> {
-        // Answers that nobody waited for.
-        self.desk.take_all();
-        match tell_once(clock, &mut self.desk, ask, manner, &|| {})? {
-            (Told::Number(number), _) => Ok((number, self.desk.lines.made())),
-            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_) | Told::Events(_) | Told::Views(_), _) => {
-                Err(no_link())
-            }
+    /// Send a request whose reply is a number, once; returns the reply and the number of its link.
+    pub fn request_number(
+        &mut self,
+        clock: &dyn Clock,
+        ask: &Ask<'_>,
+        call: CallOptions,
+    ) -> Result<(u64, u64)> {
+        // Discard late responses of earlier calls.
+        self.connections.take_responses();
+        match control_once(clock, &mut self.connections, ask, call, &|| {})? {
+            (ControlReply::Number(number), _) => Ok((number, self.connections.pool.generation())),
+            (
+                ControlReply::Flushed(_)
+                | ControlReply::Text(_)
+                | ControlReply::Bits(_)
+                | ControlReply::Events(_)
+                | ControlReply::Views(_),
+                _,
+            ) => Err(no_link()),
         }
     }
 
-    /// Ask what has a bit an object for an answer.
-    pub fn bits(&mut self, clock: &dyn Clock, ask: &Ask<'_>, manner: Manner) -> Result<Vec<bool>> {
-        self.desk.take_all();
-        match tell_once(clock, &mut self.desk, ask, manner, &|| {})? {
-            (Told::Bits(bits), _) => Ok(bits),
-            (Told::Flushed(_) | Told::Text(_) | Told::Number(_) | Told::Events(_) | Told::Views(_), _) => {
-                Err(no_link())
-            }
+    /// Send a request whose reply has one bit for each object.
+    pub fn request_bits(&mut self, clock: &dyn Clock, ask: &Ask<'_>, call: CallOptions) -> Result<Vec<bool>> {
+        self.connections.take_responses();
+        match control_once(clock, &mut self.connections, ask, call, &|| {})? {
+            (ControlReply::Bits(bits), _) => Ok(bits),
+            (
+                ControlReply::Flushed(_)
+                | ControlReply::Text(_)
+                | ControlReply::Number(_)
+                | ControlReply::Events(_)
+                | ControlReply::Views(_),
+                _,
+            ) => Err(no_link()),
         }
     }
 
-    /// Ask on the link of this number, if it still stands, and wait for no answer.
-    pub fn say(&mut self, link: u64, ask: &Ask<'_>, manner: Manner, now: Mono) {
-        if self.link() == Some(link) {
-            let token = self.desk.token();
-            let caller = self.desk.lines.stands_mut(STORE);
-            let said = caller.map(|caller| caller.tell(token, ask, manner.terms(now, 0), manner.deadline));
-            if let Some(Err(error)) = said {
-                tracing::warn!(%error, "what was held may be held until the link ends");
+    /// Send a request on the link with this number, if it is still up, without waiting for the
+    /// reply.
+    pub fn send_without_reply(&mut self, link: u64, ask: &Ask<'_>, call: CallOptions, now: Mono) {
+        if self.link_number() == Some(link) {
+            let token = self.connections.next_token();
+            let client = self.connections.pool.live_mut(STORE);
+            let sent =
+                client.map(|client| client.send_control(token, ask, call.terms(now, 0), call.deadline));
+            if let Some(Err(error)) = sent {
+                tracing::warn!(%error, "lease was not released; the store keeps it until the link ends");
             }
         }
     }
 }
 
-impl Keeper {
-    pub fn new(remote: Arc<Remote>, clock: Arc<dyn Clock>, timeout: Duration) -> Keeper {
-        let kept = Box::new(Kept { desk: Desk::patient(remote), last_name: 0 });
-        let (kept, free) = (Mutex::new(Some(kept)), Condvar::default());
-        let (held, stood) = (AtomicU64::new(0), AtomicU64::new(0));
-        Keeper { clock, timeout, kept, free, held, stood, runtime: Mutex::default() }
+impl LeaseConnection {
+    pub fn new(remote: Arc<Remote>, clock: Arc<dyn Clock>, timeout: Duration) -> LeaseConnection {
+        let link = Box::new(LeaseLink { connections: PeerConnections::for_client(remote), last_name: 0 });
+        let (link, free) = (Mutex::new(Some(link)), Condvar::default());
+        let (leases_held, last_link) = (AtomicU64::new(0), AtomicU64::new(0));
+        LeaseConnection { clock, timeout, link, free, leases_held, last_link, runtime: Mutex::default() }
     }
 
-    /// Let a task of this runtime look at the link, once something is held.
-    pub fn looked_at_by(&self, runtime: Arc<dyn Runtime>) {
+    /// Let a task of this runtime keep the link alive from the first lease on.
+    pub fn set_runtime(&self, runtime: Arc<dyn Runtime>) {
         *self.runtime.lock().unwrap_or_else(PoisonError::into_inner) = Some(runtime);
     }
 
-    /// How what nobody set a time for is asked.
-    pub fn manner(&self) -> Manner {
-        Manner { at: Recency { epoch: 0, depth: 0 }, deadline: self.clock.now().after(self.timeout) }
+    /// The options of calls without a timeout of their own.
+    pub fn default_options(&self) -> CallOptions {
+        CallOptions {
+            recency: Recency { epoch: 0, depth: 0 },
+            deadline: self.clock.now().after(self.timeout),
+        }
     }
 
-    /// Use the link. Whoever has it is waited for.
+    /// Use the link; waits while another caller uses it.
     ///
     /// # Errors
-    /// `Busy` if others have it until `deadline`.
-    pub fn with<R>(&self, deadline: Mono, body: impl FnOnce(&mut Kept) -> R) -> Result<R> {
-        let mut slot = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = loop {
+    /// `Busy` if other callers use it until `deadline`.
+    pub fn with_link<R>(&self, deadline: Mono, body: impl FnOnce(&mut LeaseLink) -> R) -> Result<R> {
+        let mut slot = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = loop {
             let left = deadline.since(self.clock.now());
             match slot.take() {
-                Some(kept) => break kept,
+                Some(link) => break link,
                 None if left.is_zero() => {
-                    return Err(Error::busy("the link that things are held over was in use all the time"));
+                    return Err(Error::busy(
+                        "lease connection is busy: the deadline passed while another call used it",
+                    ));
                 }
-                None => slot = wait_while(&self.free, slot, LOOK_EVERY.min(left), |slot| slot.is_none()),
+                None => {
+                    slot = wait_while(&self.free, slot, KEEP_ALIVE_INTERVAL.min(left), |slot| slot.is_none())
+                }
             }
         };
         drop(slot);
-        let mut own = Own { keeper: self, kept: Some(kept) };
-        own.polled().map(body)
+        let mut guard = LinkGuard { leases: self, link: Some(link) };
+        guard.poll().map(body)
     }
 
-    /// The link, if nobody has it.
-    fn unused(&self) -> Option<Own<'_>> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Made only if there is one: who drops it puts back what is in it.
-        kept.map(|kept| Own { keeper: self, kept: Some(kept) })
+    /// The link, if no caller uses it.
+    fn try_lock(&self) -> Option<LinkGuard<'_>> {
+        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // The guard is created only with a link, because its drop returns the content.
+        link.map(|link| LinkGuard { leases: self, link: Some(link) })
     }
 
-    /// See to it that the store hears of this process, unless somebody talks to it now.
-    pub fn look(&self) {
-        if self.held.load(Relaxed) > 0
-            && let Some(mut own) = self.unused()
+    /// Poll the link, unless a caller uses it.
+    pub fn keep_alive(&self) {
+        if self.leases_held.load(Relaxed) > 0
+            && let Some(mut guard) = self.try_lock()
         {
-            let _ = own.polled();
+            let _ = guard.poll();
         }
     }
 
-    /// Whether the link of this number stands, as far as is known here. Waits for nobody.
-    pub fn stands(&self, link: u64) -> bool {
-        if let Some(mut own) = self.unused() {
-            let _ = own.polled();
+    /// Whether the link with this number is up, as far as this side knows. Does not wait.
+    pub fn is_connected(&self, link: u64) -> bool {
+        if let Some(mut guard) = self.try_lock() {
+            let _ = guard.poll();
         }
-        self.stood.load(Relaxed) == link
+        self.last_link.load(Relaxed) == link
     }
 
-    /// Whether the store answers over the link of this number: what is held over it was held until it did. A look at the link would not
-    /// do: one that has ended may look as if it stood for a while. Waits as long as a call may take.
-    pub fn answers(&self, link: u64) -> bool {
-        let manner = self.manner();
-        let asked = self.with(manner.deadline, |kept| {
-            (kept.link() == Some(link)).then(|| kept.number(&*self.clock, &Ask::Ping, manner))
+    /// Whether the store answers over the link with this number, which proves that its leases were
+    /// held until then. Polling is not enough: a link that has ended may seem up for a while. Waits
+    /// up to the timeout of calls.
+    pub fn confirm(&self, link: u64) -> bool {
+        let call = self.default_options();
+        let confirmed = self.with_link(call.deadline, |lease_link| {
+            (lease_link.link_number() == Some(link))
+                .then(|| lease_link.request_number(&*self.clock, &Ask::Ping, call))
         });
-        matches!(asked, Ok(Some(Ok((_, over)))) if over == link)
+        matches!(confirmed, Ok(Some(Ok((_, number)))) if number == link)
     }
 
-    /// Have the store let go what is pinned or looked at by these names on the link of this number, if that still stands.
+    /// Release the pins or views with these names on the link with this number, if it is still up.
     pub fn unpin(&self, link: u64, names: &[u64]) {
-        let manner = self.manner();
-        let told = self.with(manner.deadline, |kept| {
+        let call = self.default_options();
+        let released = self.with_link(call.deadline, |lease_link| {
             for name in names {
-                if kept.link() != Some(link) {
+                if lease_link.link_number() != Some(link) {
                     return;
                 }
-                if let Err(error) = kept.number(&*self.clock, &Ask::Unpin(*name), manner) {
-                    tracing::warn!(%error, "what was held may be held until the link ends");
+                if let Err(error) = lease_link.request_number(&*self.clock, &Ask::Unpin(*name), call) {
+                    tracing::warn!(%error, "lease was not released; the store keeps it until the link ends");
                 }
             }
         });
-        if let Err(error) = told {
-            tracing::warn!(%error, "what was held may be held until the link ends");
+        if let Err(error) = released {
+            tracing::warn!(%error, "lease was not released; the store keeps it until the link ends");
         }
     }
 
-    /// One thing less is held.
-    pub fn let_go(&self) {
-        self.held.fetch_sub(1, Relaxed);
+    /// Count one lease less.
+    pub fn release(&self) {
+        self.leases_held.fetch_sub(1, Relaxed);
     }
 
-    /// From now on a task looks at the link, if there is a runtime for it.
-    fn look_on(self: &Arc<Self>) {
+    /// Start the task that keeps the link alive, if there is a runtime.
+    fn start_keep_alive(self: &Arc<Self>) {
         let mut slot = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(runtime) = slot.take() else { return };
-        let look = Box::new(Look(Arc::downgrade(self)));
-        if let Err(error) = runtime.spawn("pagelith-keeper", look, Signal::default()) {
-            tracing::warn!(%error, "nobody looks at the link that things are held over, but for the next call");
-            // Whoever takes something next tries again.
+        let task = Box::new(KeepAliveTask(Arc::downgrade(self)));
+        if let Err(error) = runtime.spawn("pagelith-leases", task, Signal::default()) {
+            tracing::warn!(%error, "keep-alive task of the lease connection cannot start; the store may time this client out between calls");
+            // The next acquired lease tries again.
             *slot = Some(runtime);
         }
     }
 
-    /// Take something to be held: once more over a new link, if the one that stood has ended under it.
-    pub fn take<R>(self: &Arc<Self>, deadline: Mono, take: impl Fn(&mut Kept) -> Result<R>) -> Result<R> {
-        let taken = self.with(deadline, |kept| {
-            let mut taken = Err(no_link());
-            for _ in 0..super::tries(&kept.desk) {
-                taken = take(kept);
-                if !is_unavailable(&taken) {
+    /// Acquire a lease; retries once over a new link if the link that was up ends.
+    pub fn acquire<R>(
+        self: &Arc<Self>,
+        deadline: Mono,
+        acquire: impl Fn(&mut LeaseLink) -> Result<R>,
+    ) -> Result<R> {
+        let acquired = self.with_link(deadline, |link| {
+            let mut acquired = Err(no_link());
+            for _ in 0..super::attempts(&link.connections) {
+                acquired = acquire(link);
+                if !is_unavailable(&acquired) {
                     break;
                 }
             }
-            taken
+            acquired
         })??;
-        self.held.fetch_add(1, Relaxed);
-        self.look_on();
-        Ok(taken)
+        self.leases_held.fetch_add(1, Relaxed);
+        self.start_keep_alive();
+        Ok(acquired)
     }
 }
 
-/// Puts the link back, whatever becomes of who has it.
-struct Own<'a> {
-    keeper: &'a Keeper,
-    kept: Option<Box<Kept>>,
+/// Returns the link when the caller is done, also after a panic.
+struct LinkGuard<'a> {
+    leases: &'a LeaseConnection,
+    link: Option<Box<LeaseLink>>,
 }
 
-impl Own<'_> {
-    /// The link, once what came meanwhile was taken in.
-    fn polled(&mut self) -> Result<&mut Kept> {
-        let kept = self.kept.as_deref_mut().ok_or_else(no_link)?;
-        kept.desk.poll(self.keeper.clock.now());
-        Ok(kept)
+impl LinkGuard<'_> {
+    /// The link, after it was polled.
+    fn poll(&mut self) -> Result<&mut LeaseLink> {
+        let link = self.link.as_deref_mut().ok_or_else(no_link)?;
+        link.connections.poll(self.leases.clock.now());
+        Ok(link)
     }
 }
 
-impl Drop for Own<'_> {
+impl Drop for LinkGuard<'_> {
     fn drop(&mut self) {
-        let link = self.kept.as_ref().and_then(|kept| kept.link());
-        self.keeper.stood.store(link.unwrap_or(0), Relaxed);
-        *self.keeper.kept.lock().unwrap_or_else(PoisonError::into_inner) = self.kept.take();
-        self.keeper.free.notify_one();
+        let link = self.link.as_ref().and_then(|link| link.link_number());
+        self.leases.last_link.store(link.unwrap_or(0), Relaxed);
+        *self.leases.link.lock().unwrap_or_else(PoisonError::into_inner) = self.link.take();
+        self.leases.free.notify_one();
     }
 }
 
-/// Looks at the link until nobody holds anything over it, nor could.
-struct Look(Weak<Keeper>);
+/// Polls the link until the client and all its leases are dropped.
+struct KeepAliveTask(Weak<LeaseConnection>);
 
-impl Task for Look {
+impl Task for KeepAliveTask {
     fn step(&mut self) -> Step {
         match self.0.upgrade() {
-            Some(keeper) => {
-                keeper.look();
-                Step::Idle(LOOK_EVERY)
+            Some(leases) => {
+                leases.keep_alive();
+                Step::Idle(KEEP_ALIVE_INTERVAL)
             }
             None => Step::Done,
         }
@@ -272,7 +306,7 @@ mod tests {
     use crate::rpc::Peer;
 
     #[test]
-    fn who_wants_the_link_waits_no_longer_than_its_own_time() {
+    fn caller_of_busy_lease_connection_waits_only_until_its_deadline() {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let address = "tcp:127.0.0.1:1".parse().expect("an address");
         let offer = Offer::of_this_build(SystemEntropy.bytes16());
@@ -280,18 +314,18 @@ mod tests {
         let remote =
             Remote::new(vec![Peer { name: "store".to_owned(), weight: 1.0, preferred: false, dial }])
                 .expect("a peer");
-        let keeper = Keeper::new(Arc::new(remote), clock, Duration::from_secs(60));
-        let soon = || keeper.clock.now().after(Duration::from_millis(2));
-        let far = keeper.manner().deadline;
-        // As if a link stood when it was last used.
-        keeper.stood.store(7, Relaxed);
-        let outer = keeper.with(far, |_| {
-            assert_eq!(keeper.with(soon(), |_| ()).expect_err("in use").kind, ErrorKind::Busy);
-            assert!(!keeper.stands(1), "and who only asks does not wait at all");
-            keeper.held.store(1, Relaxed);
-            keeper.look();
-            assert!(keeper.stands(7), "nor does who asks while it is in use make it one that has ended");
+        let leases = LeaseConnection::new(Arc::new(remote), clock, Duration::from_secs(60));
+        let soon = || leases.clock.now().after(Duration::from_millis(2));
+        let far = leases.default_options().deadline;
+        // Pretend that link 7 was up after the last use.
+        leases.last_link.store(7, Relaxed);
+        let outer = leases.with_link(far, |_| {
+            assert_eq!(leases.with_link(soon(), |_| ()).expect_err("in use").kind, ErrorKind::Busy);
+            assert!(!leases.is_connected(1), "a busy link must not block the check");
+            leases.leases_held.store(1, Relaxed);
+            leases.keep_alive();
+            assert!(leases.is_connected(7), "a check during use must not mark the link as ended");
         });
-        assert_eq!((outer, keeper.with(soon(), |_| ())), (Ok(()), Ok(())), "it is put back");
+        assert_eq!((outer, leases.with_link(soon(), |_| ())), (Ok(()), Ok(())), "the link is returned");
     }
 }

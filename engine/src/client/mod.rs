@@ -1,11 +1,15 @@
-//! A store in another process, of this host or another: the calls of a [`crate::Store`], over a link.
+//! A client of a store in another process, on this host or another: the calls of a
+//! [`crate::Store`], over a link.
 //!
-//! - Bytes are verified where they land, before the caller hears `Hit`; those of a put by the store, before it stores them.
-//! - Each thread that calls has a link of its own, made when it is needed and kept for the next call. A link that is idle for some seconds
-//!   ends. A call whose link ends under it is asked once more over a new link, whatever it asks; only what belongs to one link (a pin, a
-//!   view, a group that was begun) is lost with it.
-//! - Who keeps several batches in flight has a link for all of them: [`Session`].
-//! - A store process that was started again has lost what no flush covered: the next flush says so, once.
+//! - The client verifies the bytes of a get in their destination before it returns `Hit`; the store
+//!   verifies the bytes of a put before it stores them.
+//! - Each calling thread has a link of its own, dialed on first use and kept for later calls. A
+//!   link that is idle for some seconds ends.
+//! - If the link ends during a call, the call is retried once over a new link, whichever call it
+//!   is. Only what belongs to one link (a pin, a view, an open group) is lost with it.
+//! - A caller with several batches in flight uses one link for all of them: [`Session`].
+//! - A restarted store process has lost all puts that no flush covered; the next flush reports this
+//!   once.
 
 mod batch;
 mod control;
@@ -41,70 +45,69 @@ use pagelith_transport::dial::{Dial, Dialled, SocketDial};
 use pagelith_transport::link::Link;
 use pagelith_transport::shown::{REGIONS_MAX, Shows};
 
-use self::batch::{Puts, begin_get};
-use self::events::Listening;
-use self::instances::Acked;
-use self::lease_connection::Keeper;
+use self::batch::{RemotePutBatch, begin_get};
+use self::events::EventCursor;
+use self::instances::UnflushedPuts;
+use self::lease_connection::LeaseConnection;
 use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::lent::{self, LentGroup};
 use crate::api::outcome::{FlushReport, GetDone, GetOutcome, PutDone, PutOutcome};
 use crate::api::request::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
-use crate::rpc::client::Caller;
-use crate::rpc::connections::Desk;
-use crate::rpc::remote_get::{Heard, Manner, no_link};
-use crate::rpc::{Peer, Remote, Told};
-use crate::store::pooled;
-use crate::store::pooled::LentGroup;
+use crate::rpc::client::RpcClient;
+use crate::rpc::connections::PeerConnections;
+use crate::rpc::remote_get::{CallOptions, LinkFailures, no_link};
+use crate::rpc::{ControlReply, Peer, Remote};
 
 pub use self::group::{Group, GroupId};
 pub use self::pin::Pin;
 pub use self::session::Session;
 pub use self::view::View;
 
-/// Longest single wait, so that a wait for several things notices each.
-const STEP: Duration = Duration::from_millis(20);
-/// How long to wait before a busy store is asked again.
-const BUSY_STEP: Duration = Duration::from_millis(2);
+/// Longest single wait, so that a wait for several conditions checks each of them.
+const WAIT_STEP: Duration = Duration::from_millis(20);
+/// How long to wait before a busy store is tried again.
+const BUSY_RETRY: Duration = Duration::from_millis(2);
 
-/// The one store that is asked, as a desk numbers them.
+/// The index of the only store in a [`PeerConnections`].
 const STORE: usize = 0;
 
-/// Links that nobody uses now.
+/// Links that no call uses.
 #[derive(Default)]
-struct Desks {
-    idle: Vec<Desk>,
-    /// How often memory was shared: links that were made before have not handed it over.
-    shares: u64,
+struct IdleConnections {
+    connections: Vec<PeerConnections>,
+    /// How often memory was shared. Links that were established earlier do not have all regions.
+    share_count: u64,
 }
 
-/// A store in another process. Shared between threads by reference.
+/// A store in another process. Threads share it by reference.
 pub struct Attached {
     remote: Arc<Remote>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
-    desks: Mutex<Desks>,
+    idle: Mutex<IdleConnections>,
     requests: Mutex<u64>,
-    acked: Mutex<Acked>,
-    listening: Mutex<Listening>,
-    shows: Shows,
-    keeper: Arc<Keeper>,
-    /// As `keeper`, for groups: their bytes take time.
-    groups: Arc<Keeper>,
+    unflushed: Mutex<UnflushedPuts>,
+    event_cursor: Mutex<EventCursor>,
+    shared_regions: Shows,
+    leases: Arc<LeaseConnection>,
+    /// As `leases`, for open groups, whose payload may occupy the link for long.
+    group_leases: Arc<LeaseConnection>,
 }
 
 impl Attached {
-    /// Attach to the store that `dial` reaches. `timeout` is the longest that a call may take which names none itself, and
-    /// that attaching may take.
+    /// Attach to the store that `dial` connects to. `timeout` limits this call, and later calls
+    /// that specify no timeout.
     ///
     /// # Errors
-    /// `Unavailable` if nobody answers there in time, `Denied` if the store does not take this process, `Incompatible` if
-    /// the two have no protocol in common; the message says which.
+    /// `Unavailable` if the store does not respond in time, `Denied` if it rejects this process,
+    /// `Incompatible` if the two have no common protocol; the message names the cause.
     pub fn attach(dial: Arc<dyn Dial>, clock: Arc<dyn Clock>, timeout: Duration) -> Result<Attached> {
-        let link = first_link(&*dial, &*clock, timeout).map_err(|why| not_attached(&why))?;
-        Attached::over(dial, "store".to_owned(), clock, timeout, Some(link))
+        let link = first_link(&*dial, &*clock, timeout).map_err(|why| attach_error(&why))?;
+        Attached::with_link(dial, "store".to_owned(), clock, timeout, Some(link))
     }
 
-    /// Of the store that `dial` reaches, by this link or by the first one that a call can make. The log calls it `name`.
-    fn over(
+    /// A client that uses `link`, or dials with the first call. Log lines name the store `name`.
+    fn with_link(
         dial: Arc<dyn Dial>,
         name: String,
         clock: Arc<dyn Clock>,
@@ -113,29 +116,42 @@ impl Attached {
     ) -> Result<Attached> {
         let peer = Peer { name, weight: 1.0, preferred: false, dial };
         let remote = Arc::new(Remote::new(vec![peer])?);
-        let keeper = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
-        let groups = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
-        let mut desk = Desk::patient(remote.clone());
-        link.into_iter().for_each(|link| desk.lines.adopt(STORE, link));
-        let desks = Mutex::new(Desks { idle: vec![desk], ..Desks::default() });
-        let (requests, acked, shows) = (Mutex::new(0), Mutex::default(), Shows::default());
-        let listening = Mutex::default();
-        Ok(Attached { remote, clock, timeout, desks, requests, acked, listening, shows, keeper, groups })
+        let leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
+        let group_leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
+        let mut connections = PeerConnections::for_client(remote.clone());
+        link.into_iter().for_each(|link| connections.pool.adopt(STORE, link));
+        let idle =
+            Mutex::new(IdleConnections { connections: vec![connections], ..IdleConnections::default() });
+        let (requests, unflushed, shared_regions) = (Mutex::new(0), Mutex::default(), Shows::default());
+        let event_cursor = Mutex::default();
+        Ok(Attached {
+            remote,
+            clock,
+            timeout,
+            idle,
+            requests,
+            unflushed,
+            event_cursor,
+            shared_regions,
+            leases,
+            group_leases,
+        })
     }
 
-    /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`]. A host name is resolved for
-    /// each link.
+    /// Attach to the store process at `address`, which identifies this process by `key`. As
+    /// [`Attached::attach`]. A host name is resolved again for each link.
     pub fn to(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Attached> {
-        Attached::dialled(address, key, timeout, false)
+        Attached::connect(address, key, timeout, false)
     }
 
-    /// As [`Attached::to`], and also if nobody answers there yet: calls are `Unavailable` until the process can be reached, and each tries it as
-    /// after its restart. What answers and refuses this process is an error here too.
+    /// As [`Attached::to`], but succeeds also if no process responds there yet: calls fail as
+    /// `Unavailable` until it can be reached, and each call tries to connect, as after a restart.
+    /// If a process responds and rejects this one, that is an error here too.
     pub fn expecting(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Attached> {
-        Attached::dialled(address, key, timeout, true)
+        Attached::connect(address, key, timeout, true)
     }
 
-    fn dialled(
+    fn connect(
         address: &Address,
         key: Option<&Key>,
         timeout: Duration,
@@ -144,11 +160,11 @@ impl Attached {
         let clock = Arc::new(SystemClock::new());
         let offer = Offer::of_this_build(SystemEntropy.bytes16());
         let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
-        let shows = dial.shows.clone();
-        let link = match first_link(&dial, &*clock, timeout).map_err(|why| not_attached(&why)) {
+        let shared_regions = dial.shows.clone();
+        let link = match first_link(&dial, &*clock, timeout).map_err(|why| attach_error(&why)) {
             Ok(link) => Some(link),
             Err(error) if may_be_down && error.kind == ErrorKind::Unavailable => {
-                tracing::warn!(%address, %error, "store process is down, and is expected: nothing is found until it is up");
+                tracing::warn!(%address, %error, "store process is down; calls fail as Unavailable until it is up");
                 None
             }
             Err(mut error) => {
@@ -156,33 +172,35 @@ impl Attached {
                 return Err(error);
             }
         };
-        let attached = Attached::over(Arc::new(dial), address.to_string(), clock, timeout, link)?;
-        let attached = Attached { shows, ..attached };
+        let attached = Attached::with_link(Arc::new(dial), address.to_string(), clock, timeout, link)?;
+        let attached = Attached { shared_regions, ..attached };
         Ok(attached.looked_at_by(Arc::new(Threads)))
     }
 
-    /// Let a task of `runtime` look at the link that things are held over: a store takes a process for dead that says nothing
-    /// for some seconds, and lets go of what it held. Without one, only this process's calls do.
+    /// Let a task of `runtime` keep the connections of leases alive. A store treats a process that
+    /// is silent for some seconds as dead, and releases its leases. Without the task only the calls
+    /// of this process keep the connections alive.
     #[must_use]
     pub fn looked_at_by(self, runtime: Arc<dyn Runtime>) -> Attached {
-        self.keeper.looked_at_by(runtime.clone());
-        self.groups.looked_at_by(runtime);
+        self.leases.set_runtime(runtime.clone());
+        self.group_leases.set_runtime(runtime);
         self
     }
 
-    /// Let a store process of this host look at `region`, so that what is put from there is copied once and not sent. For memory
-    /// that lives as long as this does: a store's link has it until it ends.
+    /// Share `region` with a store process on this host, so that puts from it are copied once and
+    /// not sent. Share only memory that lives as long as this client: a link of the store maps it
+    /// until the link ends.
     ///
     /// # Errors
-    /// `Invalid` if there are too many ([`REGIONS_MAX`]).
+    /// `Invalid` if more than [`REGIONS_MAX`] regions are shared.
     pub fn share(&self, region: Arc<Region>) -> Result<()> {
-        if !self.shows.add(region) {
-            return Err(Error::invalid(format!("too many regions are shared most={REGIONS_MAX}")));
+        if !self.shared_regions.add(region) {
+            return Err(Error::invalid(format!("too many shared memory regions max={REGIONS_MAX}")));
         }
-        // Links hand their regions over when they are made.
-        let mut desks = self.desks();
-        desks.shares += 1;
-        desks.idle.clear();
+        // A link hands over its regions when it is established.
+        let mut idle = self.lock_idle();
+        idle.share_count += 1;
+        idle.connections.clear();
         Ok(())
     }
 
@@ -193,16 +211,16 @@ impl Attached {
         Request(*requests)
     }
 
-    /// As [`crate::Store::put_batch`]. `Unavailable` is for a store that cannot be reached.
+    /// As [`crate::Store::put_batch`]. `Unavailable` if the store cannot be reached.
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = objects.chunks(1).map(|object| (None, object)).collect();
-        self.put_lent(&groups, &[], options)
+        self.put_borrowed(&groups, &[], options)
     }
 
     /// As [`crate::Store::put_groups`].
     pub fn put_groups(&self, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
-        self.put_lent(&groups, &[], options)
+        self.put_borrowed(&groups, &[], options)
     }
 
     /// As [`crate::Store::put_attached`].
@@ -212,10 +230,11 @@ impl Attached {
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|(base, group)| (Some(*base), *group)).collect();
-        self.put_lent(&groups, &[], options)
+        self.put_borrowed(&groups, &[], options)
     }
 
-    /// As [`crate::Store::put_parts`]. `Incompatible` if the store is of a time when it took whole groups alone.
+    /// As [`crate::Store::put_parts`]. `Incompatible` if the store is of a version that accepts
+    /// only whole groups.
     pub fn put_parts(
         &self,
         required: &[ObjectKey],
@@ -226,10 +245,10 @@ impl Attached {
             return parts.iter().map(|_| Err(Error::invalid("a group requires no object"))).collect();
         }
         let parts: Vec<_> = parts.iter().map(|part| (None, *part)).collect();
-        self.put_lent(&parts, required, options)
+        self.put_borrowed(&parts, required, options)
     }
 
-    fn put_lent(
+    fn put_borrowed(
         &self,
         groups: &[LentGroup<'_>],
         required: &[ObjectKey],
@@ -237,59 +256,64 @@ impl Attached {
     ) -> Vec<Result<PutOutcome>> {
         let options = Options { request: Some(self.request(&options)), ..options };
         let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
-        let once = |groups: &[LentGroup<'_>], options| {
+        let attempt = |groups: &[LentGroup<'_>], options| {
             Lender::scope(|lender| {
-                let done = self.put_parts_of(pooled::lend_groups(lender, groups), required, options);
-                pooled::outcomes_of_groups(groups, done)
+                let done = self.put_owned(lent::lend_groups(lender, groups), required, options);
+                lent::outcomes_of_groups(groups, done)
             })
         };
-        let rest = |left: Duration| {
-            self.with_desk(|desk| desk.rest(STORE, self.clock.now(), left.min(BUSY_STEP)));
-        };
-        pooled::while_busy(groups, options, || deadline.since(self.clock.now()), once, rest)
-    }
-
-    /// Put groups; one outcome an object, and its memory back. Where there is no room it is `Busy` at once.
-    pub fn put(&self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
-        self.put_parts_of(groups, &[], options)
-    }
-
-    /// Put groups, or parts of groups that consist of the objects `required` if there are any.
-    fn put_parts_of(&self, groups: Vec<PutGroup>, required: &[ObjectKey], options: Options) -> Vec<PutDone> {
-        let manner = self.manner(&options);
-        self.with_desk(|desk| {
-            let mut puts = Puts::begin(desk, groups, required, manner);
-            self.drive(desk, |desk, now| {
-                let mut heard = Heard::default();
-                let over = puts.advance(desk, now, &mut heard);
-                heard.tell(desk, now);
-                over
+        let wait = |left: Duration| {
+            self.with_connections(|connections| {
+                connections.wait_for_peer(STORE, self.clock.now(), left.min(BUSY_RETRY))
             });
-            self.acked().note(puts.acked());
+        };
+        lent::while_busy(groups, options, || deadline.since(self.clock.now()), attempt, wait)
+    }
+
+    /// Put groups; returns one outcome for each object, with its memory. Without capacity at the
+    /// store the outcome is `Busy` at once.
+    pub fn put(&self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
+        self.put_owned(groups, &[], options)
+    }
+
+    /// Put groups, or parts of a group that consists of the objects `required` if that is not
+    /// empty.
+    fn put_owned(&self, groups: Vec<PutGroup>, required: &[ObjectKey], options: Options) -> Vec<PutDone> {
+        let call = self.call_options(&options);
+        self.with_connections(|connections| {
+            let mut puts = RemotePutBatch::begin(connections, groups, required, call);
+            self.drive(connections, |connections, now| {
+                let mut failures = LinkFailures::default();
+                let all_done = puts.advance(connections, now, &mut failures);
+                failures.apply(connections, now);
+                all_done
+            });
+            self.unflushed().note(puts.take_acknowledgements());
             puts.finish()
         })
     }
 
-    /// As [`crate::Store::get_batch`]; a hit's tier is the one that the store had it in. `Unavailable` is for a store that
-    /// cannot be reached.
+    /// As [`crate::Store::get_batch`]; the tier of a hit is the store's tier. `Unavailable` if the
+    /// store cannot be reached.
     pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
         Lender::scope(|lender| {
-            let done = self.get(pooled::lend_gets(lender, gets), options);
+            let done = self.get(lent::lend_gets(lender, gets), options);
             done.into_iter().map(|done| done.outcome).collect()
         })
     }
 
-    /// Get objects; returns with all memory back when each has its outcome.
+    /// Get objects; returns all memory once each object has its outcome.
     pub fn get(&self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
-        let manner = self.manner(&options);
-        self.with_desk(|desk| {
-            let mut get = begin_get(desk, gets, manner);
-            self.drive(desk, |desk, now| get.advance(desk, now));
+        let call = self.call_options(&options);
+        self.with_connections(|connections| {
+            let mut get = begin_get(connections, gets, call);
+            self.drive(connections, |connections, now| get.advance(connections, now));
             get.finish()
         })
     }
 
-    /// As [`crate::Store::remove`]. If the link ended under it, it was asked twice, and counts what the second time found.
+    /// As [`crate::Store::remove`]. If the link ended during the call, the removal was requested
+    /// twice, and the result counts what the second request found.
     pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
         if keys.is_empty() {
             return Ok(0);
@@ -298,106 +322,117 @@ impl Attached {
         Ok(usize::try_from(removed).unwrap_or(usize::MAX))
     }
 
-    /// As [`crate::Store::clear`]. If the link ended under it, it may have been done twice, which raises the
-    /// generation twice. One of a namespace that holds nothing raises none.
+    /// As [`crate::Store::clear`]. If the link ended during the call, the clear may have been
+    /// executed twice, which raises the generation twice. Clearing a namespace without objects does
+    /// not raise it.
     pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
         self.number(&Ask::Clear(namespace), &options).map(Generation)
     }
 
-    /// As [`crate::Store::flush`]: what any client put is covered. The report counts what this process was not told yet, in the namespaces of its
-    /// key.
+    /// As [`crate::Store::flush`]: it covers the puts of all clients. The report counts what was
+    /// not yet reported to this process, in the namespaces of its key.
     ///
     /// # Errors
-    /// `Unavailable` also, once, if the store process was started again since something was put from here that no flush
-    /// covered: it may be gone.
+    /// `Unavailable` also, once, if the store process was restarted after a put of this client that
+    /// no flush covered: the put may be lost.
     pub fn flush(&self, options: Options) -> Result<FlushReport> {
-        let before = *self.acked();
-        let (told, instance) = self.tell(&Ask::Flush, &options)?;
-        let Told::Flushed(report) = told else { return Err(no_link()) };
-        self.acked().flushed(before, instance)?;
+        let before = *self.unflushed();
+        let (reply, instance) = self.control(&Ask::Flush, &options)?;
+        let ControlReply::Flushed(report) = reply else { return Err(no_link()) };
+        self.unflushed().record_flush(before, instance)?;
         Ok(report)
     }
 
-    /// The store's counters, a JSON object.
+    /// The store's counters, as a JSON object.
     pub fn stats(&self, options: Options) -> Result<String> {
-        match self.tell(&Ask::Stats, &options)? {
-            (Told::Text(text), _) => Ok(text),
-            (Told::Number(_) | Told::Flushed(_) | Told::Bits(_) | Told::Events(_) | Told::Views(_), _) => {
-                Err(no_link())
-            }
+        match self.control(&Ask::Stats, &options)? {
+            (ControlReply::Text(text), _) => Ok(text),
+            (
+                ControlReply::Number(_)
+                | ControlReply::Flushed(_)
+                | ControlReply::Bits(_)
+                | ControlReply::Events(_)
+                | ControlReply::Views(_),
+                _,
+            ) => Err(no_link()),
         }
     }
 
-    /// Whether the store answers.
+    /// Check that the store responds.
     pub fn ping(&self, options: Options) -> Result<()> {
-        self.tell(&Ask::Ping, &options).map(|_| ())
+        self.control(&Ask::Ping, &options).map(|_| ())
     }
 
-    fn acked(&self) -> pagelith_io::sync::MutexGuard<'_, Acked> {
-        self.acked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unflushed(&self) -> pagelith_io::sync::MutexGuard<'_, UnflushedPuts> {
+        self.unflushed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// See to it that the store hears of this process where things are held.
-    fn look(&self) {
-        self.keeper.look();
-        self.groups.look();
+    /// Poll the connections of leases, so that the store does not treat this process as dead.
+    fn keep_alive(&self) {
+        self.leases.keep_alive();
+        self.group_leases.keep_alive();
     }
 
     fn request(&self, options: &Options) -> Request {
         options.request.unwrap_or_else(|| self.begin_request())
     }
 
-    fn manner(&self, options: &Options) -> Manner {
+    fn call_options(&self, options: &Options) -> CallOptions {
         let Request(epoch) = self.request(options);
         let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
-        Manner { at: Recency { epoch, depth: options.depth }, deadline }
+        CallOptions { recency: Recency { epoch, depth: options.depth }, deadline }
     }
 
-    fn desks(&self) -> pagelith_io::sync::MutexGuard<'_, Desks> {
-        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_idle(&self) -> pagelith_io::sync::MutexGuard<'_, IdleConnections> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A link that nobody else uses until it is given back, and how often memory had been shared by then.
-    fn desk(&self) -> (Desk, u64) {
-        let mut desks = self.desks();
-        let (idle, shares) = (desks.idle.pop(), desks.shares);
-        drop(desks);
-        let mut desk = idle.unwrap_or_else(|| Desk::patient(self.remote.clone()));
-        // A link that ended since it was last used is found out before something hangs on it.
-        desk.poll(self.clock.now());
-        (desk, shares)
+    /// Take connections for exclusive use, with the share count at that moment.
+    fn checkout(&self) -> (PeerConnections, u64) {
+        let mut idle = self.lock_idle();
+        let (reused, share_count) = (idle.connections.pop(), idle.share_count);
+        drop(idle);
+        let mut connections = reused.unwrap_or_else(|| PeerConnections::for_client(self.remote.clone()));
+        // Detect a link that ended since its last use before a request is sent over it.
+        connections.poll(self.clock.now());
+        (connections, share_count)
     }
 
-    /// Keep a link for the next call, unless what was shared meanwhile would not be shown over it.
-    fn give_back(&self, desk: Desk, shares: u64) {
-        let mut desks = self.desks();
-        if desks.shares == shares {
-            desks.idle.push(desk);
+    /// Keep connections for later calls, unless regions that they lack were shared meanwhile.
+    fn checkin(&self, connections: PeerConnections, share_count: u64) {
+        let mut idle = self.lock_idle();
+        if idle.share_count == share_count {
+            idle.connections.push(connections);
         }
     }
 
-    /// Run `body` with a link that nobody else uses meanwhile.
-    fn with_desk<R>(&self, body: impl FnOnce(&mut Desk) -> R) -> R {
-        let (mut desk, shares) = self.desk();
-        let result = body(&mut desk);
-        self.give_back(desk, shares);
+    /// Run `body` with exclusive connections.
+    fn with_connections<R>(&self, body: impl FnOnce(&mut PeerConnections) -> R) -> R {
+        let (mut connections, share_count) = self.checkout();
+        let result = body(&mut connections);
+        self.checkin(connections, share_count);
         result
     }
 
-    /// Go on until `advance` says that all is over.
-    fn drive(&self, desk: &mut Desk, advance: impl FnMut(&mut Desk, Mono) -> bool) {
-        control::drive(&*self.clock, desk, advance, &|| self.look());
+    /// Make progress until `advance` returns true.
+    fn drive(
+        &self,
+        connections: &mut PeerConnections,
+        advance: impl FnMut(&mut PeerConnections, Mono) -> bool,
+    ) {
+        control::drive(&*self.clock, connections, advance, &|| self.keep_alive());
     }
 }
 
-/// How often something safe is asked: once more over a new link, if one stands that may end under it.
-fn tries(desk: &Desk) -> usize {
-    1 + usize::from(desk.lines.stands(STORE).is_some())
+/// How often to try an idempotent request: twice if a link is up, since that link may end during
+/// the request.
+fn attempts(connections: &PeerConnections) -> usize {
+    1 + usize::from(connections.pool.live(STORE).is_some())
 }
 
-/// Have the store awake by the time that it is asked.
-fn nudge(desk: &mut Desk) {
-    desk.lines.stands_mut(STORE).into_iter().for_each(Caller::nudge);
+/// Wake the store before a request arrives.
+fn wake_store(connections: &mut PeerConnections) {
+    connections.pool.live_mut(STORE).into_iter().for_each(RpcClient::wake_peer);
 }
 
 fn is_unavailable<T>(outcome: &Result<T>) -> bool {
@@ -413,7 +448,7 @@ fn first_link(
     let mut dialing = dial.begin()?;
     loop {
         let left = deadline.since(clock.now());
-        match dialing.wait(left.min(STEP)) {
+        match dialing.wait(left.min(WAIT_STEP)) {
             Dialled::Ready(link) => return Ok(link),
             Dialled::Over(why) => return Err(why),
             Dialled::Waiting(_) if left.is_zero() => {
@@ -425,7 +460,7 @@ fn first_link(
     }
 }
 
-fn not_attached(why: &Closed) -> Error {
+fn attach_error(why: &Closed) -> Error {
     use pagelith_layouts::wire::greeting::Reason;
     let kind = match why {
         Closed::NotAuthentic { .. } => ErrorKind::Denied,

@@ -1,4 +1,4 @@
-//! Pins, leases and hints over a link.
+//! Pins, leases and prefetches over a link.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -9,43 +9,45 @@ use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::request::Ask;
 
 use super::Attached;
-use super::lease_connection::{Keeper, Kept};
+use super::lease_connection::{LeaseConnection, LeaseLink};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;
-use crate::rpc::remote_get::Manner;
+use crate::rpc::remote_get::CallOptions;
 
-/// Most keys of one pin or lease on the wire.
+/// Maximum keys of one pin or lease request.
 const KEYS_MAX: usize = 4096;
 
-/// Keeps objects of another process's store from being evicted or reclaimed, until it is dropped, or until the link that
-/// it is held over ends: [`Pin::is_held`], which it does with its client. Removing and clearing are stronger.
+/// Keeps objects of a store in another process from being evicted or reclaimed. It ends when it is
+/// dropped, when its link ends ([`Pin::is_held`]), or when its client is dropped. Removals and
+/// clears ignore pins.
 pub struct Pin {
-    keeper: Weak<Keeper>,
+    leases: Weak<LeaseConnection>,
     link: u64,
     names: Vec<u64>,
     pinned: usize,
 }
 
 impl Pin {
-    /// How many of the objects were here and were pinned.
+    /// The number of objects that were found and pinned.
     pub fn pinned(&self) -> usize {
         self.pinned
     }
 
-    /// Whether they are pinned still, as far as is known here: not once the link has ended, which lets go of them at the store's
-    /// end, or the store was started again. A store that cannot be reached is noticed after the time in which silence means
-    /// death ([`Limits::dead_after`](pagelith_transport::limits::Limits::dead_after)).
+    /// Whether the objects are still pinned, as far as this side knows. They are not once the link
+    /// has ended, which releases them at the store, or the store process was restarted. An
+    /// unreachable store is detected after
+    /// [`Limits::dead_after`](pagelith_transport::limits::Limits::dead_after).
     pub fn is_held(&self) -> bool {
-        self.keeper.upgrade().is_some_and(|keeper| keeper.stands(self.link))
+        self.leases.upgrade().is_some_and(|leases| leases.is_connected(self.link))
     }
 }
 
 impl Drop for Pin {
-    /// Waits until the store has let go, for as long as a call may take.
+    /// Waits until the store has released the pins, at most the timeout of calls.
     fn drop(&mut self) {
-        let Some(keeper) = self.keeper.upgrade() else { return };
-        keeper.let_go();
-        keeper.unpin(self.link, &self.names);
+        let Some(leases) = self.leases.upgrade() else { return };
+        leases.release();
+        leases.unpin(self.link, &self.names);
     }
 }
 
@@ -55,66 +57,73 @@ impl std::fmt::Debug for Pin {
     }
 }
 
-/// What was pinned, over which link.
+/// The names of pins, and their link.
 #[derive(Default)]
-struct Taken {
+struct PinnedKeys {
     link: u64,
     names: Vec<u64>,
     pinned: usize,
 }
 
 impl Attached {
-    /// As [`crate::Store::pin`], for as long as the link lasts: [`Pin::is_held`]. The store is not to take this process for
-    /// dead meanwhile: see [`Attached::looked_at_by`].
+    /// As [`crate::Store::pin`], for the life of the link: [`Pin::is_held`]. The link must be kept
+    /// alive meanwhile: see [`Attached::looked_at_by`].
     ///
     /// # Errors
-    /// `Busy` if this client, or all together, would have too much pinned; `Unavailable` if the store cannot be reached;
-    /// `Incompatible` if it is of a time before pins of clients.
+    /// `Busy` if this client, or all clients together, would have too much pinned; `Unavailable` if
+    /// the store cannot be reached; `Incompatible` if it is of a version without pins of clients.
     pub fn pin(&self, keys: &[ObjectKey], options: Options) -> Result<Pin> {
-        let manner = self.manner(&options);
-        let Taken { link, names, pinned } =
-            self.keeper.take(manner.deadline, |kept| self.pin_once(kept, keys, manner))?;
-        Ok(Pin { keeper: Arc::downgrade(&self.keeper), link, names, pinned })
+        let call = self.call_options(&options);
+        let PinnedKeys { link, names, pinned } =
+            self.leases.acquire(call.deadline, |lease_link| self.pin_once(lease_link, keys, call))?;
+        Ok(Pin { leases: Arc::downgrade(&self.leases), link, names, pinned })
     }
 
-    /// All of it over one link, or nothing.
-    fn pin_once(&self, kept: &mut Kept, keys: &[ObjectKey], manner: Manner) -> Result<Taken> {
-        let mut taken = Taken::default();
+    /// Pin all keys over one link, or none.
+    fn pin_once(
+        &self,
+        lease_link: &mut LeaseLink,
+        keys: &[ObjectKey],
+        call: CallOptions,
+    ) -> Result<PinnedKeys> {
+        let mut pinned_keys = PinnedKeys::default();
         for chunk in keys.chunks(KEYS_MAX) {
-            let name = kept.name();
-            let told = kept.number(&*self.clock, &Ask::Pin(name, List::of(chunk)), manner);
-            let first = taken.names.is_empty();
-            taken.names.push(name);
-            let error = match told {
-                Ok((pinned, link)) if first || link == taken.link => {
-                    taken.pinned += usize::try_from(pinned).map_or(chunk.len(), |n| n.min(chunk.len()));
-                    taken.link = link;
+            let name = lease_link.next_name();
+            let reply = lease_link.request_number(&*self.clock, &Ask::Pin(name, List::of(chunk)), call);
+            let first = pinned_keys.names.is_empty();
+            pinned_keys.names.push(name);
+            let error = match reply {
+                Ok((pinned, link)) if first || link == pinned_keys.link => {
+                    pinned_keys.pinned += usize::try_from(pinned).map_or(chunk.len(), |n| n.min(chunk.len()));
+                    pinned_keys.link = link;
                     continue;
                 }
-                Ok(_) => Error::new(
-                    ErrorKind::Unavailable,
-                    "the link to the store ended, and with it what was pinned",
-                ),
+                Ok(_) => {
+                    Error::new(ErrorKind::Unavailable, "the link to the store ended, which released the pins")
+                }
                 Err(error) => error,
             };
-            // What was not answered in time may be pinned all the same.
-            let (link, now) = (kept.desk.lines.made(), self.clock.now());
-            taken.names.iter().for_each(|name| kept.say(link, &Ask::Unpin(*name), manner, now));
+            // A request without a reply may have been executed.
+            let (link, now) = (lease_link.connections.pool.generation(), self.clock.now());
+            pinned_keys
+                .names
+                .iter()
+                .for_each(|name| lease_link.send_without_reply(link, &Ask::Unpin(*name), call, now));
             return Err(error);
         }
-        Ok(taken)
+        Ok(pinned_keys)
     }
 
-    /// As [`crate::Store::lease`], whatever becomes of the link; in whole milliseconds, rounded up.
+    /// As [`crate::Store::lease`], independent of the link; in whole milliseconds, rounded up.
     ///
     /// # Errors
-    /// `Invalid` if `duration` is more than a day; else as of [`Attached::pin`].
+    /// `Invalid` if `duration` is more than a day; otherwise as [`Attached::pin`].
     pub fn lease(&self, keys: &[ObjectKey], duration: Duration, options: Options) -> Result<usize> {
         let ms = u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1);
         let mut leased = 0;
         for chunk in keys.chunks(KEYS_MAX) {
-            let here = self.number(&Ask::Lease(ms, List::of(chunk)), &options)?;
-            leased += usize::try_from(here).map_or(chunk.len(), |here| here.min(chunk.len()));
+            let present = self.number(&Ask::Lease(ms, List::of(chunk)), &options)?;
+            leased += usize::try_from(present).map_or(chunk.len(), |present| present.min(chunk.len()));
         }
         Ok(leased)
     }
@@ -122,14 +131,14 @@ impl Attached {
     /// As [`crate::Store::prefetch`].
     ///
     /// # Errors
-    /// As of [`Attached::exists_batch`]; `Incompatible` if the store is of a version without it.
+    /// As [`Attached::exists_batch`]; `Incompatible` if the store is of a version without prefetch.
     pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
-        let mut taken = 0;
+        let mut total = 0;
         for (at, chunk) in (0..).step_by(KEYS_MAX).zip(keys.chunks(KEYS_MAX)) {
             let options = Options { depth: options.depth.saturating_add(at), ..options };
-            let some = self.number(&Ask::Prefetch(List::of(chunk)), &options)?;
-            taken += usize::try_from(some).map_or(chunk.len(), |some| some.min(chunk.len()));
+            let accepted = self.number(&Ask::Prefetch(List::of(chunk)), &options)?;
+            total += usize::try_from(accepted).map_or(chunk.len(), |accepted| accepted.min(chunk.len()));
         }
-        Ok(taken)
+        Ok(total)
     }
 }

@@ -1,4 +1,5 @@
-//! Puts over a link: groups are offered, and the store pulls the bytes of those that it has not.
+//! Puts over a link: the client offers groups, and the store pulls the payload of those that it
+//! does not have.
 
 use std::collections::VecDeque;
 
@@ -16,99 +17,104 @@ use super::instances::Instance;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{PutDone, PutOutcome};
 use crate::api::request::{Put, PutGroup, Source};
-use crate::rpc::client::Caller;
-use crate::rpc::connections::Desk;
-use crate::rpc::pool::Standing;
-use crate::rpc::remote_get::{Heard, Manner, no_link};
-use crate::rpc::{Lend, Reply, verify};
+use crate::rpc::client::RpcClient;
+use crate::rpc::connections::PeerConnections;
+use crate::rpc::pool::ConnState;
+use crate::rpc::remote_get::{CallOptions, LinkFailures, no_link};
+use crate::rpc::{PayloadFn, Response, verify};
 
-/// Most bytes of one offer, where the store takes so many: few enough that it pulls while the next is hashed.
+/// Maximum bytes of one offer, if the store accepts as many: few enough that the store pulls one
+/// offer while the next is checksummed.
 const OFFER_BYTES_MAX: u64 = 64 << 10;
-/// Most bytes of objects in a batch's first offer, for which the store waits, from the second object on. Each other may have twice as many as the one
-/// before: while the store copies that, it is checksummed, which takes half as long.
+/// Maximum payload of the first offer of a batch, beyond its first object; the store waits for that
+/// offer. Each later offer may have twice the payload of the one before, since checksumming takes
+/// half as long as the store's copy.
 const FIRST_PAYLOAD_MAX: u64 = 128 << 10;
-/// How often they are doubled: to 2 MiB, where what an offer takes beside its bytes is no longer seen.
+/// How often the payload is doubled: up to 2 MiB, where the cost of an offer itself is negligible.
 const DOUBLINGS: usize = 4;
-/// Bytes of an offer before its first object, and most that an object takes beside its checksums, its base with it.
+/// Bytes of an offer before its first object; and maximum bytes of an object without its checksums,
+/// including its base.
 const HEAD_BYTES: u64 = 64;
 const OBJECT_BYTES: u64 = 320;
 
 /// One object of a batch.
-struct Object {
+struct PutObject {
     key: ObjectKey,
     length: u64,
     readers: Readers,
-    /// `None` as long as nobody was asked.
+    /// `None` until it was offered and answered.
     outcome: Option<Result<PutOutcome>>,
 }
 
-/// A group of a batch: objects that lie next to each other in it.
-struct Group {
+/// A group of a batch: consecutive objects.
+struct OfferedGroup {
     base: Option<ObjectKey>,
     objects: std::ops::Range<usize>,
 }
 
-enum State {
-    /// To be asked.
+enum OfferState {
+    /// To be sent.
     New,
-    /// Asked under this token, of this process.
-    Asked(u64, Instance),
+    /// Sent under this token, to this process.
+    Sent(u64, Instance),
 }
 
-/// Groups of one kind that are offered together, by their numbers.
-struct Offer {
+/// Groups of one kind that are offered together, by index.
+struct PutOffer {
     groups: std::ops::Range<usize>,
-    /// Made when it is first asked, and kept while the link has no room for it.
+    /// Encoded with the first attempt, and kept while the link has no capacity for it.
     draft: Option<PutDraft>,
-    state: State,
+    state: OfferState,
 }
 
-/// A batch of puts on its way.
+/// A batch of puts in flight.
 pub(crate) struct RemotePut {
-    objects: Vec<Object>,
-    groups: Vec<Group>,
-    /// What the groups consist of that these are parts of, as keys of any page; empty if they are whole.
+    objects: Vec<PutObject>,
+    groups: Vec<OfferedGroup>,
+    /// The objects of the group, as keys of any page, if the objects of the batch are parts of one;
+    /// empty for whole groups.
     required: Vec<ObjectKey>,
-    /// The open group that the objects are put into, each by itself, by its name.
-    into: Option<u64>,
-    offers: VecDeque<Offer>,
-    manner: Manner,
-    acked: Vec<Instance>,
+    /// The name of the open group that receives the objects, each separately.
+    open_group: Option<u64>,
+    offers: VecDeque<PutOffer>,
+    options: CallOptions,
+    acknowledged_by: Vec<Instance>,
 }
 
 impl RemotePut {
-    pub fn new(groups: Vec<PutGroup>, required: &[ObjectKey], manner: Manner) -> RemotePut {
+    pub fn new(groups: Vec<PutGroup>, required: &[ObjectKey], options: CallOptions) -> RemotePut {
         let mut objects = Vec::with_capacity(groups.iter().map(|group| group.objects.len()).sum());
-        let grouped = |group: PutGroup| {
+        let group_of = |group: PutGroup| {
             let first = objects.len();
             objects.extend(group.objects.into_iter().map(|put| {
                 let Put { key, source } = put;
                 let length = source.len();
-                Object { key, length, readers: Readers::new(source.parts), outcome: None }
+                PutObject { key, length, readers: Readers::new(source.parts), outcome: None }
             }));
-            Group { base: group.base, objects: first..objects.len() }
+            OfferedGroup { base: group.base, objects: first..objects.len() }
         };
-        let groups: Vec<Group> =
-            groups.into_iter().map(grouped).filter(|group| !group.objects.is_empty()).collect();
+        let groups: Vec<OfferedGroup> =
+            groups.into_iter().map(group_of).filter(|group| !group.objects.is_empty()).collect();
         let required = required.to_vec();
-        let (offers, acked) = (VecDeque::new(), Vec::new());
-        let mut put = RemotePut { objects, groups, required, into: None, offers, manner, acked };
-        put.refuse();
+        let (offers, acknowledged_by) = (VecDeque::new(), Vec::new());
+        let mut put =
+            RemotePut { objects, groups, required, open_group: None, offers, options, acknowledged_by };
+        put.reject_invalid();
         put
     }
 
-    /// Into the group that was begun under this name on the link of the desk.
+    /// Puts into the open group `name`, which was begun on the link of the connections.
     pub fn into_open(self, name: u64) -> RemotePut {
-        RemotePut { into: Some(name), ..self }
+        RemotePut { open_group: Some(name), ..self }
     }
 
-    /// What no store takes is not sent: it would end the link.
-    fn refuse(&mut self) {
+    /// Fail objects that no store accepts: sending them would end the link.
+    fn reject_invalid(&mut self) {
         for group in &self.groups {
             let objects = &mut self.objects[group.objects.clone()];
-            let fits = |object: &Object| (1..=OBJECT_BYTES_MAX).contains(&object.length);
-            let Some(wrong) = objects.iter().find(|object| !fits(object)) else { continue };
-            let (key, length, max) = (wrong.key, wrong.length, OBJECT_BYTES_MAX);
+            let fits = |object: &PutObject| (1..=OBJECT_BYTES_MAX).contains(&object.length);
+            let Some(invalid) = objects.iter().find(|object| !fits(object)) else { continue };
+            let (key, length, max) = (invalid.key, invalid.length, OBJECT_BYTES_MAX);
             let detail = match length {
                 0 => format!("object has no bytes key={key} length=0"),
                 _ => format!("object is too large key={key} length={length} max={max}"),
@@ -117,127 +123,148 @@ impl RemotePut {
         }
     }
 
-    /// Whether it has no outcome, or one that another try may better.
-    fn is_open(&self, group: &Group) -> bool {
+    /// Whether the group has no outcome, or one that a retry may improve.
+    fn needs_attempt(&self, group: &OfferedGroup) -> bool {
         self.objects[group.objects.start].outcome.as_ref().is_none_or(super::is_unavailable)
     }
 
-    /// Offer what has no outcome, or one that another try may better.
-    pub fn offer(&mut self, desk: &Desk) {
-        let caller = desk.lines.stands(STORE);
-        let taken = caller.map_or(CONTROL_BODY_LEAST as usize, Caller::request_bytes_max);
-        let most = OFFER_BYTES_MAX.min(taken as u64);
-        // A store that has something else to do for this client waits for no first offer: half of the
-        // longest is first then.
-        let doubled = if desk.is_asked(STORE) { DOUBLINGS - 1 } else { 0 };
+    /// Build offers of the groups that need an attempt.
+    pub fn build_offers(&mut self, connections: &PeerConnections) {
+        let client = connections.pool.live(STORE);
+        let accepted = client.map_or(CONTROL_BODY_LEAST as usize, RpcClient::request_bytes_max);
+        let max_bytes = OFFER_BYTES_MAX.min(accepted as u64);
+        // A store that is busy with other requests of this client does not wait for the first
+        // offer. So that offer may have half of the maximum payload.
+        let start_doublings = if connections.has_pending_calls(STORE) { DOUBLINGS - 1 } else { 0 };
         self.offers.clear();
         let (mut bytes, mut payload) = (0, 0);
         for (at, group) in self.groups.iter().enumerate() {
-            if !self.is_open(group) {
+            if !self.needs_attempt(group) {
                 continue;
             }
             let cost = self.objects[group.objects.clone()].iter().map(cost).sum::<u64>();
-            let own = self.objects[group.objects.clone()].iter().map(|object| object.length).sum::<u64>();
+            let object_bytes =
+                self.objects[group.objects.clone()].iter().map(|object| object.length).sum::<u64>();
             let attached = group.base.is_some();
-            let most_payload =
-                FIRST_PAYLOAD_MAX << (doubled + self.offers.len().saturating_sub(1)).min(DOUBLINGS);
-            let joins = |offer: &&mut Offer| {
+            let max_payload =
+                FIRST_PAYLOAD_MAX << (start_doublings + self.offers.len().saturating_sub(1)).min(DOUBLINGS);
+            let fits_offer = |offer: &&mut PutOffer| {
                 offer.groups.end == at
                     && self.groups[offer.groups.start].base.is_some() == attached
-                    && bytes + cost <= most
-                    && payload + own <= most_payload
+                    && bytes + cost <= max_bytes
+                    && payload + object_bytes <= max_payload
             };
-            match self.offers.back_mut().filter(joins) {
+            match self.offers.back_mut().filter(fits_offer) {
                 Some(offer) => {
                     offer.groups.end = at + 1;
                     bytes += cost;
-                    payload += own;
+                    payload += object_bytes;
                 }
                 None => {
-                    self.offers.push_back(Offer { groups: at..at + 1, draft: None, state: State::New });
+                    self.offers.push_back(PutOffer {
+                        groups: at..at + 1,
+                        draft: None,
+                        state: OfferState::New,
+                    });
                     bytes = HEAD_BYTES + (self.required.len() * ObjectKey::BYTES) as u64 + cost;
-                    payload = own;
+                    payload = object_bytes;
                 }
             }
         }
     }
 
-    /// Go on as far as it goes now; true once every object has its outcome.
-    pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
-        let mut heard = Heard::default();
-        let over = self.advance_heard(desk, now, &mut heard);
-        heard.tell(desk, now);
-        over
+    /// Make progress without waiting; true once every object has its outcome.
+    pub fn advance(&mut self, connections: &mut PeerConnections, now: Mono) -> bool {
+        let mut failures = LinkFailures::default();
+        let all_done = self.advance_batch(connections, now, &mut failures);
+        failures.apply(connections, now);
+        all_done
     }
 
-    /// The same of one batch of several: what all of them have heard is told together.
-    pub fn advance_heard(&mut self, desk: &mut Desk, now: Mono, heard: &mut Heard) -> bool {
+    /// As [`RemotePut::advance`], for one of several batches that share one record of failures.
+    pub fn advance_batch(
+        &mut self,
+        connections: &mut PeerConnections,
+        now: Mono,
+        failures: &mut LinkFailures,
+    ) -> bool {
         for _ in 0..self.offers.len() {
             let Some(offer) = self.offers.pop_front() else { break };
-            let left = match offer.state {
-                State::New => {
-                    let left = self.ask(desk, offer, (now, &mut *heard));
-                    // The store copies what it was offered while the next is checksummed here.
-                    desk.poll(now);
-                    left
+            let pending = match offer.state {
+                OfferState::New => {
+                    let pending = self.send(connections, offer, (now, &mut *failures));
+                    // The store copies one offer while this side checksums the next.
+                    connections.poll(now);
+                    pending
                 }
-                State::Asked(token, by) => match desk.take(token) {
-                    Some(Reply::Put(outcomes)) => {
-                        self.settle((desk, &mut *heard), &offer, outcomes, by);
+                OfferState::Sent(token, by) => match connections.take_response(token) {
+                    Some(Response::Put(outcomes)) => {
+                        self.record_outcomes((connections, &mut *failures), &offer, outcomes, by);
                         None
                     }
-                    Some(Reply::Exists(_) | Reply::Get(_) | Reply::Told(_)) => None,
+                    Some(Response::Exists(_) | Response::Get(_) | Response::Control(_)) => None,
                     None => Some(offer),
                 },
             };
-            self.offers.extend(left);
+            self.offers.extend(pending);
         }
         self.offers.is_empty()
     }
 
-    fn ask(&mut self, desk: &mut Desk, mut offer: Offer, (now, heard): (Mono, &mut Heard)) -> Option<Offer> {
-        let token = desk.token();
-        let caller = match desk.lines.standing(STORE, now) {
-            standing @ (Standing::Up(_) | Standing::Soon) if now >= self.manner.deadline => {
-                if matches!(standing, Standing::Soon) {
-                    heard.note(STORE, true);
+    fn send(
+        &mut self,
+        connections: &mut PeerConnections,
+        mut offer: PutOffer,
+        (now, failures): (Mono, &mut LinkFailures),
+    ) -> Option<PutOffer> {
+        let token = connections.next_token();
+        let client = match connections.pool.connect(STORE, now) {
+            state @ (ConnState::Up(_) | ConnState::Connecting) if now >= self.options.deadline => {
+                if matches!(state, ConnState::Connecting) {
+                    failures.record(STORE, true);
                 }
-                let late = Error::busy("the time was up before the store was asked");
-                self.of(&offer).iter_mut().for_each(|object| object.outcome = Some(Err(late.clone())));
+                let late = Error::busy("deadline passed before the put was sent to the store");
+                self.objects_of(&offer)
+                    .iter_mut()
+                    .for_each(|object| object.outcome = Some(Err(late.clone())));
                 return None;
             }
-            Standing::Up(caller) if !self.required.is_empty() && !caller.has(Feature::Parts) => {
-                let old = Error::new(ErrorKind::Incompatible, "the store takes no parts of groups");
-                self.of(&offer).iter_mut().for_each(|object| object.outcome = Some(Err(old.clone())));
+            ConnState::Up(client) if !self.required.is_empty() && !client.has_feature(Feature::Parts) => {
+                let incompatible = Error::new(ErrorKind::Incompatible, "the store takes no parts of groups");
+                self.objects_of(&offer)
+                    .iter_mut()
+                    .for_each(|object| object.outcome = Some(Err(incompatible.clone())));
                 return None;
             }
-            // It would be checksummed in vain.
-            Standing::Up(caller) if caller.is_owed() && !caller.has_room(OFFER_BYTES_MAX as usize) => {
+            // Do not checksum an offer that cannot be sent yet.
+            ConnState::Up(client)
+                if client.expects_response() && !client.has_capacity(OFFER_BYTES_MAX as usize) =>
+            {
                 return Some(offer);
             }
-            Standing::Up(caller) => caller,
-            Standing::Soon => return Some(offer),
-            Standing::Down => return None,
+            ConnState::Up(client) => client,
+            ConnState::Connecting => return Some(offer),
+            ConnState::Down => return None,
         };
-        let lend = self.lend(&offer);
-        let draft = offer.draft.take().unwrap_or_else(|| self.draft(&offer, caller));
-        let terms = self.manner.terms(now, offer.groups.start);
-        match caller.put(token, &draft, lend, terms, self.manner.deadline) {
-            Ok(()) => Some(Offer { state: State::Asked(token, caller.peer_instance()), ..offer }),
-            Err(error) if error.kind == ErrorKind::Busy && caller.is_owed() => {
-                Some(Offer { draft: Some(draft).filter(|draft| !draft.shows()), ..offer })
+        let payload = self.payload_fn(&offer);
+        let draft = offer.draft.take().unwrap_or_else(|| self.draft(&offer, client));
+        let terms = self.options.terms(now, offer.groups.start);
+        match client.put(token, &draft, payload, terms, self.options.deadline) {
+            Ok(()) => Some(PutOffer { state: OfferState::Sent(token, client.peer_instance()), ..offer }),
+            Err(error) if error.kind == ErrorKind::Busy && client.expects_response() => {
+                Some(PutOffer { draft: Some(draft).filter(|draft| !draft.shows()), ..offer })
             }
             Err(error) => {
-                let objects = self.of(&offer);
+                let objects = self.objects_of(&offer);
                 objects.iter_mut().for_each(|object| object.outcome = Some(Err(error.clone())));
                 None
             }
         }
     }
 
-    /// What an offer says, over the link of `caller`.
-    fn draft(&self, offer: &Offer, caller: &Caller) -> PutDraft {
-        let mut draft = match self.into {
+    /// Encode an offer for the link of `client`.
+    fn draft(&self, offer: &PutOffer, client: &RpcClient) -> PutDraft {
+        let mut draft = match self.open_group {
             Some(name) => PutDraft::into_open(BLOCK_BYTES, name),
             None => PutDraft::of_parts(BLOCK_BYTES, &self.required),
         };
@@ -247,10 +274,10 @@ impl RemotePut {
             draft.group(group.base);
             for object in &self.objects[group.objects.clone()] {
                 object.readers.look(|parts| {
-                    // As long as its parts are.
-                    let sums = verify::sums(parts, &(0..object.length)).unwrap_or_default();
-                    draft.object(object.key, object.length, &sums);
-                    if let Some((region, at)) = caller.place(parts) {
+                    // The length of the object is that of its parts.
+                    let checksums = verify::block_checksums(parts, &(0..object.length)).unwrap_or_default();
+                    draft.object(object.key, object.length, &checksums);
+                    if let Some((region, at)) = client.region_offset(parts) {
                         draft.shown(region, at);
                     }
                 });
@@ -259,42 +286,43 @@ impl RemotePut {
         draft
     }
 
-    fn of(&mut self, offer: &Offer) -> &mut [Object] {
+    fn objects_of(&mut self, offer: &PutOffer) -> &mut [PutObject] {
         let groups = &self.groups[offer.groups.clone()];
         let (first, last) =
             (groups.first().map_or(0, |g| g.objects.start), groups.last().map_or(0, |g| g.objects.end));
         &mut self.objects[first..last]
     }
 
-    /// Gives the bytes of an offer's objects.
-    fn lend(&mut self, offer: &Offer) -> Lend {
-        let readers: Vec<Readers> = self.of(offer).iter().map(|object| object.readers.clone()).collect();
+    /// Returns the payload of the offer's objects.
+    fn payload_fn(&mut self, offer: &PutOffer) -> PayloadFn {
+        let readers: Vec<Readers> =
+            self.objects_of(offer).iter().map(|object| object.readers.clone()).collect();
         Box::new(move |item| readers.get(item as usize).map(Readers::parts).unwrap_or_default())
     }
 
-    fn settle(
+    fn record_outcomes(
         &mut self,
-        (desk, heard): (&Desk, &mut Heard),
-        offer: &Offer,
+        (connections, failures): (&PeerConnections, &mut LinkFailures),
+        offer: &PutOffer,
         outcomes: Vec<Result<PutOutcome>>,
         by: Instance,
     ) {
         let failed = |outcome: &Result<PutOutcome>| super::is_unavailable(outcome);
-        heard.note_reply(desk, STORE, outcomes.iter().any(failed));
-        self.acked.extend(outcomes.iter().any(Result::is_ok).then_some(by));
-        for (object, outcome) in self.of(offer).iter_mut().zip(outcomes) {
+        failures.record_response(connections, STORE, outcomes.iter().any(failed));
+        self.acknowledged_by.extend(outcomes.iter().any(Result::is_ok).then_some(by));
+        for (object, outcome) in self.objects_of(offer).iter_mut().zip(outcomes) {
             object.outcome = Some(outcome);
         }
     }
 
-    /// Who acknowledged something since this was last asked.
-    pub fn acked(&mut self) -> Vec<Instance> {
-        std::mem::take(&mut self.acked)
+    /// The processes that acknowledged puts since the last call.
+    pub fn take_acknowledgements(&mut self) -> Vec<Instance> {
+        std::mem::take(&mut self.acknowledged_by)
     }
 
-    /// The outcomes, and the memory.
+    /// The outcomes, with the memory.
     pub fn finish(self) -> Vec<PutDone> {
-        let done = |object: Object| {
+        let done = |object: PutObject| {
             let parts = object.readers.into_parts().unwrap_or_default();
             let outcome = object.outcome.unwrap_or_else(|| Err(no_link()));
             PutDone { outcome, source: Source::of(parts) }
@@ -303,7 +331,7 @@ impl RemotePut {
     }
 }
 
-/// Bytes that an object takes in an offer, at most.
-fn cost(object: &Object) -> u64 {
+/// Maximum bytes of an object in an offer.
+fn cost(object: &PutObject) -> u64 {
     OBJECT_BYTES + 16 * block_count(object.length, BLOCK_BYTES)
 }

@@ -1,5 +1,5 @@
-//! One thread's batches: several are in flight, so that the store works at the next while this side copies, and
-//! checksums the next while the store does.
+//! The batches of one thread. Several are in flight, so that the store works on the next one while
+//! this side copies, and this side checksums the next one while the store works.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,58 +7,62 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_mutants::{self as mutant, Mutant};
 
-use super::batch::{Puts, begin_get};
-use super::{Attached, STEP, STORE};
+use super::batch::{RemotePutBatch, begin_get};
+use super::{Attached, STORE, WAIT_STEP};
 use crate::api::outcome::{Done, Ticket};
 use crate::api::request::{Get, Options, PutGroup};
-use crate::rpc::connections::Desk;
-use crate::rpc::remote_get::{Heard, RemoteGet};
+use crate::rpc::connections::PeerConnections;
+use crate::rpc::remote_get::{LinkFailures, RemoteGet};
 
-/// One thread's way to the store of an [`Attached`], as [`crate::Session`] is to a store of this process: it submits batches,
-/// several at a time, and collects them as they are done, in any order. It has a link to itself until it is dropped. What is on its way
-/// goes on while one of its methods runs, and not in between. Not shared between threads: make one a thread.
+/// A session on the store of an [`Attached`], as [`crate::Session`] is on a store of this process:
+/// it submits batches, several at a time, and collects them as they finish, in any order. It has
+/// exclusive use of one link until it is dropped. Batches make progress only while one of its
+/// methods runs. A session belongs to one thread.
 ///
-/// A batch is what a call of [`Attached::get`] or [`Attached::put`] is: as long in all as its [`Options`] say, asked once more if the link
-/// ended under it, and told `Busy` at once where a put finds no room. The store takes up what it is asked in any order: who gets what it
-/// puts waits for the put.
+/// A batch has the semantics of a call of [`Attached::get`] or [`Attached::put`]. It has the
+/// timeout of its [`Options`], it is retried once if the link ends, and a put without capacity at
+/// the store is `Busy` at once. The store executes batches in any order: to get what it put, a
+/// caller waits for the put first.
 ///
-/// What is to be [shared](Attached::share) is shared before this is made: a link has what there was when it was made.
+/// Regions must be [shared](Attached::share) before the session is created: a link has the regions
+/// that existed when it was established.
 ///
-/// Dropping it gives up what is under way, as what has no time left: the store is told, and the drop returns when neither the link nor a read of
-/// the kernel's has any of the callers' memory. Memory lent by [`crate::Destination::borrowed`] or [`crate::Source::borrowed`] is the
-/// caller's again then, guard or not. A store that is shown what is put may look at it a moment longer, through its own mapping, and
-/// stores of that only what has the checksums that were sent. Of a put that was given up some may have been stored.
+/// Dropping it abandons the batches in flight, as if their timeouts had passed: the store is
+/// notified, and the drop returns when neither the link nor a read by the kernel holds memory of
+/// the callers. Memory lent by [`crate::Destination::borrowed`] or [`crate::Source::borrowed`] is
+/// then the caller's again, with or without a guard. A store that reads a put from shared memory
+/// may read it a moment longer, through its own mapping, and stores only bytes that match the
+/// checksums. Some objects of an abandoned put may have been stored.
 pub struct Session<'a> {
     attached: &'a Attached,
-    desk: Desk,
-    /// How often memory had been shared when the desk was taken.
-    shares: u64,
-    batches: Vec<UnderWay>,
+    connections: PeerConnections,
+    /// The share count when the connections were taken.
+    share_count: u64,
+    batches: Vec<PendingBatch>,
     finished: VecDeque<(Ticket, Done)>,
     last_ticket: u64,
 }
 
-struct UnderWay {
+struct PendingBatch {
     ticket: Ticket,
     batch: Batch,
 }
 
 enum Batch {
     Get(Box<RemoteGet>),
-    Put(Box<Puts>),
+    Put(Box<RemotePutBatch>),
 }
 
 impl Attached {
-    /// A thread's way to keep several batches in flight. Its link is one that a call before it made, or is made when the first
-    /// batch is submitted.
+    /// Create a session. It takes the link of an earlier call, or dials one for the first batch.
     pub fn session(&self) -> Session<'_> {
-        let (mut desk, shares) = self.desk();
-        // What nobody waited for.
-        desk.take_all();
+        let (mut connections, share_count) = self.checkout();
+        // Discard late responses of earlier calls.
+        connections.take_responses();
         Session {
             attached: self,
-            desk,
-            shares,
+            connections,
+            share_count,
             batches: Vec::new(),
             finished: VecDeque::new(),
             last_ticket: 0,
@@ -67,59 +71,62 @@ impl Attached {
 }
 
 impl Session<'_> {
-    /// Submit objects to be got, as [`Attached::get`]. Asks, and never waits: what comes is copied while [`Session::poll`] or a wait runs.
+    /// Submit a batch of gets, as [`Attached::get`]. Sends the request and does not wait: the
+    /// results are copied in [`Session::poll`] or a wait.
     pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
-        let manner = self.attached.manner(&options);
-        let get = begin_get(&mut self.desk, gets, manner);
+        let call = self.attached.call_options(&options);
+        let get = begin_get(&mut self.connections, gets, call);
         self.submit(Batch::Get(Box::new(get)))
     }
 
-    /// Submit groups to be put, as [`Attached::put`]. Their bytes are checksummed now, in this thread, and go to the store from then on.
+    /// Submit a batch of puts, as [`Attached::put`]. The payload is checksummed now, in this
+    /// thread, and sent to the store from then on.
     pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
-        let manner = self.attached.manner(&options);
-        let puts = Puts::begin(&mut self.desk, groups, &[], manner);
+        let call = self.attached.call_options(&options);
+        let puts = RemotePutBatch::begin(&mut self.connections, groups, &[], call);
         self.submit(Batch::Put(Box::new(puts)))
     }
 
-    /// The store is asked before anything that came is looked at: it begins meanwhile.
+    /// Send the request before any event is handled, so that the store starts early.
     fn submit(&mut self, batch: Batch) -> Ticket {
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
-        self.batches.push(UnderWay { ticket, batch });
+        self.batches.push(PendingBatch { ticket, batch });
         self.advance(self.batches.len() - 1, self.attached.clock.now());
-        self.desk.send_on();
+        self.connections.flush_queues();
         ticket
     }
 
-    /// Do what can be done without waiting; a finished batch, if there is one.
+    /// Make progress without waiting; returns a finished batch, if there is one.
     pub fn poll(&mut self) -> Option<(Ticket, Done)> {
         self.drive();
         self.finished.pop_front()
     }
 
-    /// Wait for a batch, at most `timeout`. `None` if it is not done by then (it goes on, ask again), or if
-    /// it was handed out already.
+    /// Wait for a batch, at most `timeout`. `None` if it is still in flight then (call again), or
+    /// if it was returned already.
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Option<Done> {
         self.wait_for(Some(ticket), timeout).map(|(_, done)| done)
     }
 
-    /// Wait for whichever batch is done first, at most `timeout`. `None` if none is by then, or none is under way.
+    /// Wait for the first batch to finish, at most `timeout`. `None` if none finishes by then, or
+    /// none is in flight.
     pub fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, Done)> {
         self.wait_for(None, timeout)
     }
 
     fn wait_for(&mut self, wanted: Option<Ticket>, timeout: Duration) -> Option<(Ticket, Done)> {
-        let is_it = |ticket: Ticket| wanted.is_none_or(|wanted| wanted == ticket);
+        let matches = |ticket: Ticket| wanted.is_none_or(|wanted| wanted == ticket);
         let deadline = self.attached.clock.now().after(timeout);
         loop {
-            if let Some(at) = self.finished.iter().position(|(ticket, _)| is_it(*ticket)) {
+            if let Some(at) = self.finished.iter().position(|(ticket, _)| matches(*ticket)) {
                 return self.finished.remove(at);
             }
-            if !self.batches.iter().any(|one| is_it(one.ticket)) {
+            if !self.batches.iter().any(|batch| matches(batch.ticket)) {
                 return None;
             }
             self.drive();
-            if self.finished.iter().any(|(ticket, _)| is_it(*ticket)) {
+            if self.finished.iter().any(|(ticket, _)| matches(*ticket)) {
                 continue;
             }
             let now = self.attached.clock.now();
@@ -127,61 +134,62 @@ impl Session<'_> {
             if left.is_zero() {
                 return None;
             }
-            self.attached.look();
-            self.desk.wait(now, left.min(STEP));
+            self.attached.keep_alive();
+            self.connections.wait(now, left.min(WAIT_STEP));
         }
     }
 
-    /// Let every batch go on as far as it goes now. What has been answered is handed on before more is taken in.
+    /// Make progress on all batches. Responses that arrived are consumed before more events are
+    /// received.
     fn drive(&mut self) {
         let now = self.attached.clock.now();
-        if !self.desk.has_replies() {
-            self.desk.poll(now);
+        if !self.connections.has_responses() {
+            self.connections.poll(now);
         }
         self.advance(0, now);
     }
 
-    /// Let batches from the one at `at` on go on, and collect those that are done.
+    /// Make progress on the batches from index `at` on, and collect those that finished.
     fn advance(&mut self, mut at: usize, now: Mono) {
-        // All that the link took with it when it ended is one failure, of however many batches.
-        let mut heard = Heard::default();
-        while let Some(UnderWay { batch, .. }) = self.batches.get_mut(at) {
-            let desk = &mut self.desk;
-            let over = match batch {
-                Batch::Get(get) => get.advance_heard(desk, now, &mut heard),
+        // All calls that end with one link count as one failure, over all batches.
+        let mut failures = LinkFailures::default();
+        while let Some(PendingBatch { batch, .. }) = self.batches.get_mut(at) {
+            let connections = &mut self.connections;
+            let all_done = match batch {
+                Batch::Get(get) => get.advance_batch(connections, now, &mut failures),
                 Batch::Put(puts) => {
-                    let over = puts.advance(desk, now, &mut heard);
-                    self.attached.acked().note(puts.acked());
-                    over
+                    let all_done = puts.advance(connections, now, &mut failures);
+                    self.attached.unflushed().note(puts.take_acknowledgements());
+                    all_done
                 }
             };
-            if !over {
+            if !all_done {
                 at += 1;
                 continue;
             }
-            let UnderWay { ticket, batch } = self.batches.remove(at);
+            let PendingBatch { ticket, batch } = self.batches.remove(at);
             let done = match batch {
                 Batch::Get(get) => Done::Get(get.finish()),
                 Batch::Put(puts) => Done::Put(puts.finish()),
             };
             self.finished.push_back((ticket, done));
         }
-        heard.tell(&self.desk, now);
+        failures.apply(&self.connections, now);
     }
 }
 
 impl Drop for Session<'_> {
-    /// Waits for the memory that the link has, however long it takes.
+    /// Waits until the link has returned all memory, without a limit.
     fn drop(&mut self) {
-        let none = Desk::patient(self.attached.remote.clone());
-        let mut desk = std::mem::replace(&mut self.desk, none);
+        let replacement = PeerConnections::for_client(self.attached.remote.clone());
+        let mut connections = std::mem::replace(&mut self.connections, replacement);
         let clock = &*self.attached.clock;
-        desk.give_up(STORE, clock.now());
-        while desk.is_asked(STORE) && !mutant::on(Mutant::SessionGoesAtOnce) {
-            desk.wait(clock.now(), STEP);
+        connections.expire_calls(STORE, clock.now());
+        while connections.has_pending_calls(STORE) && !mutant::on(Mutant::SessionGoesAtOnce) {
+            connections.wait(clock.now(), WAIT_STEP);
         }
-        desk.take_all();
-        self.attached.give_back(desk, self.shares);
+        connections.take_responses();
+        self.attached.checkin(connections, self.share_count);
     }
 }
 

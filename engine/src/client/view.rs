@@ -1,4 +1,5 @@
-//! Objects of another process's store, looked at where they lie in memory that it shares: nothing is copied.
+//! Views: objects of a store in another process, read in place from the memory that it shares,
+//! without a copy.
 
 use pagelith_io::sync::Arc;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, checksum, key_hash};
@@ -8,30 +9,31 @@ use pagelith_layouts::wire::outcome::{Lies, digest};
 use pagelith_layouts::wire::request::Ask;
 use pagelith_transport::shown::Shown;
 
-use super::control::tell_once;
-use super::lease_connection::{Keeper, Kept};
+use super::control::control_once;
+use super::lease_connection::{LeaseConnection, LeaseLink};
 use super::{Attached, STORE};
 use crate::api::error::Result;
 use crate::api::request::Options;
-use crate::rpc::Told;
-use crate::rpc::remote_get::{Manner, no_link};
+use crate::rpc::ControlReply;
+use crate::rpc::remote_get::{CallOptions, no_link};
 
-/// Most objects that are looked at by one question.
+/// Maximum objects of one view request.
 const KEYS_MAX: usize = 4096;
 
-/// An object's bytes in the memory of the store's process. They stay as they are while this lives and [`View::is_held`]: who
-/// reads them asks that once more when it has, since a store that has ended, or that takes this process for dead, keeps nothing.
-/// They were verified when the view was made.
+/// An object's bytes in the memory of the store process, verified when the view was created. They
+/// do not change while the view lives and [`View::is_held`]. Readers check that once more after
+/// reading: a store that has ended, or treats this process as dead, keeps no bytes.
 ///
-/// So nobody is given a slice of them: another process may write there once they are held no more.
+/// There is no access as a slice, since another process may write to this memory once it is no
+/// longer held.
 pub struct View {
     shown: Shown,
-    over: Arc<Over>,
+    lease: Arc<ViewLease>,
 }
 
-/// What the objects of one question are held over. Ends with the last of them.
-struct Over {
-    keeper: Arc<Keeper>,
+/// The lease of the objects of one request; ends with the last of their views.
+struct ViewLease {
+    leases: Arc<LeaseConnection>,
     link: u64,
     name: u64,
 }
@@ -42,30 +44,32 @@ impl View {
         self.shown.length() as usize
     }
 
-    /// Never: objects have a byte at least.
+    /// Always false: objects have at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where the bytes are, [`View::len`] of them, to be read and not written: for a device's copy, say. They are mapped as long
-    /// as this lives, whatever becomes of the store. `None` if this process could not map them.
+    /// Address of the bytes, [`View::len`] of them, for reading only: for a copy by a device, for
+    /// example. They stay mapped while this view lives, whatever happens to the store. `None` if
+    /// this process could not map them.
     pub fn as_ptr(&self) -> Option<*const u8> {
         self.shown.mapped_at()
     }
 
-    /// Copy the bytes from `from` on into `to`; true if they were held all the while.
+    /// Copy the bytes from `from` on into `to`; true if they were held during the copy.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the view has fewer bytes.
     pub fn copy_out(&self, from: u64, to: &mut [u8]) -> bool {
         self.shown.copy_out(from, to);
         self.is_held()
     }
 
-    /// Whether they have been held until now. Asks the store, over the link that they are held over, and waits as long as a call may
-    /// take: what was read before is right if this is true.
+    /// Whether the bytes have been held until now. Sends a request to the store over the link of
+    /// the lease, and waits up to the timeout of calls. If this is true, all bytes that were read
+    /// before are correct.
     pub fn is_held(&self) -> bool {
-        self.over.keeper.answers(self.over.link)
+        self.lease.leases.confirm(self.lease.link)
     }
 }
 
@@ -75,73 +79,85 @@ impl std::fmt::Debug for View {
     }
 }
 
-impl Drop for Over {
-    /// Waits until the store has let go, for as long as a call may take.
+impl Drop for ViewLease {
+    /// Waits until the store has released the lease, at most the timeout of calls.
     fn drop(&mut self) {
-        self.keeper.let_go();
-        self.keeper.unpin(self.link, &[self.name]);
+        self.leases.release();
+        self.leases.unpin(self.link, &[self.name]);
     }
 }
 
-/// What a question brought: the objects, and the link and name that they are held by.
-struct Seen {
+/// The result of one request: references to the objects, and the link and name of their lease.
+struct ViewedKeys {
     link: u64,
     name: u64,
     shown: Vec<Option<Shown>>,
 }
 
 impl Attached {
-    /// Look at objects where they lie in the store's memory, which it shares with processes of its host: as
-    /// [`crate::Store::view`], without a copy. `None` for what is not in its DRAM. Objects of one call are held until the last
-    /// of their views is dropped, and for as long as the link lasts: [`View::is_held`]. Together all clients look at a quarter
-    /// of the arena at most.
+    /// View objects in place in the store's memory, which it shares with processes on its host: as
+    /// [`crate::Store::view`], without a copy. `None` for objects that are not in its DRAM. The
+    /// objects of one call are held until the last of their views is dropped, but no longer than
+    /// the link lasts: [`View::is_held`]. All clients together may view at most a quarter of the
+    /// arena.
     ///
     /// # Errors
-    /// `Incompatible` if the store shows this process none of its memory; `Busy` if too much of it is looked at;
-    /// `Unavailable` if it cannot be reached.
+    /// `Incompatible` if the store shares no memory with this process; `Busy` if too much memory is
+    /// viewed; `Unavailable` if the store cannot be reached.
     pub fn view_batch(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<Option<View>>> {
-        let manner = self.manner(&options);
+        let call = self.call_options(&options);
         let mut views = Vec::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_MAX) {
-            let Seen { link, name, shown } =
-                self.keeper.take(manner.deadline, |kept| self.view_once(kept, keys, manner))?;
-            let over = Arc::new(Over { keeper: self.keeper.clone(), link, name });
-            let view = |shown: Option<Shown>| shown.map(|shown| View { shown, over: over.clone() });
+            let ViewedKeys { link, name, shown } =
+                self.leases.acquire(call.deadline, |lease_link| self.view_once(lease_link, keys, call))?;
+            let lease = Arc::new(ViewLease { leases: self.leases.clone(), link, name });
+            let view = |shown: Option<Shown>| shown.map(|shown| View { shown, lease: lease.clone() });
             views.extend(shown.into_iter().map(view));
         }
         Ok(views)
     }
 
-    fn view_once(&self, kept: &mut Kept, keys: &[ObjectKey], manner: Manner) -> Result<Seen> {
-        let name = kept.name();
-        // Answers that nobody waited for.
-        kept.desk.take_all();
-        let told = tell_once(&*self.clock, &mut kept.desk, &Ask::View(name, List::of(keys)), manner, &|| {});
-        let link = kept.desk.lines.made();
-        let views = match told {
-            Ok((Told::Views(views), _)) if views.len() == keys.len() => views,
-            told => {
-                // What was not answered in time may be held all the same.
-                kept.say(link, &Ask::Unpin(name), manner, self.clock.now());
-                return Err(told.err().unwrap_or_else(no_link));
+    fn view_once(
+        &self,
+        lease_link: &mut LeaseLink,
+        keys: &[ObjectKey],
+        call: CallOptions,
+    ) -> Result<ViewedKeys> {
+        let name = lease_link.next_name();
+        // Discard late responses of earlier calls.
+        lease_link.connections.take_responses();
+        let reply = control_once(
+            &*self.clock,
+            &mut lease_link.connections,
+            &Ask::View(name, List::of(keys)),
+            call,
+            &|| {},
+        );
+        let link = lease_link.connections.pool.generation();
+        let views = match reply {
+            Ok((ControlReply::Views(views), _)) if views.len() == keys.len() => views,
+            reply => {
+                // A request without a reply may have been executed.
+                lease_link.send_without_reply(link, &Ask::Unpin(name), call, self.clock.now());
+                return Err(reply.err().unwrap_or_else(no_link));
             }
         };
-        let caller = kept.desk.lines.stands(STORE).ok_or_else(no_link)?;
-        let seen = |(key, (hash, lies)): (&ObjectKey, (Checksum, Option<Lies>))| {
-            let lies = lies.filter(|_| hash == key_hash(key))?;
-            let shown = caller.view((lies.region, lies.at), lies.length)?;
-            let whole = digest(&sums(&shown)) == lies.digest;
-            if !whole {
-                tracing::warn!(%key, "what the store shows is not what it vouches for");
+        let client = lease_link.connections.pool.live(STORE).ok_or_else(no_link)?;
+        let view = |(key, (hash, lies)): (&ObjectKey, (Checksum, Option<Lies>))| {
+            let location = lies.filter(|_| hash == key_hash(key))?;
+            let shown = client.peer_ref((location.region, location.at), location.length)?;
+            let matches = digest(&block_checksums(&shown)) == location.digest;
+            if !matches {
+                tracing::warn!(%key, "shared bytes of an object do not match the store's digest");
             }
-            whole.then_some(shown)
+            matches.then_some(shown)
         };
-        Ok(Seen { link, name, shown: keys.iter().zip(views).map(seen).collect() })
+        Ok(ViewedKeys { link, name, shown: keys.iter().zip(views).map(view).collect() })
     }
 }
 
-/// The checksums of the blocks of what is shown.
-fn sums(shown: &Shown) -> Checksums {
+/// The checksums of the blocks of referenced bytes.
+fn block_checksums(shown: &Shown) -> Checksums {
     let mut block = vec![0; BLOCK_BYTES as usize];
     let length = shown.length();
     let sum = |from: u64| {

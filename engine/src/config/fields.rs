@@ -6,12 +6,12 @@ use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_tiers::dram::arena::ARENA_BYTES_MAX;
 
 use super::Config;
+use super::SEGMENT_MAX;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
 use super::node::Node;
 use super::rule::{Grain, Rule, Value};
 use super::setting::Setting;
 use super::size::Size;
-use crate::memory::index::SEGMENT_MAX;
 
 /// Prefix of every environment variable that is a setting.
 pub const ENV_PREFIX: &str = "PAGELITH_";

@@ -66,6 +66,9 @@ pub use peer::PeerConfig;
 pub use size::{Size, SizeError};
 pub use valid::{Facts, MemoryPlan, ValidConfig};
 
+/// The highest number of a segment: entries of the index have 18 bits for it.
+pub(crate) const SEGMENT_MAX: u32 = (1 << 18) - 1;
+
 /// All settings of a store. `Default` is a 256 MiB DRAM cache without an SSD tier.
 ///
 /// Each setting's documentation gives its default, its range, and reasons to change it.

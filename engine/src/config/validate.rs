@@ -8,11 +8,11 @@ use pagelith_layouts::staging;
 use pagelith_tiers::ssd::volume::{Geometry, SEGMENTS_MIN};
 
 use super::Config;
+use super::SEGMENT_MAX;
 use super::error::{ConfigError, Problem, unless_problems};
 use super::parse::Draft;
 use super::size::Size;
 use super::valid::{Facts, MemoryPlan, ValidConfig};
-use crate::memory::index::SEGMENT_MAX;
 
 /// Segments of the write buffer without a DRAM tier: one is filled while the other is flushed.
 const WRITE_BUFFER_SEGMENTS: u64 = 2;

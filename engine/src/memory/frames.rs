@@ -1,14 +1,14 @@
-//! Frames: pages in DRAM. A frame holds the objects of one put group, and comes, goes and is flushed as a
-//! whole.
+//! Frames: pages in DRAM. A frame holds the objects of one put group, which are inserted, evicted
+//! and flushed together.
 //!
 //! Invariants (the first three under the core's lock):
-//! - A frame being filled is known to its filler only: it is in no index entry, no policy, no queue.
-//! - A frame with readers (views, links, the flusher) keeps its extents. One that was dropped meanwhile is
-//!   dead: unreachable, and freed by its last reader.
-//! - Serial numbers tell a frame from a later one that took its place.
-//! - Gets enter a frame without the lock, by its number ([`Kept`]). What is dropped is closed to them behind the change of the
-//!   index that takes it out of their sight, and freed when the last one inside has left: extents go back only
-//!   with the value that those who are inside keep.
+//! - A frame that is being filled is private to the put: no index entry, policy or queue names it.
+//! - A frame with readers (views, connections, the flusher) keeps its extents. If it is dropped
+//!   meanwhile it is `dead`: unreachable, and freed by its last reader.
+//! - `serial` distinguishes a frame from a later one with the same number.
+//! - Gets pin a frame by its number without the lock ([`Kept`]). A dropped frame is closed to new
+//!   pins after the index no longer leads to it, and freed after the last pin is released. Its
+//!   extents are freed only together with the value that pinning readers hold.
 
 use std::sync::Arc;
 
@@ -25,42 +25,44 @@ use smallvec::SmallVec;
 
 use crate::memory::index::FRAME_MAX;
 
-/// What a frame holds; does not change once it is filled.
+/// Contents of a frame; immutable once it is filled.
 #[derive(Clone, Debug)]
 pub(crate) struct FrameData {
     pub namespace: NamespaceId,
     pub generation: Generation,
     pub sequence: Sequence,
     pub group_kind: GroupKind,
-    /// Name of the base group that it is attached to, as records have it; else 0.
+    /// Name of the base group that it is attached to, as in records; else 0.
     pub base_group: u64,
-    /// An object of that group, if this was put since the open; else nobody needs to know, or only headers do.
+    /// An object of the base group, if this group was put since the store was opened. Otherwise it
+    /// is not needed, or only record headers have it.
     pub base: Option<Box<ObjectKey>>,
     pub depth: u32,
     pub members: Members,
 }
 
-/// The objects of a frame. One with a single object lies in one allocation with it and its checksums: who gets it finds them side by side.
+/// The objects of a frame. A single object and its checksums are in the frame's own allocation, so
+/// that a get finds them in adjacent cache lines.
 pub(crate) type Members = SmallVec<[FrameMember; 1]>;
 
 /// One object of a frame.
 #[derive(Clone, Debug)]
 pub(crate) struct FrameMember {
     pub key: ObjectKey,
-    /// What the index knows the key by.
+    /// The key's fingerprint in the index.
     pub fingerprint: u128,
     pub extent: Extent,
     pub checksums: Checksums,
 }
 
 impl FrameData {
-    /// The member with this key, compared whole.
+    /// The member with this key; all bytes of the key are compared.
     pub fn find(&self, key: &ObjectKey, generation: Generation) -> Option<usize> {
-        let at = self.members.iter().position(|m| m.key == *key)?;
-        (self.generation == generation).then_some(at)
+        let member = self.members.iter().position(|m| m.key == *key)?;
+        (self.generation == generation).then_some(member)
     }
 
-    /// Whether it is visible only with a base group.
+    /// Whether it is visible only while its base group is.
     pub fn is_attached(&self) -> bool {
         self.group_kind == GroupKind::Attached
     }
@@ -76,65 +78,65 @@ impl FrameData {
     }
 }
 
-/// Where a frame is on its way to SSD.
+/// Progress of a frame to SSD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameState {
-    /// Waits to be written, or to be written again.
+    /// Waits for its write, or for a repeated one.
     Queued,
     /// Being written.
     Writing,
-    /// Written, or never to be: may be evicted.
+    /// Written, or exempt from being written: may be evicted.
     Clean,
 }
 
-/// One line of the cache.
+/// A page in DRAM. One cache line, see the assertion below.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Frame {
     pub serial: u64,
     pub data: Arc<FrameData>,
-    /// Of its first object, and how many it has: whoever evicts one with a single object looks no further, and what it holds was written
-    /// by another core, mostly.
+    /// `fingerprint` and `extent` of the first object, and the number of objects. They let eviction
+    /// of a single-object frame skip `data`, which another CPU core usually wrote.
     fingerprint: u128,
     extent: Extent,
     members: u16,
     pub state: FrameState,
-    /// Those that have the lock when they come and go.
+    /// Readers that pin and release it under the core's lock.
     pub readers: u32,
     pub dead: bool,
-    /// Whether every byte was verified since it came here by the arena's own checksums.
+    /// Whether every byte in the arena was verified against the checksums since it was inserted.
     pub verified: bool,
 }
 
 const _: () = assert!(size_of::<Option<Frame>>() == 64);
 
 impl Frame {
-    /// What the index knows its object by, and where that lies, if it has a single one.
-    pub fn sole(&self) -> Option<(u128, Extent)> {
+    /// Fingerprint and extent of its object, if it has only one.
+    pub fn single_object(&self) -> Option<(u128, Extent)> {
         (self.members == 1).then_some((self.fingerprint, self.extent))
     }
 
-    /// Whether something is true of what the index knows one of its objects by.
-    pub fn any_fingerprint(&self, mut is: impl FnMut(u128) -> bool) -> bool {
-        match self.sole() {
-            Some((fingerprint, _)) => is(fingerprint),
-            None => self.data.members.iter().any(|m| is(m.fingerprint)),
+    /// Whether `matches` is true for the fingerprint of any of its objects.
+    pub fn any_fingerprint(&self, mut matches: impl FnMut(u128) -> bool) -> bool {
+        match self.single_object() {
+            Some((fingerprint, _)) => matches(fingerprint),
+            None => self.data.members.iter().any(|m| matches(m.fingerprint)),
         }
     }
 }
 
-/// A frame's number that is nobody's. Whoever has made room keeps it until they make a frame: what is noted under it lies in their own
-/// cache.
+/// An unused frame number. A thread that evicted a frame keeps its number for the frame that it
+/// inserts next, because the number's table entries are in that CPU core's cache.
 #[derive(Debug)]
-pub(crate) struct Number(u32);
+pub(crate) struct FrameNumber(u32);
 
-/// What a frame leaves that made room.
-pub(crate) struct Vacated {
+/// Extent and number of a frame that was freed for a waiting allocation.
+pub(crate) struct FreedFrame {
     pub extent: Extent,
-    pub number: Number,
+    pub number: FrameNumber,
 }
 
-/// Names a frame and its life.
+/// Identifies a frame: its number, and the serial that distinguishes it from later frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FrameRef {
     pub id: FrameId,
@@ -144,39 +146,40 @@ pub(crate) struct FrameRef {
 /// All frames.
 pub(crate) struct Frames {
     slots: Vec<Option<Frame>>,
-    /// How many numbers there may be.
+    /// Frame numbers are below this.
     numbers: usize,
-    /// What those see that come without the lock.
-    keeper: Keeper<FrameData>,
+    /// Frame data for readers without the lock.
+    pin_table: Keeper<FrameData>,
     free: Vec<u32>,
     serial: u64,
     touches: Arc<Touches>,
 }
 
 impl Frames {
-    /// None yet, with room for `most` at a time, numbered below `numbers`; `touches` is told when each is asked for.
-    pub fn with_room(most: usize, numbers: usize, touches: Arc<Touches>) -> Frames {
+    /// An empty table for `most` frames at a time, with numbers below `numbers`. `touches` holds
+    /// the recency of each frame.
+    pub fn with_capacity(most: usize, numbers: usize, touches: Arc<Touches>) -> Frames {
         let numbers = numbers.min(FRAME_MAX as usize + 1);
         let slots = huge::table(most.min(numbers));
-        Frames { slots, numbers, keeper: Keeper::new(numbers), free: Vec::new(), serial: 0, touches }
+        Frames { slots, numbers, pin_table: Keeper::new(numbers), free: Vec::new(), serial: 0, touches }
     }
 
-    /// When each was last asked for.
+    /// Recency of the last request for each frame.
     pub fn touches(&self) -> &Arc<Touches> {
         &self.touches
     }
 
-    /// As those see them that come without the lock.
-    pub fn kept(&self) -> Kept<FrameData> {
-        self.keeper.kept()
+    /// The table that readers use without the lock.
+    pub fn pin_table(&self) -> Kept<FrameData> {
+        self.pin_table.kept()
     }
 
-    /// Whether there is no number for another frame.
+    /// Whether all frame numbers are in use.
     pub fn is_full(&self) -> bool {
         self.free.is_empty() && self.slots.len() >= self.numbers
     }
 
-    /// Take a filled frame in; `None` if there are too many, or it has nothing.
+    /// Insert a filled frame; `None` if all numbers are in use, or if it has no objects.
     pub fn insert(&mut self, data: Arc<FrameData>, state: FrameState, recency: Recency) -> Option<FrameRef> {
         self.serial += 1;
         let first = data.members.first()?;
@@ -199,7 +202,7 @@ impl Frames {
                 self.slots.len() as u32 - 1
             }
         };
-        if !self.keeper.fill(id as usize, data) {
+        if !self.pin_table.fill(id as usize, data) {
             return None;
         }
         self.slots[id as usize] = Some(frame);
@@ -212,41 +215,41 @@ impl Frames {
         self.slots.get(id.0 as usize)?.as_ref()
     }
 
-    /// A frame by number, to be changed.
+    /// A frame by number, mutable.
     pub fn get_mut(&mut self, id: FrameId) -> Option<&mut Frame> {
         self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// A frame in a certain life, to be changed.
+    /// The frame with this number and serial, mutable.
     pub fn get_ref(&mut self, frame: FrameRef) -> Option<&mut Frame> {
         self.get_mut(frame.id).filter(|f| f.serial == frame.serial)
     }
 
-    /// Nobody enters a frame any more; whether nobody reads it, by the lock or without.
+    /// Refuse new pins of a frame; true if it has no reader, with or without the lock.
     pub fn close(&mut self, id: FrameId) -> bool {
-        self.keeper.close(id.0 as usize);
+        self.pin_table.close(id.0 as usize);
         !self.is_read(id)
     }
 
-    /// Whether anybody reads a frame.
+    /// Whether a frame has readers.
     pub fn is_read(&self, id: FrameId) -> bool {
         self.readers(id) > 0
     }
 
-    /// How many read a frame.
+    /// Number of a frame's readers, with and without the lock.
     pub fn readers(&self, id: FrameId) -> u64 {
         let counted = self.get(id).map_or(0, |f| f.readers);
-        u64::from(counted) + u64::from(self.keeper.count(id.0 as usize))
+        u64::from(counted) + u64::from(self.pin_table.count(id.0 as usize))
     }
 
-    /// Free a frame's number and extents; nothing may refer to either any more. Both are the caller's, if the frame has one extent of as
-    /// many pages as `wanted` bytes take.
-    pub fn free(&mut self, id: FrameId, space: &mut ArenaSpace, wanted: Option<u64>) -> Option<Vacated> {
+    /// Free a frame's number and extents, to which nothing may refer any more. Both are returned to
+    /// the caller instead if the frame has one extent, of as many pages as `wanted` bytes take.
+    pub fn free(&mut self, id: FrameId, space: &mut ArenaSpace, wanted: Option<u64>) -> Option<FreedFrame> {
         let frame = self.slots.get_mut(id.0 as usize).and_then(Option::take)?;
         let twice = mutant::on(Mutant::FrameFreedTwice);
         let fits = |extent: &Extent| wanted.and_then(|bytes| extent.of_as_many_pages(bytes));
-        let taken = frame.sole().filter(|_| !twice).and_then(|(_, extent)| fits(&extent));
-        match frame.sole() {
+        let taken = frame.single_object().filter(|_| !twice).and_then(|(_, extent)| fits(&extent));
+        match frame.single_object() {
             _ if taken.is_some() => {}
             Some((_, extent)) => space.free(extent),
             None => frame.data.members.iter().for_each(|m| space.free(m.extent)),
@@ -254,19 +257,19 @@ impl Frames {
         if twice {
             frame.data.members.iter().for_each(|m| space.free(m.extent));
         }
-        // With a planted bug somebody may still be inside: the number is not used again then.
-        let number = self.keeper.take(id.0 as usize).map(|_| Number(id.0));
+        // With a planted bug readers may remain: the number is not reused then.
+        let number = self.pin_table.take(id.0 as usize).map(|_| FrameNumber(id.0));
         match (taken, number) {
-            (Some(extent), Some(number)) => return Some(Vacated { extent, number }),
-            // Not taken with a planted bug alone.
+            (Some(extent), Some(number)) => return Some(FreedFrame { extent, number }),
+            // The number was not reclaimed, which only happens with a planted bug.
             (Some(extent), None) => space.free(extent),
             (None, number) => self.give_back(number),
         }
         None
     }
 
-    /// Take a number back. The next frame that is made in this section has it.
-    pub fn give_back(&mut self, number: Option<Number>) {
+    /// Return a number. The next frame inserted in this critical section gets it.
+    pub fn give_back(&mut self, number: Option<FrameNumber>) {
         self.free.extend(number.map(|number| number.0));
     }
 

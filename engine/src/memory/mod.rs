@@ -1,4 +1,4 @@
-//! What DRAM holds: the index, frames of the arena, pins.
+//! DRAM state: the index, the frames of the arena, pins, and the visibility filter.
 
 pub(crate) mod frames;
 pub(crate) mod index;

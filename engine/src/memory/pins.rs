@@ -1,4 +1,4 @@
-//! Pins and leases: objects that eviction and reclaim must keep for now.
+//! Pins and leases: objects that eviction and reclaim must keep.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::NamespaceId;
 
-use self::client::{Client, Totals};
+use self::client::{ClientHolds, HoldTotals};
 use crate::api::error::Result;
 
 pub(crate) mod client;
@@ -16,7 +16,7 @@ pub(crate) type ClientName = Arc<str>;
 
 /// An object to be pinned, and the memory that the pin keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct PinTarget {
     pub fingerprint: u128,
     pub namespace: NamespaceId,
     /// Identifies its group in memory: a pin keeps the whole group.
@@ -25,15 +25,16 @@ pub(crate) struct Row {
     pub bytes: u64,
 }
 
-/// Objects that must stay. Keyed by fingerprint: a collision may keep one object too many, never
+/// Pinned and leased objects. Keyed by fingerprint: a collision may keep one object too many, never
 /// one too few.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     pin_counts: HashMap<u128, u32>,
     leases: HashMap<u128, Lease>,
-    /// Objects held for clients; they are counted in `held` and `leases` too.
-    clients: BTreeMap<ClientName, Client>,
-    all: Totals,
+    /// Objects held for clients. They are also counted in `pin_counts` and `leases`.
+    clients: BTreeMap<ClientName, ClientHolds>,
+    /// Sum over `clients`.
+    clients_total: HoldTotals,
 }
 
 /// An object's lease.
@@ -70,10 +71,10 @@ impl Pins {
         if self.leases.is_empty() || self.leases.remove(&fingerprint).is_none() {
             return;
         }
-        let all = &mut self.all;
+        let total = &mut self.clients_total;
         self.clients.retain(|_, client| {
-            all.take(&client.end_lease(fingerprint));
-            !client.holds_nothing()
+            total.subtract(&client.end_lease(fingerprint));
+            !client.is_empty()
         });
     }
 
@@ -81,52 +82,52 @@ impl Pins {
     pub fn end_leases(&mut self, namespace: NamespaceId) {
         let in_namespace =
             |(fingerprint, lease): (&u128, &Lease)| (lease.namespace == namespace).then_some(*fingerprint);
-        let gone: Vec<u128> = self.leases.iter().filter_map(in_namespace).collect();
-        gone.into_iter().for_each(|fingerprint| self.end_lease(fingerprint));
+        let ended: Vec<u128> = self.leases.iter().filter_map(in_namespace).collect();
+        ended.into_iter().for_each(|fingerprint| self.end_lease(fingerprint));
     }
 
-    /// Pin for a client, or lease until `lease`; an error if this client, or all together, would
-    /// exceed `most`.
-    pub fn hold(
+    /// Pin for a client, or lease until `lease`. An error if this client would exceed its share of
+    /// `most`, or all clients together would exceed `most`.
+    pub fn hold_for_client(
         &mut self,
         name: &ClientName,
-        rows: &[Row],
+        targets: &[PinTarget],
         lease: Option<Mono>,
-        most: &Totals,
+        most: &HoldTotals,
     ) -> Result<()> {
         let client = self.clients.entry(name.clone()).or_default();
-        let more = client.more(rows);
-        if let Err(error) = client.totals().check(&more, &most.share_of_client(), "this client") {
+        let additional = client.additional(targets);
+        if let Err(error) = client.totals().check(&additional, &most.share_of_client(), "this client") {
             self.remove_idle(name);
             return Err(error);
         }
-        if let Err(error) = self.all.check(&more, most, "all clients") {
+        if let Err(error) = self.clients_total.check(&additional, most, "all clients") {
             self.remove_idle(name);
             return Err(error);
         }
-        self.all.add(&more);
-        for row in rows {
-            client_entry(&mut self.clients, name).hold(row, lease);
+        self.clients_total.add(&additional);
+        for target in targets {
+            client_entry(&mut self.clients, name).hold(target, lease);
             match lease {
-                Some(until) => self.lease(row.fingerprint, row.namespace, until),
-                None => self.pin(row.fingerprint),
+                Some(until) => self.lease(target.fingerprint, target.namespace, until),
+                None => self.pin(target.fingerprint),
             }
         }
         Ok(())
     }
 
     /// Remove pins of a client.
-    pub fn let_go(&mut self, name: &ClientName, fingerprints: &[u128]) {
+    pub fn release_for_client(&mut self, name: &ClientName, fingerprints: &[u128]) {
         for fingerprint in fingerprints {
             self.unpin(*fingerprint);
-            let less = client_entry(&mut self.clients, name).let_go(*fingerprint);
-            self.all.take(&less);
+            let released = client_entry(&mut self.clients, name).unpin(*fingerprint);
+            self.clients_total.subtract(&released);
         }
         self.remove_idle(name);
     }
 
     fn remove_idle(&mut self, name: &ClientName) {
-        if self.clients.get(name).is_some_and(Client::holds_nothing) {
+        if self.clients.get(name).is_some_and(ClientHolds::is_empty) {
             self.clients.remove(name);
         }
     }
@@ -134,10 +135,10 @@ impl Pins {
     /// End expired leases.
     pub fn expire(&mut self, now: Mono) {
         self.leases.retain(|_, lease| lease.until > now);
-        let all = &mut self.all;
+        let total = &mut self.clients_total;
         self.clients.retain(|_, client| {
-            all.take(&client.expire(now));
-            !client.holds_nothing()
+            total.subtract(&client.expire(now));
+            !client.is_empty()
         });
     }
 
@@ -147,17 +148,20 @@ impl Pins {
     }
 
     /// Whether any object is pinned or leased.
-    pub fn are_any(&self) -> bool {
+    pub fn any(&self) -> bool {
         !(self.pin_counts.is_empty() && self.leases.is_empty())
     }
 
-    /// Whether an object must stay. A lease counts until [`Pins::expire`] ends it.
+    /// Whether an object must be kept. A lease counts until [`Pins::expire`] ends it.
     pub fn is_pinned(&self, fingerprint: u128) -> bool {
         self.pin_counts.contains_key(&fingerprint) || self.leases.contains_key(&fingerprint)
     }
 }
 
-fn client_entry<'a>(clients: &'a mut BTreeMap<ClientName, Client>, name: &ClientName) -> &'a mut Client {
+fn client_entry<'a>(
+    clients: &'a mut BTreeMap<ClientName, ClientHolds>,
+    name: &ClientName,
+) -> &'a mut ClientHolds {
     clients.entry(name.clone()).or_default()
 }
 
@@ -168,7 +172,7 @@ mod tests {
     const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 
     #[test]
-    fn pins_are_counted() {
+    fn pin_until_last_unpin_keeps_object() {
         let mut p = Pins::default();
         p.pin(7);
         p.pin(7);
@@ -190,32 +194,33 @@ mod tests {
         assert!(!p.is_pinned(7));
     }
 
-    fn row(fingerprint: u128, group: u128) -> Row {
-        Row { fingerprint, namespace: NAMESPACE, group, bytes: 4096 }
+    fn target(fingerprint: u128, group: u128) -> PinTarget {
+        PinTarget { fingerprint, namespace: NAMESPACE, group, bytes: 4096 }
     }
 
     #[test]
-    fn leases_of_removed_objects_end() {
+    fn removal_of_leased_object_ends_lease() {
         let mut p = Pins::default();
-        let (name, most) = (ClientName::from("a"), Totals { objects: 100, bytes: 100 * 4096 });
+        let (name, most) = (ClientName::from("a"), HoldTotals { objects: 100, bytes: 100 * 4096 });
         for (fingerprint, namespace) in [(1, 1), (2, 1), (3, 2), (4, 2)] {
-            let row = Row { namespace: NamespaceId([namespace; 16]), ..row(fingerprint, fingerprint) };
-            p.hold(&name, &[row], Some(Mono(10)), &most).expect("its share");
+            let namespace = NamespaceId([namespace; 16]);
+            let target = PinTarget { namespace, ..target(fingerprint, fingerprint) };
+            p.hold_for_client(&name, &[target], Some(Mono(10)), &most).expect("within the client's share");
         }
         p.end_leases(NAMESPACE);
         p.end_lease(3);
         assert!(p.is_pinned(4) && p.count() == (0, 1));
-        assert_eq!(p.all, Totals { objects: 1, bytes: 4096 }, "the client's share is free again");
+        assert_eq!(p.clients_total, HoldTotals { objects: 1, bytes: 4096 }, "the client's share is released");
     }
 
     #[test]
     fn client_and_total_limits_are_enforced() {
         let mut p = Pins::default();
-        let most = Totals { objects: 100, bytes: 40 * 4096 };
+        let most = HoldTotals { objects: 100, bytes: 40 * 4096 };
         let names: Vec<ClientName> = ["a", "b", "c"].map(Arc::from).into();
         let hold = |p: &mut Pins, client: usize, from: u128, count: u128, lease: Option<u64>| {
-            let rows: Vec<Row> = (from..from + count).map(|n| row(n, n)).collect();
-            p.hold(&names[client], &rows, lease.map(Mono), &most).is_ok()
+            let targets: Vec<PinTarget> = (from..from + count).map(|n| target(n, n)).collect();
+            p.hold_for_client(&names[client], &targets, lease.map(Mono), &most).is_ok()
         };
         // Half of the limit for all. The same objects again count once for a client, and again for
         // another client.
@@ -223,26 +228,29 @@ mod tests {
         assert!(hold(&mut p, 0, 0, 20, Some(10)) && hold(&mut p, 1, 0, 20, Some(10)));
         assert!(!hold(&mut p, 2, 0, 1, None), "the limit for all clients");
         // Unpinned objects stay leased until the lease expires.
-        p.let_go(&names[0], &(0..20).collect::<Vec<_>>());
+        p.release_for_client(&names[0], &(0..20).collect::<Vec<_>>());
         assert!(!hold(&mut p, 2, 0, 1, None) && p.is_pinned(0));
         p.expire(Mono(10));
         assert!(hold(&mut p, 2, 0, 1, None) && p.clients.len() == 1);
-        p.let_go(&names[2], &[0]);
-        assert_eq!((p.all, p.clients.len(), p.count()), (Totals::default(), 0, (0, 0)));
+        p.release_for_client(&names[2], &[0]);
+        assert_eq!((p.clients_total, p.clients.len(), p.count()), (HoldTotals::default(), 0, (0, 0)));
     }
 
     #[test]
     fn group_counts_once_while_any_member_is_held() {
         let mut p = Pins::default();
-        let (name, most) = (ClientName::from("a"), Totals { objects: 100, bytes: 100 * 4096 });
-        let big = |fingerprint| Row { fingerprint, namespace: NAMESPACE, group: 1, bytes: 50 * 4096 };
-        p.hold(&name, &[big(1)], None, &most).expect("its share");
-        p.hold(&name, &[big(2), big(2)], None, &most).expect("no memory beyond the group's");
-        p.let_go(&name, &[1]);
-        assert!(p.hold(&name, &[row(9, 9)], None, &most).is_err(), "object 2 keeps the whole group");
-        p.let_go(&name, &[2]);
-        assert!(p.hold(&name, &[row(9, 9)], None, &most).is_err(), "object 2 was pinned twice");
-        p.let_go(&name, &[2]);
-        p.hold(&name, &[row(9, 9)], None, &most).expect("room");
+        let (name, most) = (ClientName::from("a"), HoldTotals { objects: 100, bytes: 100 * 4096 });
+        let big = |fingerprint| PinTarget { fingerprint, namespace: NAMESPACE, group: 1, bytes: 50 * 4096 };
+        p.hold_for_client(&name, &[big(1)], None, &most).expect("within the client's share");
+        p.hold_for_client(&name, &[big(2), big(2)], None, &most).expect("the group is counted already");
+        p.release_for_client(&name, &[1]);
+        assert!(
+            p.hold_for_client(&name, &[target(9, 9)], None, &most).is_err(),
+            "object 2 still holds the whole group"
+        );
+        p.release_for_client(&name, &[2]);
+        assert!(p.hold_for_client(&name, &[target(9, 9)], None, &most).is_err(), "object 2 was pinned twice");
+        p.release_for_client(&name, &[2]);
+        p.hold_for_client(&name, &[target(9, 9)], None, &most).expect("within the limit");
     }
 }

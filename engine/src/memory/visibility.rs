@@ -1,5 +1,5 @@
-//! What decides, beside the index, whether an object is seen: which life its namespace is in, and what of the SSD tier is
-//! not to be believed.
+//! Visibility of objects that the index leads to: the current generation of each namespace, and the
+//! records, segments and tiers that readers must not use.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -9,106 +9,109 @@ use pagelith_mutants::{self as mutant, Mutant};
 
 use crate::memory::index::{Entry, SsdPlace};
 
-/// What is not seen though the index may lead there. The core's own; a copy is published whenever it has changed.
+/// Generations and hidden records and segments, which readers ignore although the index may lead to
+/// them. The core owns it, and publishes a copy to lock-free readers after each change.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Visibility {
     generations: Arc<HashMap<NamespaceId, Generation>>,
     records: HashSet<(u32, u16)>,
     segments: BTreeSet<SegmentId>,
-    /// Nothing on SSD is seen.
-    unread: bool,
+    /// The whole SSD tier is hidden.
+    ssd_unread: bool,
     changes: u64,
 }
 
 impl Visibility {
-    /// The generation that a namespace has now.
+    /// The current generation of a namespace.
     pub fn generation(&self, namespace: NamespaceId) -> Generation {
         self.generations.get(&namespace).copied().unwrap_or(Generation::FIRST)
     }
 
-    /// Of every namespace that was ever cleared.
+    /// The generation of each namespace that was ever cleared.
     pub fn generations(&self) -> &HashMap<NamespaceId, Generation> {
         &self.generations
     }
 
-    /// A namespace has another generation from here on.
+    /// Set the generation of a namespace.
     pub fn set_generation(&mut self, namespace: NamespaceId, generation: Generation) {
         Arc::make_mut(&mut self.generations).insert(namespace, generation);
         self.changes += 1;
     }
 
-    /// Nothing of the record at this place is seen any more, until its segment is used again: one of its objects could not
-    /// be read or was removed, and the index does not know who lies with it.
+    /// Hide the record at this place until its segment is reused. One of its objects could not be
+    /// read or was removed, and the index does not know the other objects of the record.
     pub fn hide_record(&mut self, place: SsdPlace) {
         self.records.insert((place.segment, place.record_block));
         self.changes += 1;
     }
 
-    /// A segment is used again: nothing of what it held can come back.
-    pub fn reuse(&mut self, segment: SegmentId) {
+    /// A segment is reused: none of its old records can be read any more.
+    pub fn reuse_segment(&mut self, segment: SegmentId) {
         let before = self.records.len();
         self.records.retain(|(hidden, _)| *hidden != segment.0);
         self.changes += u64::from(self.records.len() != before);
     }
 
-    /// A victim is emptied, but the index may still lead there: part of a group of its may be gone already.
+    /// Hide a segment that reclaim empties while the index may still lead to it: part of one of its
+    /// groups may be gone already.
     pub fn hide_segment(&mut self, segment: SegmentId) {
         self.segments.insert(segment);
         self.changes += 1;
     }
 
-    /// The index does not lead there any more.
-    pub fn show_segment(&mut self, segment: SegmentId) {
+    /// Stop hiding a segment: the index no longer leads to it.
+    pub fn unhide_segment(&mut self, segment: SegmentId) {
         self.changes += u64::from(self.segments.remove(&segment));
     }
 
-    /// Whether the record at a place is not to be believed.
+    /// Whether the record at a place is hidden.
     pub fn hides(&self, place: SsdPlace) -> bool {
         let record = !self.records.is_empty() && self.records.contains(&(place.segment, place.record_block));
-        record || self.unread || self.segments.contains(&SegmentId(place.segment))
+        record || self.ssd_unread || self.segments.contains(&SegmentId(place.segment))
     }
 
-    /// How often it has changed.
+    /// Number of changes so far.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// A copy that hides what the tier does not read, too.
-    pub fn with(&self, unread: bool, segments: impl Iterator<Item = SegmentId>) -> Visibility {
+    /// A copy that also hides the whole tier if `ssd_unread`, and `segments`.
+    pub fn with_ssd_state(&self, ssd_unread: bool, segments: impl Iterator<Item = SegmentId>) -> Visibility {
         let mut copy = self.clone();
-        copy.unread = unread;
+        copy.ssd_unread = ssd_unread;
         copy.segments.extend(segments);
         copy
     }
 }
 
-/// Where it can be asked whether an object is seen.
-pub(crate) trait Sight {
-    /// Whether the record of a place is not to be believed, or its segment or the whole tier is not read any more.
+/// Decides whether an object is visible, from one view of the index and of the hidden records.
+pub(crate) trait VisibilityFilter {
+    /// Whether the record at a place is hidden, or its segment or the whole tier is no longer read.
     fn is_hidden_at(&self, place: SsdPlace) -> bool;
-    /// The base that an attached object names.
+    /// Name of the base group's member that an attached object links to.
     fn link(&self, fingerprint: u128) -> Option<u64>;
-    /// Whether there is an object of this name of which `is` is true.
-    fn any_named(&self, name: u64, is: impl Fn(&Entry) -> bool) -> bool;
+    /// Whether `matches` is true for any object with this name.
+    fn any_named(&self, name: u64, matches: impl Fn(&Entry) -> bool) -> bool;
 
-    /// Whether an object lies on SSD only, in a record that is not to be believed.
-    fn is_broken(&self, entry: &Entry) -> bool {
+    /// Whether an object is stored on SSD only, in a hidden record.
+    fn is_hidden(&self, entry: &Entry) -> bool {
         entry.ssd.filter(|_| entry.frame.is_none()).is_some_and(|place| self.is_hidden_at(place))
     }
 
-    /// Whether an entry's object may be seen: what is attached only while its base group is.
+    /// Whether an entry's object is visible. An attached object is visible only while its base
+    /// group is.
     fn is_visible(&self, entry: &Entry) -> bool {
-        !self.is_broken(entry)
+        !self.is_hidden(entry)
             && (!entry.attached || self.has_base(entry.fingerprint) || mutant::on(Mutant::AttachedAlone))
     }
 
-    /// Whether the base group is here that an attached object's link names.
+    /// Whether the base group that an attached object links to is present.
     fn has_base(&self, fingerprint: u128) -> bool {
-        self.link(fingerprint).is_some_and(|base| self.is_base_here(base))
+        self.link(fingerprint).is_some_and(|base| self.is_base_present(base))
     }
 
-    /// Whether an object of this name is here and can have others attached to it.
-    fn is_base_here(&self, name: u64) -> bool {
-        self.any_named(name, |e| !e.attached && !self.is_broken(e))
+    /// Whether an object with this name is present and can be a base for attached objects.
+    fn is_base_present(&self, name: u64) -> bool {
+        self.any_named(name, |e| !e.attached && !self.is_hidden(e))
     }
 }

@@ -1,4 +1,4 @@
-//! Carrying out planned reads: memory for each piece, the operation, and what came back.
+//! Executes planned reads: the memory for each piece, the submission, and the completion.
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
@@ -8,150 +8,153 @@ use pagelith_layouts::align::ALIGN;
 
 use crate::api::outcome::Ticket;
 use crate::read::plan::{Fetch, Piece};
-use crate::rpc::tail::Ragged;
+use crate::rpc::tail::UnalignedTail;
 use crate::state::scratch::Scratch;
-use crate::store::session::SessionIo;
+use crate::state::session_io::SessionIo;
 
-/// What a piece of a read took.
+/// The parts of the operation that one piece uses.
 #[derive(Debug)]
-struct Taken {
+struct PieceParts {
     /// Number of parts of the operation.
     parts: usize,
-    ragged: Option<Box<Ragged>>,
+    unaligned_tail: Option<Box<UnalignedTail>>,
 }
 
-/// A read under way.
+/// A read in flight.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct InFlightRead {
     pub fetch: Fetch,
     /// When it was submitted.
-    pub began: Mono,
+    pub submitted_at: Mono,
     /// By piece.
-    taken: Vec<Taken>,
+    taken: Vec<PieceParts>,
 }
 
-/// What a read brought for one piece.
+/// One completed piece of a read.
 #[derive(Debug)]
-pub(crate) enum Landed {
+pub(crate) enum ReadPiece {
     Header { header: usize, part: Part },
     Direct { slot: usize, parts: Vec<Part> },
     Staged { slot: usize, round: u32, chunk: std::ops::Range<u64>, part: Part },
 }
 
-/// Why a read could not be submitted now.
+/// Why a read cannot be submitted now.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum Blocked {
     /// The queue is full.
     Queue,
-    /// Staging memory is lent out.
+    /// All staging memory is in use.
     Staging,
-    /// Scratch is lent out.
+    /// All scratch memory is in use.
     Scratch,
 }
 
-/// Submit a fetch. `take` hands over the caller's memory of a slot. On `Err` nothing was taken.
+/// Submit a fetch. `take` yields the caller's memory of a slot. On `Err` no memory was taken.
 pub(crate) fn submit(
     io: &mut SessionIo,
     ticket: Ticket,
     fetch: Fetch,
     mut take: impl FnMut(usize) -> Vec<Part>,
-) -> Result<(u64, Flight), (Held, Fetch)> {
+) -> Result<(u64, InFlightRead), (Blocked, Fetch)> {
     let Some((queue, facts)) = io.queue.as_mut().zip(io.facts.as_ref()) else {
-        return Err((Held::Queue, fetch));
+        return Err((Blocked::Queue, fetch));
     };
     if queue.room() == 0 {
-        return Err((Held::Queue, fetch));
+        return Err((Blocked::Queue, fetch));
     }
     let align = facts.memory_align.max(facts.offset_align);
     let Some((file, offset)) = io.shared.volume.as_ref().map(|v| v.place(fetch.segment, fetch.offset)) else {
-        return Err((Held::Queue, fetch));
+        return Err((Blocked::Queue, fetch));
     };
-    // All memory of the store's own first: without it nothing of the caller's is touched.
-    let mut own = Vec::new();
+    // The store's memory is allocated first; if that fails, the caller's memory is untouched.
+    let mut own_parts = Vec::new();
     for piece in &fetch.pieces {
-        let (part, held) = match piece {
-            Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Held::Scratch),
+        let (part, blocked) = match piece {
+            Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Blocked::Scratch),
             Piece::Staged { chunk, .. } => {
-                (io.shared.staging.try_part((chunk.end - chunk.start) as usize), Held::Staging)
+                (io.shared.staging.try_part((chunk.end - chunk.start) as usize), Blocked::Staging)
             }
-            // A ragged end always fits into one alignment unit.
-            Piece::Direct { ragged: true, .. } => (io.scratch.take(ALIGN as usize), Held::Scratch),
-            Piece::Direct { ragged: false, .. } => continue,
+            // An unaligned tail always fits into one alignment unit.
+            Piece::Direct { unaligned_tail: true, .. } => (io.scratch.take(ALIGN as usize), Blocked::Scratch),
+            Piece::Direct { unaligned_tail: false, .. } => continue,
         };
         match part {
-            Some(part) => own.push(part),
-            // What was taken goes back to whom it is of, staging memory among it.
-            None => return Err((held, fetch)),
+            Some(part) => own_parts.push(part),
+            // Dropping `own_parts` returns the memory to its owners, the staging pool among them.
+            None => return Err((blocked, fetch)),
         }
     }
-    let mut own = own.into_iter();
+    let mut own_parts = own_parts.into_iter();
     let mut parts = Vec::new();
     let mut taken = Vec::with_capacity(fetch.pieces.len());
     for piece in &fetch.pieces {
         let before = parts.len();
-        let mut rag = None;
+        let mut tail = None;
         match piece {
             Piece::Header { .. } | Piece::Staged { .. } => {
-                parts.extend(own.next().map(|p| cut(p, piece.bytes())));
+                parts.extend(own_parts.next().map(|p| truncate(p, piece.bytes())));
             }
-            Piece::Direct { slot, bytes, ragged, .. } => {
+            Piece::Direct { slot, bytes, unaligned_tail, .. } => {
                 match parts.is_empty() {
-                    // In the list that they are in.
+                    // Reuse the vector that holds the parts.
                     true => parts = take(*slot),
                     false => parts.append(&mut take(*slot)),
                 }
-                if *ragged && let Some((last, page)) = parts.pop().zip(own.next()) {
-                    rag = Some(Box::new(Ragged::cut(&mut parts, before, last, page, *bytes, align)));
+                if *unaligned_tail && let Some((last, page)) = parts.pop().zip(own_parts.next()) {
+                    tail =
+                        Some(Box::new(UnalignedTail::detach(&mut parts, before, last, page, *bytes, align)));
                 }
             }
         }
-        taken.push(Taken { parts: parts.len() - before, ragged: rag });
+        taken.push(PieceParts { parts: parts.len() - before, unaligned_tail: tail });
     }
     let token = io.token(ticket);
     let op = Op::Read { file, offset, parts };
     match io.queue.as_mut().map(|q| q.submit(token, op)) {
-        Some(Ok(())) => Ok((token, Flight { fetch, began: io.shared.now(), taken })),
+        Some(Ok(())) => Ok((token, InFlightRead { fetch, submitted_at: io.shared.now(), taken })),
         // Room was checked above, and this thread is the queue's only user.
         _ => unreachable!("a queue with room took no operation"),
     }
 }
 
-/// The front of `part`, `bytes` long.
-fn cut(part: Part, bytes: u64) -> Part {
+/// The first `bytes` bytes of `part`.
+fn truncate(part: Part, bytes: u64) -> Part {
     if part.len() as u64 == bytes { part } else { part.split(bytes as usize).0 }
 }
 
-/// Take a read apart again: the caller's memory back in one piece a part, everything by piece.
-pub(crate) fn land(
+/// Split a completed read into its pieces; each part of the caller's memory is whole again.
+pub(crate) fn complete(
     scratch: &mut Scratch,
-    flight: Flight,
+    flight: InFlightRead,
     completion: Completion,
-) -> (Vec<Landed>, Result<(), IoFault>, Fetch) {
-    let Flight { fetch, taken, .. } = flight;
-    let arrived = completion.result.is_ok();
+) -> (Vec<ReadPiece>, Result<(), IoFault>, Fetch) {
+    let InFlightRead { fetch, taken, .. } = flight;
+    let succeeded = completion.result.is_ok();
     let mut parts = completion.op.into_parts().into_iter();
-    let mut landed = Vec::with_capacity(fetch.pieces.len());
+    let mut pieces = Vec::with_capacity(fetch.pieces.len());
     for (piece, taken) in fetch.pieces.iter().zip(taken) {
         match piece {
             Piece::Header { header, .. } => {
-                landed.extend(parts.next().map(|part| Landed::Header { header: *header, part }));
+                pieces.extend(parts.next().map(|part| ReadPiece::Header { header: *header, part }));
             }
             Piece::Staged { slot, round, chunk } => {
                 let (slot, round, chunk) = (*slot, *round, chunk.clone());
-                landed.extend(parts.next().map(|part| Landed::Staged { slot, round, chunk, part }));
+                pieces.extend(parts.next().map(|part| ReadPiece::Staged { slot, round, chunk, part }));
             }
             Piece::Direct { slot, .. } => {
-                let mut mine: Vec<Part> = match parts.len() == taken.parts {
-                    // In the list that they are in.
+                let mut piece_parts: Vec<Part> = match parts.len() == taken.parts {
+                    // Reuse the vector that holds the parts.
                     true => std::mem::take(&mut parts).collect(),
                     false => parts.by_ref().take(taken.parts).collect(),
                 };
-                if let Some(ragged) = taken.ragged {
-                    ragged.put_back(&mut mine, arrived).into_iter().for_each(|page| scratch.give_back(page));
+                if let Some(tail) = taken.unaligned_tail {
+                    tail.restore(&mut piece_parts, succeeded)
+                        .into_iter()
+                        .for_each(|page| scratch.give_back(page));
                 }
-                landed.push(Landed::Direct { slot: *slot, parts: mine });
+                pieces.push(ReadPiece::Direct { slot: *slot, parts: piece_parts });
             }
         }
     }
-    (landed, completion.result, fetch)
+    (pieces, completion.result, fetch)
 }

@@ -1,15 +1,16 @@
 //! The read path of a batch.
 //!
-//! 1. [`GetBatch::begin`]: one pass over the index makes a plan per tier; what is found is held (frames and segments by those
-//!    inside), so that nothing pulls the ground away.
-//! 2. DRAM: copied out block by block, each block verified where it landed.
+//! 1. [`GetBatch::begin`]: one pass over the index makes a plan for each tier. The frames and
+//!    segments found are entered, so that none is freed or reused before it is left.
+//! 2. DRAM: the object is copied out block by block, and each copied block is verified.
 //! 3. SSD: the planned reads are submitted as the queue and the staging budget allow, sub-batch by
-//!    sub-batch; headers are judged and every block is verified before the caller hears `Hit`.
-//! 4. What fails is that object's outcome alone; its entry goes, so that the next `exists` says no.
+//!    sub-batch. The header and every block are verified before the outcome is `Hit`.
+//! 4. A failure affects the outcome of its object only; its index entry is dropped, so that the
+//!    next `exists` does not find it.
 
-mod finish;
 #[cfg(test)]
-mod flipped;
+mod damaged_arena_test;
+mod finish;
 mod give_up;
 mod header;
 mod internal;
@@ -29,20 +30,21 @@ pub(crate) use self::finish::Finished;
 pub(crate) use self::header::{Header, HeaderBytes};
 pub(crate) use self::internal::Probed;
 use crate::api::error::Result;
-use crate::api::outcome::{GetOutcome, MissCause, Proof, Ticket};
+use crate::api::outcome::{GetOutcome, MissCause, Ticket};
 use crate::api::page_depth::PageSteps;
 use crate::api::request::Get;
 use crate::read::fetch;
-use crate::read::fetch::{Flight, Held, Landed};
+use crate::read::fetch::{Blocked, InFlightRead, ReadPiece};
 use crate::read::locate;
 use crate::read::locate::Located;
 use crate::read::plan;
 use crate::read::plan::{Fetch, HeaderPlace, Piece};
 use crate::read::promote;
-use crate::read::slot::{Slot, Step, Wants};
-use crate::store::session::{SessionIo, release_segment};
+use crate::read::slot::{GetWants, Slot, SlotStep};
+use crate::state::group_info;
+use crate::state::session_io::{SessionIo, release_segment};
 
-/// Tries of a read that the device failed.
+/// Attempts at an object whose read failed on the device.
 const ATTEMPTS: u32 = 2;
 
 /// A batch of gets.
@@ -50,17 +52,17 @@ pub(crate) struct GetBatch {
     slots: Vec<Slot>,
     headers: Vec<Header>,
     waiting: VecDeque<Fetch>,
-    flights: FxHashMap<u64, Flight>,
+    in_flight: FxHashMap<u64, InFlightRead>,
     /// Objects without an outcome.
-    open: usize,
-    /// Staged objects of each sub-batch that are not done.
-    stage_open: Vec<usize>,
-    stage: usize,
+    unsettled: usize,
+    /// Staged objects without an outcome, by sub-batch.
+    stage_unsettled: Vec<usize>,
+    current_stage: usize,
     deadline: Mono,
     late: bool,
     at: Recency,
-    /// What is not here is a miss, whatever peers have.
-    own: bool,
+    /// A local miss is final: peers are not asked.
+    local_only: bool,
 }
 
 impl GetBatch {
@@ -70,30 +72,30 @@ impl GetBatch {
         Self::begin_slots(io, gets.into_iter().map(Slot::new).collect(), at, deadline)
     }
 
-    /// The same, and peers are not asked.
-    pub fn here_alone(self) -> GetBatch {
-        GetBatch { own: true, ..self }
+    /// The same batch, without requests to peers.
+    pub fn local_only(self) -> GetBatch {
+        GetBatch { local_only: true, ..self }
     }
 
     fn begin_slots(io: &mut SessionIo, mut slots: Vec<Slot>, at: Recency, deadline: Mono) -> GetBatch {
         let mut steps = PageSteps::default();
-        slots.iter_mut().for_each(|slot| slot.step_back = steps.step(&slot.get.key));
-        let open = slots.len();
+        slots.iter_mut().for_each(|slot| slot.depth_offset = steps.step(&slot.get.key));
+        let unsettled = slots.len();
         let mut batch = GetBatch {
             slots,
             headers: Vec::new(),
             waiting: VecDeque::new(),
-            flights: FxHashMap::default(),
-            open,
-            stage_open: Vec::new(),
-            stage: 1,
+            in_flight: FxHashMap::default(),
+            unsettled,
+            stage_unsettled: Vec::new(),
+            current_stage: 1,
             deadline,
             late: false,
             at,
-            own: false,
+            local_only: false,
         };
         if let Err(error) = io.shared.check_open() {
-            (0..open).for_each(|i| batch.end(i, Err(error.clone())));
+            (0..unsettled).for_each(|i| batch.set_outcome(i, Err(error.clone())));
             return batch;
         }
         let all: Vec<usize> = (0..batch.slots.len()).collect();
@@ -101,12 +103,12 @@ impl GetBatch {
         batch
     }
 
-    /// Look these objects up and see to it that they are read.
+    /// Locate these objects; copy those in DRAM, and plan the reads of those on SSD.
     fn locate(&mut self, io: &mut SessionIo, which: &[usize]) {
         let SessionIo { shared, sampler, proofs, .. } = io;
         let located = locate::locate(shared, &mut self.slots, which, self.at);
         let mut from_ssd = Vec::new();
-        // What it stores past the cache is waited for behind all of them, before anybody hears of one.
+        // Non-temporal stores are fenced once, after all copies and before any outcome is returned.
         let bytes = which.iter().map(|&i| self.slots[i].get.destination.len()).sum();
         let mut copier = Copier::new(Stores::of(bytes));
         for (slot, found) in located {
@@ -115,18 +117,18 @@ impl GetBatch {
                     let verify = self.slots[slot].probe || sampler.next();
                     let outcome = self.slots[slot].copy_out(shared, &entered, member, verify, &mut copier);
                     if *proofs {
-                        self.slots[slot].proof = Some(Box::new(Proof::of_frame(&entered, member)));
+                        self.slots[slot].proof = Some(Box::new(group_info::proof_of_frame(&entered, member)));
                     }
-                    // What the arena holds is not what was put: the frame goes, with all that it says, before anybody else
-                    // finds it, least of all who does not verify.
+                    // The arena's bytes are damaged. The frame is dropped before another get finds
+                    // it, in particular one that does not verify.
                     if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
                         shared.lock().drop_damaged(frame);
                     }
-                    locate::leave(shared, entered, frame);
-                    self.end(slot, outcome);
+                    locate::leave_frame(shared, entered, frame);
+                    self.set_outcome(slot, outcome);
                 }
                 Located::Ssd => from_ssd.push(slot),
-                Located::Settled(outcome) => self.end(slot, outcome),
+                Located::Settled(outcome) => self.set_outcome(slot, outcome),
             }
         }
         self.plan(io, &from_ssd);
@@ -140,7 +142,7 @@ impl GetBatch {
         let stages = late || io.shared.sick.load(Ordering::Relaxed);
         let mut targets = Vec::new();
         let mut staged = Vec::new();
-        io.shared.headers.bring(which.iter().filter_map(|&i| self.slots[i].header_place()));
+        io.shared.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
         for &i in which {
             let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, stages) else { continue };
             self.slots[i].direct = target.direct_parts.is_some();
@@ -148,29 +150,29 @@ impl GetBatch {
                 let stretch = target.chunks[0].clone();
                 let cost = staging::cost(stretch.end - stretch.start);
                 if cost > budget {
-                    // Above the whole budget: it streams alone, in chunks.
-                    target.chunks = plan::chunks(stretch, io.shared.config.staging_chunk_bytes());
+                    // Above the whole budget: streamed alone, in chunks.
+                    target.chunks = plan::split_chunks(stretch, io.shared.config.staging_chunk_bytes());
                 }
                 staged.push((targets.len(), cost));
             }
             self.slots[i].pieces_left = target.chunks.len();
-            self.slots[i].known = self.slots[i].known_header(&io.shared);
-            target.known = self.slots[i].known.is_some();
+            self.slots[i].cached_header = self.slots[i].find_cached_header(&io.shared);
+            target.header_cached = self.slots[i].cached_header.is_some();
             targets.push(target);
         }
         self.assign_stages(&mut targets, &staged, budget);
         let (fetches, headers, header_of) = plan::plan(&targets, self.headers.len(), facts.parts_max);
-        self.headers.extend(headers.into_iter().map(Header::at));
+        self.headers.extend(headers.into_iter().map(Header::new));
         for (target, number) in targets.iter().zip(header_of) {
             let (slot, header) = (&mut self.slots[target.slot], &mut self.headers[number]);
             header.users += 1;
-            header.bytes = slot.known.take().map(HeaderBytes::Known).or(header.bytes.take());
+            header.bytes = slot.cached_header.take().map(HeaderBytes::Cached).or(header.bytes.take());
             slot.header = Some(number);
         }
         self.waiting.extend(fetches);
     }
 
-    /// Go on as far as possible without waiting; true once every object has its outcome.
+    /// Progress without waiting; true once every object has its outcome.
     pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
         let now = io.shared.now();
         if now >= self.deadline {
@@ -180,31 +182,31 @@ impl GetBatch {
             self.settle_late(io);
         }
         self.submit(io, ticket);
-        if !self.flights.is_empty() {
+        if !self.in_flight.is_empty() {
             io.shared.note_reads(now);
         }
         self.is_over()
     }
 
-    /// Whether every object has its outcome, and no read of it is under way.
+    /// Whether every object has its outcome and no read of the batch is in flight.
     pub fn is_over(&self) -> bool {
-        self.open == 0 && self.flights.is_empty()
+        self.unsettled == 0 && self.in_flight.is_empty()
     }
 
-    /// Whether reads of it wait for a place in the queue, or for memory, and are not late.
+    /// Whether reads wait for room in the queue or for memory, and the deadline has not passed.
     pub fn has_waiting(&self, now: Mono) -> bool {
         !self.waiting.is_empty() && now < self.deadline
     }
 
-    /// Submit what can be submitted now.
+    /// Submit the reads that can be submitted now.
     pub fn submit(&mut self, io: &mut SessionIo, ticket: Ticket) {
-        while self.stage_open.get(self.stage - 1) == Some(&0) {
-            self.stage += 1;
+        while self.stage_unsettled.get(self.current_stage - 1) == Some(&0) {
+            self.current_stage += 1;
         }
         let mut held_back = VecDeque::new();
-        let mut staging_held = false;
+        let mut staging_full = false;
         while let Some(fetch) = self.waiting.pop_front() {
-            if self.is_moot(&fetch) {
+            if self.is_obsolete(&fetch) {
                 continue;
             }
             let direct = fetch.pieces.iter().any(Piece::is_direct);
@@ -213,7 +215,7 @@ impl GetBatch {
                 continue;
             }
             let staged = fetch.pieces.iter().any(Piece::is_staged);
-            if staged && (fetch.stage > self.stage || staging_held) {
+            if staged && (fetch.stage > self.current_stage || staging_full) {
                 held_back.push_back(fetch);
                 continue;
             }
@@ -222,22 +224,23 @@ impl GetBatch {
                 Ok((token, flight)) => {
                     for piece in &flight.fetch.pieces {
                         if let Piece::Staged { slot, .. } = piece {
-                            slots[*slot].began = true;
+                            slots[*slot].submitted = true;
                         }
                     }
-                    // Each read holds its segment for itself: whoever it was for may have gone on to another candidate, or
-                    // have an outcome, before it ends. Now one of them is inside still.
-                    if let Some(guards) = &io.shared.published.guards {
+                    // Each read enters its segment by itself: before it completes, its objects may
+                    // move to another candidate or get an outcome. At this point one of them is
+                    // still in the segment.
+                    if let Some(guards) = &io.shared.read_view.guards {
                         guards.enter_again(flight.fetch.segment);
                     }
-                    self.flights.insert(token, flight);
+                    self.in_flight.insert(token, flight);
                 }
-                Err((Held::Staging, fetch)) => {
-                    staging_held = true;
+                Err((Blocked::Staging, fetch)) => {
+                    staging_full = true;
                     held_back.push_back(fetch);
                 }
-                Err((Held::Scratch, fetch)) => held_back.push_back(fetch),
-                Err((Held::Queue, fetch)) => {
+                Err((Blocked::Scratch, fetch)) => held_back.push_back(fetch),
+                Err((Blocked::Queue, fetch)) => {
                     held_back.push_back(fetch);
                     break;
                 }
@@ -247,8 +250,8 @@ impl GetBatch {
         self.waiting = held_back;
     }
 
-    /// Whether nobody needs a fetch any more.
-    fn is_moot(&self, fetch: &Fetch) -> bool {
+    /// Whether no object needs the fetch any more.
+    fn is_obsolete(&self, fetch: &Fetch) -> bool {
         let wanted = |p: &Piece| match p {
             Piece::Header { header, .. } => self.headers[*header].users > 0,
             Piece::Direct { slot, round, .. } | Piece::Staged { slot, round, .. } => {
@@ -259,35 +262,37 @@ impl GetBatch {
         !fetch.pieces.iter().any(wanted)
     }
 
-    /// A read came back.
+    /// Handle the completion of a read.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
-        let Some(flight) = self.flights.remove(&completion.token) else { return };
+        let Some(flight) = self.in_flight.remove(&completion.token) else { return };
         release_segment(&io.shared, flight.fetch.segment);
-        io.shared.slow.note(io.came.since(flight.began), io.came);
+        io.shared.slow.note(io.came.since(flight.submitted_at), io.came);
         if self.late {
-            // All that is still waited for after the deadline is direct.
+            // After the deadline, only direct reads are still awaited.
             io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
         }
-        let (landed, result, fetch) = fetch::land(&mut io.scratch, flight, completion);
+        let (pieces, result, fetch) = fetch::complete(&mut io.scratch, flight, completion);
         let mut touched: Vec<usize> = Vec::new();
-        for piece in landed {
+        for piece in pieces {
             match piece {
-                Landed::Direct { slot, parts } => {
-                    self.slots[slot].give_parts(parts);
+                ReadPiece::Direct { slot, parts } => {
+                    self.slots[slot].return_parts(parts);
                     touched.push(slot);
                 }
-                Landed::Header { header, part } => match result.is_ok() && self.headers[header].users > 0 {
-                    true => self.headers[header].bytes = Some(HeaderBytes::Read(part)),
-                    false => io.scratch.give_back(part),
-                },
-                Landed::Staged { slot, round, chunk, part } => {
-                    // What an earlier try asked for is of no use to this one; and what comes after the outcome
-                    // must not hold staging memory until the batch is over.
+                ReadPiece::Header { header, part } => {
+                    match result.is_ok() && self.headers[header].users > 0 {
+                        true => self.headers[header].bytes = Some(HeaderBytes::Read(part)),
+                        false => io.scratch.give_back(part),
+                    }
+                }
+                ReadPiece::Staged { slot, round, chunk, part } => {
+                    // Chunks of an earlier attempt are not used. A chunk that completes after the
+                    // outcome must not occupy staging memory until the batch ends.
                     if self.slots[slot].round != round || self.slots[slot].outcome.is_some() {
                         continue;
                     }
                     if result.is_ok() {
-                        self.slots[slot].rare_mut().staged.push((chunk, part));
+                        self.slots[slot].cold_mut().staged.push((chunk, part));
                     }
                     touched.push(slot);
                 }
@@ -297,17 +302,18 @@ impl GetBatch {
         touched.dedup();
         for piece in &fetch.pieces {
             if let Piece::Header { header, .. } = piece {
-                self.touch_users(*header, &mut touched);
+                self.add_header_users(*header, &mut touched);
             }
         }
         if let Err(fault) = result {
-            tracing::warn!(%fault, "read failed");
+            tracing::warn!(%fault, "ssd read failed");
             io.shared.lock().counters.read_errors += 1;
             self.retry(io, &touched);
             return;
         }
-        // As long as the kernel has reads of callers who wait for their memory, another may be as late.
-        // Written when there is something to write: all sessions look here.
+        // The device stays marked sick while late reads into callers' memory are in flight: the
+        // next such read may be as late. Stored only on a change, because all sessions read the
+        // flag.
         let sick = io.shared.sick.load(Ordering::Relaxed);
         if sick && !self.late && io.shared.late_reads.load(Ordering::Relaxed) == 0 {
             io.shared.sick.store(false, Ordering::Relaxed);
@@ -319,17 +325,17 @@ impl GetBatch {
             }
         }
         for slot in touched {
-            if self.slots[slot].again {
+            if self.slots[slot].retry_pending {
                 self.retry(io, &[slot]);
             } else {
-                self.look(io, slot);
+                self.verify_slot(io, slot);
             }
         }
     }
 
-    /// Add those that wait for this header and are not among the `touched`: nobody, unless some of its record was read
-    /// apart from it.
-    fn touch_users(&self, header: usize, touched: &mut Vec<usize>) {
+    /// Add the objects that wait for this header and are not in `touched`. There are none, unless a
+    /// part of the record was read separately from the header.
+    fn add_header_users(&self, header: usize, touched: &mut Vec<usize>) {
         let needs = |i: &usize| self.slots[*i].header == Some(header);
         if touched.iter().filter(|i| needs(i)).count() < self.headers[header].users {
             touched.extend((0..self.slots.len()).filter(needs));
@@ -338,60 +344,60 @@ impl GetBatch {
         }
     }
 
-    /// Everything in a failed read is read once more by itself, then it is a miss.
+    /// Retry every object of a failed read once, separately; then it is a miss.
     fn retry(&mut self, io: &mut SessionIo, touched: &[usize]) {
         for &slot in touched {
             if self.slots[slot].outcome.is_some() {
                 continue;
             }
-            if self.slots[slot].is_away() || self.is_queued(slot) {
-                // Its memory is in another read still, or will be; it is tried again once that is back.
-                self.slots[slot].again = true;
+            if self.slots[slot].has_parts_in_read() || self.is_queued(slot) {
+                // Another read has its memory, or will take it; the retry follows that read.
+                self.slots[slot].retry_pending = true;
                 continue;
             }
-            self.slots[slot].again = false;
+            self.slots[slot].retry_pending = false;
             self.slots[slot].attempts += 1;
             if self.slots[slot].attempts >= ATTEMPTS || self.late {
                 let cause = if self.late { MissCause::Late } else { MissCause::Unreadable };
                 self.settle(io, slot, Ok(GetOutcome::Miss(cause)));
             } else {
                 self.leave_stage(slot);
-                self.leave_header(io, slot);
-                self.slots[slot].begin_again();
+                self.release_header(io, slot);
+                self.slots[slot].reset_for_retry();
                 self.plan(io, &[slot]);
             }
         }
     }
 
-    /// Whether a read that is yet to be submitted will take the object's memory: together with objects that
-    /// want it, so that it cannot be dropped.
+    /// Whether a read that is not submitted yet will take the object's memory. Other objects need
+    /// that read, so it cannot be dropped.
     fn is_queued(&self, i: usize) -> bool {
         let takes = |p: &Piece| match p {
             Piece::Direct { slot, .. } => *slot == i,
             Piece::Header { .. } | Piece::Staged { .. } => false,
         };
-        self.waiting.iter().any(|f| f.pieces.iter().any(takes) && !self.is_moot(f))
+        self.waiting.iter().any(|f| f.pieces.iter().any(takes) && !self.is_obsolete(f))
     }
 
-    /// Judge what is there of an object.
-    fn look(&mut self, io: &mut SessionIo, i: usize) {
+    /// Verify the pieces of an object that were read, and take the next step.
+    fn verify_slot(&mut self, io: &mut SessionIo, i: usize) {
         if self.slots[i].outcome.is_some() {
             return;
         }
         let Some(header) = self.slots[i].header else { return };
-        let record = self.slots[i].is_arriving() || promote::is_on(&io.shared);
-        // What comes of it is kept behind a pass over all of its bytes.
-        self.headers[header].expect(&io.shared, self.slots[i].header_place());
-        let step = self.slots[i].step(&self.headers[header], Wants { proof: io.proofs, record });
+        let record = self.slots[i].keeps_in_arena() || promote::is_on(&io.shared);
+        // A pass over all bytes of the object precedes the insertion into the header cache.
+        self.headers[header].prepare_caching(&io.shared, self.slots[i].header_place());
+        let step = self.slots[i].step(&self.headers[header], GetWants { proof: io.proofs, record });
         match step {
-            Step::Wait => {}
-            Step::LongerHeader(bytes) => {
+            SlotStep::Wait => {}
+            SlotStep::LongerHeader(bytes) => {
                 let HeaderPlace { segment, record } = self.headers[header].place;
                 self.headers[header].bytes = None;
                 let pieces = [Piece::Header { header, bytes }].into();
-                let asked = self.waiting.iter().any(|f| f.pieces == pieces)
-                    || self.flights.values().any(|f| f.fetch.pieces == pieces);
-                if !asked {
+                let requested = self.waiting.iter().any(|f| f.pieces == pieces)
+                    || self.in_flight.values().any(|f| f.fetch.pieces == pieces);
+                if !requested {
                     self.waiting.push_front(Fetch {
                         segment,
                         offset: record,
@@ -402,57 +408,57 @@ impl GetBatch {
                     });
                 }
             }
-            Step::NextCandidate => {
+            SlotStep::NextCandidate => {
                 if self.is_queued(i) {
                     return;
                 }
                 self.leave_stage(i);
-                self.leave_header(io, i);
-                locate::release(&io.shared, &mut self.slots[i]);
-                self.slots[i].begin_again();
+                self.release_header(io, i);
+                locate::leave_segment(&io.shared, &mut self.slots[i]);
+                self.slots[i].reset_for_retry();
                 self.locate(io, &[i]);
             }
-            Step::Done(Ok(GetOutcome::Miss(MissCause::Damaged))) if self.headers[header].is_known() => {
+            SlotStep::Done(Ok(GetOutcome::Miss(MissCause::Damaged))) if self.headers[header].was_cached() => {
                 if !self.is_queued(i) {
-                    self.read_header(io, i);
+                    self.reread_header(io, i);
                 }
             }
-            Step::Done(outcome) => {
+            SlotStep::Done(outcome) => {
                 if outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
-                    self.headers[header].note(&io.shared);
+                    self.headers[header].cache(&io.shared);
                 }
                 self.settle(io, i, outcome);
             }
         }
     }
 
-    /// What came does not fit the header that was known: before the object counts as damaged, all of its record is read from
-    /// the device.
-    fn read_header(&mut self, io: &mut SessionIo, i: usize) {
+    /// The bytes do not match the cached header. Before the object counts as damaged, its whole
+    /// record is read from the device.
+    fn reread_header(&mut self, io: &mut SessionIo, i: usize) {
         if let Some(expected) = &self.slots[i].expected {
-            io.shared.headers.forget(expected.identity, expected.offset);
+            io.shared.headers.remove(expected.identity, expected.offset);
         }
         self.leave_stage(i);
-        self.leave_header(io, i);
-        self.slots[i].begin_again();
+        self.release_header(io, i);
+        self.slots[i].reset_for_retry();
         self.plan(io, &[i]);
     }
 
-    fn leave_header(&mut self, io: &mut SessionIo, i: usize) {
+    fn release_header(&mut self, io: &mut SessionIo, i: usize) {
         if let Some(header) = self.slots[i].header.take().map(|h| &mut self.headers[h]) {
             header.users -= 1;
             if header.users == 0 {
-                header.bytes.take().into_iter().for_each(|bytes| bytes.give_back(&mut io.scratch));
+                header.bytes.take().into_iter().for_each(|bytes| bytes.release(&mut io.scratch));
             }
         }
     }
 
     /// Set an object's outcome, once.
-    fn end(&mut self, i: usize, outcome: Result<GetOutcome>) {
+    fn set_outcome(&mut self, i: usize, outcome: Result<GetOutcome>) {
         let slot = &mut self.slots[i];
         if slot.outcome.is_none() {
             slot.outcome = Some(outcome);
-            self.open -= 1;
+            self.unsettled -= 1;
         }
     }
 
@@ -461,12 +467,12 @@ impl GetBatch {
         let slot = &mut self.slots[i];
         slot.drop_staged();
         if let Ok(GetOutcome::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable))) = &outcome {
-            tracing::warn!(key = %slot.get.key, %cause, "object on ssd is lost");
+            tracing::warn!(key = %slot.get.key, %cause, "ssd object is lost");
             let header = slot.header.and_then(|h| self.headers[h].bytes.as_ref());
-            locate::forget(&io.shared, slot, header.and_then(|bytes| bytes.record().ok()));
+            locate::drop_lost_record(&io.shared, slot, header.and_then(|bytes| bytes.record().ok()));
         }
-        locate::release(&io.shared, slot);
-        self.end(i, outcome);
-        self.leave_header(io, i);
+        locate::leave_segment(&io.shared, slot);
+        self.set_outcome(i, outcome);
+        self.release_header(io, i);
     }
 }

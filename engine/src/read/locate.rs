@@ -1,14 +1,18 @@
-//! Finding objects, and holding what was found: without the core's lock, as long as nothing changes where they are looked for.
+//! Locates objects in the index and enters the frames and segments that hold them, without the
+//! core's lock while the index is stable.
 //!
-//! A look enters the frames and segments that it finds, and believes what it found if it was so at one moment
-//! ([`Reading::holds`]); else it leaves them again and looks anew, the last time under the lock, where nothing changes.
+//! An attempt enters the frames and segments that it finds. It is valid if all that it read was
+//! true at one moment ([`Snapshot::validate`]). Otherwise it leaves them and is repeated, the last time
+//! under the lock, where nothing changes.
 //!
 //! Invariants:
-//! - Nothing is read, and nothing is told to a caller, before the look holds. What is found until then may be anything: it is
-//!   compared, and entered, which keeps it from being freed whatever it is.
-//! - A frame is closed, and a segment is, behind the change of the index that takes it out of sight. Whoever entered before
-//!   is waited for; whoever came later is refused, or sees that its look does not hold.
-//! - So who holds a frame or a segment by a look that held has the one that the index led to, until it leaves.
+//! - Nothing is read, and nothing is returned to a caller, before the attempt is valid. Until then
+//!   the frames and segments found may be any: they are compared and entered, and an entered frame
+//!   or segment is not freed.
+//! - A frame or segment is closed after the index change that hides it. Its closer waits for
+//!   readers that entered before; a later reader is refused, or sees that its attempt is invalid.
+//! - So a reader that entered a frame or segment in a valid attempt has the one that the index led
+//!   to, until it leaves.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -22,107 +26,107 @@ use pagelith_tiers::ssd::read::Expected;
 use crate::api::error::Result;
 use crate::api::outcome::{GetOutcome, MissCause};
 use crate::memory::index::{Entry, PREFETCH_GROUP, SsdPlace, TICK_MODULUS};
-use crate::memory::visibility::Sight;
-use crate::read::slot::{Slot, siblings};
+use crate::memory::visibility::VisibilityFilter;
+use crate::read::slot::{Slot, record_members};
 use crate::state::core::Core;
 use crate::state::frame_access::{Entered, Held};
-use crate::state::read_view::{Reading, TRIES};
-use crate::state::recency::{Touched, note};
+use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
+use crate::state::recency::{FoundObject, record};
 use crate::state::shared::Shared;
 
-/// Where an object is.
+/// The location of an object.
 pub(crate) enum Located<'a> {
     /// In DRAM, in this frame, as this member.
     Memory(Entered<'a>, FrameId, usize),
-    /// On SSD; the slot says where, and its segment is held.
+    /// On SSD, at the slot's place; its segment is entered.
     Ssd,
-    /// Nowhere, or the request does not fit it.
+    /// Absent, or the request does not fit the object.
     Settled(Result<GetOutcome>),
 }
 
-/// Look the slots `which` up, all of them at one moment; depth counts from the batch's first object.
+/// Locate the slots `which`, all at one moment; depth counts from the batch's first object.
 pub(crate) fn locate<'a>(
     shared: &'a Shared,
     slots: &mut [Slot],
     which: &[usize],
     at: Recency,
 ) -> Vec<(usize, Located<'a>)> {
-    // Where every request has to be told of, the lock is needed anyway.
-    for _ in 0..if shared.published.counts_touches { 0 } else { TRIES } {
+    // A policy that counts every access needs the lock anyway.
+    for _ in 0..if shared.read_view.counts_touches { 0 } else { LOCK_FREE_TRIES } {
         let pin = crossbeam_epoch::pin();
-        let reading = shared.published.read(&pin);
-        let mut look = Look::new(shared, &reading, which.len());
-        look.all(slots, which, at);
-        let Look { located, touched, left, torn, .. } = look;
-        let holds = !torn && reading.holds(&pin);
+        let reading = shared.read_view.read(&pin);
+        let mut attempt = LocateAttempt::new(shared, &reading, which.len());
+        attempt.locate_all(slots, which, at);
+        let LocateAttempt { located, touched, dropped_frames, torn, .. } = attempt;
+        let holds = !torn && reading.validate(&pin);
         drop(pin);
-        free_left(shared, &left);
+        free_dropped(shared, &dropped_frames);
         if holds {
-            note(shared, &touched, at);
+            record(shared, &touched, at);
             return located;
         }
         located.into_iter().for_each(|(i, located)| undo(shared, &mut slots[i], located));
     }
     let mut core = shared.lock();
     let pin = crossbeam_epoch::pin();
-    let reading = shared.published.read(&pin);
-    let mut look = Look::new(shared, &reading, which.len());
-    look.all(slots, which, at);
-    let Look { located, touched, left, .. } = look;
-    left.into_iter().for_each(|frame| core.free_if_left(frame));
-    touched.iter().for_each(|touched| touched.note_in(&mut core, at));
+    let reading = shared.read_view.read(&pin);
+    let mut attempt = LocateAttempt::new(shared, &reading, which.len());
+    attempt.locate_all(slots, which, at);
+    let LocateAttempt { located, touched, dropped_frames, .. } = attempt;
+    dropped_frames.into_iter().for_each(|frame| core.free_if_unread(frame));
+    touched.iter().for_each(|touched| touched.record_in(&mut core, at));
     located
 }
 
-/// Take back what a look did that does not hold.
+/// Leave what an invalid attempt entered.
 fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
     match located {
-        Located::Memory(entered, frame, _) => leave(shared, entered, frame),
-        Located::Ssd => release(shared, slot),
+        Located::Memory(entered, frame, _) => leave_frame(shared, entered, frame),
+        Located::Ssd => leave_segment(shared, slot),
         Located::Settled(_) => {}
     }
     slot.expected = None;
 }
 
-/// A get is done with a frame.
-pub(crate) fn leave(shared: &Shared, entered: Entered<'_>, frame: FrameId) {
+/// Leave a frame after a get; the last reader of a dropped frame frees it.
+pub(crate) fn leave_frame(shared: &Shared, entered: Entered<'_>, frame: FrameId) {
     if entered.leave() {
-        shared.lock().free_if_left(frame);
+        shared.lock().free_if_unread(frame);
     }
 }
 
-fn free_left(shared: &Shared, left: &[FrameId]) {
-    if !left.is_empty() {
+fn free_dropped(shared: &Shared, dropped_frames: &[FrameId]) {
+    if !dropped_frames.is_empty() {
         let mut core = shared.lock();
-        left.iter().for_each(|frame| core.free_if_left(*frame));
+        dropped_frames.iter().for_each(|frame| core.free_if_unread(*frame));
     }
 }
 
-/// A look for the objects of some slots.
-struct Look<'a, 'r> {
+/// One attempt to locate the objects of some slots.
+struct LocateAttempt<'a, 'r> {
     shared: &'a Shared,
-    reading: &'r Reading<'r>,
-    /// The tick that counts as now, as the index has it.
+    reading: &'r Snapshot<'r>,
+    /// The current tick, in the form that the index stores.
     tick: u32,
     located: Vec<(usize, Located<'a>)>,
-    touched: Vec<Touched>,
-    /// Frames of other objects that were dropped while this was inside, and are to be freed.
-    left: Vec<FrameId>,
-    /// What was found had been closed already.
+    touched: Vec<FoundObject>,
+    /// Frames of other objects that were dropped while the attempt was in them, to be freed.
+    dropped_frames: Vec<FrameId>,
+    /// A frame or segment that was found was already closed.
     torn: bool,
 }
 
-impl<'a, 'r> Look<'a, 'r> {
-    fn new(shared: &'a Shared, reading: &'r Reading<'r>, count: usize) -> Look<'a, 'r> {
-        let tick = (shared.published.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
-        reading.expect(count);
+impl<'a, 'r> LocateAttempt<'a, 'r> {
+    fn new(shared: &'a Shared, reading: &'r Snapshot<'r>, count: usize) -> LocateAttempt<'a, 'r> {
+        let tick = (shared.read_view.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
+        reading.reserve(count);
         let (located, touched) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        Look { shared, reading, tick, located, touched, left: Vec::new(), torn: false }
+        LocateAttempt { shared, reading, tick, located, touched, dropped_frames: Vec::new(), torn: false }
     }
 
-    fn all(&mut self, slots: &mut [Slot], which: &[usize], at: Recency) {
-        // The keys of a batch are of one namespace, mostly.
-        let mut of: Option<(NamespaceId, Generation)> = None;
+    fn locate_all(&mut self, slots: &mut [Slot], which: &[usize], at: Recency) {
+        // The keys of a batch usually have one namespace.
+        let mut last_namespace: Option<(NamespaceId, Generation)> = None;
         let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
         let mut generations = Vec::with_capacity(PREFETCH_GROUP);
         let mut entries: Vec<Entry> = Vec::new();
@@ -132,32 +136,39 @@ impl<'a, 'r> Look<'a, 'r> {
             for &i in group {
                 let slot = &mut slots[i];
                 let namespace = slot.get.key.namespace();
-                let known = of.filter(|known| known.0 == namespace);
+                let known = last_namespace.filter(|known| known.0 == namespace);
                 let generation = || self.reading.visibility.generation(namespace);
-                let (_, generation) = *of.insert(known.unwrap_or_else(|| (namespace, generation())));
+                let (_, generation) =
+                    *last_namespace.insert(known.unwrap_or_else(|| (namespace, generation())));
                 slot.fingerprint = self.shared.fingerprint(&slot.get.key, generation);
                 fingerprints.push(slot.fingerprint);
                 generations.push(generation);
             }
-            self.shared.published.index.prefetch(&fingerprints);
+            self.shared.read_view.index.prefetch(&fingerprints);
             for (&i, generation) in group.iter().zip(&generations) {
                 let slot = &mut slots[i];
-                let depth = at.depth.saturating_add(slot.step_back);
+                let depth = at.depth.saturating_add(slot.depth_offset);
                 entries.clear();
                 entries.extend(self.reading.entries(slot.fingerprint));
-                let found = self.one(slot, &entries, *generation, depth);
+                let found = self.locate_one(slot, &entries, *generation, depth);
                 self.located.push((i, found));
             }
         }
     }
 
     fn enter(&self, frame: u32) -> Option<Entered<'a>> {
-        self.shared.published.frames.enter(frame as usize).map(Entered::new)
+        self.shared.read_view.frames.enter(frame as usize).map(Entered::new)
     }
 
-    /// Where one object is, of which the index has these `entries`.
-    fn one(&mut self, slot: &mut Slot, entries: &[Entry], generation: Generation, depth: u32) -> Located<'a> {
-        // A probe asks what lies there, seen or not.
+    /// Locate one object, for which the index has these `entries`.
+    fn locate_one(
+        &mut self,
+        slot: &mut Slot,
+        entries: &[Entry],
+        generation: Generation,
+        depth: u32,
+    ) -> Located<'a> {
+        // A probe also finds objects that are not visible.
         if !slot.probe && entries.iter().any(|e| e.attached && !self.reading.is_visible(e)) {
             return Located::Settled(Ok(GetOutcome::Miss(MissCause::Absent)));
         }
@@ -167,20 +178,20 @@ impl<'a, 'r> Look<'a, 'r> {
                 continue;
             };
             let Some(member) = entered.find(&slot.get.key, generation) else {
-                self.leave(entered, frame);
+                self.leave_frame(entered, frame);
                 continue;
             };
-            if let Err(error) = slot.fit(entered.members[member].extent.bytes) {
-                self.leave(entered, frame);
+            if let Err(error) = slot.set_length(entered.members[member].extent.bytes) {
+                self.leave_frame(entered, frame);
                 return Located::Settled(Err(error));
             }
-            self.touched.push(Touched::new(entry, depth, self.tick));
+            self.touched.push(FoundObject::new(entry, depth, self.tick));
             return Located::Memory(entered, FrameId(frame), member);
         }
-        self.on_ssd(slot, entries, generation, depth)
+        self.locate_on_ssd(slot, entries, generation, depth)
     }
 
-    fn on_ssd(
+    fn locate_on_ssd(
         &mut self,
         slot: &mut Slot,
         entries: &[Entry],
@@ -188,13 +199,13 @@ impl<'a, 'r> Look<'a, 'r> {
         depth: u32,
     ) -> Located<'a> {
         let mut misfit = None;
-        // What is in DRAM, too, is known from there to be another object.
-        for entry in entries.iter().filter(|e| e.frame.is_none() && !self.reading.is_broken(e)) {
+        // An entry with a frame was compared above: its object is another one.
+        for entry in entries.iter().filter(|e| e.frame.is_none() && !self.reading.is_hidden(e)) {
             let Some(place) = entry.ssd.filter(|place| !slot.has_tried(place)) else { continue };
-            match slot.fit(entry.length.into()) {
+            match slot.set_length(entry.length.into()) {
                 Ok(()) => {
-                    if self.hold(slot, entry, place, generation) {
-                        self.touched.push(Touched::new(entry, depth, self.tick));
+                    if self.enter_segment(slot, entry, place, generation) {
+                        self.touched.push(FoundObject::new(entry, depth, self.tick));
                         return Located::Ssd;
                     }
                     self.torn = true;
@@ -202,16 +213,18 @@ impl<'a, 'r> Look<'a, 'r> {
                 Err(error) => misfit = Some(error),
             }
         }
-        // With real fingerprints an entry of another length is this object, and the request is wrong.
+        // With real fingerprints, an entry of another length is this object, and the request is
+        // invalid.
         Located::Settled(match misfit {
             Some(error) if !self.shared.config.constant_fingerprint() => Err(error),
             _ => Ok(GetOutcome::Miss(MissCause::Absent)),
         })
     }
 
-    /// Enter the segment that a place is in, and note what a record there has to say; false if it cannot be entered.
-    fn hold(&self, slot: &mut Slot, entry: &Entry, place: SsdPlace, generation: Generation) -> bool {
-        let (Some(guards), Some(volume)) = (&self.shared.published.guards, &self.shared.volume) else {
+    /// Enter the segment of a place and set what its record must contain; false if it cannot be
+    /// entered.
+    fn enter_segment(&self, slot: &mut Slot, entry: &Entry, place: SsdPlace, generation: Generation) -> bool {
+        let (Some(guards), Some(volume)) = (&self.shared.read_view.guards, &self.shared.volume) else {
             return false;
         };
         let segment = SegmentId(place.segment);
@@ -227,14 +240,15 @@ impl<'a, 'r> Look<'a, 'r> {
         true
     }
 
-    fn leave(&mut self, entered: Entered<'a>, frame: u32) {
+    fn leave_frame(&mut self, entered: Entered<'a>, frame: u32) {
         if entered.leave() {
-            self.left.push(FrameId(frame));
+            self.dropped_frames.push(FrameId(frame));
         }
     }
 }
 
-/// An object's frame in DRAM, held, if it is there as it is wanted: everything else is for a get to say.
+/// An object's frame in DRAM, held, if the object is there and `fits` accepts its length. A get
+/// answers every other case.
 pub(crate) fn hold_in_memory(
     shared: &Shared,
     core: &mut Core,
@@ -253,30 +267,31 @@ pub(crate) fn hold_in_memory(
     Some((Held::new(core, frame)?, member))
 }
 
-/// Give the slot's segment back.
-pub(crate) fn release(shared: &Shared, slot: &mut Slot) {
+/// Leave the slot's segment.
+pub(crate) fn leave_segment(shared: &Shared, slot: &mut Slot) {
     if let Some(place) = slot.place.take() {
-        crate::store::session::release_segment(shared, SegmentId(place.segment));
+        crate::state::session_io::release_segment(shared, SegmentId(place.segment));
     }
 }
 
-/// Drop the entry that the slot's object was read by: the next `exists` says no. With it go the other
-/// objects of its record: a page is whole or not here. If no header can tell who they are, the record is
-/// noted as broken, and nothing in it is seen any more.
-pub(crate) fn forget(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
+/// Drop the entry by which the slot's object was read, so that the next `exists` does not find it.
+/// The other objects of its record are dropped with it, because a page is present whole or not at
+/// all. Without a header the members are unknown: then the record is marked broken, and none of its
+/// objects is visible any more.
+pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
     let (Some(place), Some(expected)) = (slot.place, slot.expected) else { return };
     let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
     let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));
-    // Another get may have brought the page into memory meanwhile.
-    // What was cleared since was told of as that.
+    // Another get may have promoted the page meanwhile. Objects of a namespace that was cleared
+    // since are not named: the clear had its own event.
     let named = |core: &Core, key: ObjectKey, fingerprint| {
         let now = core.generation(key.namespace());
         (shared.fingerprint(&key, now) == fingerprint).then_some(key)
     };
     let own = named(&core, slot.get.key, slot.fingerprint);
     let mut pages = core.drop_lost([(slot.fingerprint, place, own)]);
-    // What went together is one failure.
+    // A record that was dropped whole counts as one failure.
     if known && !core.is_hidden_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
         shared.work.raise();
@@ -288,7 +303,7 @@ pub(crate) fn forget(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
                 let fingerprint = shared.fingerprint(&key, generation);
                 (fingerprint, place, named(&core, key, fingerprint))
             };
-            let lost: Vec<_> = siblings(&record).into_iter().map(lost).collect();
+            let lost: Vec<_> = record_members(&record).into_iter().map(lost).collect();
             pages.extend(core.drop_lost(lost));
         }
         None => {

@@ -1,9 +1,9 @@
 //! Reads: lookups, gets from every tier, views and pins.
 
 pub(crate) mod exists;
+pub(crate) mod exists_groups;
 pub(crate) mod fetch;
 pub(crate) mod get;
-pub(crate) mod hits_lookup;
 pub(crate) mod locate;
 pub(crate) mod pin;
 pub(crate) mod plan;

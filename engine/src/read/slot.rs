@@ -1,4 +1,4 @@
-//! One object of a batch of gets: what is known of it, and what its bytes turn out to be.
+//! One object of a batch of gets: its request, its plan, and the verification of its bytes.
 
 use std::ops::Range;
 
@@ -13,34 +13,34 @@ use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
 
 use crate::api::error::{Error, Result};
+use crate::api::group_info::Together;
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, Proof, Tier};
 use crate::api::request::{Destination, Get};
 use crate::memory::index::SsdPlace;
 use crate::read::get::Header;
 use crate::read::plan;
-use crate::read::plan::Target;
+use crate::read::plan::ReadTarget;
 use crate::rpc::scatter;
 use crate::state::frame_access::Entered;
-use crate::state::group_info::Together;
 use crate::state::reserve::Arriving;
 use crate::state::shared::Shared;
 
-/// What is next for an object after something of it arrived.
+/// The next step for an object after a part of it was read.
 #[derive(Debug)]
-pub(crate) enum Step {
-    /// More has to arrive.
+pub(crate) enum SlotStep {
+    /// More pieces have to be read.
     Wait,
-    /// The header is this long, longer than what was read.
+    /// The header is longer than the bytes that were read; its length.
     LongerHeader(u64),
-    /// The record is another key's with an equal fingerprint.
+    /// The record belongs to another key with an equal fingerprint.
     NextCandidate,
-    /// That is it.
+    /// The object has its outcome.
     Done(Result<GetOutcome>),
 }
 
-/// What a verified header said; kept for a promotion.
+/// The contents of a verified header, kept for a promotion.
 #[derive(Debug)]
-pub(crate) struct Verified {
+pub(crate) struct VerifiedRecord {
     pub facts: RecordFacts,
     pub member_count: usize,
     pub checksums: Checksums,
@@ -49,59 +49,59 @@ pub(crate) struct Verified {
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub get: Get,
-    /// The range wanted, and the object's length; known once it was located.
+    /// The requested range and the object's length; known once the object was located.
     pub want: Range<u64>,
     pub length: u64,
     pub fingerprint: u128,
     pub expected: Option<Expected>,
     pub place: Option<SsdPlace>,
     pub header: Option<usize>,
-    /// Its header, if that need not be read; on its way to the batch's headers.
-    pub known: Option<Box<[u8]>>,
-    /// Pages that it lies behind the batch's first.
-    pub step_back: u32,
+    /// The record's header, if the header cache has it; moved to the batch's headers by the plan.
+    pub cached_header: Option<Box<[u8]>>,
+    /// Pages between the batch's first page and this object's page.
+    pub depth_offset: u32,
     pub stage: usize,
     pub pieces_left: usize,
     pub attempts: u32,
     pub round: u32,
-    pub again: bool,
-    pub began: bool,
-    /// Whether the payload goes straight into the caller's memory.
+    pub retry_pending: bool,
+    pub submitted: bool,
+    /// The payload is read directly into the caller's memory.
     pub direct: bool,
-    /// It was copied out of DRAM as it lay there.
+    /// It was copied out of DRAM without verification.
     pub unverified: bool,
-    /// Only whether the object is here, seen or not, is asked; nothing is delivered.
+    /// Only the object's presence is requested, visible or not; no bytes are delivered.
     pub probe: bool,
-    away: bool,
-    /// What the record says, where it may be kept.
-    pub verified: Option<Box<Verified>>,
-    /// What is said of it beside its outcome, where that is asked for.
+    parts_in_read: bool,
+    /// The record's contents, if the object may be kept in DRAM.
+    pub verified: Option<Box<VerifiedRecord>>,
+    /// Metadata returned with the outcome, if it was requested.
     pub proof: Option<Box<Proof>>,
-    pub rare: Option<Box<Rare>>,
+    pub cold: Option<Box<SlotCold>>,
     pub outcome: Option<Result<GetOutcome>>,
 }
 
-/// What few objects have. Apart from the rest, so that what all have lies together: between two looks at an object its batch's bytes go
-/// through the cache.
+/// Fields that few objects use. They are stored apart, so that the fields of all objects are
+/// adjacent: between two accesses to an object, the bytes of its batch pass through the CPU cache.
 #[derive(Debug, Default)]
-pub(crate) struct Rare {
-    /// Places that turned out to be other keys'.
+pub(crate) struct SlotCold {
+    /// SSD places whose records belong to other keys.
     pub tried: Vec<SsdPlace>,
     pub staged: Vec<(Range<u64>, Part)>,
     pub staged_bytes: u64,
-    /// Its destination is memory of the arena, where it is to stay.
-    pub arriving: Option<Arriving>,
-    /// What a probe found in the record: every member and its place, and how they belong together.
-    pub siblings: Vec<(ObjectKey, SsdPlace)>,
+    /// Arena memory that is the destination, and in which the object is to be kept.
+    pub reservation: Option<Arriving>,
+    /// For a probe: every member of the record and its place, and the kind of the group.
+    pub members: Vec<(ObjectKey, SsdPlace)>,
     pub kind: Option<GroupKind>,
 }
 
-/// What is to be told of an object on SSD beside its bytes.
+/// Which data of an object on SSD is returned along with its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wants {
+pub(crate) struct GetWants {
     /// A [`Proof`].
     pub proof: bool,
-    /// What its record says, for who keeps it.
+    /// The record's contents, to keep the object in DRAM.
     pub record: bool,
 }
 
@@ -115,40 +115,41 @@ impl Slot {
             expected: None,
             place: None,
             header: None,
-            known: None,
-            step_back: 0,
+            cached_header: None,
+            depth_offset: 0,
             stage: 0,
             pieces_left: 0,
             attempts: 0,
             round: 0,
-            again: false,
-            began: false,
+            retry_pending: false,
+            submitted: false,
             direct: false,
             unverified: false,
             probe: false,
-            away: false,
+            parts_in_read: false,
             verified: None,
             proof: None,
-            rare: None,
+            cold: None,
             outcome: None,
         }
     }
 
-    /// A question whether an object is here; the outcome's bytes are its length.
+    /// A probe for the object's presence; the outcome's `bytes` is its length.
     pub fn probe(key: ObjectKey) -> Slot {
         let get = Get { key, range: None, destination: Destination(Vec::new()) };
         Slot { probe: true, ..Slot::new(get) }
     }
 
-    /// An object that is to stay in the memory that it is read into.
-    pub fn ahead(key: ObjectKey, arriving: Arriving, part: Part) -> Slot {
+    /// An object that is kept in the arena memory that it is read into.
+    pub fn prefetch(key: ObjectKey, reservation: Arriving, part: Part) -> Slot {
         let get = Get { key, range: None, destination: Destination([part].into()) };
-        let rare = Rare { arriving: Some(arriving), ..Rare::default() };
-        Slot { rare: Some(Box::new(rare)), ..Slot::new(get) }
+        let cold = SlotCold { reservation: Some(reservation), ..SlotCold::default() };
+        Slot { cold: Some(Box::new(cold)), ..Slot::new(get) }
     }
 
-    /// Settle what is wanted of an object of `length` bytes; an error if range or destination do not fit it.
-    pub fn fit(&mut self, length: u64) -> Result<()> {
+    /// Set the object's length and the requested range. An error if the range or the destination
+    /// does not fit the length.
+    pub fn set_length(&mut self, length: u64) -> Result<()> {
         if self.probe {
             self.length = length;
             return Ok(());
@@ -173,97 +174,100 @@ impl Slot {
         Ok(())
     }
 
-    /// Where the object was found on SSD.
-    pub fn found(&self) -> Option<SsdPlace> {
+    /// The SSD place at which the index has the object.
+    pub fn ssd_place(&self) -> Option<SsdPlace> {
         self.expected.map(|e| SsdPlace::at(e.identity.segment, e.offset, e.payload_delta))
     }
 
-    /// Its record, if that may be one whose header is known: what is only asked for is answered by what the device has, and so is
-    /// what is tried again.
+    /// The record's place, if its header may come from the header cache. Probes and retries read
+    /// the header from the device.
     pub fn header_place(&self) -> Option<(SegmentIdentity, u64)> {
         let expected = self.expected.filter(|_| !self.probe && self.round == 0)?;
         Some((expected.identity, expected.offset))
     }
 
-    /// Its record's header, if it is known.
-    pub fn known_header(&self, shared: &Shared) -> Option<Box<[u8]>> {
+    /// The record's header, if the header cache has it.
+    pub fn find_cached_header(&self, shared: &Shared) -> Option<Box<[u8]>> {
         self.header_place().and_then(|(identity, offset)| shared.headers.get(identity, offset))
     }
 
-    /// How to read the object from SSD.
-    pub fn target(&self, slot: usize, align: usize, parts_max: usize, stages: bool) -> Option<Target> {
+    /// The object's part of the read plan.
+    pub fn target(&self, slot: usize, align: usize, parts_max: usize, stages: bool) -> Option<ReadTarget> {
         let expected = self.expected.as_ref()?;
         let direct = !stages && plan::is_whole_blocks(&self.want, self.length) && self.is_aligned(align);
-        let ragged = !is_aligned(self.want.end - self.want.start);
-        let parts = self.get.destination.0.len() + usize::from(ragged);
-        Some(Target {
+        let unaligned_tail = !is_aligned(self.want.end - self.want.start);
+        let parts = self.get.destination.0.len() + usize::from(unaligned_tail);
+        Some(ReadTarget {
             slot,
             round: self.round,
             segment: expected.identity.segment,
             record: expected.offset,
-            delta: expected.payload_delta,
-            chunks: (!self.probe).then(|| plan::widen(&self.want, self.length)).into_iter().collect(),
+            payload_delta: expected.payload_delta,
+            chunks: (!self.probe)
+                .then(|| plan::widen_to_blocks(&self.want, self.length))
+                .into_iter()
+                .collect(),
             direct_parts: Some(parts).filter(|p| self.probe || (direct && p + 1 < parts_max)),
-            ragged,
+            unaligned_tail,
             stage: 0,
-            known: false,
+            header_cached: false,
         })
     }
 
-    /// Whether the disk can read straight into the destination; the end of its last part may be ragged.
+    /// Whether the disk can read directly into the destination; only the end of its last part may
+    /// be unaligned.
     fn is_aligned(&self, align: usize) -> bool {
         let parts = &self.get.destination.0;
         let inner = parts.len().saturating_sub(1);
         parts.iter().all(|p| p.addr() % align == 0) && parts[..inner].iter().all(|p| p.len() % align == 0)
     }
 
-    /// The caller's memory, on its way into a read.
+    /// Take the caller's memory for a read.
     pub fn take_parts(&mut self) -> Vec<Part> {
-        self.away = true;
-        self.began = true;
+        self.parts_in_read = true;
+        self.submitted = true;
         std::mem::take(&mut self.get.destination.0)
     }
 
-    /// The caller's memory, back.
-    pub fn give_parts(&mut self, parts: Vec<Part>) {
-        self.away = false;
+    /// Return the caller's memory from a read.
+    pub fn return_parts(&mut self, parts: Vec<Part>) {
+        self.parts_in_read = false;
         self.get.destination.0 = parts;
     }
 
-    /// Whether the caller's memory is in a read.
-    pub fn is_away(&self) -> bool {
-        self.away
+    /// Whether a read has the caller's memory.
+    pub fn has_parts_in_read(&self) -> bool {
+        self.parts_in_read
     }
 
-    /// Forget what arrived; the next try is planned anew.
-    pub fn begin_again(&mut self) {
+    /// Discard the pieces that were read; the next attempt is planned anew.
+    pub fn reset_for_retry(&mut self) {
         self.round += 1;
         self.header = None;
         self.drop_staged();
     }
 
-    /// What it has that few have.
-    pub fn rare_mut(&mut self) -> &mut Rare {
-        self.rare.get_or_insert_default()
+    pub fn cold_mut(&mut self) -> &mut SlotCold {
+        self.cold.get_or_insert_default()
     }
 
-    /// Whether it is to stay in the memory that it is read into.
-    pub fn is_arriving(&self) -> bool {
-        self.rare.as_ref().is_some_and(|rare| rare.arriving.is_some())
+    /// Whether the object is kept in the arena memory that it is read into.
+    pub fn keeps_in_arena(&self) -> bool {
+        self.cold.as_ref().is_some_and(|cold| cold.reservation.is_some())
     }
 
-    /// Whether it is known to be another key's that lies there.
+    /// Whether the record at this place is known to belong to another key.
     pub fn has_tried(&self, place: &SsdPlace) -> bool {
-        self.rare.as_ref().is_some_and(|rare| rare.tried.contains(place))
+        self.cold.as_ref().is_some_and(|cold| cold.tried.contains(place))
     }
 
-    /// What was staged is not needed any more.
+    /// Return the staged chunks' memory.
     pub fn drop_staged(&mut self) {
-        self.rare.iter_mut().for_each(|rare| rare.staged.clear());
+        self.cold.iter_mut().for_each(|cold| cold.staged.clear());
     }
 
-    /// Copy a member of a frame out. With `verify` each block is verified where it landed (or where it lies, if only
-    /// part of it is wanted).
+    /// Copy a member of a frame into the destination. With `verify`, each block is verified from
+    /// the copied bytes, or in the arena if only a part of the block is requested.
     pub fn copy_out(
         &mut self,
         shared: &Shared,
@@ -283,21 +287,21 @@ impl Slot {
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: wanted.len() as u64 });
         }
         let checksums = &entered.members[member].checksums;
-        for at in plan::cut(&self.want, self.length).into_iter().filter(|at| !at.is_empty()) {
+        for at in plan::split_at_blocks(&self.want, self.length).into_iter().filter(|at| !at.is_empty()) {
             let bytes = &stored[at.start as usize..at.end as usize];
             let offset = at.start;
             if self.deliver(at, bytes, checksums, copier).is_err() {
                 copier.wait();
                 scatter::zero(&mut self.get.destination.0);
-                tracing::error!(key = %self.get.key, offset, "memory does not hold what was put");
+                tracing::error!(key = %self.get.key, offset, "dram block is damaged");
                 return Ok(GetOutcome::Miss(MissCause::Damaged));
             }
         }
         Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.want.end - self.want.start })
     }
 
-    /// Copy what is wanted of the object's bytes `at`, whole blocks, and verify them: as they are copied, unless only a part of
-    /// a block is wanted.
+    /// Copy the requested part of the object's bytes `at`, which are whole blocks, and verify them:
+    /// during the copy, unless only a part of a block is requested.
     fn deliver(
         &mut self,
         at: Range<u64>,
@@ -316,7 +320,7 @@ impl Slot {
             let (mut sums, mut right) = (sums.iter(), true);
             let compare = |sum| right &= sums.next() == Some(&sum);
             let copied = scatter::copy_blocks_in(pieces, target.start, bytes, copier, compare);
-            // None that nothing was compared with.
+            // Every checksum must have been compared.
             let right = copied && right && sums.next().is_none();
             return (right || mutant::on(Mutant::PayloadUnchecked)).then_some(()).ok_or(());
         }
@@ -326,13 +330,13 @@ impl Slot {
         verifier.is_complete().then_some(()).ok_or(())
     }
 
-    /// Judge what has arrived from SSD.
-    pub fn step(&mut self, header: &Header, wants: Wants) -> Step {
-        let (Some(bytes), Some(expected), false) = (&header.bytes, self.expected, self.away) else {
-            return Step::Wait;
+    /// Verify the pieces that were read from SSD.
+    pub fn step(&mut self, header: &Header, wants: GetWants) -> SlotStep {
+        let (Some(bytes), Some(expected), false) = (&header.bytes, self.expected, self.parts_in_read) else {
+            return SlotStep::Wait;
         };
-        if let Some(claimed) = bytes.longer() {
-            return Step::LongerHeader(claimed);
+        if let Some(claimed) = bytes.longer_claim() {
+            return SlotStep::LongerHeader(claimed);
         }
         let record = match bytes.record() {
             Ok(record) => record,
@@ -343,8 +347,8 @@ impl Slot {
             Verdict::OtherKey => {
                 scatter::zero(&mut self.get.destination.0);
                 let place = self.place;
-                self.rare_mut().tried.extend(place);
-                return Step::NextCandidate;
+                self.cold_mut().tried.extend(place);
+                return SlotStep::NextCandidate;
             }
             Verdict::Damaged(error) => return self.damaged(&error),
         };
@@ -356,16 +360,16 @@ impl Slot {
             });
         }
         if self.probe {
-            let rare = self.rare_mut();
-            (rare.siblings, rare.kind) = (siblings(&record), Some(record.facts().group_kind));
-            return Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
+            let cold = self.cold_mut();
+            (cold.members, cold.kind) = (record_members(&record), Some(record.facts().group_kind));
+            return SlotStep::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
         }
         let checksums: Checksums = record.checksums(&member).collect();
         if let Err(error) = self.take_staged(&checksums) {
             return self.damaged(&error);
         }
         if self.pieces_left > 0 && (self.direct || !mutant::on(Mutant::SkipAndComplete)) {
-            return Step::Wait;
+            return SlotStep::Wait;
         }
         if self.direct
             && let Err(error) = self.verify_direct(&checksums)
@@ -378,9 +382,9 @@ impl Slot {
         }
         if wants.record {
             let (facts, member_count) = (record.facts(), record.member_count());
-            self.verified = Some(Box::new(Verified { facts, member_count, checksums }));
+            self.verified = Some(Box::new(VerifiedRecord { facts, member_count, checksums }));
         }
-        Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start }))
+        SlotStep::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start }))
     }
 
     fn verify_direct(
@@ -397,16 +401,16 @@ impl Slot {
         Err(pagelith_layouts::error::FormatError::Payload { block: first })
     }
 
-    /// Hand the staged chunks on.
+    /// Verify the staged chunks and copy them to the destination.
     fn take_staged(
         &mut self,
         checksums: &[Checksum],
     ) -> std::result::Result<(), pagelith_layouts::error::FormatError> {
-        let staged = self.rare.as_mut().map(|rare| std::mem::take(&mut rare.staged)).unwrap_or_default();
+        let staged = self.cold.as_mut().map(|cold| std::mem::take(&mut cold.staged)).unwrap_or_default();
         for (chunk, part) in staged {
             let end = chunk.end.min(self.length);
             let bytes = &part.bytes()[..(end - chunk.start) as usize];
-            self.rare_mut().staged_bytes += chunk.end - chunk.start;
+            self.cold_mut().staged_bytes += chunk.end - chunk.start;
             self.pieces_left -= 1;
             let block = chunk.start / u64::from(BLOCK_BYTES);
             self.deliver(chunk.start..end, bytes, checksums, &mut Copier::new(Stores::Cached))
@@ -418,14 +422,14 @@ impl Slot {
         Ok(())
     }
 
-    fn damaged(&mut self, error: &pagelith_layouts::error::FormatError) -> Step {
+    fn damaged(&mut self, error: &pagelith_layouts::error::FormatError) -> SlotStep {
         let (segment, offset) = self.expected.map_or((0, 0), |e| (e.identity.segment.0, e.offset));
-        tracing::warn!(key = %self.get.key, segment, offset, %error, "damaged");
+        tracing::warn!(key = %self.get.key, segment, offset, %error, "ssd record is damaged");
         scatter::zero(&mut self.get.destination.0);
-        Step::Done(Ok(GetOutcome::Miss(MissCause::Damaged)))
+        SlotStep::Done(Ok(GetOutcome::Miss(MissCause::Damaged)))
     }
 
-    /// What became of it. Taken out of where it lies: it is many times as long, and would be moved for that.
+    /// The result. It is moved out of the slot, which is many times as large.
     pub fn take_done(&mut self) -> GetDone {
         let outcome = self.outcome.take().unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
         let destination = Destination(std::mem::take(&mut self.get.destination.0));
@@ -433,8 +437,8 @@ impl Slot {
     }
 }
 
-/// Every member of a record, and where the index has it.
-pub(crate) fn siblings(record: &Record<'_>) -> Vec<(ObjectKey, SsdPlace)> {
+/// Every member of a record, and the SSD place by which the index has it.
+pub(crate) fn record_members(record: &Record<'_>) -> Vec<(ObjectKey, SsdPlace)> {
     let facts = record.facts();
     let place = |payload| SsdPlace::at(facts.identity.segment, facts.offset, payload);
     record.members().map(|m| (m.key, place(m.payload_offset))).collect()

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::api::outcome::{GetOutcome, Tier};
 use crate::read::slot::Slot;
 
-/// Say where the objects of a batch came from, and why those that did not come did not.
-pub(crate) fn gets(slots: &[Slot]) {
+/// Log how many objects came from each tier, and how many missed for each cause.
+pub(crate) fn log_gets(slots: &[Slot]) {
     let (mut memory, mut ssd, mut remote, mut failed) = (0u64, 0u64, 0u64, 0u64);
     let mut miss: BTreeMap<String, u64> = BTreeMap::new();
     for slot in slots {

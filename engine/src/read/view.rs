@@ -9,12 +9,12 @@ use pagelith_tiers::dram::arena::ArenaMemory;
 
 use crate::api::error::Result;
 use crate::api::outcome::MissCause;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::frame_access::Held;
 use crate::state::shared::Shared;
 
-/// An object's bytes in the arena. Pinned while the view lives. A store that is closed or dropped lets go of its files all the same;
-/// the arena stays as long as somebody looks at it.
+/// An object's bytes in the arena. The object is pinned while the view lives. A store that is
+/// closed or dropped still releases its files; the arena lives as long as its last view.
 pub struct View {
     held: Held,
     member: usize,
@@ -23,7 +23,7 @@ pub struct View {
 }
 
 impl View {
-    /// The bytes as a part, for who looks where they lie; it goes before this does.
+    /// The bytes as a [`Part`], for readers of the arena; it must be dropped before the view.
     pub(crate) fn part(&self) -> Part {
         self.held.part(&self.memory, self.member)
     }
@@ -33,8 +33,8 @@ impl View {
         &self.held.data.members[self.member].checksums
     }
 
-    /// Bytes of the arena that it keeps.
-    pub(crate) fn kept_bytes(&self) -> u64 {
+    /// Bytes of the arena that the view pins: those of its whole frame.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
         self.held.data.bytes()
     }
 }
@@ -48,7 +48,7 @@ impl std::ops::Deref for View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        // Of a store that is gone nobody uses the memory again.
+        // The memory of a dropped store is not reused.
         if let Some(shared) = self.shared.upgrade() {
             shared.lock().release_frame(self.held.frame);
         }

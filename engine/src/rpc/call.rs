@@ -1,4 +1,4 @@
-//! One operation on its way to a peer and back.
+//! State of one operation that a peer executes, from its request to its response.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,268 +16,276 @@ use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::Push;
 use pagelith_transport::shown::Shown;
 
-use super::decode::{error, miss, stored, tier_of, told_by};
+use super::decode::{decode_control, decode_error, decode_miss, decode_put_outcome, decode_tier};
 use super::verify;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::events::Since;
 use crate::api::outcome::{FlushReport, GetOutcome, MissCause, PutOutcome};
 use crate::rpc::scatter;
 
-/// An object that is wanted of a peer.
+/// An object requested from a peer, and its destination.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct ItemRequest {
     pub key: ObjectKey,
-    /// Which of its bytes; `None` for all.
+    /// The requested bytes; `None` for the whole object.
     pub range: Option<Range<u64>>,
-    /// Where they go: as long as what is wanted.
+    /// The destination, as long as the requested range.
     pub parts: Vec<Part>,
-    /// They are to be sent, and not shown.
-    pub sent: bool,
+    /// The peer must send the bytes, and not a reference to shared memory.
+    pub by_value: bool,
 }
 
-impl Wanted {
-    /// Bytes that there is room for.
-    pub fn bytes(&self) -> u64 {
+impl ItemRequest {
+    /// Length of the destination in bytes.
+    pub fn length(&self) -> u64 {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
 
-    /// What is asked for it.
-    pub fn item(&self) -> GetItem {
-        let item = GetItem::new(self.key, self.range.clone(), self.bytes());
-        if self.sent { item.sent() } else { item }
+    /// The item of the wire request.
+    pub fn wire_item(&self) -> GetItem {
+        let item = GetItem::new(self.key, self.range.clone(), self.length());
+        if self.by_value { item.sent() } else { item }
     }
 
-    /// What is wrong with it, whatever the object is like.
+    /// Checks what does not depend on the stored object.
     pub fn check(&self) -> Result<()> {
-        let (key, bytes, item) = (self.key, self.bytes(), self.item());
+        let (key, bytes, item) = (self.key, self.length(), self.wire_item());
         if item.check().is_ok() && item.length() == bytes {
             return Ok(());
         }
         let Range { start, end } = item.stretch();
         let detail = format!(
-            "no object has such bytes, or the destination is not as long key={key} range={start}..{end} destination={bytes}"
+            "range is empty, exceeds the object size limit or differs in length from the destination key={key} range={start}..{end} destination={bytes}"
         );
         Err(Error::invalid(detail))
     }
 }
 
-/// What became of it, and its memory back.
+/// The outcome of an [`ItemRequest`], with its memory.
 #[derive(Debug)]
-pub(crate) struct Got {
+pub(crate) struct ItemResult {
     pub outcome: Result<GetOutcome>,
     pub parts: Vec<Part>,
-    /// Of a hit: the checksums of its bytes where they landed, how many objects were put with it, or 0, and what they are attached to.
-    pub proven: (Checksums, u32, Option<Box<Base>>),
-    /// The object, which of its bytes, and whether they were to be sent.
-    pub asked: (ObjectKey, Option<Range<u64>>, bool),
-    /// It was not what the peer vouches for: what was shown may have been changed meanwhile, what was sent on its way, or it is damaged
-    /// there. Whoever asks for the bytes to be sent once more finds out.
-    pub again: bool,
+    /// For a hit: the checksums of the received bytes, the number of objects in its put (0 if
+    /// unknown), and the base that they are attached to.
+    pub verified: (Checksums, u32, Option<Box<Base>>),
+    /// The key, the range, and whether the request was by value.
+    pub request: (ObjectKey, Option<Range<u64>>, bool),
+    /// The bytes did not match the peer's checksums: shared memory may have changed during the
+    /// copy, the bytes may have changed in transit, or the object is damaged at the peer. A second
+    /// request, by value, tells these apart.
+    pub retry: bool,
 }
 
-/// What came of an operation.
+/// The result of an operation.
 #[derive(Debug)]
-pub(crate) enum Reply {
+pub(crate) enum Response {
     Exists(Result<Vec<bool>>),
-    Get(Vec<Got>),
-    /// One outcome an object.
+    Get(Vec<ItemResult>),
+    /// One outcome for each object.
     Put(Vec<Result<PutOutcome>>),
-    Told(Result<Told>),
+    Control(Result<ControlReply>),
 }
 
-/// What is said to a request that has no items.
+/// The reply to a request without items.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum ControlReply {
     Number(u64),
     Flushed(FlushReport),
     Text(String),
     Bits(Vec<bool>),
     Events(Since),
-    /// Of each object the hash of its key, and where it lies if it is in memory.
+    /// For each object the hash of its key, and its location if it is in shared memory.
     Views(Vec<(Checksum, Option<Lies>)>),
 }
 
 /// An object of a get.
-pub(crate) struct Item {
+pub(crate) struct PendingItem {
     key: ObjectKey,
-    stretch: Range<u64>,
+    bytes: Range<u64>,
     range: Option<Range<u64>>,
-    /// It is asked for again.
-    again: bool,
-    /// What came is not what the peer vouches for.
-    differs: bool,
-    /// `None` while the link has it.
+    /// This is the second request, by value.
+    by_value: bool,
+    /// The received bytes do not match the peer's checksums.
+    mismatch: bool,
+    /// `None` while the link holds the memory.
     parts: Option<Vec<Part>>,
-    /// The checksums of what landed, made as it did: the bytes are warm then, and the next are on their way.
-    landed: Option<Checksums>,
-    /// How many objects were put with it, or 0, and what they are attached to.
+    /// Checksums of the received bytes. They are computed on receipt, while the bytes are in the
+    /// CPU cache and the next are in transit.
+    checksums: Option<Checksums>,
+    /// The number of objects in its put (0 if unknown), and the base that they are attached to.
     members: u32,
     base: Option<Box<Base>>,
     outcome: Option<Result<GetOutcome>>,
 }
 
-impl Item {
-    fn bytes(&self) -> u64 {
-        self.stretch.end - self.stretch.start
+impl PendingItem {
+    fn length(&self) -> u64 {
+        self.bytes.end - self.bytes.start
     }
 }
 
-/// Lends an object's bytes, to be sent.
-pub(crate) type Lend = Box<dyn FnMut(u32) -> Vec<Part> + Send>;
+/// Returns the payload of an object of a put, to be sent.
+pub(crate) type PayloadFn = Box<dyn FnMut(u32) -> Vec<Part> + Send>;
 
-/// The objects of a put.
-pub(crate) struct Offer {
+/// A put in flight.
+pub(crate) struct PendingPut {
     keys: Vec<(ObjectKey, u64)>,
-    lend: Lend,
+    payload: PayloadFn,
     unsent: VecDeque<Push>,
-    /// Pushes that the link has.
+    /// Number of pushes that the link holds.
     sending: usize,
-    /// None before there is an answer, or it is not waited for any more.
+    /// Empty until the peer answers or the call is abandoned.
     outcomes: Vec<Result<PutOutcome>>,
 }
 
-pub(crate) enum Work {
+pub(crate) enum CallKind {
     Exists(usize, Result<Vec<bool>>),
-    /// The objects, and how those that are shown are copied.
-    Get(Vec<Item>, Stores),
-    Put(Offer),
-    Told(Verb, Result<Told>),
+    /// The objects, and how bytes in shared memory are copied.
+    Get(Vec<PendingItem>, Stores),
+    Put(PendingPut),
+    Control(Verb, Result<ControlReply>),
 }
 
-/// An operation under way.
-pub(crate) struct Call {
+/// An operation in flight.
+pub(crate) struct PendingCall {
     pub token: u64,
     pub deadline: Mono,
-    pub work: Work,
-    /// Bytes of the request.
-    pub asked: usize,
-    /// The peer's outcome came, or is not waited for any more.
-    pub over: bool,
+    pub kind: CallKind,
+    /// Length of the request.
+    pub request_bytes: usize,
+    /// The outcome arrived, or the call was abandoned.
+    pub finished: bool,
 }
 
 pub(crate) fn no_answer() -> Error {
     Error::new(ErrorKind::Unavailable, "the peer did not answer in time")
 }
 
-impl Call {
-    fn new(token: u64, deadline: Mono, work: Work) -> Call {
-        Call { token, deadline, work, asked: 0, over: false }
+impl PendingCall {
+    fn new(token: u64, deadline: Mono, kind: CallKind) -> PendingCall {
+        PendingCall { token, deadline, kind, request_bytes: 0, finished: false }
     }
 
-    pub fn exists(token: u64, deadline: Mono, keys: usize) -> Call {
-        Call::new(token, deadline, Work::Exists(keys, Err(no_answer())))
+    pub fn exists(token: u64, deadline: Mono, keys: usize) -> PendingCall {
+        PendingCall::new(token, deadline, CallKind::Exists(keys, Err(no_answer())))
     }
 
-    /// A get whose memory the link has.
-    pub fn get(token: u64, deadline: Mono, items: impl Iterator<Item = GetItem>) -> Call {
-        let item = |wanted: GetItem| Item {
+    /// A get; the link holds its memory.
+    pub fn get(token: u64, deadline: Mono, items: impl Iterator<Item = GetItem>) -> PendingCall {
+        let item = |wanted: GetItem| PendingItem {
             key: wanted.key,
-            stretch: wanted.stretch(),
+            bytes: wanted.stretch(),
             range: wanted.range(),
-            again: wanted.is_sent(),
-            differs: false,
+            by_value: wanted.is_sent(),
+            mismatch: false,
             parts: None,
-            landed: None,
+            checksums: None,
             members: 0,
             base: None,
             outcome: None,
         };
-        let items: Vec<Item> = items.map(item).collect();
-        let bytes = items.iter().map(Item::bytes).sum();
-        Call::new(token, deadline, Work::Get(items, Stores::of(bytes)))
+        let items: Vec<PendingItem> = items.map(item).collect();
+        let bytes = items.iter().map(PendingItem::length).sum();
+        PendingCall::new(token, deadline, CallKind::Get(items, Stores::of(bytes)))
     }
 
-    pub fn put(token: u64, deadline: Mono, keys: Vec<(ObjectKey, u64)>, lend: Lend) -> Call {
+    pub fn put(token: u64, deadline: Mono, keys: Vec<(ObjectKey, u64)>, payload: PayloadFn) -> PendingCall {
         let (unsent, outcomes) = (VecDeque::new(), Vec::new());
-        let offer = Offer { keys, lend, unsent, sending: 0, outcomes };
-        Call::new(token, deadline, Work::Put(offer))
+        let put = PendingPut { keys, payload, unsent, sending: 0, outcomes };
+        PendingCall::new(token, deadline, CallKind::Put(put))
     }
 
-    pub fn told(token: u64, deadline: Mono, verb: Verb) -> Call {
-        Call::new(token, deadline, Work::Told(verb, Err(no_answer())))
+    pub fn control(token: u64, deadline: Mono, verb: Verb) -> PendingCall {
+        PendingCall::new(token, deadline, CallKind::Control(verb, Err(no_answer())))
     }
 
-    /// Whether it can be replied to: everything it lent is back.
+    /// Whether it has a response: it is finished and the link has returned its memory.
     pub fn is_done(&self) -> bool {
-        let back = match &self.work {
-            Work::Exists(..) | Work::Told(..) => true,
-            Work::Get(items, ..) => items.iter().all(|item| item.parts.is_some()),
-            Work::Put(offer) => offer.sending == 0,
+        let returned = match &self.kind {
+            CallKind::Exists(..) | CallKind::Control(..) => true,
+            CallKind::Get(items, ..) => items.iter().all(|item| item.parts.is_some()),
+            CallKind::Put(put) => put.sending == 0,
         };
-        self.over && back
+        self.finished && returned
     }
 
-    /// Whether it is a get, and done.
-    pub fn is_got(&self) -> bool {
-        matches!(self.work, Work::Get(..)) && self.is_done()
+    /// Whether it is a get that is done.
+    pub fn is_finished_get(&self) -> bool {
+        matches!(self.kind, CallKind::Get(..)) && self.is_done()
     }
 
-    pub fn reply(self) -> (u64, Reply) {
-        let got = |item: Item| Got {
-            again: item.differs && !item.again,
-            asked: (item.key, item.range, item.again),
+    pub fn into_response(self) -> (u64, Response) {
+        let result = |item: PendingItem| ItemResult {
+            retry: item.mismatch && !item.by_value,
+            request: (item.key, item.range, item.by_value),
             outcome: item.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late))),
             parts: item.parts.unwrap_or_default(),
-            proven: (item.landed.unwrap_or_default(), item.members, item.base),
+            verified: (item.checksums.unwrap_or_default(), item.members, item.base),
         };
-        let reply = match self.work {
-            Work::Exists(_, found) => Reply::Exists(found),
-            Work::Get(items, ..) => Reply::Get(items.into_iter().map(got).collect()),
-            Work::Put(mut offer) => {
-                offer.outcomes.resize_with(offer.keys.len(), || Err(no_answer()));
-                Reply::Put(offer.outcomes)
+        let response = match self.kind {
+            CallKind::Exists(_, found) => Response::Exists(found),
+            CallKind::Get(items, ..) => Response::Get(items.into_iter().map(result).collect()),
+            CallKind::Put(mut put) => {
+                put.outcomes.resize_with(put.keys.len(), || Err(no_answer()));
+                Response::Put(put.outcomes)
             }
-            Work::Told(_, told) => Reply::Told(told),
+            CallKind::Control(_, reply) => Response::Control(reply),
         };
-        (self.token, reply)
+        (self.token, response)
     }
 
-    /// An object's memory is back; with all of its bytes if it `landed`.
-    pub fn take_back(&mut self, item: u32, parts: Vec<Part>, landed: bool) {
-        if let Work::Get(items, _) = &mut self.work
+    /// The link returns an object's memory; `received` if all of its bytes arrived.
+    pub fn return_memory(&mut self, item: u32, parts: Vec<Part>, received: bool) {
+        if let CallKind::Get(items, _) = &mut self.kind
             && let Some(item) = items.get_mut(item as usize)
         {
-            item.landed = if landed && !self.over { verify::sums(&parts, &item.stretch) } else { None };
+            item.checksums =
+                if received && !self.finished { verify::block_checksums(&parts, &item.bytes) } else { None };
             item.parts = Some(parts);
         }
     }
 
-    /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block.
-    pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) {
-        let Work::Get(items, stores) = &mut self.work else { return };
+    /// The link returns an object's memory with a reference to the bytes: copy and checksum them
+    /// block by block.
+    pub fn copy_from_ref(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) {
+        let CallKind::Get(items, stores) = &mut self.kind else { return };
         if let Some(item) = items.get_mut(item as usize) {
-            item.landed =
-                if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown, *stores) };
+            item.checksums = if self.finished {
+                None
+            } else {
+                verify::copy_and_checksum(&mut parts, &item.bytes, shown, *stores)
+            };
             item.parts = Some(parts);
         }
     }
 
-    /// The link is done with a push.
-    pub fn pushed(&mut self) {
-        if let Work::Put(offer) = &mut self.work {
-            offer.sending -= 1;
+    /// The link has sent a push.
+    pub fn push_done(&mut self) {
+        if let CallKind::Put(put) = &mut self.kind {
+            put.sending -= 1;
         }
     }
 
-    /// The peer asks for bytes of a put.
-    pub fn pull(
+    /// Handle the peer's request for payload of a put.
+    pub fn handle_pull(
         &mut self,
         op: OpId,
         wanted: impl Iterator<Item = PullItem>,
     ) -> std::result::Result<(), FormatError> {
-        let broken = |field, value: u64| {
+        let violation = |field, value: u64| {
             Err(FormatError::Field { structure: "pull", field, value: value.to_string() })
         };
-        let Work::Put(offer) = &mut self.work else { return broken("op", op.0) };
+        let CallKind::Put(put) = &mut self.kind else { return violation("op", op.0) };
         for pull in wanted {
-            let Some((_, length)) = offer.keys.get(pull.item as usize) else {
-                return broken("item", pull.item.into());
+            let Some((_, length)) = put.keys.get(pull.item as usize) else {
+                return violation("item", pull.item.into());
             };
             if pull.offset + pull.length > *length {
-                return broken("length", pull.length);
+                return violation("length", pull.length);
             }
-            let parts = cut((offer.lend)(pull.item), pull.offset, pull.length);
-            offer.unsent.push_back(Push {
+            let parts = slice_parts((put.payload)(pull.item), pull.offset, pull.length);
+            put.unsent.push_back(Push {
                 op,
                 item: pull.item,
                 offset: pull.offset,
@@ -289,70 +297,84 @@ impl Call {
         Ok(())
     }
 
-    /// The next bytes to be sent.
+    /// The next payload to be sent.
     pub fn next_push(&mut self) -> Option<Push> {
-        let Work::Put(offer) = &mut self.work else { return None };
-        let push = offer.unsent.pop_front();
-        offer.sending += usize::from(push.is_some());
+        let CallKind::Put(put) = &mut self.kind else { return None };
+        let push = put.unsent.pop_front();
+        put.sending += usize::from(push.is_some());
         push
     }
 
-    /// The link had no room for them.
-    pub fn push_later(&mut self, push: Push) {
-        if let Work::Put(offer) = &mut self.work {
-            offer.sending -= 1;
-            offer.unsent.push_front(push);
+    /// Put back a push that the link had no capacity for.
+    pub fn requeue_push(&mut self, push: Push) {
+        if let CallKind::Put(put) = &mut self.kind {
+            put.sending -= 1;
+            put.unsent.push_front(push);
         }
     }
 
-    /// Nothing more is sent.
-    pub fn forget_unsent(&mut self) {
-        if let Work::Put(offer) = &mut self.work {
-            offer.unsent.clear();
+    /// Drop the payload that is not sent yet.
+    pub fn drop_unsent(&mut self) {
+        if let CallKind::Put(put) = &mut self.kind {
+            put.unsent.clear();
         }
     }
 
-    /// What the peer says became of it. An error is an answer to something else.
-    pub fn answer(&mut self, verb: Verb, answer: &Answer<'_>) -> std::result::Result<(), FormatError> {
-        self.over = true;
-        let other = |field, value: String| Err(FormatError::Field { structure: "outcome", field, value });
-        match (&mut self.work, answer) {
-            (_, Answer::Failed(failure)) => self.fail(&error(failure)),
-            (Work::Exists(keys, found), Answer::Bits(bits)) if bits.len() == *keys => {
+    /// Handle the peer's outcome. It is an error if the outcome does not match the request.
+    pub fn handle_outcome(
+        &mut self,
+        verb: Verb,
+        answer: &Answer<'_>,
+    ) -> std::result::Result<(), FormatError> {
+        self.finished = true;
+        let unexpected =
+            |field, value: String| Err(FormatError::Field { structure: "outcome", field, value });
+        match (&mut self.kind, answer) {
+            (_, Answer::Failed(failure)) => self.fail(&decode_error(failure)),
+            (CallKind::Exists(keys, found), Answer::Bits(bits)) if bits.len() == *keys => {
                 *found = Ok(bits.iter().collect());
             }
-            (Work::Get(items, ..), Answer::Items(said)) if said.len() == items.len() && blocks_fit(said) => {
-                judge_all(items, said);
+            (CallKind::Get(items, ..), Answer::Items(outcomes))
+                if outcomes.len() == items.len() && block_size_matches(outcomes) =>
+            {
+                verify_items(items, outcomes);
             }
-            (Work::Put(offer), Answer::Items(said)) if said.len() == offer.keys.len() => {
-                let outcome = |((key, _), said): (&(ObjectKey, u64), outcome::Item<'_>)| {
-                    if said.key_hash == key_hash(key) { stored(&said.verdict) } else { Err(no_answer()) }
+            (CallKind::Put(put), Answer::Items(outcomes)) if outcomes.len() == put.keys.len() => {
+                let outcome = |((key, _), item): (&(ObjectKey, u64), outcome::Item<'_>)| {
+                    if item.key_hash == key_hash(key) {
+                        decode_put_outcome(&item.verdict)
+                    } else {
+                        Err(no_answer())
+                    }
                 };
-                offer.outcomes = offer.keys.iter().zip(said.iter()).map(outcome).collect();
+                put.outcomes = put.keys.iter().zip(outcomes.iter()).map(outcome).collect();
             }
-            (Work::Told(asked, told), answer) if *asked == verb => match told_by(answer) {
-                Some(said) => *told = Ok(said),
-                None => return other("form", format!("{verb:?}")),
+            (CallKind::Control(expected, reply), answer) if *expected == verb => match decode_control(answer)
+            {
+                Some(decoded) => *reply = Ok(decoded),
+                None => return unexpected("form", format!("{verb:?}")),
             },
-            _ => return other("verb", format!("{verb:?}")),
+            _ => return unexpected("verb", format!("{verb:?}")),
         }
         Ok(())
     }
 
-    /// The same error for all of it.
+    /// Fail the whole call with one error.
     pub fn fail(&mut self, error: &Error) {
-        self.over = true;
-        match &mut self.work {
-            Work::Exists(_, found) => *found = Err(error.clone()),
-            Work::Get(items, ..) => items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone()))),
-            Work::Put(offer) => offer.outcomes = offer.keys.iter().map(|_| Err(error.clone())).collect(),
-            Work::Told(_, told) => *told = Err(error.clone()),
+        self.finished = true;
+        match &mut self.kind {
+            CallKind::Exists(_, found) => *found = Err(error.clone()),
+            CallKind::Get(items, ..) => {
+                items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone())))
+            }
+            CallKind::Put(put) => put.outcomes = put.keys.iter().map(|_| Err(error.clone())).collect(),
+            CallKind::Control(_, reply) => *reply = Err(error.clone()),
         }
     }
 }
 
 /// The bytes `offset..offset + len` of `parts`.
-fn cut(parts: Vec<Part>, offset: u64, len: u64) -> Vec<Part> {
+fn slice_parts(parts: Vec<Part>, offset: u64, len: u64) -> Vec<Part> {
     let (mut skip, mut left) = (offset as usize, len as usize);
     let mut taken = Vec::with_capacity(parts.len());
     for part in parts {
@@ -370,39 +392,40 @@ fn cut(parts: Vec<Part>, offset: u64, len: u64) -> Vec<Part> {
     taken
 }
 
-/// Whether checksums are of the blocks that this build knows; 0 where there are none.
-fn blocks_fit(said: &Items<'_>) -> bool {
-    said.block_bytes() == 0 || said.block_bytes() == BLOCK_BYTES
+/// Whether the block size of the checksums is the one of this build; 0 if there are none.
+fn block_size_matches(outcomes: &Items<'_>) -> bool {
+    outcomes.block_bytes() == 0 || outcomes.block_bytes() == BLOCK_BYTES
 }
 
-fn judge_all(items: &mut [Item], said: &Items<'_>) {
-    for (item, said) in items.iter_mut().zip(said.iter()) {
-        let outcome = match said.verdict {
-            // An answer about another object is no answer.
-            _ if said.key_hash != key_hash(&item.key) => Err(no_answer()),
+fn verify_items(items: &mut [PendingItem], outcomes: &Items<'_>) {
+    for (item, answer) in items.iter_mut().zip(outcomes.iter()) {
+        let outcome = match answer.verdict {
+            // An outcome for another object does not count.
+            _ if answer.key_hash != key_hash(&item.key) => Err(no_answer()),
             Verdict::Hit { tier, length, checksums, members, base } => {
                 (item.members, item.base) = (members, base.map(Box::new));
-                let whole = length == item.stretch.end - item.stretch.start;
-                let holds = |landed: &Checksums| checksums.iter().eq(landed.iter().copied());
-                match whole && item.landed.as_ref().is_some_and(holds) {
-                    true => Ok(GetOutcome::Hit { tier: tier_of(tier), bytes: length }),
+                let whole = length == item.length();
+                let matches = |received: &Checksums| checksums.iter().eq(received.iter().copied());
+                match whole && item.checksums.as_ref().is_some_and(matches) {
+                    true => Ok(GetOutcome::Hit { tier: decode_tier(tier), bytes: length }),
                     false => {
-                        item.differs = true;
+                        item.mismatch = true;
                         Ok(GetOutcome::Miss(MissCause::Damaged))
                     }
                 }
             }
-            Verdict::Miss(cause) => Ok(GetOutcome::Miss(miss(cause))),
-            Verdict::Failed(failure) => Err(error(&failure)),
+            Verdict::Miss(cause) => Ok(GetOutcome::Miss(decode_miss(cause))),
+            Verdict::Failed(failure) => Err(decode_error(&failure)),
             Verdict::Stored | Verdict::AlreadyPresent | Verdict::Waiting | Verdict::Refused => {
                 Err(no_answer())
             }
         };
         if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
-            match item.differs && !item.again {
-                // It may have been moved while it was copied: it is asked for once more.
-                true => tracing::debug!(key = %item.key, "a peer sent bytes that it does not vouch for"),
-                false => tracing::warn!(key = %item.key, "a peer sent bytes that it does not vouch for"),
+            match item.mismatch && !item.by_value {
+                // The object may have been moved during the copy; it is requested once more, by
+                // value.
+                true => tracing::debug!(key = %item.key, "bytes from a peer do not match its checksums"),
+                false => tracing::warn!(key = %item.key, "bytes from a peer do not match its checksums"),
             }
             item.parts.iter_mut().for_each(|parts| scatter::zero(parts));
         }

@@ -1,11 +1,13 @@
-//! A client's end of a link: operations under way, their deadlines, their memory.
+//! The client end of a link: its operations in flight, their deadlines and their memory.
 //!
 //! Invariants:
-//! - Memory that is lent to an operation comes back with its reply, and nothing touches it afterwards: an operation whose
-//!   time is up is retracted from the link before it is replied to.
-//! - Every operation is replied to once, whatever becomes of the peer.
-//! - Events are looked at in the order in which they came. Once a get is done the others wait until it was replied to: who has
-//!   several under way begins the next before the bytes of the others are copied.
+//! - An operation returns its memory with its response, and the link does not use that memory
+//!   afterwards. An operation past its deadline is retracted from the link before it gets a
+//!   response.
+//! - Every operation gets exactly one response, whatever the peer does.
+//! - Events are handled in order of arrival. Once a get is finished, later events wait until its
+//!   response is returned. So a caller with several gets in flight sends the next one before the
+//!   bytes of the others are copied.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -24,312 +26,325 @@ use pagelith_transport::closed::Closed;
 use pagelith_transport::link::{Event, Link};
 use pagelith_transport::shown::Shown;
 
-use super::call::{Call, Lend, Reply, Wanted};
+use super::call::{ItemRequest, PayloadFn, PendingCall, Response};
 use crate::api::error::{Error, ErrorKind, Result};
 
 /// Operations on one link.
-pub(crate) struct Caller {
+pub(crate) struct RpcClient {
     pub(crate) link: Box<dyn Link>,
-    pub(crate) calls: BTreeMap<OpId, Call>,
-    /// What came and was not looked at yet.
-    arrived: VecDeque<Event>,
-    /// A get is done that was not replied to.
-    is_done: bool,
-    last: u64,
+    pub(crate) calls: BTreeMap<OpId, PendingCall>,
+    /// Events that arrived and are not handled yet.
+    events: VecDeque<Event>,
+    /// A get is finished, and its response is not returned yet.
+    get_finished: bool,
+    last_op: u64,
     closed: Option<Closed>,
-    /// The peer has answered something.
+    /// The peer has sent an outcome over this link.
     answered: bool,
-    /// What is asked is a store's, of its peer.
-    of_store: bool,
+    /// This side is a store and the other side is its peer.
+    is_store: bool,
 }
 
-impl Caller {
-    pub fn new(link: Box<dyn Link>) -> Caller {
-        let (calls, arrived) = (BTreeMap::new(), VecDeque::new());
-        let (last, closed) = (0, None);
-        let (is_done, answered, of_store) = (false, false, false);
-        Caller { link, calls, arrived, is_done, last, closed, answered, of_store }
+impl RpcClient {
+    pub fn new(link: Box<dyn Link>) -> RpcClient {
+        let (calls, events) = (BTreeMap::new(), VecDeque::new());
+        let (last_op, closed) = (0, None);
+        let (get_finished, answered, is_store) = (false, false, false);
+        RpcClient { link, calls, events, get_finished, last_op, closed, answered, is_store }
     }
 
-    /// The same of a store that has the other side for a peer.
-    pub fn of_store(self) -> Caller {
-        Caller { of_store: true, ..self }
+    /// Marks the requests as those of a store to its peer.
+    pub fn for_store(self) -> RpcClient {
+        RpcClient { is_store: true, ..self }
     }
 
-    /// Why the link ended, once it has: what is asked from then on fails at once.
+    /// Why the link ended, if it did. Later requests fail at once.
     pub fn closed(&self) -> Option<&Closed> {
         self.closed.as_ref()
     }
 
-    /// Whether the peer has answered something over this link.
+    /// Whether the peer has sent an outcome over this link.
     pub fn has_answered(&self) -> bool {
         self.answered
     }
 
-    /// Which process the peer is.
+    /// Identifies the peer's process.
     pub fn peer_instance(&self) -> [u8; 16] {
         self.link.facts().peer_instance
     }
 
-    /// Whether both sides have a feature.
-    pub fn has(&self, feature: Feature) -> bool {
+    /// Whether both sides support a feature.
+    pub fn has_feature(&self, feature: Feature) -> bool {
         self.link.facts().features & feature.bit() != 0
     }
 
-    /// Where the peer can look at these bytes, if it can.
-    pub fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
+    /// Region and offset at which the peer can read these bytes, if it can.
+    pub fn region_offset(&self, parts: &[Part]) -> Option<(u32, u64)> {
         self.link.place(parts)
     }
 
-    /// Bytes that the peer says lie in a region of its own, if it has handed over such memory.
-    pub fn view(&self, (region, at): (u32, u64), length: u64) -> Option<Shown> {
-        let nowhere: Stretch = (OpId(0), 0, 0);
-        self.link.view(nowhere, (region, at), length)
+    /// A reference to bytes in a region of the peer, if the peer has shared that region.
+    pub fn peer_ref(&self, (region, at): (u32, u64), length: u64) -> Option<Shown> {
+        let no_item: Stretch = (OpId(0), 0, 0);
+        self.link.view(no_item, (region, at), length)
     }
 
-    /// Longest request in bytes.
+    /// Maximum length of a request in bytes.
     pub fn request_bytes_max(&self) -> usize {
         self.link.facts().control_bytes_max as usize
     }
 
-    /// Operations under way.
-    pub fn calls(&self) -> usize {
+    /// Number of operations in flight.
+    pub fn pending_calls(&self) -> usize {
         self.calls.len()
     }
 
-    /// Whether the peer owes an answer, also to what nobody waits for any more: with that the link has more room.
-    pub fn is_owed(&self) -> bool {
+    /// Whether the peer owes an outcome, also for abandoned operations: each outcome frees capacity
+    /// of the link.
+    pub fn expects_response(&self) -> bool {
         let in_flight =
             || (self.link.facts().operations_max as usize).saturating_sub(self.link.room().operations);
-        self.calls() > 0 || self.closed.is_none() && in_flight() > 0
+        self.pending_calls() > 0 || self.closed.is_none() && in_flight() > 0
     }
 
-    /// Something is about to be asked that takes a while to be put into words.
-    pub fn nudge(&mut self) {
+    /// Wake the peer before a request that takes a while to encode.
+    pub fn wake_peer(&mut self) {
         self.link.nudge();
     }
 
-    /// Move what is asked towards the peer, and look at nothing that it says.
-    pub fn send_on(&mut self) {
+    /// Write queued requests to the link without handling events.
+    pub fn flush_queue(&mut self) {
         self.link.send_on();
     }
 
-    /// The time of all operations is up.
-    pub fn hurry(&mut self, now: Mono) {
+    /// Let all operations reach their deadlines now.
+    pub fn expire_calls(&mut self, now: Mono) {
         self.calls.values_mut().for_each(|call| call.deadline = call.deadline.min(now));
     }
 
-    /// Ask which of these are there.
+    /// Ask the peer which of these objects it has.
     pub fn exists(&mut self, token: u64, keys: &[ObjectKey], terms: Terms, deadline: Mono) -> Result<()> {
-        self.ask(terms, &Ask::Exists(List::of(keys)), Call::exists(token, deadline, keys.len()))
+        self.send_bounded(
+            terms,
+            &Ask::Exists(List::of(keys)),
+            PendingCall::exists(token, deadline, keys.len()),
+        )
     }
 
-    /// Ask for the bytes of these. They are handed back if the link has no room for so many now.
+    /// Request these objects. Returns the requests if the link has no capacity for them now.
     pub fn get(
         &mut self,
         token: u64,
-        wanted: Vec<Wanted>,
+        requests: Vec<ItemRequest>,
         terms: Terms,
         deadline: Mono,
-    ) -> std::result::Result<(), (Error, Vec<Wanted>)> {
-        let items: Vec<GetItem> = wanted.iter().map(Wanted::item).collect();
-        let room = self.link.room();
-        if room.exposures < wanted.len() || room.frames == 0 {
-            return Err((self.no_room(), wanted));
+    ) -> std::result::Result<(), (Error, Vec<ItemRequest>)> {
+        let items: Vec<GetItem> = requests.iter().map(ItemRequest::wire_item).collect();
+        let capacity = self.link.room();
+        if capacity.exposures < requests.len() || capacity.frames == 0 {
+            return Err((self.capacity_error(), requests));
         }
-        let body = request::encode(self.said(terms), &Ask::Get(List::of(&items)));
-        let is_long =
-            body.len() > self.link.facts().control_bytes_max as usize || body.len() > room.frame_bytes;
-        if is_long || !self.may_ask(body.len()) {
-            return Err((self.no_room(), wanted));
+        let body = request::encode(self.with_origin(terms), &Ask::Get(List::of(&items)));
+        let is_too_long =
+            body.len() > self.link.facts().control_bytes_max as usize || body.len() > capacity.frame_bytes;
+        if is_too_long || !self.may_send(body.len()) {
+            return Err((self.capacity_error(), requests));
         }
-        let (op, asked) = (self.next_op(), body.len());
+        let (op, request_bytes) = (self.next_op(), body.len());
         if self.link.send(Frame::new(Kind::Request, op, body)).is_err() {
-            return Err((self.no_room(), wanted));
+            return Err((self.capacity_error(), requests));
         }
-        // The peer looks for them while their memory is made ready: what it says is looked at behind that.
+        // The peer looks up the objects while this side exposes their memory; events are handled
+        // afterwards.
         self.link.send_on();
-        let mut call = Call { asked, ..Call::get(token, deadline, items.iter().copied()) };
-        for (i, w) in wanted.into_iter().enumerate() {
-            if let Err(parts) = self.link.expose(op, i as u32, 0, w.parts) {
-                call.take_back(i as u32, parts, false);
+        let mut call =
+            PendingCall { request_bytes, ..PendingCall::get(token, deadline, items.iter().copied()) };
+        for (i, request) in requests.into_iter().enumerate() {
+            if let Err(parts) = self.link.expose(op, i as u32, 0, request.parts) {
+                call.return_memory(i as u32, parts, false);
             }
         }
         self.calls.insert(op, call);
         Ok(())
     }
 
-    /// Offer objects; `lend` gives the bytes of those that the peer wants.
+    /// Offer objects; `payload` returns the bytes of those that the peer pulls.
     pub fn put(
         &mut self,
         token: u64,
         draft: &PutDraft,
-        lend: Lend,
+        payload: PayloadFn,
         terms: Terms,
         deadline: Mono,
     ) -> Result<()> {
         let puts = draft.puts().map_err(|e| Error::invalid(e.to_string()))?;
         let keys = puts.objects().map(|object| (object.key, object.length)).collect();
-        self.ask(terms, &Ask::Put(puts), Call::put(token, deadline, keys, lend))
+        self.send_bounded(terms, &Ask::Put(puts), PendingCall::put(token, deadline, keys, payload))
     }
 
-    /// Ask what has one answer: a number, a report, a text.
-    pub fn tell(&mut self, token: u64, ask: &Ask<'_>, terms: Terms, deadline: Mono) -> Result<()> {
-        let body = request::encode(self.said(terms), ask);
-        self.send(body, Call::told(token, deadline, ask.verb()))
+    /// Send a request that has one reply: a number, a report, a text.
+    pub fn send_control(&mut self, token: u64, ask: &Ask<'_>, terms: Terms, deadline: Mono) -> Result<()> {
+        let body = request::encode(self.with_origin(terms), ask);
+        self.send(body, PendingCall::control(token, deadline, ask.verb()))
     }
 
-    fn ask(&mut self, terms: Terms, ask: &Ask<'_>, call: Call) -> Result<()> {
-        let body = request::encode(self.said(terms), ask);
-        match self.may_ask(body.len()) {
+    fn send_bounded(&mut self, terms: Terms, ask: &Ask<'_>, call: PendingCall) -> Result<()> {
+        let body = request::encode(self.with_origin(terms), ask);
+        match self.may_send(body.len()) {
             true => self.send(body, call),
-            false => Err(self.no_room()),
+            false => Err(self.capacity_error()),
         }
     }
 
-    /// Send a request, however much the peer was asked before.
-    fn send(&mut self, body: Vec<u8>, call: Call) -> Result<()> {
-        let (op, asked) = (self.next_op(), body.len());
+    /// Send a request, regardless of the bytes of requests in flight.
+    fn send(&mut self, body: Vec<u8>, call: PendingCall) -> Result<()> {
+        let (op, request_bytes) = (self.next_op(), body.len());
         if self.link.send(Frame::new(Kind::Request, op, body)).is_err() {
-            return Err(self.no_room());
+            return Err(self.capacity_error());
         }
-        self.calls.insert(op, Call { asked, ..call });
+        self.calls.insert(op, PendingCall { request_bytes, ..call });
         Ok(())
     }
 
-    /// As the peer is told.
-    fn said(&self, terms: Terms) -> Terms {
-        Terms { of_store: self.of_store && self.has(Feature::Peers), ..terms }
+    /// The options with the origin of the request: a client or a store.
+    fn with_origin(&self, terms: Terms) -> Terms {
+        Terms { of_store: self.is_store && self.has_feature(Feature::Peers), ..terms }
     }
 
     fn next_op(&mut self) -> OpId {
-        self.last += 1;
-        OpId(self.last)
+        self.last_op += 1;
+        OpId(self.last_op)
     }
 
-    fn no_room(&self) -> Error {
+    fn capacity_error(&self) -> Error {
         match &self.closed {
             Some(why) => Error::new(ErrorKind::Unavailable, format!("no link to the peer: {why}")),
-            None => Error::busy("too much is asked of the peer at once"),
+            None => Error::busy("too many bytes of requests are in flight to the peer"),
         }
     }
 
-    /// Go on as far as it goes now; what has ended.
-    pub fn poll(&mut self, now: Mono, replies: &mut Vec<(u64, Reply)>) {
+    /// Make progress without waiting; appends the responses of finished operations.
+    pub fn poll(&mut self, now: Mono, responses: &mut Vec<(u64, Response)>) {
         let mut events = Vec::new();
         self.link.poll(&mut events);
-        self.take(events);
-        self.go_on(now, replies);
+        self.handle_events(events);
+        self.advance(now, responses);
     }
 
-    /// As `poll`, but wait until something happens, at most `timeout`.
-    pub fn wait(&mut self, now: Mono, timeout: Duration, replies: &mut Vec<(u64, Reply)>) {
+    /// As `poll`, but wait until an event arrives, at most `timeout`.
+    pub fn wait(&mut self, now: Mono, timeout: Duration, responses: &mut Vec<(u64, Response)>) {
         let mut events = Vec::new();
-        let due = self.calls.values().filter(|call| !call.over).map(|call| call.deadline.since(now)).min();
+        let due =
+            self.calls.values().filter(|call| !call.finished).map(|call| call.deadline.since(now)).min();
         let timeout = timeout.min(due.unwrap_or(timeout));
-        match self.arrived.is_empty() {
+        match self.events.is_empty() {
             true => self.link.wait(&mut events, timeout),
             false => self.link.poll(&mut events),
         }
-        self.take(events);
-        self.go_on(now, replies);
+        self.handle_events(events);
+        self.advance(now, responses);
     }
 
-    fn go_on(&mut self, now: Mono, replies: &mut Vec<(u64, Reply)>) {
-        let late: Vec<OpId> =
-            self.calls.iter().filter(|(_, c)| !c.over && now >= c.deadline).map(|(id, _)| *id).collect();
-        let given_up = !late.is_empty();
+    fn advance(&mut self, now: Mono, responses: &mut Vec<(u64, Response)>) {
+        let late: Vec<OpId> = self
+            .calls
+            .iter()
+            .filter(|(_, call)| !call.finished && now >= call.deadline)
+            .map(|(id, _)| *id)
+            .collect();
+        let any_late = !late.is_empty();
         late.into_iter().for_each(|op| self.cancel(op));
         for call in self.calls.values_mut() {
             while let Some(push) = call.next_push() {
                 if let Err(push) = self.link.push(push) {
-                    call.push_later(push);
+                    call.requeue_push(push);
                     break;
                 }
             }
         }
-        match given_up {
-            // What was retracted comes back at the next look.
+        match any_late {
+            // Poll once more to receive the memory of retracted operations.
             true => {
                 let mut events = Vec::new();
                 self.link.poll(&mut events);
-                self.take(events);
+                self.handle_events(events);
             }
             false => self.link.send_on(),
         }
         let done: Vec<OpId> =
             self.calls.iter().filter(|(_, call)| call.is_done()).map(|(id, _)| *id).collect();
-        let over = done.into_iter().filter_map(|op| self.calls.remove(&op)).map(Call::reply);
-        replies.extend(over);
-        self.is_done = false;
+        let finished =
+            done.into_iter().filter_map(|op| self.calls.remove(&op)).map(PendingCall::into_response);
+        responses.extend(finished);
+        self.get_finished = false;
     }
 
-    /// Its time is up.
+    /// End an operation whose deadline has passed.
     fn cancel(&mut self, op: OpId) {
-        // If the peer cannot be told, it finds out by its own deadline.
+        // If the cancel frame cannot be sent, the peer applies its own deadline.
         let _ = self.link.send(Frame::bare(Kind::Cancel, op));
-        self.give_up(op);
+        self.abandon(op);
     }
 
-    /// Nothing more is waited for but the memory.
-    fn give_up(&mut self, op: OpId) {
+    /// Wait only for the memory of the operation.
+    fn abandon(&mut self, op: OpId) {
         if let Some(call) = self.calls.get_mut(&op) {
-            call.over = true;
-            call.forget_unsent();
+            call.finished = true;
+            call.drop_unsent();
         }
         self.link.retract(op);
     }
 
-    fn take(&mut self, events: Vec<Event>) {
-        self.arrived.extend(events);
-        while !self.is_done
-            && let Some(event) = self.arrived.pop_front()
+    fn handle_events(&mut self, events: Vec<Event>) {
+        self.events.extend(events);
+        while !self.get_finished
+            && let Some(event) = self.events.pop_front()
         {
-            if let Err(error) = self.event(event) {
-                self.broken(&error);
+            if let Err(error) = self.handle_event(event) {
+                self.close_after_violation(&error);
             }
         }
     }
 
-    fn broken(&mut self, error: &FormatError) {
-        tracing::warn!(peer = %self.link.facts().peer, %error, "a peer broke the protocol");
+    fn close_after_violation(&mut self, error: &FormatError) {
+        tracing::warn!(peer = %self.link.facts().peer, %error, "peer violated the protocol; link closed");
         self.link.close();
-        let mut events: Vec<Event> = self.arrived.drain(..).collect();
+        let mut events: Vec<Event> = self.events.drain(..).collect();
         self.link.poll(&mut events);
         for event in events {
-            // Memory that comes back, and the end.
-            let _ = self.event(event);
+            // Only returned memory and the end of the link matter now.
+            let _ = self.handle_event(event);
         }
     }
 
-    fn event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
+    fn handle_event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
         match event {
-            Event::Frame(frame) => self.frame(&frame)?,
+            Event::Frame(frame) => self.handle_frame(&frame)?,
             Event::Landed { op, item, parts, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
-                    call.take_back(item, parts, true);
+                    call.return_memory(item, parts, true);
                 }
             }
             Event::Shown { op, item, parts, shown, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
-                    call.take_shown(item, parts, &shown);
+                    call.copy_from_ref(item, parts, &shown);
                 }
                 self.link.took(shown);
             }
             Event::Retracted { op, item, parts, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
-                    call.take_back(item, parts, false);
+                    call.return_memory(item, parts, false);
                 }
             }
             Event::Pushed { op, parts, .. } => {
                 drop(parts);
-                self.calls.get_mut(&op).into_iter().for_each(Call::pushed);
+                self.calls.get_mut(&op).into_iter().for_each(PendingCall::push_done);
             }
             Event::Closed(why) => {
                 let error = Error::new(ErrorKind::Unavailable, format!("the link to the peer ended: {why}"));
-                for call in self.calls.values_mut().filter(|call| !call.over) {
+                for call in self.calls.values_mut().filter(|call| !call.finished) {
                     call.fail(&error);
-                    call.forget_unsent();
+                    call.drop_unsent();
                 }
                 self.closed.get_or_insert(why);
             }
@@ -337,20 +352,20 @@ impl Caller {
         Ok(())
     }
 
-    fn frame(&mut self, frame: &Frame) -> std::result::Result<(), FormatError> {
-        // What was given up may be answered still.
-        let Some(call) = self.calls.get_mut(&frame.op).filter(|call| !call.over) else { return Ok(()) };
+    fn handle_frame(&mut self, frame: &Frame) -> std::result::Result<(), FormatError> {
+        // Frames for abandoned operations are dropped.
+        let Some(call) = self.calls.get_mut(&frame.op).filter(|call| !call.finished) else { return Ok(()) };
         match frame.kind {
             Kind::Pull => {
-                let wanted = pull::decode(&frame.body)?;
-                call.pull(frame.op, wanted.iter())?;
+                let pulls = pull::decode(&frame.body)?;
+                call.handle_pull(frame.op, pulls.iter())?;
             }
             Kind::Outcome => {
                 let (verb, answer) = outcome::decode(&frame.body)?;
                 self.answered = true;
-                call.answer(verb, &answer)?;
-                self.is_done |= call.is_got();
-                self.give_up(frame.op);
+                call.handle_outcome(verb, &answer)?;
+                self.get_finished |= call.is_finished_get();
+                self.abandon(frame.op);
             }
             _ => {}
         }

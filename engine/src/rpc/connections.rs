@@ -1,4 +1,4 @@
-//! One thread's questions to other stores: its links to them, and what came back.
+//! The connections of one thread to peers, and the responses that arrived over them.
 
 use std::time::Duration;
 
@@ -6,91 +6,101 @@ use pagelith_io::clock::Mono;
 use pagelith_io::sync::Arc;
 use rustc_hash::FxHashMap;
 
-use super::pool::Lines;
-use super::{Remote, Reply};
+use super::pool::ConnectionPool;
+use super::{Remote, Response};
 
-/// Links and replies. One thread's.
-pub(crate) struct Desk {
-    pub lines: Lines,
-    replies: FxHashMap<u64, Reply>,
+/// A connection pool and its responses. Used by one thread.
+pub(crate) struct PeerConnections {
+    pub pool: ConnectionPool,
+    responses: FxHashMap<u64, Response>,
     last_token: u64,
-    patient: bool,
+    is_client: bool,
 }
 
-impl Desk {
-    pub fn new(remote: Arc<Remote>) -> Desk {
-        Desk { lines: Lines::new(remote), replies: FxHashMap::default(), last_token: 0, patient: false }
+impl PeerConnections {
+    pub fn new(remote: Arc<Remote>) -> PeerConnections {
+        PeerConnections {
+            pool: ConnectionPool::new(remote),
+            responses: FxHashMap::default(),
+            last_token: 0,
+            is_client: false,
+        }
     }
 
-    /// Of a process that has no other store: one that answers late is asked on, as long as its link stands.
-    pub fn patient(remote: Arc<Remote>) -> Desk {
-        Desk { patient: true, lines: Lines::of_client(remote.clone()), ..Desk::new(remote) }
+    /// For a process without a store of its own. A late answer is no failure while its link is up.
+    pub fn for_client(remote: Arc<Remote>) -> PeerConnections {
+        PeerConnections {
+            is_client: true,
+            pool: ConnectionPool::for_client(remote.clone()),
+            ..PeerConnections::new(remote)
+        }
     }
 
-    /// A number for a new question.
-    pub fn token(&mut self) -> u64 {
+    /// A token for a new request.
+    pub fn next_token(&mut self) -> u64 {
         self.last_token += 1;
         self.last_token
     }
 
-    /// Whether something is on its way.
+    /// Whether a dial or an operation is in progress.
     pub fn is_busy(&self) -> bool {
-        self.lines.is_busy()
+        self.pool.is_busy()
     }
 
-    /// Move everything as far as it goes now.
+    /// Make progress on all connections without waiting.
     pub fn poll(&mut self, now: Mono) {
-        self.lines.poll(now, &mut self.replies);
+        self.pool.poll(now, &mut self.responses);
     }
 
-    /// As `poll`, but wait until something happens, at most `timeout`.
+    /// As `poll`, but wait until an event arrives, at most `timeout`.
     pub fn wait(&mut self, now: Mono, timeout: Duration) {
-        self.lines.wait(now, timeout, &mut self.replies);
+        self.pool.wait(now, timeout, &mut self.responses);
     }
 
-    /// Let a store be for at most `timeout`, unless something happens on its link.
-    pub fn rest(&mut self, peer: usize, now: Mono, timeout: Duration) {
-        self.lines.rest(peer, now, timeout, &mut self.replies);
+    /// Wait for an event on the link of one peer, at most `timeout`.
+    pub fn wait_for_peer(&mut self, peer: usize, now: Mono, timeout: Duration) {
+        self.pool.wait_for_peer(peer, now, timeout, &mut self.responses);
     }
 
-    /// Have the stores hear what they are asked, before anything that they said is looked at.
-    pub fn send_on(&mut self) {
-        self.lines.send_on();
+    /// Write queued requests to the links without handling events.
+    pub fn flush_queues(&mut self) {
+        self.pool.flush_queues();
     }
 
-    /// Wait for no answer of a store's any more: what it was asked comes back as if its time were up.
-    pub fn give_up(&mut self, peer: usize, now: Mono) {
-        self.lines.stands_mut(peer).into_iter().for_each(|caller| caller.hurry(now));
+    /// Let all calls to a peer reach their deadlines now.
+    pub fn expire_calls(&mut self, peer: usize, now: Mono) {
+        self.pool.live_mut(peer).into_iter().for_each(|client| client.expire_calls(now));
     }
 
-    /// Whether a store's link has something of what it was asked, memory for one.
-    pub fn is_asked(&self, peer: usize) -> bool {
-        self.lines.is_asked(peer)
+    /// Whether the link of a peer has calls in flight, which may hold memory of callers.
+    pub fn has_pending_calls(&self, peer: usize) -> bool {
+        self.pool.has_pending_calls(peer)
     }
 
-    /// Whether something was answered that nobody took yet.
-    pub fn has_replies(&self) -> bool {
-        !self.replies.is_empty()
+    /// Whether there are responses that were not taken.
+    pub fn has_responses(&self) -> bool {
+        !self.responses.is_empty()
     }
 
-    /// The reply to a question, once.
-    pub fn take(&mut self, token: u64) -> Option<Reply> {
-        self.replies.remove(&token)
+    /// The response for a token, once.
+    pub fn take_response(&mut self, token: u64) -> Option<Response> {
+        self.responses.remove(&token)
     }
 
-    /// All replies that nobody took yet.
-    pub fn take_all(&mut self) -> FxHashMap<u64, Reply> {
-        std::mem::take(&mut self.replies)
+    /// All responses that were not taken.
+    pub fn take_responses(&mut self) -> FxHashMap<u64, Response> {
+        std::mem::take(&mut self.responses)
     }
 
-    /// A store answered, or failed to. A link that ended under a question is no failure: links end when they are idle,
-    /// several at once, and the next dial says whether the store can be reached.
-    pub fn note(&self, peer: usize, failed: bool, now: Mono) {
-        if failed && self.lines.has_ended(peer) {
+    /// Record in the breaker that a peer answered or failed. A link that ended during a call is no
+    /// failure: idle links end, several at once, and the next dial shows whether the peer is
+    /// reachable.
+    pub fn record_result(&self, peer: usize, failed: bool, now: Mono) {
+        if failed && self.pool.has_ended(peer) {
             return;
         }
-        let stands = self.patient && self.lines.stands(peer).is_some();
-        self.lines.remote().breaker(peer, |breaker| match (failed, stands) {
+        let is_live = self.is_client && self.pool.live(peer).is_some();
+        self.pool.remote().breaker(peer, |breaker| match (failed, is_live) {
             (true, true) => {}
             (true, false) => breaker.failed(now),
             (false, _) => breaker.answered(),
@@ -115,20 +125,22 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_answers_is_forgiven_the_failures_before_it() {
+    fn answer_resets_earlier_failures_of_the_peer() {
         let dial = std::sync::Arc::new(Down);
         let peer = Peer { name: "far".into(), weight: 1.0, preferred: false, dial };
-        let desk = Desk::new(Arc::new(Remote::new(vec![peer]).expect("a peer")));
+        let connections = PeerConnections::new(Arc::new(Remote::new(vec![peer]).expect("a peer")));
         let now = Mono::default();
-        let asks = |desk: &Desk| desk.lines.remote().breaker(0, |breaker| breaker.may_ask(now));
+        let may_ask = |connections: &PeerConnections| {
+            connections.pool.remote().breaker(0, |breaker| breaker.may_ask(now))
+        };
         for round in 0..5 {
             for _ in 0..2 {
-                desk.note(0, true, now);
-                assert_eq!(asks(&desk), Some(true), "round={round}");
+                connections.record_result(0, true, now);
+                assert_eq!(may_ask(&connections), Some(true), "round={round}");
             }
-            desk.note(0, false, now);
+            connections.record_result(0, false, now);
         }
-        (0..3).for_each(|_| desk.note(0, true, now));
-        assert_eq!(asks(&desk), Some(false), "three in a row");
+        (0..3).for_each(|_| connections.record_result(0, true, now));
+        assert_eq!(may_ask(&connections), Some(false), "three in a row");
     }
 }

@@ -1,57 +1,57 @@
-//! What a peer says became of something, in this side's words: [`crate::server`] has the other way.
+//! Converts outcomes of the wire protocol into types of the API. [`crate::server`] has the reverse.
 
 use pagelith_layouts::wire::outcome::{
     Answer, CauseTag, ErrorTag, Failure, Flushed, Happened, TierTag, Verdict,
 };
 use pagelith_layouts::wire::printable::Printable;
 
-use super::call::{Told, no_answer};
+use super::call::{ControlReply, no_answer};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::events::{Event, Since};
 use crate::api::outcome::{FlushReport, MissCause, PutOutcome, Tier};
 
-pub(crate) fn stored(verdict: &Verdict<'_>) -> Result<PutOutcome> {
+pub(crate) fn decode_put_outcome(verdict: &Verdict<'_>) -> Result<PutOutcome> {
     match verdict {
         Verdict::Stored => Ok(PutOutcome::Stored),
         Verdict::AlreadyPresent => Ok(PutOutcome::AlreadyPresent),
         Verdict::Waiting => Ok(PutOutcome::Waiting),
         Verdict::Refused => Ok(PutOutcome::Refused),
-        Verdict::Failed(failure) => Err(error(failure)),
+        Verdict::Failed(failure) => Err(decode_error(failure)),
         Verdict::Hit { .. } | Verdict::Miss(_) => Err(no_answer()),
     }
 }
 
-pub(crate) fn told_by(answer: &Answer<'_>) -> Option<Told> {
+pub(crate) fn decode_control(answer: &Answer<'_>) -> Option<ControlReply> {
     match answer {
-        Answer::Number(number) => Some(Told::Number(*number)),
+        Answer::Number(number) => Some(ControlReply::Number(*number)),
         Answer::Flushed(said) => {
             let Flushed { durable_objects, durable_bytes, refused_objects, lost_objects } = *said;
             let report = FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects };
-            Some(Told::Flushed(report))
+            Some(ControlReply::Flushed(report))
         }
-        Answer::Text(text) => Some(Told::Text((*text).to_owned())),
-        Answer::Bits(bits) => Some(Told::Bits(bits.iter().collect())),
+        Answer::Text(text) => Some(ControlReply::Text((*text).to_owned())),
+        Answer::Bits(bits) => Some(ControlReply::Bits(bits.iter().collect())),
         Answer::Events(said) => {
-            let events = said.iter().map(happened).collect();
-            Some(Told::Events(Since { events, next: said.next, lost: said.lost }))
+            let events = said.iter().map(decode_event).collect();
+            Some(ControlReply::Events(Since { events, next: said.next, lost: said.lost }))
         }
         Answer::Views(views) => {
-            Some(Told::Views(views.iter().map(|view| (view.key_hash(), view.lies())).collect()))
+            Some(ControlReply::Views(views.iter().map(|view| (view.key_hash(), view.lies())).collect()))
         }
         Answer::Items(_) | Answer::Failed(_) => None,
     }
 }
 
-fn happened(said: Happened) -> Event {
+fn decode_event(said: Happened) -> Event {
     match said {
-        Happened::Stored(tier, key, new) => Event::Stored { tier: tier_of(tier), key, new },
-        Happened::Removed(tier, key, gone) => Event::Removed { tier: tier_of(tier), key, gone },
+        Happened::Stored(tier, key, new) => Event::Stored { tier: decode_tier(tier), key, new },
+        Happened::Removed(tier, key, gone) => Event::Removed { tier: decode_tier(tier), key, gone },
         Happened::Cleared(namespace) => Event::Cleared { namespace },
-        Happened::Forgot(tier) => Event::Forgot { tier: tier_of(tier) },
+        Happened::Forgot(tier) => Event::Forgot { tier: decode_tier(tier) },
     }
 }
 
-pub(crate) fn tier_of(tier: TierTag) -> Tier {
+pub(crate) fn decode_tier(tier: TierTag) -> Tier {
     match tier {
         TierTag::Memory => Tier::Memory,
         TierTag::Ssd => Tier::Ssd,
@@ -59,7 +59,7 @@ pub(crate) fn tier_of(tier: TierTag) -> Tier {
     }
 }
 
-pub(crate) fn miss(cause: CauseTag) -> MissCause {
+pub(crate) fn decode_miss(cause: CauseTag) -> MissCause {
     match cause {
         CauseTag::Absent => MissCause::Absent,
         CauseTag::Damaged => MissCause::Damaged,
@@ -69,7 +69,7 @@ pub(crate) fn miss(cause: CauseTag) -> MissCause {
     }
 }
 
-pub(crate) fn error(failure: &Failure<'_>) -> Error {
+pub(crate) fn decode_error(failure: &Failure<'_>) -> Error {
     let kind = match failure.error {
         ErrorTag::Invalid => ErrorKind::Invalid,
         ErrorTag::Busy => ErrorKind::Busy,

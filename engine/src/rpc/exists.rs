@@ -1,117 +1,134 @@
-//! Look-ups of what is not here, asked of the peers.
+//! Lookups at peers, for keys that are not in this store.
 
 use pagelith_io::clock::Mono;
 use pagelith_layouts::key::ObjectKey;
 
-use super::Reply;
-use super::connections::Desk;
-use super::pool::Standing;
-use super::remote_get::{Heard, Manner, Question, Round, State, is_over, no_link, questions};
+use super::Response;
+use super::connections::PeerConnections;
+use super::pool::ConnState;
+use super::remote_get::{
+    CallOptions, LinkFailures, PeerRequest, RequestState, Round, is_done, no_link, split_by_peer,
+};
 use crate::api::error::{Error, ErrorKind, Result};
 
-/// Keys that are not here.
+/// A lookup of keys at peers.
 pub(crate) struct RemoteExists {
     keys: Vec<ObjectKey>,
     found: Vec<bool>,
-    questions: Vec<Question<(usize, ObjectKey)>>,
-    manner: Manner,
+    requests: Vec<PeerRequest<(usize, ObjectKey)>>,
+    options: CallOptions,
     failed: Option<Error>,
-    /// What others are asked for if the preferred peer has it not.
-    next: Vec<(usize, ObjectKey)>,
+    /// Keys for the second round, if the preferred peer does not have them.
+    second_round: Vec<(usize, ObjectKey)>,
 }
 
 impl RemoteExists {
-    /// Ask for those of `keys` that were not `found`.
-    pub fn begin(desk: &Desk, keys: &[ObjectKey], found: Vec<bool>, manner: Manner) -> RemoteExists {
+    /// Look up those of `keys` that are not `found` in this store.
+    pub fn begin(
+        connections: &PeerConnections,
+        keys: &[ObjectKey],
+        found: Vec<bool>,
+        options: CallOptions,
+    ) -> RemoteExists {
         let absent = || keys.iter().enumerate().filter(|(at, _)| !found[*at]).map(|(at, key)| (at, *key));
-        let questions = questions(desk, absent().map(|(at, key)| (key, 1, (at, key))), Round::First);
-        let next = absent().filter(|(_, key)| desk.lines.remote().asked_next(key).is_some()).collect();
-        RemoteExists { keys: keys.to_vec(), found, questions, manner, failed: None, next }
+        let requests =
+            split_by_peer(connections, absent().map(|(at, key)| (key, 1, (at, key))), Round::First);
+        let second_round =
+            absent().filter(|(_, key)| connections.pool.remote().second_choice(key).is_some()).collect();
+        RemoteExists { keys: keys.to_vec(), found, requests, options, failed: None, second_round }
     }
 
-    /// Go on as far as it goes now; true once every key has its answer.
-    pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
-        let (mut over, mut heard) = (true, Heard::default());
-        for question in &mut self.questions {
-            let peer = question.peer;
-            question.state = match std::mem::replace(&mut question.state, State::Over) {
-                State::New(keys) => ask_exists(desk, peer, keys, self.manner, now).unwrap_or_else(|error| {
-                    self.failed.get_or_insert(error);
-                    State::Over
-                }),
-                State::Asked(token, of) => match desk.take(token) {
-                    Some(Reply::Exists(found)) => {
-                        heard.note_reply(desk, peer, found.is_err());
+    /// Make progress without waiting; true once every key has its answer.
+    pub fn advance(&mut self, connections: &mut PeerConnections, now: Mono) -> bool {
+        let (mut all_done, mut failures) = (true, LinkFailures::default());
+        for request in &mut self.requests {
+            let peer = request.peer;
+            request.state = match std::mem::replace(&mut request.state, RequestState::Done) {
+                RequestState::Queued(keys) => send_exists(connections, peer, keys, self.options, now)
+                    .unwrap_or_else(|error| {
+                        self.failed.get_or_insert(error);
+                        RequestState::Done
+                    }),
+                RequestState::Sent(token, indices) => match connections.take_response(token) {
+                    Some(Response::Exists(found)) => {
+                        failures.record_response(connections, peer, found.is_err());
                         match found {
                             Ok(found) => {
-                                of.into_iter().zip(found).for_each(|(at, here)| self.found[at] |= here);
-                                State::Over
+                                indices.into_iter().zip(found).for_each(|(at, here)| self.found[at] |= here);
+                                RequestState::Done
                             }
-                            Err(_) if question.repeats(desk, self.manner.deadline, now) => {
-                                State::New(of.into_iter().map(|at| (at, self.keys[at])).collect())
+                            Err(_) if request.should_retry(connections, self.options.deadline, now) => {
+                                RequestState::Queued(
+                                    indices.into_iter().map(|at| (at, self.keys[at])).collect(),
+                                )
                             }
                             Err(error) => {
                                 self.failed = Some(error);
-                                State::Over
+                                RequestState::Done
                             }
                         }
                     }
-                    Some(_) => State::Over,
-                    None => State::Asked(token, of),
+                    Some(_) => RequestState::Done,
+                    None => RequestState::Sent(token, indices),
                 },
-                State::Over => State::Over,
+                RequestState::Done => RequestState::Done,
             };
-            over &= is_over(&question.state);
+            all_done &= is_done(&request.state);
         }
-        heard.tell(desk, now);
-        over && (!self.ask_next(desk) || self.advance(desk, now))
+        failures.apply(connections, now);
+        all_done && (!self.start_second_round(connections) || self.advance(connections, now))
     }
 
-    /// Ask others for what the preferred peer has not, if there is any.
-    fn ask_next(&mut self, desk: &Desk) -> bool {
-        let mut next = std::mem::take(&mut self.next);
+    /// Ask the owners for keys that the preferred peer does not have; false if there are none.
+    fn start_second_round(&mut self, connections: &PeerConnections) -> bool {
+        let mut next = std::mem::take(&mut self.second_round);
         next.retain(|(at, _)| !self.found[*at]);
-        let any = !next.is_empty();
-        if any {
-            self.questions =
-                questions(desk, next.into_iter().map(|(at, key)| (key, 1, (at, key))), Round::Next);
+        let has_next = !next.is_empty();
+        if has_next {
+            self.requests = split_by_peer(
+                connections,
+                next.into_iter().map(|(at, key)| (key, 1, (at, key))),
+                Round::Second,
+            );
         }
-        any
+        has_next
     }
 
-    /// Why some were not answered, if so.
+    /// The first error, if some keys have no answer.
     pub fn failed(&self) -> Option<&Error> {
         self.failed.as_ref()
     }
 
-    /// The answers; of those that were not answered, no.
+    /// The answers; false for keys without an answer.
     pub fn finish(self) -> Vec<bool> {
         self.found
     }
 }
 
-fn ask_exists(
-    desk: &mut Desk,
+fn send_exists(
+    connections: &mut PeerConnections,
     peer: usize,
     keys: Vec<(usize, ObjectKey)>,
-    manner: Manner,
+    options: CallOptions,
     now: Mono,
-) -> Result<State<(usize, ObjectKey)>> {
-    let token = desk.token();
-    let caller = match desk.lines.standing(peer, now) {
-        Standing::Up(caller) if now < manner.deadline => caller,
-        Standing::Soon if now < manner.deadline => return Ok(State::New(keys)),
-        Standing::Soon => {
-            desk.note(peer, true, now);
+) -> Result<RequestState<(usize, ObjectKey)>> {
+    let token = connections.next_token();
+    let client = match connections.pool.connect(peer, now) {
+        ConnState::Up(client) if now < options.deadline => client,
+        ConnState::Connecting if now < options.deadline => return Ok(RequestState::Queued(keys)),
+        ConnState::Connecting => {
+            connections.record_result(peer, true, now);
             return Err(no_link());
         }
-        Standing::Up(_) | Standing::Down => return Err(no_link()),
+        ConnState::Up(_) | ConnState::Down => return Err(no_link()),
     };
-    let asked: Vec<ObjectKey> = keys.iter().map(|(_, key)| *key).collect();
-    let behind = keys.first().map_or(0, |(at, _)| *at);
-    match caller.exists(token, &asked, manner.terms(now, behind), manner.deadline) {
-        Ok(()) => Ok(State::Asked(token, keys.into_iter().map(|(at, _)| at).collect())),
-        Err(Error { kind: ErrorKind::Busy, .. }) if caller.is_owed() => Ok(State::New(keys)),
+    let request: Vec<ObjectKey> = keys.iter().map(|(_, key)| *key).collect();
+    let depth = keys.first().map_or(0, |(at, _)| *at);
+    match client.exists(token, &request, options.terms(now, depth), options.deadline) {
+        Ok(()) => Ok(RequestState::Sent(token, keys.into_iter().map(|(at, _)| at).collect())),
+        Err(Error { kind: ErrorKind::Busy, .. }) if client.expects_response() => {
+            Ok(RequestState::Queued(keys))
+        }
         Err(error) => Err(error),
     }
 }

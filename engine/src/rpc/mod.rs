@@ -1,12 +1,16 @@
-//! The remote tier: peers' stores behind DRAM and SSD. What is not here is asked of the peer that owns its page; what is put
-//! here goes to that peer too, in the background.
+//! The remote tier: the stores of peers, below DRAM and SSD. A get that misses in this store is
+//! sent to the peer that owns the key's page. A put is sent to that peer too, in the background.
 //!
-//! - Each session has its own link to each peer ([`lines`]), and so has the task that writes ([`writer`]).
-//! - Bytes that a peer sends are verified where they landed, before the caller hears `Hit` ([`verify`]).
-//! - All peers are told of removals and clears, and hold meanwhile ([`telling`]).
-//! - A peer that does not answer costs misses: after three failures it is not asked for a while.
+//! - Each session has its own link to each peer (`pool`), and so has the task that writes to
+//!   peers (`background::peer_writer`).
+//! - Bytes from a peer are verified in their destination before the caller gets `Hit` (`verify`).
+//! - All peers are notified of removals and clears. Until all have answered, they keep no objects
+//!   that stores send each other (`background::peer_removals`).
+//! - A peer that does not respond costs misses: after three failures it gets no requests for a
+//!   while.
 
 pub(crate) mod call;
+mod capacity;
 pub(crate) mod client;
 pub(crate) mod connections;
 mod decode;
@@ -14,7 +18,6 @@ pub(crate) mod exists;
 pub(crate) mod pool;
 pub(crate) mod remote_get;
 pub(crate) mod removal_fence;
-mod room;
 pub(crate) mod scatter;
 pub(crate) mod tail;
 pub(crate) mod verify;
@@ -28,19 +31,20 @@ use pagelith_transport::dial::Dial;
 
 use crate::api::error::{Error, Result};
 
-pub(crate) use call::{Lend, Reply, Told};
+pub(crate) use call::{ControlReply, PayloadFn, Response};
 
 /// A store process that holds pages for this one.
 #[derive(Clone)]
 pub struct Peer {
-    /// Its name, the same at every store that shares it: which pages it owns hangs on it.
+    /// Its name, the same at every store that shares it. The pages that it owns depend on the name.
     pub name: String,
-    /// Its share of the pages beside the others'; above 0.
+    /// Its share of the pages, relative to the weights of the other peers; above 0.
     pub weight: f64,
-    /// What is put here goes to it as long as it can be reached, whoever owns its page, and it is asked before that one: a store on this host,
-    /// say. One of the peers at most. Who shares the others and does not prefer it finds nothing there.
+    /// Puts go to this peer while it is reachable, whichever peer owns the page, and gets try it
+    /// before the owner: for example, a store on this host. At most one peer may be preferred. A
+    /// store that shares the other peers but does not prefer this one finds none of these puts.
     pub preferred: bool,
-    /// How it is reached.
+    /// Connects to it.
     pub dial: Arc<dyn Dial>,
 }
 
@@ -50,22 +54,22 @@ pub(crate) struct Remote {
     preferred: Option<usize>,
     pub dials: Vec<Arc<dyn Dial>>,
     breakers: Vec<Mutex<Breaker>>,
-    /// Wakes the task that writes.
+    /// Wakes the task that writes to peers.
     pub work: Signal,
 }
 
 impl Remote {
-    /// Peers, each name once and each weight above 0, and one preferred at most.
+    /// Requires unique names, weights above 0 and at most one preferred peer.
     pub fn new(peers: Vec<Peer>) -> Result<Remote> {
         for (i, peer) in peers.iter().enumerate() {
             let Peer { name, weight, .. } = peer;
             if !(weight.is_finite() && *weight > 0.0) {
                 return Err(Error::invalid(format!(
-                    "a peer's weight is above 0 name={name} weight={weight}"
+                    "peer weight must be above 0 name={name} weight={weight}"
                 )));
             }
             if peers[..i].iter().any(|other| other.name == *name) {
-                return Err(Error::invalid(format!("a peer is named twice name={name}")));
+                return Err(Error::invalid(format!("peer name is not unique name={name}")));
             }
         }
         let preferred = peers.iter().position(|peer| peer.preferred);
@@ -83,23 +87,23 @@ impl Remote {
         owner_of(&self.owners, key)
     }
 
-    /// The peer that is preferred to whoever owns a page.
+    /// The preferred peer, which precedes the owner of a page.
     pub fn preferred(&self) -> Option<usize> {
         self.preferred
     }
 
-    /// Who is asked for what lies on the key's page.
-    pub fn asked(&self, key: &ObjectKey) -> Option<usize> {
+    /// The peer that gets the first request for the key.
+    pub fn first_choice(&self, key: &ObjectKey) -> Option<usize> {
         self.preferred.or_else(|| self.owner(key))
     }
 
-    /// Who is asked for it then, if that one has it not.
-    pub fn asked_next(&self, key: &ObjectKey) -> Option<usize> {
+    /// The peer that gets the second request, if the first does not have the object.
+    pub fn second_choice(&self, key: &ObjectKey) -> Option<usize> {
         let preferred = self.preferred?;
         self.owner(key).filter(|owner| *owner != preferred)
     }
 
-    /// Look at, or change, what is known of a peer.
+    /// Read or update the circuit breaker of a peer.
     pub fn breaker<R>(&self, peer: usize, with: impl FnOnce(&mut Breaker) -> R) -> Option<R> {
         let breaker = self.breakers.get(peer)?;
         Some(with(&mut breaker.lock().unwrap_or_else(PoisonError::into_inner)))

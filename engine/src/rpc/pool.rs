@@ -1,4 +1,4 @@
-//! One thread's links to the peers: made when they are first needed, made again after they ended.
+//! The links of one thread to its peers. A link is dialed on first use, and again after it ended.
 
 use std::time::Duration;
 
@@ -10,263 +10,282 @@ use pagelith_transport::dial::{Dialing, Dialled};
 use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
 
-use super::client::Caller;
-use super::{Remote, Reply};
+use super::client::RpcClient;
+use super::{Remote, Response};
 
-/// How long to wait for one link while others, too, may bring something.
-const TURN: Duration = Duration::from_millis(1);
+/// Longest wait on one link while other links may have events.
+const WAIT_SLICE: Duration = Duration::from_millis(1);
 
-enum Line {
+enum Connection {
     None,
     Dialing(Box<dyn Dialing>),
-    Up(Box<Caller>),
+    Up(Box<RpcClient>),
 }
 
-/// Whether a peer can be asked.
-pub(crate) enum Standing<'a> {
-    /// Now, through this.
-    Up(&'a mut Caller),
-    /// Soon, perhaps.
-    Soon,
-    /// Not now.
+/// Whether a peer accepts requests.
+pub(crate) enum ConnState<'a> {
+    /// The link is up.
+    Up(&'a mut RpcClient),
+    /// A dial is in progress.
+    Connecting,
+    /// The peer is unreachable, or its breaker is open.
     Down,
 }
 
-/// The links.
-pub(crate) struct Lines {
+/// The links to all peers.
+pub(crate) struct ConnectionPool {
     remote: Arc<Remote>,
-    lines: Vec<Line>,
-    made: u64,
-    /// They are a store's, to its peers.
-    of_store: bool,
+    connections: Vec<Connection>,
+    generation: u64,
+    /// This process is a store; otherwise it is a client.
+    is_store: bool,
 }
 
-impl Lines {
-    pub fn new(remote: Arc<Remote>) -> Lines {
-        let lines = remote.dials.iter().map(|_| Line::None).collect();
-        Lines { remote, lines, made: 0, of_store: true }
+impl ConnectionPool {
+    pub fn new(remote: Arc<Remote>) -> ConnectionPool {
+        let connections = remote.dials.iter().map(|_| Connection::None).collect();
+        ConnectionPool { remote, connections, generation: 0, is_store: true }
     }
 
-    /// Of a process that has no store of its own.
-    pub fn of_client(remote: Arc<Remote>) -> Lines {
-        Lines { of_store: false, ..Lines::new(remote) }
+    /// For a process without a store of its own.
+    pub fn for_client(remote: Arc<Remote>) -> ConnectionPool {
+        ConnectionPool { is_store: false, ..ConnectionPool::new(remote) }
     }
 
-    /// How many links were made so far: what was held over an earlier one is held no more.
-    pub fn made(&self) -> u64 {
-        self.made
+    /// Number of links that were established so far. A lease belongs to the generation in which it
+    /// was acquired and ends with it.
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     pub fn remote(&self) -> &Arc<Remote> {
         &self.remote
     }
 
-    /// Take a link that was made elsewhere.
+    /// Use a link that the caller has established.
     pub fn adopt(&mut self, peer: usize, link: Box<dyn Link>) {
-        if let Some(line) = self.lines.get_mut(peer) {
-            self.made += 1;
-            *line = up(link, self.of_store);
+        if let Some(connection) = self.connections.get_mut(peer) {
+            self.generation += 1;
+            *connection = connected(link, self.is_store);
         }
     }
 
-    /// The peer's link that stands now, as far as this side knows.
-    pub fn stands(&self, peer: usize) -> Option<&Caller> {
-        match self.lines.get(peer) {
-            Some(Line::Up(caller)) if caller.closed().is_none() => Some(caller),
-            Some(Line::Up(_) | Line::Dialing(_) | Line::None) | None => None,
+    /// The link to a peer, if it is up as far as this side knows.
+    pub fn live(&self, peer: usize) -> Option<&RpcClient> {
+        match self.connections.get(peer) {
+            Some(Connection::Up(client)) if client.closed().is_none() => Some(client),
+            Some(Connection::Up(_) | Connection::Dialing(_) | Connection::None) | None => None,
         }
     }
 
-    /// The same, to be asked.
-    pub fn stands_mut(&mut self, peer: usize) -> Option<&mut Caller> {
-        match self.lines.get_mut(peer) {
-            Some(Line::Up(caller)) if caller.closed().is_none() => Some(caller),
-            Some(Line::Up(_) | Line::Dialing(_) | Line::None) | None => None,
+    /// As [`ConnectionPool::live`], for sending.
+    pub fn live_mut(&mut self, peer: usize) -> Option<&mut RpcClient> {
+        match self.connections.get_mut(peer) {
+            Some(Connection::Up(client)) if client.closed().is_none() => Some(client),
+            Some(Connection::Up(_) | Connection::Dialing(_) | Connection::None) | None => None,
         }
     }
 
-    /// Whether the peer had a link that has ended, and none was made since.
+    /// Whether the link to a peer has ended and no new one was established.
     pub fn has_ended(&self, peer: usize) -> bool {
-        match self.lines.get(peer) {
-            Some(Line::Up(caller)) => caller.closed().is_some(),
-            Some(Line::Dialing(_) | Line::None) | None => false,
+        match self.connections.get(peer) {
+            Some(Connection::Up(client)) => client.closed().is_some(),
+            Some(Connection::Dialing(_) | Connection::None) | None => false,
         }
     }
 
-    /// The same, if the peer ended it: it does nothing more of what it was asked.
+    /// As [`ConnectionPool::has_ended`], if the peer ended it: the peer does not execute the
+    /// requests in flight.
     pub fn was_ended_by_peer(&self, peer: usize) -> bool {
-        match self.lines.get(peer) {
-            Some(Line::Up(caller)) => caller.closed().is_some_and(Closed::is_by_peer),
-            Some(Line::Dialing(_) | Line::None) | None => false,
+        match self.connections.get(peer) {
+            Some(Connection::Up(client)) => client.closed().is_some_and(Closed::is_by_peer),
+            Some(Connection::Dialing(_) | Connection::None) | None => false,
         }
     }
 
-    /// A peer's link; one is made if there is none.
-    pub fn standing(&mut self, peer: usize, now: Mono) -> Standing<'_> {
-        let ended = |line: &Line| match line {
-            Line::Up(caller) => caller.closed().is_some() && caller.calls() == 0,
-            Line::None => true,
-            Line::Dialing(_) => false,
+    /// The state of a peer's link; dials if there is none.
+    pub fn connect(&mut self, peer: usize, now: Mono) -> ConnState<'_> {
+        let needs_dial = |connection: &Connection| match connection {
+            Connection::Up(client) => client.closed().is_some() && client.pending_calls() == 0,
+            Connection::None => true,
+            Connection::Dialing(_) => false,
         };
-        // A link that stands says little: the host behind it may be cut off without a word.
-        if !self.may_ask(peer, now) && (self.of_store || !self.is_back(peer, now)) {
-            return Standing::Down;
+        // An established link proves little: its host may be cut off without notice.
+        if !self.may_send(peer, now) && (self.is_store || !self.probe(peer, now)) {
+            return ConnState::Down;
         }
-        if self.lines.get(peer).is_none_or(ended) && !self.dial(peer, now) {
-            return Standing::Down;
+        if self.connections.get(peer).is_none_or(needs_dial) && !self.dial(peer, now) {
+            return ConnState::Down;
         }
-        match self.lines.get_mut(peer) {
-            Some(Line::Up(caller)) if caller.closed().is_none() => Standing::Up(caller),
-            Some(Line::Up(_) | Line::Dialing(_)) => Standing::Soon,
-            Some(Line::None) | None => Standing::Down,
+        match self.connections.get_mut(peer) {
+            Some(Connection::Up(client)) if client.closed().is_none() => ConnState::Up(client),
+            Some(Connection::Up(_) | Connection::Dialing(_)) => ConnState::Connecting,
+            Some(Connection::None) | None => ConnState::Down,
         }
     }
 
-    fn may_ask(&self, peer: usize, now: Mono) -> bool {
+    fn may_send(&self, peer: usize, now: Mono) -> bool {
         self.remote.breaker(peer, |breaker| breaker.may_ask(now)).unwrap_or(false)
     }
 
-    /// Whether a client's only store, which is left alone, is there again. It is looked for once a second, and nobody waits for that: a
-    /// store that has peers has misses meanwhile, and a client without its store has nothing else.
-    fn is_back(&mut self, peer: usize, now: Mono) -> bool {
-        let dials = match self.lines.get(peer) {
-            Some(Line::Up(caller)) if caller.closed().is_none() => return true,
-            Some(Line::Up(caller)) => caller.calls() == 0,
-            Some(Line::None) => true,
-            Some(Line::Dialing(_)) => false,
+    /// Whether a client's only store, whose breaker is open, is reachable again. The pool dials it
+    /// once a second and does not wait for the dial. A store with peers accepts misses meanwhile; a
+    /// client without its store has nothing else.
+    fn probe(&mut self, peer: usize, now: Mono) -> bool {
+        let needs_dial = match self.connections.get(peer) {
+            Some(Connection::Up(client)) if client.closed().is_none() => return true,
+            Some(Connection::Up(client)) => client.pending_calls() == 0,
+            Some(Connection::None) => true,
+            Some(Connection::Dialing(_)) => false,
             None => return false,
         };
-        let looks = |breaker: &mut Breaker| breaker.may_look(now);
-        if dials && (!self.remote.breaker(peer, looks).unwrap_or(false) || !self.dial(peer, now)) {
+        let should_probe = |breaker: &mut Breaker| breaker.may_look(now);
+        if needs_dial && (!self.remote.breaker(peer, should_probe).unwrap_or(false) || !self.dial(peer, now))
+        {
             return false;
         }
-        if let Some(Line::Dialing(_)) = self.lines.get(peer) {
-            self.turn(peer, now, None, &mut FxHashMap::default());
+        if let Some(Connection::Dialing(_)) = self.connections.get(peer) {
+            self.poll_peer(peer, now, None, &mut FxHashMap::default());
         }
-        self.may_ask(peer, now)
+        self.may_send(peer, now)
     }
 
-    /// The peer could not be reached. While it is left alone that was said, and nobody waited for it.
-    fn not_reached(&self, peer: usize, now: Mono, why: &Closed) {
+    /// Record that the peer is unreachable. While its breaker is open this was logged already, and
+    /// no caller waited for it.
+    fn record_unreachable(&self, peer: usize, now: Mono, why: &Closed) {
         let name = &self.remote.owners[peer].name;
-        if self.may_ask(peer, now) {
+        if self.may_send(peer, now) {
             tracing::warn!(peer = %name, %why, "peer cannot be reached");
             self.remote.breaker(peer, |breaker| breaker.failed(now));
         } else {
-            tracing::debug!(peer = %name, %why, "peer cannot be reached still");
+            tracing::debug!(peer = %name, %why, "peer is still unreachable");
         }
     }
 
     fn dial(&mut self, peer: usize, now: Mono) -> bool {
-        let (Some(line), Some(dial)) = (self.lines.get_mut(peer), self.remote.dials.get(peer)) else {
+        let (Some(connection), Some(dial)) = (self.connections.get_mut(peer), self.remote.dials.get(peer))
+        else {
             return false;
         };
-        *line = Line::None;
+        *connection = Connection::None;
         match dial.begin() {
-            Ok(dialing) => *line = Line::Dialing(dialing),
+            Ok(dialing) => *connection = Connection::Dialing(dialing),
             Err(why) => {
-                self.not_reached(peer, now, &why);
+                self.record_unreachable(peer, now, &why);
                 return false;
             }
         }
         true
     }
 
-    /// Move everything as far as it goes now; what has ended, by token.
-    pub fn poll(&mut self, now: Mono, replies: &mut FxHashMap<u64, Reply>) {
-        for peer in 0..self.lines.len() {
-            self.turn(peer, now, None, replies);
+    /// Make progress on all links without waiting; adds responses by token.
+    pub fn poll(&mut self, now: Mono, responses: &mut FxHashMap<u64, Response>) {
+        for peer in 0..self.connections.len() {
+            self.poll_peer(peer, now, None, responses);
         }
     }
 
-    /// As `poll`, but wait until something happens, at most `timeout`.
-    pub fn wait(&mut self, now: Mono, timeout: Duration, replies: &mut FxHashMap<u64, Reply>) {
-        let busy: Vec<usize> = (0..self.lines.len()).filter(|peer| is_busy(&self.lines[*peer])).collect();
-        let each = if busy.len() == 1 { timeout } else { timeout.min(TURN) };
+    /// As `poll`, but wait until an event arrives, at most `timeout`.
+    pub fn wait(&mut self, now: Mono, timeout: Duration, responses: &mut FxHashMap<u64, Response>) {
+        let busy: Vec<usize> =
+            (0..self.connections.len()).filter(|peer| is_busy(&self.connections[*peer])).collect();
+        let each = if busy.len() == 1 { timeout } else { timeout.min(WAIT_SLICE) };
         for peer in busy {
-            let had = replies.len();
-            self.turn(peer, now, Some(each), replies);
-            if replies.len() > had {
+            let before = responses.len();
+            self.poll_peer(peer, now, Some(each), responses);
+            if responses.len() > before {
                 break;
             }
         }
     }
 
-    /// Let a peer's link be for at most `timeout`, unless something happens on it.
-    pub fn rest(&mut self, peer: usize, now: Mono, timeout: Duration, replies: &mut FxHashMap<u64, Reply>) {
-        self.turn(peer, now, Some(timeout), replies);
+    /// Wait for an event on the link of one peer, at most `timeout`.
+    pub fn wait_for_peer(
+        &mut self,
+        peer: usize,
+        now: Mono,
+        timeout: Duration,
+        responses: &mut FxHashMap<u64, Response>,
+    ) {
+        self.poll_peer(peer, now, Some(timeout), responses);
     }
 
-    /// Move what is asked towards the peers, and look at nothing that they say.
-    pub fn send_on(&mut self) {
-        for line in &mut self.lines {
-            if let Line::Up(caller) = line {
-                caller.send_on();
+    /// Write queued requests to the links without handling events.
+    pub fn flush_queues(&mut self) {
+        for connection in &mut self.connections {
+            if let Connection::Up(client) = connection {
+                client.flush_queue();
             }
         }
     }
 
-    /// Whether the peer's link, standing or ended, has calls that are not replied to.
-    pub fn is_asked(&self, peer: usize) -> bool {
-        match self.lines.get(peer) {
-            Some(Line::Up(caller)) => caller.calls() > 0,
-            Some(Line::Dialing(_) | Line::None) | None => false,
+    /// Whether the link to a peer, up or ended, has calls in flight.
+    pub fn has_pending_calls(&self, peer: usize) -> bool {
+        match self.connections.get(peer) {
+            Some(Connection::Up(client)) => client.pending_calls() > 0,
+            Some(Connection::Dialing(_) | Connection::None) | None => false,
         }
     }
 
-    /// Whether something is on its way.
+    /// Whether a dial or an operation is in progress.
     pub fn is_busy(&self) -> bool {
-        self.lines.iter().any(is_busy)
+        self.connections.iter().any(is_busy)
     }
 
-    fn turn(&mut self, peer: usize, now: Mono, wait: Option<Duration>, replies: &mut FxHashMap<u64, Reply>) {
-        let next = match std::mem::replace(&mut self.lines[peer], Line::None) {
-            Line::None => Line::None,
-            Line::Dialing(dialing) => {
-                let dialled = match wait {
+    fn poll_peer(
+        &mut self,
+        peer: usize,
+        now: Mono,
+        wait: Option<Duration>,
+        responses: &mut FxHashMap<u64, Response>,
+    ) {
+        let next = match std::mem::replace(&mut self.connections[peer], Connection::None) {
+            Connection::None => Connection::None,
+            Connection::Dialing(dialing) => {
+                let progress = match wait {
                     Some(timeout) => dialing.wait(timeout),
                     None => dialing.poll(),
                 };
-                match dialled {
-                    Dialled::Waiting(dialing) => Line::Dialing(dialing),
+                match progress {
+                    Dialled::Waiting(dialing) => Connection::Dialing(dialing),
                     Dialled::Ready(link) => {
                         self.remote.breaker(peer, |breaker| breaker.answered());
-                        self.made += 1;
-                        up(link, self.of_store)
+                        self.generation += 1;
+                        connected(link, self.is_store)
                     }
                     Dialled::Over(why) => {
-                        self.not_reached(peer, now, &why);
-                        Line::None
+                        self.record_unreachable(peer, now, &why);
+                        Connection::None
                     }
                 }
             }
-            Line::Up(mut caller) => {
+            Connection::Up(mut client) => {
                 let mut ended = Vec::new();
                 match wait {
-                    Some(timeout) => caller.wait(now, timeout, &mut ended),
-                    None => caller.poll(now, &mut ended),
+                    Some(timeout) => client.wait(now, timeout, &mut ended),
+                    None => client.poll(now, &mut ended),
                 }
-                replies.extend(ended);
-                Line::Up(caller)
+                responses.extend(ended);
+                Connection::Up(client)
             }
         };
-        self.lines[peer] = next;
+        self.connections[peer] = next;
     }
 }
 
-fn up(link: Box<dyn Link>, of_store: bool) -> Line {
+fn connected(link: Box<dyn Link>, is_store: bool) -> Connection {
     for missing in &link.facts().missing {
-        tracing::warn!(peer = %link.facts().peer, missing, "the peer lacks a feature");
+        tracing::warn!(peer = %link.facts().peer, missing, "peer lacks a protocol feature");
     }
-    let caller = Caller::new(link);
-    Line::Up(Box::new(if of_store { caller.of_store() } else { caller }))
+    let client = RpcClient::new(link);
+    Connection::Up(Box::new(if is_store { client.for_store() } else { client }))
 }
 
-fn is_busy(line: &Line) -> bool {
-    match line {
-        Line::None => false,
-        Line::Dialing(_) => true,
-        Line::Up(caller) => caller.is_owed(),
+fn is_busy(connection: &Connection) -> bool {
+    match connection {
+        Connection::None => false,
+        Connection::Dialing(_) => true,
+        Connection::Up(client) => client.expects_response(),
     }
 }
 
@@ -287,7 +306,7 @@ mod tests {
     use super::super::Peer;
     use super::*;
 
-    /// A host that is cut off: nobody answers, and nobody says so.
+    /// A host that is cut off: it does not answer, and no error is reported.
     struct CutOff;
 
     impl Dial for CutOff {
@@ -307,21 +326,21 @@ mod tests {
     }
 
     #[test]
-    fn who_did_not_answer_three_times_is_not_waited_for() {
+    fn peer_with_three_failures_is_down_until_the_pause_ends() {
         let peer =
             Peer { name: "far".into(), weight: 1.0, preferred: false, dial: std::sync::Arc::new(CutOff) };
         let remote = Arc::new(Remote::new(vec![peer]).expect("a peer"));
-        let mut lines = Lines::new(remote.clone());
+        let mut pool = ConnectionPool::new(remote.clone());
         for ms in [0, 500, 1000] {
-            assert!(matches!(lines.standing(0, at(ms)), Standing::Soon), "ms={ms}");
+            assert!(matches!(pool.connect(0, at(ms)), ConnState::Connecting), "ms={ms}");
             remote.breaker(0, |breaker| breaker.failed(at(ms)));
         }
-        assert!(matches!(lines.standing(0, at(1001)), Standing::Down), "it is waited for again and again");
-        // It goes on meanwhile, and is asked once the pause is over.
-        assert!(lines.is_busy() && matches!(lines.standing(0, at(2000)), Standing::Soon));
+        assert!(matches!(pool.connect(0, at(1001)), ConnState::Down), "the failed peer is still dialed");
+        // The dial continues, and the peer is tried again after the pause.
+        assert!(pool.is_busy() && matches!(pool.connect(0, at(2000)), ConnState::Connecting));
     }
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
     /// A host that refuses links until it is up.
     struct Host {
@@ -335,8 +354,9 @@ mod tests {
         }
     }
 
-    /// A host that is down, lines to it that have failed so often that it is left alone for half a minute from 0 ms on, and its listener.
-    fn left_alone(of_client: bool) -> (Listener, Arc<Host>, Lines) {
+    /// A host that is down, its listener, and a pool with so many failures that the breaker is open
+    /// for 30 seconds from 0 ms on.
+    fn failed_host(for_client: bool) -> (Listener, Arc<Host>, ConnectionPool) {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let (offer, limits) = (|who| Offer::of_this_build([who; 16]), Limits::default());
         let listen = Listen {
@@ -353,8 +373,8 @@ mod tests {
         for _ in 0..20 {
             remote.breaker(0, |breaker| breaker.failed(at(0)));
         }
-        let lines = if of_client { Lines::of_client(remote) } else { Lines::new(remote) };
-        (listener, host, lines)
+        let pool = if for_client { ConnectionPool::for_client(remote) } else { ConnectionPool::new(remote) };
+        (listener, host, pool)
     }
 
     fn at(ms: u64) -> Mono {
@@ -362,45 +382,45 @@ mod tests {
     }
 
     #[test]
-    fn a_client_finds_its_only_store_a_second_after_its_return_and_waits_for_nothing() {
-        let (mut listener, host, mut lines) = left_alone(true);
+    fn client_finds_its_restarted_store_within_a_second_without_waiting() {
+        let (mut listener, host, mut pool) = failed_host(true);
         for ms in [0, 500, 1000, 5000] {
-            assert!(matches!(lines.standing(0, at(ms)), Standing::Down), "ms={ms}");
+            assert!(matches!(pool.connect(0, at(ms)), ConnState::Down), "ms={ms}");
         }
         host.up.store(true, Relaxed);
-        assert!(matches!(lines.standing(0, at(5999)), Standing::Down), "looked for not even a second ago");
+        assert!(matches!(pool.connect(0, at(5999)), ConnState::Down), "probed less than a second ago");
         let (mut arrivals, clock) = (Vec::new(), SystemClock::new());
-        let end = clock.now().after(PATIENCE);
-        while !matches!(lines.standing(0, at(6000)), Standing::Up(_)) {
+        let end = clock.now().after(TEST_TIMEOUT);
+        while !matches!(pool.connect(0, at(6000)), ConnState::Up(_)) {
             listener.wait(&mut arrivals, Duration::from_millis(1));
-            assert!(clock.now() < end, "not found");
+            assert!(clock.now() < end, "store was not found");
         }
-        let asked = lines.remote().breaker(0, |breaker| breaker.may_ask(at(6000)));
-        assert_eq!(asked, Some(true), "others ask it too: it is forgiven");
+        let may_ask = pool.remote().breaker(0, |breaker| breaker.may_ask(at(6000)));
+        assert_eq!(may_ask, Some(true), "the breaker is closed for other threads too");
     }
 
     #[test]
-    fn a_store_leaves_a_peer_alone_until_the_pause_is_over_and_forgives_it_then() {
-        let (mut listener, host, mut lines) = left_alone(false);
+    fn store_does_not_dial_failed_peer_until_the_pause_ends() {
+        let (mut listener, host, mut pool) = failed_host(false);
         host.up.store(true, Relaxed);
         for ms in [0, 1000, 29_999] {
-            assert!(matches!(lines.standing(0, at(ms)), Standing::Down), "ms={ms}");
+            assert!(matches!(pool.connect(0, at(ms)), ConnState::Down), "ms={ms}");
         }
-        let (mut arrivals, mut replies) = (Vec::new(), FxHashMap::default());
+        let (mut arrivals, mut responses) = (Vec::new(), FxHashMap::default());
         let clock = SystemClock::new();
-        let end = clock.now().after(PATIENCE);
-        while !matches!(lines.standing(0, at(30_000)), Standing::Up(_)) {
-            lines.poll(at(30_000), &mut replies);
+        let end = clock.now().after(TEST_TIMEOUT);
+        while !matches!(pool.connect(0, at(30_000)), ConnState::Up(_)) {
+            pool.poll(at(30_000), &mut responses);
             listener.wait(&mut arrivals, Duration::from_millis(1));
-            assert!(clock.now() < end, "not asked");
+            assert!(clock.now() < end, "peer was not dialed");
         }
-        // As if nothing had been: it takes three failures again.
-        let fails = |lines: &Lines| lines.remote().breaker(0, |breaker| breaker.failed(at(30_000)));
+        // The breaker is reset: it takes three failures again.
+        let fail = |pool: &ConnectionPool| pool.remote().breaker(0, |breaker| breaker.failed(at(30_000)));
         for _ in 0..2 {
-            fails(&lines);
-            assert!(matches!(lines.standing(0, at(30_000)), Standing::Up(_)));
+            fail(&pool);
+            assert!(matches!(pool.connect(0, at(30_000)), ConnState::Up(_)));
         }
-        fails(&lines);
-        assert!(matches!(lines.standing(0, at(30_000)), Standing::Down));
+        fail(&pool);
+        assert!(matches!(pool.connect(0, at(30_000)), ConnState::Down));
     }
 }

@@ -1,4 +1,4 @@
-//! What a batch did not find here, asked of the peers.
+//! Gets at peers, for objects that a batch did not find in this store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -11,349 +11,370 @@ use pagelith_layouts::wire::outcome::Base;
 use pagelith_layouts::wire::request::Terms;
 use pagelith_tiers::policy::Recency;
 
-use super::Reply;
-use super::call::Wanted;
-use super::connections::Desk;
-use super::pool::Standing;
+use super::Response;
+use super::call::ItemRequest;
+use super::connections::PeerConnections;
+use super::pool::ConnState;
 use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::group_info::Together;
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, Proof, Tier};
 use crate::api::stats::Counters;
-use crate::rpc::removal_fence::Quiet;
-use crate::state::group_info::Together;
+use crate::rpc::removal_fence::FenceEpoch;
 
-/// Most keys of one question.
+/// Maximum keys of one request.
 const KEYS_MAX: usize = 4096;
-/// Most bytes that the outcome of one question may take: well below what every reader takes.
+/// Maximum bytes of one outcome: well below the limit of every receiver.
 const OUTCOME_BYTES_MAX: u64 = 256 << 10;
-/// Most bytes of an item's outcome beside its checksums.
+/// Maximum bytes of one item of an outcome, without its checksums.
 const ITEM_BYTES: u64 = 600;
 
-/// An object that a batch of gets did not find.
+/// An object that a batch of gets did not find in this store.
 #[derive(Clone)]
-pub(crate) struct Missed {
-    /// Its number in the batch.
-    pub at: usize,
+pub(crate) struct MissedItem {
+    /// Its index in the batch.
+    pub index: usize,
     pub key: ObjectKey,
     pub range: Option<Range<u64>>,
 }
 
-/// How a question is put.
+/// Recency and deadline of a call.
 #[derive(Clone, Copy)]
-pub(crate) struct Manner {
-    pub at: Recency,
+pub(crate) struct CallOptions {
+    pub recency: Recency,
     pub deadline: Mono,
 }
 
-impl Manner {
-    /// Of a question whose first object lies so far behind the batch's first.
-    pub fn terms(&self, now: Mono, behind: usize) -> Terms {
+impl CallOptions {
+    /// The options of a request whose first object is `depth` objects after the first of the batch.
+    pub fn terms(&self, now: Mono, depth: usize) -> Terms {
         let left = self.deadline.since(now).max(Duration::from_millis(1));
         let deadline_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
-        let depth = self.at.depth.saturating_add(u32::try_from(behind).unwrap_or(u32::MAX));
-        Terms { deadline_ms, depth, request: self.at.epoch, of_store: false }
+        let depth = self.recency.depth.saturating_add(u32::try_from(depth).unwrap_or(u32::MAX));
+        Terms { deadline_ms, depth, request: self.recency.epoch, of_store: false }
     }
 }
 
-/// Who is asked.
+/// Where the gets are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    /// Peers, for what is not here: only their hits count.
+pub(crate) enum GetTarget {
+    /// To peers, after misses in this store: only their hits count.
     Peers,
-    /// The store that this process is attached to: what it says is the outcome.
+    /// To the store that this process is attached to: its answer is the outcome.
     Store,
 }
 
-/// Of two: the preferred peer is asked for all of it first, and for what it has not whoever owns its page.
+/// With a preferred peer there are two rounds: the first asks the preferred peer for all objects,
+/// the second asks the owners for those that it does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
     First,
-    Next,
+    Second,
 }
 
-pub(crate) enum State<T> {
-    /// To be asked.
-    New(Vec<T>),
-    /// Asked under this token, of these in the batch.
-    Asked(u64, Vec<usize>),
-    Over,
+pub(crate) enum RequestState<T> {
+    /// To be sent.
+    Queued(Vec<T>),
+    /// Sent under this token, for these indices of the batch.
+    Sent(u64, Vec<usize>),
+    Done,
 }
 
-pub(crate) struct Question<T> {
+pub(crate) struct PeerRequest<T> {
     pub peer: usize,
-    pub state: State<T>,
-    /// It was asked once more, since its link ended under it.
-    repeated: bool,
+    pub state: RequestState<T>,
+    /// It was sent a second time, because its link ended.
+    retried: bool,
 }
 
-impl<T> Question<T> {
-    /// Whether it is asked once more: the link that it was asked over has ended, for the first time.
-    pub fn repeats(&mut self, desk: &Desk, deadline: Mono, now: Mono) -> bool {
-        let repeats = !self.repeated && now < deadline && desk.lines.stands(self.peer).is_none();
-        self.repeated |= repeats;
-        repeats
+impl<T> PeerRequest<T> {
+    /// Whether to send it again: its link ended, for the first time.
+    pub fn should_retry(&mut self, connections: &PeerConnections, deadline: Mono, now: Mono) -> bool {
+        let retries = !self.retried && now < deadline && connections.pool.live(self.peer).is_none();
+        self.retried |= retries;
+        retries
     }
 }
 
-/// Split into questions: by who is asked, each of at most so much.
-pub(crate) fn questions<T>(
-    desk: &Desk,
+/// Split items into requests by peer; each request stays below the maximum keys and bytes.
+pub(crate) fn split_by_peer<T>(
+    connections: &PeerConnections,
     items: impl Iterator<Item = (ObjectKey, u64, T)>,
     round: Round,
-) -> Vec<Question<T>> {
+) -> Vec<PeerRequest<T>> {
     let mut by_peer: BTreeMap<usize, Vec<(u64, Vec<T>)>> = BTreeMap::new();
     for (key, cost, item) in items {
-        let remote = desk.lines.remote();
+        let remote = connections.pool.remote();
         let peer = match round {
-            Round::First => remote.asked(&key),
-            Round::Next => remote.asked_next(&key),
+            Round::First => remote.first_choice(&key),
+            Round::Second => remote.second_choice(&key),
         };
         let Some(peer) = peer else { continue };
-        let of_peer = by_peer.entry(peer).or_default();
-        match of_peer.last_mut().filter(|(sum, q)| sum + cost <= OUTCOME_BYTES_MAX && q.len() < KEYS_MAX) {
-            Some((sum, question)) => {
+        let batches = by_peer.entry(peer).or_default();
+        match batches.last_mut().filter(|(sum, q)| sum + cost <= OUTCOME_BYTES_MAX && q.len() < KEYS_MAX) {
+            Some((sum, request)) => {
                 *sum += cost;
-                question.push(item);
+                request.push(item);
             }
-            None => of_peer.push((cost, vec![item])),
+            None => batches.push((cost, vec![item])),
         }
     }
-    let question = |(peer, of_peer): (usize, Vec<(u64, Vec<T>)>)| {
-        of_peer.into_iter().map(move |(_, items)| Question {
+    let request = |(peer, batches): (usize, Vec<(u64, Vec<T>)>)| {
+        batches.into_iter().map(move |(_, items)| PeerRequest {
             peer,
-            state: State::New(items),
-            repeated: false,
+            state: RequestState::Queued(items),
+            retried: false,
         })
     };
-    by_peer.into_iter().flat_map(question).collect()
+    by_peer.into_iter().flat_map(request).collect()
 }
 
-/// Who answered, and who failed to. All that one link took with it when it ended is one failure.
+/// Whether each peer answered or failed. All calls that end with one link count as one failure.
 #[derive(Default)]
-pub(crate) struct Heard(BTreeMap<usize, bool>);
+pub(crate) struct LinkFailures(BTreeMap<usize, bool>);
 
-impl Heard {
-    pub fn note(&mut self, peer: usize, failed: bool) {
+impl LinkFailures {
+    pub fn record(&mut self, peer: usize, failed: bool) {
         *self.0.entry(peer).or_default() |= failed;
     }
 
-    /// As `note`, of a reply: one that the end of the link made says nothing of the peer.
-    pub fn note_reply(&mut self, desk: &Desk, peer: usize, failed: bool) {
-        if !(failed && desk.lines.has_ended(peer)) {
-            self.note(peer, failed);
+    /// As [`LinkFailures::record`], for a response: an error caused by the end of the link is no
+    /// failure of the peer.
+    pub fn record_response(&mut self, connections: &PeerConnections, peer: usize, failed: bool) {
+        if !(failed && connections.pool.has_ended(peer)) {
+            self.record(peer, failed);
         }
     }
 
-    pub fn tell(self, desk: &Desk, now: Mono) {
-        self.0.into_iter().for_each(|(peer, failed)| desk.note(peer, failed, now));
+    pub fn apply(self, connections: &PeerConnections, now: Mono) {
+        self.0.into_iter().for_each(|(peer, failed)| connections.record_result(peer, failed, now));
     }
 }
 
-/// Gets that were not hits here.
+/// The gets of a batch that missed in this store.
 pub(crate) struct RemoteGet {
     done: Vec<GetDone>,
-    questions: Vec<Question<(usize, Wanted)>>,
-    manner: Manner,
-    asked: Asked,
+    requests: Vec<PeerRequest<(usize, ItemRequest)>>,
+    options: CallOptions,
+    target: GetTarget,
     hits: u64,
     bytes: u64,
-    /// When they were asked for, if nothing was being removed then.
-    since: Option<Quiet>,
-    /// Objects that are asked for whole, by their number in the batch.
+    /// The fence epoch of the requests; `None` if a removal was in progress.
+    epoch: Option<FenceEpoch>,
+    /// Objects that are requested whole, by index in the batch.
     whole: BTreeMap<usize, ObjectKey>,
-    /// What of them came, and what is known of it.
-    fetched: Vec<Fetched>,
-    /// What others are asked for if the preferred peer has it not.
-    next: Vec<Missed>,
+    /// Whole objects that arrived.
+    fetched: Vec<FetchedItem>,
+    /// Objects for the second round, if the preferred peer does not have them.
+    second_round: Vec<MissedItem>,
 }
 
-/// An object that a peer sent, all of it.
-pub(crate) struct Fetched {
-    /// Its number in the batch.
-    pub at: usize,
+/// A whole object that a peer sent.
+pub(crate) struct FetchedItem {
+    /// Its index in the batch.
+    pub index: usize,
     pub key: ObjectKey,
     /// The checksums of its blocks.
-    pub sums: Checksums,
-    /// How many objects were put with it, itself among them; 0 if that is not known.
+    pub checksums: Checksums,
+    /// Number of objects in its put, including itself; 0 if unknown.
     pub members: usize,
-    /// What they are attached to, if they are, and the question whose other hits with this number they are.
+    /// If it is attached: the token of the request and the base. Other hits of that request with
+    /// the same base number belong to the same group.
     pub attached: Option<(u64, Base)>,
 }
 
 impl RemoteGet {
-    /// Ask for what was missed of a batch that is over here.
+    /// Request the objects that a batch missed; `done` has the outcomes of the whole batch.
     pub fn begin(
-        desk: &Desk,
+        connections: &PeerConnections,
         done: Vec<GetDone>,
-        missed: Vec<Missed>,
-        manner: Manner,
-        asked: Asked,
-        since: Option<Quiet>,
+        missed: Vec<MissedItem>,
+        options: CallOptions,
+        target: GetTarget,
+        epoch: Option<FenceEpoch>,
     ) -> RemoteGet {
-        let whole = |missed: &Missed| missed.range.is_none().then_some((missed.at, missed.key));
-        let whole = missed.iter().filter(|_| asked == Asked::Peers).filter_map(whole).collect();
-        let (questions, fetched) = (Vec::new(), Vec::new());
-        let has_next = |missed: &&Missed| desk.lines.remote().asked_next(&missed.key).is_some();
-        let next = missed.iter().filter(has_next).cloned().collect();
+        let whole = |missed: &MissedItem| missed.range.is_none().then_some((missed.index, missed.key));
+        let whole = missed.iter().filter(|_| target == GetTarget::Peers).filter_map(whole).collect();
+        let (requests, fetched) = (Vec::new(), Vec::new());
+        let has_next = |missed: &&MissedItem| connections.pool.remote().second_choice(&missed.key).is_some();
+        let second_round = missed.iter().filter(has_next).cloned().collect();
         let (hits, bytes) = (0, 0);
-        let mut get = RemoteGet { done, questions, manner, asked, hits, bytes, since, whole, fetched, next };
-        get.ask_for(desk, missed, Round::First);
+        let mut get =
+            RemoteGet { done, requests, options, target, hits, bytes, epoch, whole, fetched, second_round };
+        get.queue_requests(connections, missed, Round::First);
         get
     }
 
-    /// Ask others for what the preferred peer has not, if there is any. Of a page of which that one has objects that were put together it has
-    /// all or none: what others have of it is of another computation.
-    fn ask_next(&mut self, desk: &Desk) -> bool {
-        let mut next = std::mem::take(&mut self.next);
-        let page = |missed: &Missed| (missed.key.namespace(), missed.key.hash());
-        let came_together = |missed: &&Missed| {
-            let done = &self.done[missed.at];
+    /// Ask the owners for objects that the preferred peer does not have; false if there are none.
+    /// The preferred peer has all or none of a page's group: objects of that page at other peers
+    /// are from another computation.
+    fn start_second_round(&mut self, connections: &PeerConnections) -> bool {
+        let mut next = std::mem::take(&mut self.second_round);
+        let page = |missed: &MissedItem| (missed.key.namespace(), missed.key.hash());
+        let is_in_group = |missed: &&MissedItem| {
+            let done = &self.done[missed.index];
             let members = done.proof.as_ref().map_or(0, |proof| proof.with.members);
             done.outcome.as_ref().is_ok_and(GetOutcome::is_hit) && members != 1
         };
-        let whole: BTreeSet<_> = next.iter().filter(came_together).map(page).collect();
+        let whole: BTreeSet<_> = next.iter().filter(is_in_group).map(page).collect();
         next.retain(|missed| {
-            let is_missed = matches!(self.done[missed.at].outcome, Ok(GetOutcome::Miss(_)));
+            let is_missed = matches!(self.done[missed.index].outcome, Ok(GetOutcome::Miss(_)));
             is_missed && !whole.contains(&page(missed))
         });
-        let any = !next.is_empty();
-        if any {
-            self.ask_for(desk, next, Round::Next);
+        let has_next = !next.is_empty();
+        if has_next {
+            self.queue_requests(connections, next, Round::Second);
         }
-        any
+        has_next
     }
 
-    fn ask_for(&mut self, desk: &Desk, missed: Vec<Missed>, round: Round) {
-        let asked = self.asked;
-        let wanted = missed.into_iter().filter_map(|missed| {
-            let done = &mut self.done[missed.at];
+    fn queue_requests(&mut self, connections: &PeerConnections, missed: Vec<MissedItem>, round: Round) {
+        let target = self.target;
+        let requests = missed.into_iter().filter_map(|missed| {
+            let done = &mut self.done[missed.index];
             let parts = std::mem::take(&mut done.destination.0);
-            let wanted = Wanted { key: missed.key, range: missed.range, parts, sent: false };
-            // It would end the link. A peer need not say so of what is not here.
-            if let Err(error) = wanted.check() {
-                done.destination.0 = wanted.parts;
-                if asked == Asked::Store {
+            let request = ItemRequest { key: missed.key, range: missed.range, parts, by_value: false };
+            // An invalid item would end the link. A peer does not have to validate requests for
+            // objects that this store does not have.
+            if let Err(error) = request.check() {
+                done.destination.0 = request.parts;
+                if target == GetTarget::Store {
                     done.outcome = Err(error);
                 }
                 return None;
             }
-            let cost = ITEM_BYTES + 16 * (block_count(wanted.bytes(), BLOCK_BYTES) + 1);
-            Some((missed.key, cost, (missed.at, wanted)))
+            let cost = ITEM_BYTES + 16 * (block_count(request.length(), BLOCK_BYTES) + 1);
+            Some((missed.key, cost, (missed.index, request)))
         });
-        self.questions = questions(desk, wanted, round);
+        self.requests = split_by_peer(connections, requests, round);
     }
 
-    /// Go on as far as it goes now; true once every object has its outcome.
-    pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
-        let mut heard = Heard::default();
-        let over = self.advance_heard(desk, now, &mut heard);
-        heard.tell(desk, now);
-        over
+    /// Make progress without waiting; true once every object has its outcome.
+    pub fn advance(&mut self, connections: &mut PeerConnections, now: Mono) -> bool {
+        let mut failures = LinkFailures::default();
+        let all_done = self.advance_batch(connections, now, &mut failures);
+        failures.apply(connections, now);
+        all_done
     }
 
-    /// The same of one batch of several: what all of them have heard is told together.
-    pub fn advance_heard(&mut self, desk: &mut Desk, now: Mono, heard: &mut Heard) -> bool {
-        let mut over = true;
-        for i in 0..self.questions.len() {
-            let peer = self.questions[i].peer;
-            let state = std::mem::replace(&mut self.questions[i].state, State::Over);
-            self.questions[i].state = match state {
-                State::New(items) => self.ask(desk, peer, items, (now, &mut *heard)),
-                State::Asked(token, of) => match desk.take(token) {
-                    Some(Reply::Get(got)) => {
-                        let (mut failed, mut again) = (false, Vec::new());
-                        let repeats = got.iter().any(|got| is_lost(&got.outcome))
-                            && self.questions[i].repeats(desk, self.manner.deadline, now);
-                        for (at, got) in of.into_iter().zip(got) {
-                            let lost = is_lost(&got.outcome);
-                            failed |= lost || got.outcome == Ok(GetOutcome::Miss(MissCause::Late));
-                            if got.again || lost && repeats {
-                                let (key, range, sent) = got.asked;
-                                let sent = sent || got.again;
-                                again.push((at, Wanted { key, range, parts: got.parts, sent }));
+    /// As [`RemoteGet::advance`], for one of several batches that share one record of failures.
+    pub fn advance_batch(
+        &mut self,
+        connections: &mut PeerConnections,
+        now: Mono,
+        failures: &mut LinkFailures,
+    ) -> bool {
+        let mut all_done = true;
+        for i in 0..self.requests.len() {
+            let peer = self.requests[i].peer;
+            let state = std::mem::replace(&mut self.requests[i].state, RequestState::Done);
+            self.requests[i].state = match state {
+                RequestState::Queued(items) => self.send(connections, peer, items, (now, &mut *failures)),
+                RequestState::Sent(token, indices) => match connections.take_response(token) {
+                    Some(Response::Get(results)) => {
+                        let (mut failed, mut retry) = (false, Vec::new());
+                        let retries = results.iter().any(|result| is_unavailable(&result.outcome))
+                            && self.requests[i].should_retry(connections, self.options.deadline, now);
+                        for (at, result) in indices.into_iter().zip(results) {
+                            let unavailable = is_unavailable(&result.outcome);
+                            failed |= unavailable || result.outcome == Ok(GetOutcome::Miss(MissCause::Late));
+                            if result.retry || unavailable && retries {
+                                let (key, range, by_value) = result.request;
+                                let by_value = by_value || result.retry;
+                                retry.push((at, ItemRequest { key, range, parts: result.parts, by_value }));
                                 continue;
                             }
-                            let hit = got.outcome.as_ref().is_ok_and(GetOutcome::is_hit);
-                            let (sums, members, base) = got.proven;
+                            let hit = result.outcome.as_ref().is_ok_and(GetOutcome::is_hit);
+                            let (sums, members, base) = result.verified;
                             let known = if base.is_none() { members } else { 0 };
                             if let (true, Some(key)) = (hit, self.whole.remove(&at)) {
-                                let (sums, members) = (sums.clone(), members as usize);
+                                let (checksums, members) = (sums.clone(), members as usize);
                                 let attached = base.map(|base| (token, *base));
-                                self.fetched.push(Fetched { at, key, sums, members, attached });
+                                self.fetched.push(FetchedItem {
+                                    index: at,
+                                    key,
+                                    checksums,
+                                    members,
+                                    attached,
+                                });
                             }
                             let with = Together { members: known, attached: None };
                             let proof = Proof { checksums: sums, with };
                             self.done[at].proof = Some(Box::new(proof));
-                            self.settle(at, got.outcome);
-                            self.done[at].destination.0 = got.parts;
+                            self.record_outcome(at, result.outcome);
+                            self.done[at].destination.0 = result.parts;
                         }
-                        heard.note_reply(desk, peer, failed);
-                        if again.is_empty() { State::Over } else { State::New(again) }
+                        failures.record_response(connections, peer, failed);
+                        if retry.is_empty() { RequestState::Done } else { RequestState::Queued(retry) }
                     }
-                    Some(_) => State::Over,
-                    None => State::Asked(token, of),
+                    Some(_) => RequestState::Done,
+                    None => RequestState::Sent(token, indices),
                 },
-                State::Over => State::Over,
+                RequestState::Done => RequestState::Done,
             };
-            over &= is_over(&self.questions[i].state);
+            all_done &= is_done(&self.requests[i].state);
         }
-        over && (!self.ask_next(desk) || self.advance_heard(desk, now, heard))
+        all_done && (!self.start_second_round(connections) || self.advance_batch(connections, now, failures))
     }
 
-    fn ask(
+    fn send(
         &mut self,
-        desk: &mut Desk,
+        connections: &mut PeerConnections,
         peer: usize,
-        items: Vec<(usize, Wanted)>,
-        (now, heard): (Mono, &mut Heard),
-    ) -> State<(usize, Wanted)> {
-        let token = desk.token();
-        let caller = match desk.lines.standing(peer, now) {
-            Standing::Up(caller) if now < self.manner.deadline => caller,
-            Standing::Soon if now < self.manner.deadline => return State::New(items),
-            Standing::Soon => {
-                heard.note(peer, true);
-                return self.give_back(items, no_link());
+        items: Vec<(usize, ItemRequest)>,
+        (now, failures): (Mono, &mut LinkFailures),
+    ) -> RequestState<(usize, ItemRequest)> {
+        let token = connections.next_token();
+        let client = match connections.pool.connect(peer, now) {
+            ConnState::Up(client) if now < self.options.deadline => client,
+            ConnState::Connecting if now < self.options.deadline => return RequestState::Queued(items),
+            ConnState::Connecting => {
+                failures.record(peer, true);
+                return self.fail_items(items, no_link());
             }
-            Standing::Up(_) | Standing::Down => return self.give_back(items, no_link()),
+            ConnState::Up(_) | ConnState::Down => return self.fail_items(items, no_link()),
         };
-        let (of, wanted): (Vec<usize>, Vec<Wanted>) = items.into_iter().unzip();
-        let behind = of.first().copied().unwrap_or(0);
-        match caller.get(token, wanted, self.manner.terms(now, behind), self.manner.deadline) {
-            Ok(()) => State::Asked(token, of),
-            // Nothing is on its way that would make room.
-            Err((error, wanted)) if !caller.is_owed() => {
-                self.give_back(of.into_iter().zip(wanted).collect(), error)
+        let (indices, requests): (Vec<usize>, Vec<ItemRequest>) = items.into_iter().unzip();
+        let depth = indices.first().copied().unwrap_or(0);
+        match client.get(token, requests, self.options.terms(now, depth), self.options.deadline) {
+            Ok(()) => RequestState::Sent(token, indices),
+            // No outcome is expected that would free capacity.
+            Err((error, requests)) if !client.expects_response() => {
+                self.fail_items(indices.into_iter().zip(requests).collect(), error)
             }
-            Err((_, wanted)) => State::New(of.into_iter().zip(wanted).collect()),
+            Err((_, requests)) => RequestState::Queued(indices.into_iter().zip(requests).collect()),
         }
     }
 
-    /// These are not asked for.
-    fn give_back(&mut self, items: Vec<(usize, Wanted)>, why: Error) -> State<(usize, Wanted)> {
-        for (at, wanted) in items {
-            self.done[at].destination.0 = wanted.parts;
-            self.settle(at, Err(why.clone()));
+    /// Return the memory of items that were not sent, with an error.
+    fn fail_items(
+        &mut self,
+        items: Vec<(usize, ItemRequest)>,
+        why: Error,
+    ) -> RequestState<(usize, ItemRequest)> {
+        for (at, request) in items {
+            self.done[at].destination.0 = request.parts;
+            self.record_outcome(at, Err(why.clone()));
         }
-        State::Over
+        RequestState::Done
     }
 
-    /// A peer's misses and failures leave the miss that it was; what is wrong with the request is said.
-    fn settle(&mut self, at: usize, outcome: Result<GetOutcome>) {
+    /// Misses and failures of a peer keep the local miss; an error in the request is reported.
+    fn record_outcome(&mut self, at: usize, outcome: Result<GetOutcome>) {
         let done = &mut self.done[at].outcome;
-        match (outcome, self.asked) {
-            (outcome, Asked::Store) => *done = outcome,
-            (Ok(GetOutcome::Hit { bytes, .. }), Asked::Peers) => {
+        match (outcome, self.target) {
+            (outcome, GetTarget::Store) => *done = outcome,
+            (Ok(GetOutcome::Hit { bytes, .. }), GetTarget::Peers) => {
                 self.hits += 1;
                 self.bytes += bytes;
                 *done = Ok(GetOutcome::Hit { tier: Tier::Remote, bytes });
             }
-            (Err(error), Asked::Peers) if error.kind == ErrorKind::Invalid => *done = Err(error),
-            (Ok(GetOutcome::Miss(_)) | Err(_), Asked::Peers) => {}
+            (Err(error), GetTarget::Peers) if error.kind == ErrorKind::Invalid => *done = Err(error),
+            (Ok(GetOutcome::Miss(_)) | Err(_), GetTarget::Peers) => {}
         }
     }
 
-    /// Count what peers brought, and what they did not.
-    pub fn count(&self, counters: &mut Counters) {
+    /// Add the hits and misses to the counters.
+    pub fn add_to_counters(&self, counters: &mut Counters) {
         counters.hits_remote += self.hits;
         counters.bytes_remote += self.bytes;
         for done in &self.done {
@@ -363,45 +384,45 @@ impl RemoteGet {
         }
     }
 
-    /// What came whole.
-    pub fn take_fetched(&mut self) -> Vec<Fetched> {
+    /// The whole objects that arrived.
+    pub fn take_fetched(&mut self) -> Vec<FetchedItem> {
         std::mem::take(&mut self.fetched)
     }
 
-    /// All outcomes so far, with the memory of those that are done.
+    /// All outcomes so far; finished gets have their memory.
     pub fn done(&self) -> &[GetDone] {
         &self.done
     }
 
-    /// When it was asked for, if nothing was being removed then.
-    pub fn since(&self) -> Option<Quiet> {
-        self.since
+    /// The fence epoch of the requests; `None` if a removal was in progress.
+    pub fn epoch(&self) -> Option<FenceEpoch> {
+        self.epoch
     }
 
-    /// How it was asked for.
-    pub fn manner(&self) -> Manner {
-        self.manner
+    /// The options of the requests.
+    pub fn options(&self) -> CallOptions {
+        self.options
     }
 
-    /// The outcomes, once [`RemoteGet::advance`] said that all are there.
+    /// The outcomes, once [`RemoteGet::advance`] returned true.
     pub fn finish(self) -> Vec<GetDone> {
         self.done
     }
 }
 
-/// Whether the peer could not say what became of it.
-fn is_lost(outcome: &Result<GetOutcome>) -> bool {
+/// Whether the peer did not report the outcome.
+fn is_unavailable(outcome: &Result<GetOutcome>) -> bool {
     outcome.as_ref().is_err_and(|error| error.kind == ErrorKind::Unavailable)
 }
 
-/// There is no link, or none in time.
+/// There is no link, or none was established in time.
 pub(crate) fn no_link() -> Error {
     Error::new(ErrorKind::Unavailable, "there is no link to the store")
 }
 
-pub(crate) fn is_over<T>(state: &State<T>) -> bool {
+pub(crate) fn is_done<T>(state: &RequestState<T>) -> bool {
     match state {
-        State::Over => true,
-        State::New(_) | State::Asked(..) => false,
+        RequestState::Done => true,
+        RequestState::Queued(_) | RequestState::Sent(..) => false,
     }
 }

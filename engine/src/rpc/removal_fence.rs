@@ -11,40 +11,40 @@ use pagelith_io::sync::{Arc, AtomicU64};
 
 /// Removals in progress, and the epoch: how often one began or ended.
 #[derive(Default)]
-pub(crate) struct Removals {
+pub(crate) struct RemovalFence {
     in_progress: AtomicU64,
     epoch: AtomicU64,
 }
 
 /// An epoch in which no removal was in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Quiet(u64);
+pub(crate) struct FenceEpoch(u64);
 
 /// A removal in progress; dropping it ends the removal.
-pub(crate) struct Removing(Arc<Removals>);
+pub(crate) struct RemovalGuard(Arc<RemovalFence>);
 
-impl Removals {
+impl RemovalFence {
     /// Begin a removal. Call this before any of its changes under the core's lock.
-    pub fn begin(self: &Arc<Self>) -> Removing {
+    pub fn begin(self: &Arc<Self>) -> RemovalGuard {
         self.in_progress.fetch_add(1, SeqCst);
         self.epoch.fetch_add(1, SeqCst);
-        Removing(self.clone())
+        RemovalGuard(self.clone())
     }
 
     /// The current epoch, if no removal is in progress.
-    pub fn quiet(&self) -> Option<Quiet> {
+    pub fn epoch_without_removal(&self) -> Option<FenceEpoch> {
         let epoch = self.epoch.load(SeqCst);
-        (self.in_progress.load(SeqCst) == 0).then_some(Quiet(epoch))
+        (self.in_progress.load(SeqCst) == 0).then_some(FenceEpoch(epoch))
     }
 
     /// Whether no removal began or ended since `then`, and none is in progress. Call this under the
     /// core's lock: a later removal then finds what was made visible before it.
-    pub fn none_since(&self, then: Quiet) -> bool {
-        self.quiet() == Some(then)
+    pub fn is_unchanged_since(&self, then: FenceEpoch) -> bool {
+        self.epoch_without_removal() == Some(then)
     }
 }
 
-impl Drop for Removing {
+impl Drop for RemovalGuard {
     fn drop(&mut self) {
         self.0.epoch.fetch_add(1, SeqCst);
         self.0.in_progress.fetch_sub(1, SeqCst);
@@ -57,17 +57,20 @@ mod tests {
 
     #[test]
     fn removal_invalidates_every_earlier_epoch() {
-        let removals = Arc::new(Removals::default());
-        let before = removals.quiet().expect("no removal is in progress");
-        assert!(removals.none_since(before));
+        let removals = Arc::new(RemovalFence::default());
+        let before = removals.epoch_without_removal().expect("no removal is in progress");
+        assert!(removals.is_unchanged_since(before));
         let removing = removals.begin();
-        assert!(removals.quiet().is_none() && !removals.none_since(before));
+        assert!(removals.epoch_without_removal().is_none() && !removals.is_unchanged_since(before));
         let other = removals.begin();
         drop(removing);
-        assert!(removals.quiet().is_none());
+        assert!(removals.epoch_without_removal().is_none());
         drop(other);
-        assert!(!removals.none_since(before), "transfers requested before the removal may still arrive");
-        let after = removals.quiet().expect("no removal is in progress");
-        assert!(removals.none_since(after));
+        assert!(
+            !removals.is_unchanged_since(before),
+            "transfers requested before the removal may still arrive"
+        );
+        let after = removals.epoch_without_removal().expect("no removal is in progress");
+        assert!(removals.is_unchanged_since(after));
     }
 }

@@ -1,4 +1,4 @@
-//! A destination in pieces, addressed as one stretch of bytes.
+//! A destination that consists of pieces, addressed as one range of bytes.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use pagelith_io::fused::{Copier, Piece, Stores};
 use pagelith_io::stream::copy_past_cache;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, block_lengths};
 
-/// Of the next piece, `len` bytes from `at` on, what overlaps `want`: its range in the piece and in the whole. `at` is
-/// where the piece after it begins.
+/// The part of the next piece that overlaps `want`: as a range in the piece and in the whole. The
+/// piece starts at `at` and has `len` bytes; `at` advances to the start of the following piece.
 fn overlap(at: &mut u64, len: usize, want: &Range<u64>) -> Option<(Range<usize>, Range<u64>)> {
     let start = *at;
     *at += len as u64;
@@ -16,7 +16,7 @@ fn overlap(at: &mut u64, len: usize, want: &Range<u64>) -> Option<(Range<usize>,
     (lo < hi).then(|| ((lo - start) as usize..(hi - start) as usize, lo..hi))
 }
 
-/// Copy `bytes` into `pieces`, beginning at byte `offset` of their concatenation.
+/// Copy `bytes` into `pieces`, starting at byte `offset` of their concatenation.
 pub(crate) fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: Stores) {
     let want = offset..offset + bytes.len() as u64;
     let mut at = 0;
@@ -34,8 +34,8 @@ pub(crate) fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: St
     }
 }
 
-/// Copy `bytes`, which begin with a block, as [`copy_in`]; `sum` hears the checksum of what was copied of each. False if a piece is not to be
-/// written, or the pieces end before.
+/// Copy `bytes`, which start at a block boundary, as [`copy_in`]; `sum` receives the checksum of
+/// each copied block. False if a piece is read-only or the pieces are too short.
 pub(crate) fn copy_blocks_in(
     pieces: &mut [Part],
     offset: u64,
@@ -50,7 +50,8 @@ pub(crate) fn copy_blocks_in(
     copier.copy(to, [Piece::Lent(bytes)], block_lengths(0..all, BLOCK_BYTES), sum)
 }
 
-/// What of the next piece overlaps `want`, as [`overlap`] has it: nothing, or bytes to be written; `None` if they are not to be.
+/// The part of the next piece that overlaps `want` (see [`overlap`]), which may be empty; `None` if
+/// the piece is read-only.
 fn target<'a>(piece: &'a mut Part, at: &mut u64, want: &Range<u64>) -> Option<Option<&'a mut [u8]>> {
     match overlap(at, piece.len(), want) {
         Some((inside, _)) => piece.bytes_mut().map(|bytes| Some(&mut bytes[inside])),
@@ -71,7 +72,7 @@ pub(crate) fn visit<E>(
     })
 }
 
-/// Overwrite everything with zeros: what arrived was not what was asked for.
+/// Overwrite all pieces with zeros, since the received bytes failed verification.
 pub(crate) fn zero(pieces: &mut [Part]) {
     pieces.iter_mut().filter_map(Part::bytes_mut).for_each(|b| b.fill(0));
 }

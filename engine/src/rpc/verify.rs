@@ -1,4 +1,4 @@
-//! Whether bytes that a peer sent are those that it vouches for, where they landed.
+//! Checksums of bytes received from a peer, computed in their destination.
 
 use std::ops::Range;
 
@@ -11,16 +11,16 @@ use pagelith_transport::shown::Shown;
 
 use crate::rpc::scatter;
 
-/// The checksums of the bytes `stretch` of an object, which lie in `parts`: one for each block that the stretch lies in, of
-/// those of the block's bytes that are in the stretch. `None` if the parts are of another length.
-pub(crate) fn sums(parts: &[Part], stretch: &Range<u64>) -> Option<Checksums> {
+/// The checksums of `parts`, which hold the bytes `range` of an object: one for each block that
+/// overlaps the range, over the overlapping bytes. `None` if the parts have another length.
+pub(crate) fn block_checksums(parts: &[Part], range: &Range<u64>) -> Option<Checksums> {
     let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
-    if bytes != stretch.end - stretch.start {
+    if bytes != range.end - range.start {
         return None;
     }
     let mut stream = StreamChecksum::new();
     let sum = |block: Range<u64>| {
-        let inside = block.start - stretch.start..block.end - stretch.start;
+        let inside = block.start - range.start..block.end - range.start;
         if let [part] = parts {
             return checksum(&part.bytes()[inside.start as usize..inside.end as usize]);
         }
@@ -28,36 +28,42 @@ pub(crate) fn sums(parts: &[Part], stretch: &Range<u64>) -> Option<Checksums> {
             stream.update(bytes);
             Ok(())
         });
-        debug_assert!(fed.is_ok(), "it never fails");
+        debug_assert!(fed.is_ok(), "visit cannot fail");
         stream.finish()
     };
-    Some(blocks_in(stretch.clone(), BLOCK_BYTES).map(sum).collect())
+    Some(blocks_in(range.clone(), BLOCK_BYTES).map(sum).collect())
 }
 
-/// Copy what is shown of the bytes `stretch` of an object into `parts`, and [`sums`] of the copy. `None` if it is of another length.
-pub(crate) fn copied(
+/// Copy the referenced bytes `range` of an object into `parts`; returns [`block_checksums`] of the
+/// copy. `None` if the lengths differ.
+pub(crate) fn copy_and_checksum(
     parts: &mut [Part],
-    stretch: &Range<u64>,
+    range: &Range<u64>,
     shown: &Shown,
     stores: Stores,
 ) -> Option<Checksums> {
     let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
-    if bytes != stretch.end - stretch.start || bytes != shown.length() {
+    if bytes != range.end - range.start || bytes != shown.length() {
         return None;
     }
-    let lengths = block_lengths(stretch.clone(), BLOCK_BYTES);
-    let mut sums = Checksums::with_capacity(lengths.size_hint().0);
-    // One that is not to be written ends them.
+    let lengths = block_lengths(range.clone(), BLOCK_BYTES);
+    let mut checksums = Checksums::with_capacity(lengths.size_hint().0);
+    // A read-only part ends the destination.
     let to = parts.iter_mut().map_while(Part::bytes_mut);
-    copy_blocks(to, shown.pieces(), lengths, stores, |sum| sums.push(sum)).then_some(sums)
+    copy_blocks(to, shown.pieces(), lengths, stores, |sum| checksums.push(sum)).then_some(checksums)
 }
 
-/// The same of a whole object into memory that is its alone, by a copier that copies more, behind the checksums that are there. False if it is
-/// of another length.
-pub(crate) fn copied_whole(to: &mut [u8], shown: &Shown, copier: &mut Copier, sums: &mut Checksums) -> bool {
+/// As [`copy_and_checksum`], for a whole object into private memory, with a copier that is used for
+/// several copies; appends to `checksums`. False if the lengths differ.
+pub(crate) fn copy_whole_and_checksum(
+    to: &mut [u8],
+    shown: &Shown,
+    copier: &mut Copier,
+    checksums: &mut Checksums,
+) -> bool {
     let bytes = to.len() as u64;
     bytes == shown.length()
-        && copier.copy([to], shown.pieces(), block_lengths(0..bytes, BLOCK_BYTES), |sum| sums.push(sum))
+        && copier.copy([to], shown.pieces(), block_lengths(0..bytes, BLOCK_BYTES), |sum| checksums.push(sum))
 }
 
 #[cfg(test)]
@@ -76,23 +82,23 @@ mod tests {
     }
 
     #[test]
-    fn any_stretch_in_any_pieces_is_told_from_one_with_a_bit_changed() {
+    fn checksums_of_any_range_and_pieces_detect_a_bit_flip() {
         let object: Vec<u8> = (0..100_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
-        for stretch in [0..100_000u64, 1..100_000, 32_768..65_536, 32_767..32_769, 70_000..70_010, 0..1] {
-            let sums: Checksums = blocks_in(stretch.clone(), BLOCK_BYTES)
+        for range in [0..100_000u64, 1..100_000, 32_768..65_536, 32_767..32_769, 70_000..70_010, 0..1] {
+            let sums: Checksums = blocks_in(range.clone(), BLOCK_BYTES)
                 .map(|block| checksum(&object[block.start as usize..block.end as usize]))
                 .collect();
-            let mut bytes = object[stretch.start as usize..stretch.end as usize].to_vec();
+            let mut bytes = object[range.start as usize..range.end as usize].to_vec();
             for step in [1000, 32_768, 33_333, 100_000] {
-                let found = |bytes: &[u8]| super::sums(&scattered(bytes, step), &stretch);
-                assert_eq!(found(&bytes).as_ref(), Some(&sums), "{stretch:?} {step}");
+                let found = |bytes: &[u8]| super::block_checksums(&scattered(bytes, step), &range);
+                assert_eq!(found(&bytes).as_ref(), Some(&sums), "{range:?} {step}");
                 let last = bytes.len() - 1;
                 bytes[last] ^= 1;
-                assert!(found(&bytes).is_some_and(|found| found != sums), "{stretch:?} {step}");
+                assert!(found(&bytes).is_some_and(|found| found != sums), "{range:?} {step}");
                 bytes[last] ^= 1;
             }
             bytes.pop();
-            assert_eq!(super::sums(&scattered(&bytes, 1000), &stretch), None, "a byte short");
+            assert_eq!(super::block_checksums(&scattered(&bytes, 1000), &range), None, "a byte short");
         }
     }
 }

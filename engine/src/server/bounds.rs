@@ -1,14 +1,14 @@
-//! Everything that clients can have of a store process, or make it hold: every bound, in one list. A test holds each of them over several clients, and
-//! `docs/security.md` names each.
+//! Every bound on what clients can hold in a store process. A test checks each bound with several
+//! clients, and `docs/security.md` lists all of them.
 
-use super::{client_holds, durable, in_flight_sends, load, removal_holds};
+use super::{client_holds, durable, in_flight_sends, invalidation_holds, load};
 use crate::config::ValidConfig;
-use crate::memory::pins::client::Totals;
+use crate::memory::pins::client::HoldTotals;
 use crate::state::reserve;
 
-/// The bounds, with what they are called and how much that is, as a type that has a list of them all.
+/// Defines the bounds with their names and values, and the list of all bounds.
 macro_rules! bounds {
-    ($($(#[$doc:meta])* $bound:ident = $name:literal, $most:expr;)*) => {
+    ($($(#[$doc:meta])* $bound:ident = $name:literal, $value:expr;)*) => {
         /// A bound.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Bound {
@@ -16,64 +16,73 @@ macro_rules! bounds {
         }
 
         impl Bound {
-            /// All of them.
+            /// All bounds.
             pub const ALL: &[Bound] = &[$(Bound::$bound,)*];
 
-            /// As `docs/security.md` has it.
+            /// The name in `docs/security.md`.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Bound::$bound => $name,)*
                 }
             }
 
-            /// How much it is of a store with this configuration.
-            pub fn most(self, config: &ValidConfig) -> u64 {
-                let most: fn(&ValidConfig) -> u64 = match self {
-                    $(Bound::$bound => $most,)*
+            /// The value for a store with this configuration.
+            pub fn value(self, config: &ValidConfig) -> u64 {
+                let value: fn(&ValidConfig) -> u64 = match self {
+                    $(Bound::$bound => $value,)*
                 };
-                most(config)
+                value(config)
             }
         }
     };
 }
 
 bounds! {
-    /// Milliseconds that an operation takes, whatever its client asks for.
-    Deadline = "time of an operation", |config| config.deadline().as_millis() as u64;
-    /// Operations under way on a link, those among them that were cancelled and go on.
-    Operations = "operations of a link", |_| super::OPS_MAX as u64;
-    /// Bytes of operations under way on a link and of outcomes that wait there.
-    LinkBytes = "operations and unread outcomes of a link", |_| load::LINK_BYTES_MAX;
-    /// The same of all links of a client; each of them may begin [`FIRST_BYTES_MAX`](load::FIRST_BYTES_MAX) beside that.
-    ClientBytes = "operations and unread outcomes of a client", |_| load::CLIENT_BYTES_MAX;
-    /// The same of all links; each may begin [`FIRST_BYTES_MAX`](load::FIRST_BYTES_MAX) beside that.
-    AllBytes = "operations and unread outcomes of all links", |_| load::ALL_BYTES_MAX;
-    /// Rows that a link has pinned.
-    PinnedByLink = "rows pinned by a link", |_| client_holds::PINNED_MAX as u64;
-    /// Bytes of the arena that a client's pins and leases keep.
-    PinnedByClient = "memory pinned or leased by a client", |config| Totals::of(config).share_of_client().bytes;
-    /// The same of all clients.
-    PinnedByAll = "memory pinned or leased by all clients", |config| Totals::of(config).bytes;
+    /// Milliseconds per operation, whatever deadline the client requests.
+    Deadline = "operation deadline", |config| config.deadline().as_millis() as u64;
+    /// Operations in progress per link, including cancelled ones that still run.
+    Operations = "operations per link", |_| super::OPS_MAX as u64;
+    /// Bytes of operations in progress and of unsent outcomes per link.
+    LinkBytes = "operation memory per link", |_| load::LINK_BYTES_MAX;
+    /// The same for all links of a client. Each link may begin
+    /// [`FIRST_BYTES_MAX`](load::FIRST_BYTES_MAX) in addition.
+    ClientBytes = "operation memory per client", |_| load::CLIENT_BYTES_MAX;
+    /// The same for all links. Each link may begin [`FIRST_BYTES_MAX`](load::FIRST_BYTES_MAX) in
+    /// addition.
+    AllBytes = "operation memory of all links", |_| load::ALL_BYTES_MAX;
+    /// Pins per link, counting the bases of pinned objects.
+    PinnedByLink = "pins per link", |_| client_holds::PINNED_MAX as u64;
+    /// Arena bytes kept by the pins and leases of a client.
+    PinnedByClient = "pinned and leased memory per client",
+        |config| HoldTotals::of(config).share_of_client().bytes;
+    /// Arena bytes kept by the pins and leases of all clients.
+    PinnedByAll = "pinned and leased memory of all clients", |config| HoldTotals::of(config).bytes;
     /// Objects that a client has pinned or leased.
-    ObjectsByClient = "objects pinned or leased by a client", |config| Totals::of(config).share_of_client().objects;
-    /// The same of all clients.
-    ObjectsByAll = "objects pinned or leased by all clients", |config| Totals::of(config).objects;
+    ObjectsByClient = "pinned and leased objects per client",
+        |config| HoldTotals::of(config).share_of_client().objects;
+    /// Objects that all clients have pinned or leased.
+    ObjectsByAll = "pinned and leased objects of all clients", |config| HoldTotals::of(config).objects;
     /// Milliseconds of a lease.
-    Lease = "time of a lease", |_| client_holds::LEASE_MAX.as_millis() as u64;
-    /// Bytes of the arena that clients look at.
-    Viewed = "memory looked at by all clients", |config| config.arena_bytes() / client_holds::VIEWED_SHARE;
-    /// Objects of the open groups of a link.
-    GroupsOfLink = "objects of the open groups of a link", |_| client_holds::REQUIRED_MAX as u64;
-    /// Objects of all open groups.
-    GroupsOfAll = "objects of all open groups", |_| crate::state::pending_groups::REQUIRED_MAX as u64;
-    /// Bytes of the arena that wait for their groups; the oldest group may have more.
-    Waiting = "memory that waits for its groups", |config| config.arena_bytes() / 2;
-    /// Holds of a link.
-    Holds = "holds of a link", |_| removal_holds::HOLDS_MAX as u64;
-    /// Objects of removals that wait.
-    Removing = "objects that wait to be removed", |_| durable::REMOVING_MAX as u64;
-    /// Bytes of the arena that are set aside for what is on its way.
-    Arriving = "memory set aside for what arrives", |config| config.arena_bytes() / reserve::ARRIVING_SHARE;
-    /// Bytes of the arena that a link sends.
-    Lent = "memory that a link sends", |config| (config.arena_bytes() / in_flight_sends::LENT_SHARE).min(in_flight_sends::LENT_BYTES_MAX);
+    Lease = "lease duration", |_| client_holds::LEASE_MAX.as_millis() as u64;
+    /// Arena bytes kept by views of all clients.
+    Viewed = "viewed memory of all clients",
+        |config| config.arena_bytes() / client_holds::VIEWED_SHARE;
+    /// Objects in the open groups of a link.
+    GroupsOfLink = "open-group objects per link", |_| client_holds::REQUIRED_MAX as u64;
+    /// Objects in all open groups.
+    GroupsOfAll = "open-group objects of all links",
+        |_| crate::state::pending_groups::REQUIRED_MAX as u64;
+    /// Arena bytes of objects whose groups are incomplete; the oldest group may exceed it.
+    Waiting = "memory of incomplete groups", |config| config.arena_bytes() / 2;
+    /// Invalidation holds of a link.
+    Holds = "invalidation holds per link", |_| invalidation_holds::HOLDS_MAX as u64;
+    /// Objects in pending removals.
+    Removing = "objects in pending removals", |_| durable::REMOVING_MAX as u64;
+    /// Arena bytes reserved for incoming objects.
+    Arriving = "memory reserved for incoming objects",
+        |config| config.arena_bytes() / reserve::ARRIVING_SHARE;
+    /// Arena bytes in flight on a link.
+    InFlight = "memory in flight per link",
+        |config| (config.arena_bytes() / in_flight_sends::IN_FLIGHT_SHARE)
+            .min(in_flight_sends::IN_FLIGHT_BYTES_MAX);
 }

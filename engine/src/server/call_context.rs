@@ -1,4 +1,4 @@
-//! How the requests of a client are treated.
+//! Options, deadline and origin of each request of a client.
 
 use std::time::Duration;
 
@@ -8,54 +8,57 @@ use pagelith_mutants::{self as mutant, Mutant};
 
 use super::Server;
 use crate::api::request::Options;
-use crate::store::session::begin_request;
-use crate::write::put::Came;
+use crate::state::put_types::Came;
+use crate::state::session_io::begin_request;
 
-/// Most requests of a client that are remembered, so that what it asks for under one of them counts as equally recent.
+/// Maximum number of the client's request numbers that are remembered. Batches with the same
+/// request number get the same recency epoch.
 const REQUESTS_MAX: usize = 1024;
 
-/// How an operation is to be treated.
+/// Options, deadline and origin of an operation.
 #[derive(Clone, Copy)]
-pub(crate) struct Manner {
+pub(crate) struct CallContext {
     pub options: Options,
     pub deadline: Mono,
-    /// Whose put it is, if it is one.
-    pub came: Came,
+    /// Origin of the objects, if the operation is a put.
+    pub origin: Came,
 }
 
 impl Server {
-    pub(crate) fn manner(&mut self, terms: Terms) -> Manner {
-        let came = match terms.of_store {
-            true => Came::OfStore(self.world.shared().removals.quiet()),
+    pub(crate) fn call_context(&mut self, terms: Terms) -> CallContext {
+        let origin = match terms.of_store {
+            true => Came::OfStore(self.ctx.shared().removals.epoch_without_removal()),
             false => Came::Put,
         };
         if terms.of_store && !mutant::on(Mutant::PeersAskOn) {
-            // What stores ask their peers goes no further, or two that are each other's would never end.
-            self.world.session.io.desk = None;
+            // A request of another store is not forwarded to peers: two stores that are peers of
+            // each other would forward it forever.
+            self.ctx.session.io.connections = None;
         }
         let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
-        // Clients count theirs up: one that is newer than all is not looked for among them.
-        let asked = terms.request <= self.newest_request;
-        let youngest_first = asked.then_some(&self.requests).into_iter().flatten().rev();
-        let known = youngest_first.filter(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own).next();
+        // Clients count their requests up: a number above `newest_request` needs no search.
+        let may_be_known = terms.request <= self.newest_request;
+        let newest_first = may_be_known.then_some(&self.requests).into_iter().flatten().rev();
+        let known =
+            newest_first.filter(|(number, _)| *number == terms.request).map(|(_, epoch)| *epoch).next();
         let request = match (terms.request, known) {
-            // All of it is one request, however many batches it becomes here.
-            (0, _) => begin_request(self.world.shared()),
-            (_, Some(own)) => own,
-            (theirs, None) => {
-                let own = begin_request(self.world.shared());
+            // Without a request number the batches of this operation share a new epoch.
+            (0, _) => begin_request(self.ctx.shared()),
+            (_, Some(epoch)) => epoch,
+            (number, None) => {
+                let epoch = begin_request(self.ctx.shared());
                 if self.requests.len() >= REQUESTS_MAX {
                     self.requests.pop_front();
                 }
-                self.requests.push_back((theirs, own));
-                self.newest_request = self.newest_request.max(theirs);
-                own
+                self.requests.push_back((number, epoch));
+                self.newest_request = self.newest_request.max(number);
+                epoch
             }
         };
-        // The longest that the store would take by itself is the longest that a peer may ask for.
-        let shared = self.world.shared();
+        // A client may shorten the store's own deadline, but not extend it.
+        let shared = self.ctx.shared();
         let timeout = timeout.map(|t| t.min(shared.config.deadline()));
         let options = Options { request: Some(request), depth: terms.depth, timeout, wait: None };
-        Manner { options, deadline: shared.deadline(timeout), came }
+        CallContext { options, deadline: shared.deadline(timeout), origin }
     }
 }

@@ -1,5 +1,5 @@
-//! What a client holds of the store beyond its operations: pins, what it looks at, and groups that it began. They are of its
-//! connection, named by the client, and go with it; what another connection holds has no name here.
+//! Pins, views and open groups of a client. They belong to its connection and are released with it.
+//! Names are chosen by the client and valid on its connection only.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
 
-use super::answer::Answered;
+use super::op_outcome::OpOutcome;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;
 use crate::memory::pins::ClientName;
@@ -24,47 +24,49 @@ use crate::read::view::View;
 use crate::state::reserve::reserve;
 use crate::state::shared::Shared;
 use crate::write::groups;
-use crate::write::groups::Joined;
+use crate::write::groups::JoinedGroup;
 
-/// Most objects that a connection has pinned; what they are attached to counts too.
+/// Maximum number of pins of a connection; the bases of pinned objects count too.
 pub(crate) const PINNED_MAX: usize = 65_536;
-/// Of the arena all clients together look at this share at most, or at one page.
+/// All clients together may view 1/`VIEWED_SHARE` of the arena, or one page if that is more.
 pub(crate) const VIEWED_SHARE: u64 = 4;
-/// Longest lease that a client gets: a lease outlives its connection, and nobody could end it before.
+/// Maximum duration of a client's lease: a lease outlives its connection, and nothing can end it
+/// earlier.
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// Most objects that the open groups of a connection consist of: a quarter of what those of all together may.
+/// Maximum number of objects in the open groups of a connection: a quarter of the maximum for all
+/// connections.
 pub(crate) const REQUIRED_MAX: usize = crate::state::pending_groups::REQUIRED_MAX / 4;
 
-/// What a connection holds.
+/// Pins, views and open groups of a connection.
 #[derive(Default)]
-pub(crate) struct Held {
+pub(crate) struct ClientHolds {
     client: ClientName,
     pins: FxHashMap<u64, Pin>,
     rows: usize,
     views: FxHashMap<u64, Vec<View>>,
-    groups: FxHashMap<u64, Begun>,
+    groups: FxHashMap<u64, BegunGroup>,
 }
 
-/// A group that a client began.
-struct Begun {
-    joined: Joined,
-    /// What it consists of, in the client's order.
+/// A group that the client began.
+struct BegunGroup {
+    joined: JoinedGroup,
+    /// Keys of its objects, in the client's order.
     required: Vec<ObjectKey>,
 }
 
-impl Held {
-    /// Nothing, of this client.
-    pub fn of(client: ClientName) -> Held {
-        Held { client, ..Held::default() }
+impl ClientHolds {
+    /// No holds yet, for this client.
+    pub fn new(client: ClientName) -> ClientHolds {
+        ClientHolds { client, ..ClientHolds::default() }
     }
 
-    /// Do what is asked of pins and leases; how many objects it was done with.
-    pub fn pins(&mut self, shared: &Arc<Shared>, ask: &Ask<'_>) -> Result<u64> {
+    /// Executes a pin, unpin or lease request; returns the number of objects affected.
+    pub fn handle_pin(&mut self, shared: &Arc<Shared>, ask: &Ask<'_>) -> Result<u64> {
         shared.check_open()?;
         let objects = match ask {
-            Ask::Pin(name, _) if self.has(*name) => return Err(has_name(*name)),
+            Ask::Pin(name, _) if self.has(*name) => return Err(name_in_use(*name)),
             Ask::Pin(name, keys) => {
-                let pin = Pin::bounded(shared, &self.client, keys.iter(), PINNED_MAX - self.rows)?;
+                let pin = Pin::for_client(shared, &self.client, keys.iter(), PINNED_MAX - self.rows)?;
                 let pinned = pin.pinned();
                 self.rows += pin.rows();
                 if pinned > 0 {
@@ -77,22 +79,28 @@ impl Held {
                     self.rows -= pin.rows();
                     pin.pinned()
                 });
-                pinned + self.views.remove(name).map_or(0, |views| look_no_more(shared, views))
+                pinned + self.views.remove(name).map_or(0, |views| release_views(shared, views))
             }
             Ask::Lease(ms, keys) => {
                 let duration = Duration::from_millis(*ms);
                 if duration > LEASE_MAX {
                     let max = LEASE_MAX.as_millis();
-                    return Err(Error::invalid(format!("a lease is too long ms={ms} max={max}")));
+                    return Err(Error::invalid(format!("lease is too long ms={ms} max={max}")));
                 }
-                pin::lease_bounded(shared, &self.client, keys.iter(), duration)?
+                pin::lease_for_client(shared, &self.client, keys.iter(), duration)?
             }
-            ask => return Err(Error::invalid(format!("nothing to hold verb={:?}", ask.verb()))),
+            ask => {
+                return Err(Error::invalid(format!(
+                    "verb is not a pin, unpin or lease verb={:?}",
+                    ask.verb()
+                )));
+            }
         };
         Ok(objects as u64)
     }
 
-    /// Where these objects lie in memory, if this link shows that: they stay there until they are let go.
+    /// Locations of these objects in shared memory, if the link shares it. The objects keep their
+    /// places until the view is released.
     pub fn view(
         &mut self,
         link: &dyn Link,
@@ -101,36 +109,38 @@ impl Held {
         keys: impl Iterator<Item = ObjectKey>,
     ) -> Result<Vec<ViewItem>> {
         if self.has(name) {
-            return Err(has_name(name));
+            return Err(name_in_use(name));
         }
         let mut views = Vec::new();
-        let seen = keys.map(|key| {
+        let items = keys.map(|key| {
             let Some(view) = view::view(shared, &key)? else { return Ok(ViewItem::of(key_hash(&key), None)) };
             let Some((region, at)) = link.place(&[view.part()]) else {
-                let detail = "the store shows this process none of its memory";
+                let detail = "the store shares no memory with this client";
                 return Err(Error::new(ErrorKind::Incompatible, detail));
             };
             let most = shared.config.arena_bytes() / VIEWED_SHARE;
-            if !reserve(&shared.viewed, view.kept_bytes(), most) {
-                return Err(Error::busy(format!("too much of the arena is looked at max={most}")));
+            if !reserve(&shared.viewed, view.pinned_bytes(), most) {
+                return Err(Error::busy(format!(
+                    "views of all clients keep too much of the arena, release views max={most}"
+                )));
             }
             let (length, digest) = (view.len() as u64, digest(view.checksums()));
             views.push(view);
             Ok(ViewItem::of(key_hash(&key), Some(Lies { region, at, length, digest })))
         });
-        let seen: Result<Vec<ViewItem>> = seen.collect();
-        match seen.is_ok() && !views.is_empty() && !mutant::on(Mutant::ViewLetGo) {
+        let items: Result<Vec<ViewItem>> = items.collect();
+        match items.is_ok() && !views.is_empty() && !mutant::on(Mutant::ViewLetGo) {
             true => _ = self.views.insert(name, views),
-            false => _ = look_no_more(shared, views),
+            false => _ = release_views(shared, views),
         }
-        seen
+        items
     }
 
     fn has(&self, name: u64) -> bool {
         self.pins.contains_key(&name) || self.views.contains_key(&name)
     }
 
-    /// Begin a group; how many objects it consists of.
+    /// Begins a group; returns the number of its objects.
     pub fn begin(
         &mut self,
         shared: &Shared,
@@ -139,11 +149,12 @@ impl Held {
         options: &Options,
     ) -> Result<u64> {
         if self.groups.contains_key(&name) {
-            return Err(Error::invalid(format!("a group of this link has this name name={name}")));
+            return Err(Error::invalid(format!("name is in use by a group of this link name={name}")));
         }
-        let all = |groups: &FxHashMap<u64, Begun>| groups.values().map(|g| g.required.len()).sum::<usize>();
+        let all =
+            |groups: &FxHashMap<u64, BegunGroup>| groups.values().map(|g| g.required.len()).sum::<usize>();
         if all(&self.groups) + required.len() > REQUIRED_MAX {
-            // What is over needs no name any more.
+            // Groups that ended need no name.
             self.groups.retain(|_, begun| begun.joined.is_open(shared));
         }
         let objects = all(&self.groups) + required.len();
@@ -155,56 +166,56 @@ impl Held {
         }
         let joined = groups::join(shared, &required, options, true)?;
         let count = required.len() as u64;
-        self.groups.insert(name, Begun { joined, required });
+        self.groups.insert(name, BegunGroup { joined, required });
         Ok(count)
     }
 
-    /// The group of a name; an error if there is none.
-    pub fn group(&self, name: u64) -> Result<Joined> {
-        self.groups.get(&name).map(|begun| begun.joined.clone()).ok_or_else(groups::gone)
+    /// The group with this name, or an error.
+    pub fn group(&self, name: u64) -> Result<JoinedGroup> {
+        self.groups.get(&name).map(|begun| begun.joined.clone()).ok_or_else(groups::not_open)
     }
 
-    /// Give a group up; how many objects it consisted of.
+    /// Aborts a group; returns the number of its objects.
     pub fn abort(&mut self, shared: &Shared, name: u64) -> Result<u64> {
-        let begun = self.groups.remove(&name).ok_or_else(groups::gone)?;
+        let begun = self.groups.remove(&name).ok_or_else(groups::not_open)?;
         begun.joined.abort(shared);
         Ok(begun.required.len() as u64)
     }
 
-    /// Which objects of a group are neither put nor here.
-    pub fn missing(&self, shared: &Shared, name: u64) -> Answered {
+    /// For each object of a group, whether it still has to be put.
+    pub fn missing(&self, shared: &Shared, name: u64) -> OpOutcome {
         match self.groups.get(&name) {
             Some(begun) => {
                 let missing = begun.joined.missing(shared);
-                Answered::bits(
+                OpOutcome::bits(
                     Verb::Missing,
                     begun.required.iter().map(|key| missing.contains(key)).collect(),
                 )
             }
-            None => Answered::failed(Verb::Missing, groups::gone()),
+            None => OpOutcome::failed(Verb::Missing, groups::not_open()),
         }
     }
 
-    /// The connection has ended.
-    pub fn let_go(&mut self, shared: &Shared) {
-        let Held { pins, groups, views, .. } = std::mem::take(self);
+    /// Releases everything: the connection has ended.
+    pub fn release_all(&mut self, shared: &Shared) {
+        let ClientHolds { pins, groups, views, .. } = std::mem::take(self);
         drop(pins);
         if mutant::on(Mutant::HeldForTheGone) {
             std::mem::forget(views);
             return;
         }
-        views.into_values().for_each(|views| _ = look_no_more(shared, views));
+        views.into_values().for_each(|views| _ = release_views(shared, views));
         shared.lock().leave_groups(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
     }
 }
 
-fn has_name(name: u64) -> Error {
-    Error::invalid(format!("a pin or view of this link has this name name={name}"))
+fn name_in_use(name: u64) -> Error {
+    Error::invalid(format!("name is in use by a pin or view of this link name={name}"))
 }
 
-/// A client looks there no more; how many objects.
-fn look_no_more(shared: &Shared, views: Vec<View>) -> usize {
-    let bytes: u64 = views.iter().map(View::kept_bytes).sum();
+/// Ends views; returns the number of their objects.
+fn release_views(shared: &Shared, views: Vec<View>) -> usize {
+    let bytes: u64 = views.iter().map(View::pinned_bytes).sum();
     shared.viewed.fetch_sub(bytes, Relaxed);
     views.len()
 }

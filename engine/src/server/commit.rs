@@ -4,40 +4,40 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::outcome::GroupState;
 use pagelith_layouts::wire::request::Verb;
 
-use super::answer::Answered;
-use super::{Manner, World};
+use super::op_outcome::OpOutcome;
+use super::{CallContext, ServerCtx};
 use crate::api::error::Result;
 use crate::api::outcome::{PutDone, PutOutcome};
 use crate::state::shared::Shared;
-use crate::write::groups::Joined;
+use crate::write::groups::JoinedGroup;
 
-/// A commit under way.
+/// A commit in progress.
 pub(crate) struct CommitOp {
-    joined: Joined,
+    joined: JoinedGroup,
     outcome: Option<Result<PutOutcome>>,
 }
 
 impl CommitOp {
-    pub fn begin(world: &mut World, joined: Joined, manner: Manner, id: OpId) -> CommitOp {
-        let ticket = world.session.submit_commit(joined.id(), manner.options);
-        world.batches.insert(ticket, id);
+    pub fn begin(ctx: &mut ServerCtx, joined: JoinedGroup, call: CallContext, id: OpId) -> CommitOp {
+        let ticket = ctx.session.submit_commit(joined.id(), call.options);
+        ctx.batches.insert(ticket, id);
         CommitOp { joined, outcome: None }
     }
 
-    /// The store has committed it, or has not.
+    /// Takes the result of the store.
     pub fn done(&mut self, shared: &Shared, done: Vec<PutDone>) {
-        self.outcome = Some(self.joined.committed(shared, done));
+        self.outcome = Some(self.joined.commit_outcome(shared, done));
     }
 
-    /// The outcome, once it is there.
-    pub fn advance(&mut self) -> Option<Answered> {
+    /// The outcome, if complete.
+    pub fn advance(&mut self) -> Option<OpOutcome> {
         let state = match self.outcome.take()? {
             Ok(PutOutcome::Stored) => GroupState::Stored,
             Ok(PutOutcome::AlreadyPresent) => GroupState::AlreadyPresent,
             Ok(PutOutcome::Waiting) => GroupState::Waiting,
             Ok(PutOutcome::Refused) => GroupState::Refused,
-            Err(error) => return Some(Answered::failed(Verb::Commit, error)),
+            Err(error) => return Some(OpOutcome::failed(Verb::Commit, error)),
         };
-        Some(Answered::number(Verb::Commit, state as u64))
+        Some(OpOutcome::number(Verb::Commit, state as u64))
     }
 }

@@ -1,105 +1,112 @@
-//! What the flusher answers: flush, remove, clear.
+//! Operations that the flusher completes: flush, remove, clear.
 
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::request::{Ask, Verb};
 use pagelith_mutants::{self as mutant, Mutant};
 
-use super::Manner;
-use super::answer::Answered;
+use super::CallContext;
+use super::op_outcome::OpOutcome;
 use crate::api::error::{Error, Result};
-use crate::rpc::removal_fence::Removing;
+use crate::rpc::removal_fence::RemovalGuard;
 use crate::state::peer_queue::RemoteJob;
+use crate::state::put_types::Came;
 use crate::state::shared::{Pending, Shared};
 use crate::store::remove::Begun;
 use crate::store::session::Session;
-use crate::write::put::Came;
 
-/// Most objects of removals that wait for the device, or for peers to be told, as a client asks for more. Removals of the embedding process
-/// are not bounded.
+/// Maximum number of objects in pending removals (those that wait for the device or for the peers)
+/// at which a client's removal is accepted. Removals of the embedding process are not bounded.
 pub(crate) const REMOVING_MAX: usize = 65_536;
 
-/// One of them under way.
-pub(crate) struct AskedOp {
+/// A flush, removal or clear in progress.
+pub(crate) struct DurableOp {
     pub verb: Verb,
     pending: Pending,
-    /// What is said once all is durable.
+    /// The number in the outcome, sent once everything is durable.
     number: u64,
-    /// Until then it is under way, if it removes something.
-    _removing: Option<Removing>,
+    /// Keeps the removal fence closed while a removal or clear is in progress.
+    _removal: Option<RemovalGuard>,
 }
 
-impl AskedOp {
-    /// Begin it. A removal reads headers first, and waits for them.
-    pub fn begin(session: &mut Session, ask: &Ask<'_>, manner: Manner) -> Result<AskedOp> {
+impl DurableOp {
+    /// Begins the operation. A removal reads headers first, and waits for them.
+    pub fn begin(session: &mut Session, ask: &Ask<'_>, call: CallContext) -> Result<DurableOp> {
         let shared = session.io.shared.clone();
         let verb = ask.verb();
-        // What a store tells its peers they do not tell others.
-        check_room(&shared, ask)?;
-        let goes_on = session.io.desk.is_some() && !mutant::on(Mutant::ServedUntold);
-        let _removing = (verb != Verb::Flush).then(|| shared.removals.begin());
+        check_capacity(&shared, ask)?;
+        // A removal that a store forwards is not forwarded again.
+        let notifies_peers = session.io.connections.is_some() && !mutant::on(Mutant::ServedUntold);
+        let _removal = (verb != Verb::Flush).then(|| shared.removals.begin());
         let (mut answers, number): (Vec<u64>, u64) = match ask {
             Ask::Flush => (crate::store::flush::begin(&shared)?, 0),
             Ask::Clear(namespace) => {
                 let (generation, answer) = crate::store::remove::begin_clear(&shared, *namespace)?;
                 let clear = |id| RemoteJob::Clear { id, namespace: *namespace };
-                let told = goes_on.then(|| crate::store::remove::tell(&shared, clear)).flatten();
-                (answer.into_iter().chain(told).collect(), generation.0)
+                let peers = notifies_peers.then(|| crate::store::remove::tell(&shared, clear)).flatten();
+                (answer.into_iter().chain(peers).collect(), generation.0)
             }
-            Ask::Remove(_) if mutant::on(Mutant::ToldAndKept) && manner.came != Came::Put => (Vec::new(), 0),
+            Ask::Remove(_) if mutant::on(Mutant::ToldAndKept) && call.origin != Came::Put => (Vec::new(), 0),
             Ask::Remove(keys) => {
                 let keys: Vec<ObjectKey> = keys.iter().collect();
                 let Begun { mut answers, here, gone } =
-                    crate::store::remove::begin(&shared, session, &keys, &manner.options, manner.deadline)?;
+                    crate::store::remove::begin(&shared, session, &keys, &call.options, call.deadline)?;
                 let remove = |id| RemoteJob::Remove { id, keys: gone };
-                answers.extend(goes_on.then(|| crate::store::remove::tell(&shared, remove)).flatten());
+                answers.extend(notifies_peers.then(|| crate::store::remove::tell(&shared, remove)).flatten());
                 (answers, here as u64)
             }
-            ask => return Err(Error::invalid(format!("nothing to wait for verb={:?}", ask.verb()))),
+            ask => {
+                return Err(Error::invalid(format!(
+                    "verb is not a flush, remove or clear verb={:?}",
+                    ask.verb()
+                )));
+            }
         };
-        if verb != Verb::Flush && manner.came != Came::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
-            // One of them may have it stored by a peer that was told already.
-            answers.extend(shared.lock().ask_offers());
+        if verb != Verb::Flush && call.origin != Came::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
+            // A pending offer may store a removed object at a peer that was notified already.
+            answers.extend(shared.lock().wait_for_offers());
         }
-        Ok(AskedOp { verb, pending: Pending::new(answers, manner.deadline), number, _removing })
+        Ok(DurableOp { verb, pending: Pending::new(answers, call.deadline), number, _removal })
     }
 
-    /// Whether one that its client gave up is over. Nobody is told anything by it: the client's next flush reports what it would have.
-    pub fn is_over(&mut self, shared: &Shared) -> bool {
+    /// Whether a cancelled operation has ended. Its report is not consumed: the client's next flush
+    /// returns it.
+    pub fn is_done(&mut self, shared: &Shared) -> bool {
         self.poll(shared).is_some()
     }
 
     fn poll(&mut self, shared: &Shared) -> Option<Result<()>> {
-        let what = match self.verb {
+        let name = match self.verb {
             Verb::Flush => "flush",
             Verb::Clear => "clear",
             _ => "remove",
         };
-        self.pending.poll(shared, what)
+        self.pending.poll(shared, name)
     }
 
-    /// The outcome, once it is there, for a client of this process.
-    pub fn advance(&mut self, shared: &Shared, process: &str) -> Option<Answered> {
-        let ended = self.poll(shared)?;
-        Some(match (ended, self.verb) {
-            (Err(error), verb) => Answered::failed(verb, error),
-            (Ok(()), Verb::Flush) => Answered::flushed(shared.lock().flushes.report_to(process)),
-            (Ok(()), verb) => Answered::number(verb, self.number),
+    /// The outcome, if complete, for the client process `process`.
+    pub fn advance(&mut self, shared: &Shared, process: &str) -> Option<OpOutcome> {
+        let result = self.poll(shared)?;
+        Some(match (result, self.verb) {
+            (Err(error), verb) => OpOutcome::failed(verb, error),
+            (Ok(()), Verb::Flush) => OpOutcome::flushed(shared.lock().flushes.report_to(process)),
+            (Ok(()), verb) => OpOutcome::number(verb, self.number),
         })
     }
 }
 
-/// An error if too many objects wait to be removed: a removal that is cancelled, or whose client is gone, goes on.
-fn check_room(shared: &Shared, ask: &Ask<'_>) -> Result<()> {
+/// An error if too many removals are pending. A removal continues after it is cancelled or its
+/// client disconnects.
+fn check_capacity(shared: &Shared, ask: &Ask<'_>) -> Result<()> {
     let Ask::Remove(keys) = ask else { return Ok(()) };
     let core = shared.lock();
-    let waits = core.ssd.as_ref().map_or(0, |ssd| ssd.removing)
-        + core.remote.as_ref().map_or(0, |remote| remote.removing);
-    match waits == 0 || waits + keys.len() <= REMOVING_MAX {
+    let pending = core.ssd.as_ref().map_or(0, |ssd| ssd.queued_removals)
+        + core.remote.as_ref().map_or(0, |remote| remote.queued_removals);
+    match pending == 0 || pending + keys.len() <= REMOVING_MAX {
         true => Ok(()),
         false => {
             let (objects, max) = (keys.len(), REMOVING_MAX);
             Err(Error::busy(format!(
-                "too many removals wait, try again waiting={waits} objects={objects} max={max}"
+                "too many removals are pending, retry later pending={pending} objects={objects} max={max}"
             )))
         }
     }

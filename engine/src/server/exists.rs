@@ -1,39 +1,45 @@
-//! Which objects are here, or at a peer: for a client of a store that has peers.
+//! Existence checks of a store that has peers: local objects, and objects of the peers.
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::request::Verb;
 
-use super::answer::Answered;
-use super::{Manner, World};
+use super::op_outcome::OpOutcome;
+use super::{CallContext, ServerCtx};
 
-/// A look under way.
-pub(crate) struct LookOp {
+/// An existence check in progress.
+pub(crate) struct ExistsOp {
     pub verb: Verb,
     found: Option<Vec<bool>>,
 }
 
-impl LookOp {
-    /// Look here, and ask the peers for what is not.
-    pub fn begin(world: &mut World, keys: &[ObjectKey], verb: Verb, manner: &Manner, id: OpId) -> LookOp {
-        let ticket = world.session.submit_exists(keys, manner.options);
-        world.batches.insert(ticket, id);
-        LookOp { verb, found: None }
+impl ExistsOp {
+    /// Looks up the keys locally and asks the peers for the others.
+    pub fn begin(
+        ctx: &mut ServerCtx,
+        keys: &[ObjectKey],
+        verb: Verb,
+        call: &CallContext,
+        id: OpId,
+    ) -> ExistsOp {
+        let ticket = ctx.session.submit_exists(keys, call.options);
+        ctx.batches.insert(ticket, id);
+        ExistsOp { verb, found: None }
     }
 
-    /// All have answered, or will not.
+    /// Takes the result, once all peers have answered or failed.
     pub fn done(&mut self, found: Vec<bool>) {
         self.found = Some(found);
     }
 
-    /// The outcome, once it is there.
-    pub fn advance(&mut self) -> Option<Answered> {
+    /// The outcome, if complete.
+    pub fn advance(&mut self) -> Option<OpOutcome> {
         let found = self.found.take()?;
         Some(match self.verb {
             Verb::ExistsPrefix => {
-                Answered::number(self.verb, found.iter().take_while(|here| **here).count() as u64)
+                OpOutcome::number(self.verb, found.iter().take_while(|here| **here).count() as u64)
             }
-            verb => Answered::bits(verb, found),
+            verb => OpOutcome::bits(verb, found),
         })
     }
 }

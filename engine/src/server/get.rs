@@ -1,4 +1,5 @@
-//! Gets: from DRAM sent from where it lies, else read into staging, a chunk at a time, and sent from there.
+//! Gets: objects in DRAM are sent from their arena frames, all others are read into staging memory,
+//! a chunk at a time, and sent from there.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,118 +14,132 @@ use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
 
-use super::answer::{Answered, Verdict};
 use super::in_flight_sends;
-use super::in_flight_sends::{Granted, Wish};
-use super::{CHUNK_BYTES, Manner, World};
+use super::in_flight_sends::{PushRequest, PushResult};
+use super::op_outcome::{ItemVerdict, OpOutcome};
+use super::{CHUNK_BYTES, CallContext, ServerCtx};
 use crate::api::error::Error;
+use crate::api::group_info::{AttachedTo, Together};
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
 use crate::api::request::{Destination, Get, Options};
 use crate::state::group_info;
-use crate::state::group_info::{AttachedTo, Together};
+use crate::state::put_types::Came;
 use crate::state::shared::Shared;
-use crate::write::put::Came;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Bytes that an object takes that is wanted, but for its checksums.
-pub(crate) const WANTED_BYTES: usize = size_of::<Wanted>();
-/// Most objects that are looked for in DRAM at a time: others wait for the core's lock as long.
-const LOOKS: usize = 32;
+/// Bytes of server state per requested object, without its checksums.
+pub(crate) const REQUESTED_OBJECT_BYTES: usize = size_of::<RequestedObject>();
+/// Maximum number of objects probed under one acquisition of the core lock, which bounds how long
+/// other threads wait for it.
+const PROBES_MAX: usize = 32;
 
-/// One object that is wanted.
-struct Wanted {
+/// A requested object.
+struct RequestedObject {
     key: ObjectKey,
-    /// Which of its bytes.
-    stretch: Range<u64>,
-    /// Whether that has to be all of it.
+    /// The requested byte range.
+    span: Range<u64>,
+    /// Whether the span must be the whole object.
     whole: bool,
-    /// Whether its bytes may be shown where they lie.
+    /// Whether the bytes may be passed by reference.
     may_show: bool,
-    /// Bytes that are read and not sent, or not read.
-    left: u64,
-    /// It was looked for in DRAM.
-    looked: bool,
-    /// It is not here, and peers are asked for all of it at once.
-    afar: bool,
+    /// Bytes of the span that are not sent yet.
+    unsent_bytes: u64,
+    /// Whether the object was looked up in DRAM.
+    probed: bool,
+    /// Whether the object is not local and the peers are asked for the whole span at once.
+    is_remote: bool,
     tier: Tier,
-    /// What it was put with.
-    with: Together,
-    /// The checksums of all its blocks, as what was read first has them: all must be read of one and the same.
-    record: Option<Checksums>,
-    /// Of the blocks that the stretch lies in, of those of their bytes that are sent; empty before any of them was found.
+    /// Group members and base that the object was put with.
+    group_info: Together,
+    /// Checksums of all blocks of the object, from the first chunk that was read: all chunks must
+    /// be of the same object.
+    object_sums: Option<Checksums>,
+    /// Checksums of the blocks that overlap the span, each over the bytes that are sent; empty
+    /// before the first chunk.
     sums: Checksums,
-    verdict: Option<Verdict>,
+    verdict: Option<ItemVerdict>,
 }
 
-impl Wanted {
-    fn new(item: &GetItem) -> Wanted {
-        let stretch = item.stretch();
-        Wanted {
+impl RequestedObject {
+    fn new(item: &GetItem) -> RequestedObject {
+        let span = item.stretch();
+        RequestedObject {
             key: item.key,
             whole: item.range().is_none(),
             may_show: !item.is_sent(),
-            left: stretch.end - stretch.start,
-            looked: false,
-            afar: false,
+            unsent_bytes: span.end - span.start,
+            probed: false,
+            is_remote: false,
             tier: Tier::Memory,
-            with: Together::default(),
-            record: None,
+            group_info: Together::default(),
+            object_sums: None,
             sums: Checksums::new(),
             verdict: None,
-            stretch,
+            span,
         }
     }
 
-    /// Blocks of the object that the stretch lies in.
+    /// Number of blocks that overlap the span.
     fn blocks(&self) -> usize {
-        (self.stretch.end.div_ceil(BLOCK) - self.stretch.start / BLOCK) as usize
+        (self.span.end.div_ceil(BLOCK) - self.span.start / BLOCK) as usize
     }
 
-    /// It, as a wish of operation `op`, of which it is item `at`.
-    fn wish(&self, op: OpId, at: usize) -> Wish {
-        let (key, stretch, whole) = (self.key, self.stretch.clone(), self.whole);
-        Wish { op, item: at as u32, key, stretch, whole, behind: at as u32, may_show: self.may_show }
+    /// The push request for this object, item `at` of operation `op`.
+    fn push_request(&self, op: OpId, at: usize) -> PushRequest {
+        let (key, span, whole) = (self.key, self.span.clone(), self.whole);
+        PushRequest { op, item: at as u32, key, span, whole, position: at as u32, may_show: self.may_show }
     }
 
-    /// What it is attached to, if it is a hit that is.
+    /// The base, if this is a hit on an attached object.
     fn attached(&self) -> Option<&AttachedTo> {
-        self.with.attached.as_ref().filter(|_| self.verdict.is_none() && self.left == 0)
+        self.group_info.attached.as_ref().filter(|_| self.verdict.is_none() && self.unsent_bytes == 0)
     }
 
-    /// Its chunks: they end where blocks end, so that each block is in one of them.
+    /// The chunk that begins at `from`. Chunks end at block boundaries, so that each block is in
+    /// one chunk.
     fn chunk(&self, from: u64) -> Range<u64> {
-        let end = (from / BLOCK * BLOCK).saturating_add(CHUNK_BYTES).min(self.stretch.end);
+        let end = (from / BLOCK * BLOCK).saturating_add(CHUNK_BYTES).min(self.span.end);
         from..end
     }
 
-    /// It was asked for with a destination of another length.
-    fn other_length(&self, have: u64) -> Error {
-        let (key, given) = (&self.key, self.stretch.end);
-        let detail = format!("destination has not the object's length key={key} object={have} given={given}");
+    /// The error for a destination whose length differs from the object's.
+    fn length_mismatch(&self, have: u64) -> Error {
+        let (key, given) = (&self.key, self.span.end);
+        let detail =
+            format!("destination length differs from the object's key={key} object={have} given={given}");
         Error::invalid(detail)
     }
 
-    /// A chunk was read whole: note its checksums; what is wrong with it otherwise.
-    fn take(&mut self, chunk: &Range<u64>, tier: Tier, done: &GetDone, bytes: &[u8]) -> Result<(), Verdict> {
-        if self.whole && tier != Tier::Remote && done.length != self.stretch.end {
-            return Err(Verdict::Failed(self.other_length(done.length)));
+    /// Records the checksums of a chunk that was read completely, or returns why the object is no
+    /// hit.
+    fn accept_chunk(
+        &mut self,
+        chunk: &Range<u64>,
+        tier: Tier,
+        done: &GetDone,
+        bytes: &[u8],
+    ) -> Result<(), ItemVerdict> {
+        if self.whole && tier != Tier::Remote && done.length != self.span.end {
+            return Err(ItemVerdict::Failed(self.length_mismatch(done.length)));
         }
         if tier == Tier::Remote {
-            // Nothing but these is known of the object. If all of it was asked for, the peer has compared its length.
-            let (checksums, with) = done.proven();
+            // The reply of the peer is all that is known of the object. For a whole object the peer
+            // has checked the length.
+            let (checksums, info) = done.proven();
             if checksums.len() != self.blocks() {
-                return Err(Verdict::Miss(MissCause::Gone));
+                return Err(ItemVerdict::Miss(MissCause::Gone));
             }
             self.sums = checksums.into();
-            (self.tier, self.with) = (tier, with);
+            (self.tier, self.group_info) = (tier, info);
             return Ok(());
         }
-        let (checksums, with) = done.proven();
-        let (first, blocks) = (self.stretch.start / BLOCK, self.blocks());
-        let record = self.record.get_or_insert_with(|| checksums.into());
+        let (checksums, info) = done.proven();
+        let (first, blocks) = (self.span.start / BLOCK, self.blocks());
+        let record = self.object_sums.get_or_insert_with(|| checksums.into());
         if record[..] != *checksums {
-            // Removed and put again in between: no bytes of two objects are one object's.
-            return Err(Verdict::Miss(MissCause::Gone));
+            // The object was removed and put again between two chunks: bytes of two objects must
+            // not be mixed.
+            return Err(ItemVerdict::Miss(MissCause::Gone));
         }
         self.sums.resize(blocks, Checksum::default());
         for block in chunk.start / BLOCK..chunk.end.div_ceil(BLOCK) {
@@ -138,220 +153,231 @@ impl Wanted {
             };
             self.sums[(block - first) as usize] = sum;
         }
-        (self.tier, self.with) = (tier, with);
+        (self.tier, self.group_info) = (tier, info);
         Ok(())
     }
 }
 
-/// A get under way.
+/// A get in progress.
 pub(crate) struct GetOp {
-    manner: Manner,
-    wanted: Vec<Wanted>,
-    /// Objects of which not everything was asked for, and from which byte on of the first.
+    call: CallContext,
+    objects: Vec<RequestedObject>,
+    /// Objects with chunks that are not requested yet, and the offset of the next chunk of the
+    /// first.
     next: VecDeque<usize>,
-    from: u64,
-    /// What each batch of the session reads: object and chunk.
+    next_offset: u64,
+    /// Object and chunk of each item of the session's batches.
     reading: FxHashMap<Ticket, Vec<(usize, Range<u64>)>>,
-    /// What was read and the link had no room for.
+    /// Chunks that were read and did not fit into the link.
     unsent: VecDeque<(usize, Push)>,
-    /// Whether peers have what is not here, and what they are to be asked for as a whole: what they send in chunks may be of two objects.
+    /// Whether the store has peers, and the objects to request from them as a whole: chunks
+    /// requested one by one could be of two objects.
     has_peers: bool,
-    afar: VecDeque<usize>,
+    remote_queue: VecDeque<usize>,
 }
 
 impl GetOp {
-    pub fn new(manner: Manner, items: impl Iterator<Item = GetItem>) -> GetOp {
-        let wanted: Vec<Wanted> = items.map(|item| Wanted::new(&item)).collect();
-        let from = wanted.first().map_or(0, |w| w.stretch.start);
-        let next = (0..wanted.len()).collect();
+    pub fn new(call: CallContext, items: impl Iterator<Item = GetItem>) -> GetOp {
+        let objects: Vec<RequestedObject> = items.map(|item| RequestedObject::new(&item)).collect();
+        let next_offset = objects.first().map_or(0, |w| w.span.start);
+        let next = (0..objects.len()).collect();
         let (reading, unsent) = (FxHashMap::default(), VecDeque::new());
-        let (has_peers, afar) = (false, VecDeque::new());
-        GetOp { manner, wanted, next, from, reading, unsent, has_peers, afar }
+        let (has_peers, remote_queue) = (false, VecDeque::new());
+        GetOp { call, objects, next, next_offset, reading, unsent, has_peers, remote_queue }
     }
 
-    /// Read and send as far as it goes; the outcome once all is on its way.
-    pub fn advance(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> Option<Answered> {
-        self.send(world, link, id);
-        if world.shared().now() >= self.manner.deadline {
-            // What is being read is waited for by the session, which has the same deadline.
+    /// Reads and sends as much as possible; returns the outcome once everything is sent.
+    pub fn advance(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) -> Option<OpOutcome> {
+        self.send(ctx, link, id);
+        if ctx.shared().now() >= self.call.deadline {
+            // The session has the same deadline and ends the reads in progress.
             self.next.clear();
-            self.afar.clear();
-            let late = |w: &Wanted| w.verdict.is_none() && w.left > 0;
+            self.remote_queue.clear();
+            let late = |w: &RequestedObject| w.verdict.is_none() && w.unsent_bytes > 0;
             if self.reading.is_empty() && self.unsent.is_empty() {
-                self.wanted.iter_mut().filter(|w| late(w)).for_each(|w| {
-                    w.verdict = Some(Verdict::Miss(MissCause::Late));
+                self.objects.iter_mut().filter(|w| late(w)).for_each(|w| {
+                    w.verdict = Some(ItemVerdict::Miss(MissCause::Late));
                 });
             }
         }
-        self.read(world, link, id);
-        self.ask_afar(world, id);
-        let over =
-            self.next.is_empty() && self.afar.is_empty() && self.reading.is_empty() && self.unsent.is_empty();
-        over.then(|| self.answered(world.shared(), link.facts().features))
+        self.read(ctx, link, id);
+        self.request_remote(ctx, id);
+        let all_sent = self.next.is_empty()
+            && self.remote_queue.is_empty()
+            && self.reading.is_empty()
+            && self.unsent.is_empty();
+        all_sent.then(|| self.outcome(ctx.shared(), link.facts().features))
     }
 
-    fn answered(&mut self, shared: &Shared, features: u64) -> Answered {
+    fn outcome(&mut self, shared: &Shared, features: u64) -> OpOutcome {
         let has = |feature: Feature| features & feature.bit() != 0;
-        let says_members = has(Feature::Members);
-        // Only a store asks what it may keep.
-        let says_bases = says_members && has(Feature::Bases) && self.manner.came != Came::Put;
-        let bases = match says_bases && self.wanted.iter().any(|w| w.attached().is_some()) {
+        let sends_members = has(Feature::Members);
+        // Bases are sent only to stores, which decide by them what to keep.
+        let sends_bases = sends_members && has(Feature::Bases) && self.call.origin != Came::Put;
+        let bases = match sends_bases && self.objects.iter().any(|w| w.attached().is_some()) {
             true => {
-                let asked: Vec<_> = self.wanted.iter().map(|w| (w.key, w.attached())).collect();
+                let asked: Vec<_> = self.objects.iter().map(|w| (w.key, w.attached())).collect();
                 group_info::bases(shared, &asked)
             }
-            false => vec![None; self.wanted.len()],
+            false => vec![None; self.objects.len()],
         };
-        let verdict = |(w, base): (Wanted, Option<Base>)| {
-            let hit = |w: Wanted| {
-                let is_said = says_members && w.with.attached.is_some() == base.is_some();
-                let members = if is_said { w.with.members } else { 0 };
-                Verdict::Hit(w.tier, w.stretch.end - w.stretch.start, w.sums, members, base.map(Box::new))
+        let verdict = |(w, base): (RequestedObject, Option<Base>)| {
+            let hit = |w: RequestedObject| {
+                let sends_group = sends_members && w.group_info.attached.is_some() == base.is_some();
+                let members = if sends_group { w.group_info.members } else { 0 };
+                ItemVerdict::Hit(w.tier, w.span.end - w.span.start, w.sums, members, base.map(Box::new))
             };
-            match (w.verdict, w.left) {
+            match (w.verdict, w.unsent_bytes) {
                 (Some(verdict), _) => (w.key, verdict),
-                (None, 0) => (w.key, hit(Wanted { verdict: None, ..w })),
-                (None, _) => (w.key, Verdict::Miss(MissCause::Late)),
+                (None, 0) => (w.key, hit(RequestedObject { verdict: None, ..w })),
+                (None, _) => (w.key, ItemVerdict::Miss(MissCause::Late)),
             }
         };
-        Answered::items(Verb::Get, self.wanted.drain(..).zip(bases).map(verdict).collect())
+        OpOutcome::items(Verb::Get, self.objects.drain(..).zip(bases).map(verdict).collect())
     }
 
-    /// Ask for the next chunks, as many as there is staging memory for.
-    fn read(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) {
-        self.has_peers = world.session.io.desk.is_some();
-        // What may be at a peer, and chunks of what is here.
-        let mut asked = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
+    /// Requests the next chunks, as far as staging memory suffices.
+    fn read(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) {
+        self.has_peers = ctx.session.io.connections.is_some();
+        // First the requests that peers may answer, then the chunks that only this store may
+        // answer.
+        let mut batches = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
         while let Some(&at) = self.next.front() {
-            let wanted = &self.wanted[at];
-            let chunk = wanted.chunk(self.from);
-            if !wanted.looked && wanted.verdict.is_none() && !self.look(world, link, id, at) {
+            let object = &self.objects[at];
+            let chunk = object.chunk(self.next_offset);
+            if !object.probed && object.verdict.is_none() && !self.probe_dram(ctx, link, id, at) {
                 break;
             }
-            let wanted = &self.wanted[at];
-            let is_open = wanted.verdict.is_none() && !wanted.afar && wanted.left > 0 && !chunk.is_empty();
-            if is_open {
+            let object = &self.objects[at];
+            let needs_read =
+                object.verdict.is_none() && !object.is_remote && object.unsent_bytes > 0 && !chunk.is_empty();
+            if needs_read {
                 let len = (chunk.end - chunk.start) as usize;
-                let Some(part) = world.staging.try_part(len) else { break };
+                let Some(part) = ctx.staging.try_part(len) else { break };
                 let destination = Destination([part.split(len).0].into());
-                // Asked for as a whole it is refused, and not read, where its length is another.
-                let range = (!wanted.whole || chunk != wanted.stretch).then(|| chunk.clone());
-                let (gets, chunks) = &mut asked[usize::from(self.has_peers && chunk != wanted.stretch)];
-                gets.push(Get { key: wanted.key, range, destination });
+                // A request for the whole object is refused without a read if the length differs.
+                let range = (!object.whole || chunk != object.span).then(|| chunk.clone());
+                let (gets, chunks) = &mut batches[usize::from(self.has_peers && chunk != object.span)];
+                gets.push(Get { key: object.key, range, destination });
                 chunks.push((at, chunk.clone()));
-                if chunk.end < wanted.stretch.end {
-                    self.from = chunk.end;
+                if chunk.end < object.span.end {
+                    self.next_offset = chunk.end;
                     continue;
                 }
             }
             self.next.pop_front();
-            self.from = self.next.front().map_or(0, |at| self.wanted[*at].stretch.start);
+            self.next_offset = self.next.front().map_or(0, |at| self.objects[*at].span.start);
         }
-        for ((gets, chunks), here_alone) in asked.into_iter().zip([false, true]) {
+        for ((gets, chunks), local_only) in batches.into_iter().zip([false, true]) {
             if !gets.is_empty() {
-                self.submit(world, id, gets, chunks, here_alone);
+                self.submit(ctx, id, gets, chunks, local_only);
             }
         }
     }
 
     fn submit(
         &mut self,
-        world: &mut World,
+        ctx: &mut ServerCtx,
         id: OpId,
         gets: Vec<Get>,
         chunks: Vec<(usize, Range<u64>)>,
-        here_alone: bool,
+        local_only: bool,
     ) {
-        let options = self.options(world, chunks[0].0);
-        let ticket = match here_alone {
-            true => world.session.submit_get_here(gets, options),
-            false => world.session.submit_get(gets, options),
+        let options = self.options(ctx, chunks[0].0);
+        let ticket = match local_only {
+            true => ctx.session.submit_get_here(gets, options),
+            false => ctx.session.submit_get(gets, options),
         };
         self.reading.insert(ticket, chunks);
-        world.batches.insert(ticket, id);
+        ctx.batches.insert(ticket, id);
     }
 
-    /// Those of a batch whose first object is `at`.
-    fn options(&self, world: &World, at: usize) -> Options {
-        let left = self.manner.deadline.since(world.shared().now());
-        let depth = self.manner.options.depth.saturating_add(at as u32);
-        Options { timeout: Some(left), depth, ..self.manner.options }
+    /// Options of a batch whose first object is `at`.
+    fn options(&self, ctx: &ServerCtx, at: usize) -> Options {
+        let left = self.call.deadline.since(ctx.shared().now());
+        let depth = self.call.options.depth.saturating_add(at as u32);
+        Options { timeout: Some(left), depth, ..self.call.options }
     }
 
-    /// Ask peers for what is longer than a chunk and not here, one object after the other as there is staging memory for all of it. What
-    /// would never have room there is a miss.
-    fn ask_afar(&mut self, world: &mut World, id: OpId) {
-        while let Some(&at) = self.afar.front() {
-            let wanted = &mut self.wanted[at];
-            let stretch = wanted.stretch.clone();
-            let len = (stretch.end - stretch.start) as usize;
-            if len > world.staging.capacity() {
-                wanted.verdict.get_or_insert(Verdict::Miss(MissCause::Absent));
-                self.afar.pop_front();
+    /// Requests objects that are longer than a chunk and not local from the peers, one at a time,
+    /// as staging memory for the whole span becomes free. A span that exceeds the staging memory is
+    /// a miss.
+    fn request_remote(&mut self, ctx: &mut ServerCtx, id: OpId) {
+        while let Some(&at) = self.remote_queue.front() {
+            let object = &mut self.objects[at];
+            let span = object.span.clone();
+            let len = (span.end - span.start) as usize;
+            if len > ctx.staging.capacity() {
+                object.verdict.get_or_insert(ItemVerdict::Miss(MissCause::Absent));
+                self.remote_queue.pop_front();
                 continue;
             }
-            let Some(part) = world.staging.try_part(len) else { return };
-            let (key, range) = (wanted.key, (!wanted.whole).then(|| stretch.clone()));
-            self.afar.pop_front();
+            let Some(part) = ctx.staging.try_part(len) else { return };
+            let (key, range) = (object.key, (!object.whole).then(|| span.clone()));
+            self.remote_queue.pop_front();
             let destination = Destination([part.split(len).0].into());
-            self.submit(world, id, vec![Get { key, range, destination }], vec![(at, stretch)], false);
+            self.submit(ctx, id, vec![Get { key, range, destination }], vec![(at, span)], false);
         }
     }
 
-    /// Look for what begins at `at` in DRAM, and send what is there; false if the link has no room for the first of it.
-    fn look(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize) -> bool {
-        let most = if self.wanted.len() > 2 * in_flight_sends::FIRST {
-            in_flight_sends::looks(at).min(LOOKS)
+    /// Looks up the objects from `at` on in DRAM and sends those that it finds; returns false if
+    /// the link has no capacity for the first.
+    fn probe_dram(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId, at: usize) -> bool {
+        let most = if self.objects.len() > 2 * in_flight_sends::FIRST_BATCH {
+            in_flight_sends::batch_len(at).min(PROBES_MAX)
         } else {
-            LOOKS
+            PROBES_MAX
         };
-        let ahead = self.wanted.iter().enumerate().skip(at).filter(|(_, w)| !w.looked && w.verdict.is_none());
-        let wishes: Vec<Wish> = ahead.take(most).map(|(at, wanted)| wanted.wish(id, at)).collect();
-        let granted = in_flight_sends::grant(world, link, &wishes, &self.manner.options);
-        for (wish, granted) in wishes.iter().zip(granted) {
-            let wanted = &mut self.wanted[wish.item as usize];
-            wanted.looked = !matches!(granted, Granted::Later);
-            match granted {
-                Granted::Sent(sums, with) => {
-                    (wanted.sums, wanted.left, wanted.tier, wanted.with) = (sums, 0, Tier::Memory, with);
+        let ahead =
+            self.objects.iter().enumerate().skip(at).filter(|(_, w)| !w.probed && w.verdict.is_none());
+        let requests: Vec<PushRequest> =
+            ahead.take(most).map(|(at, object)| object.push_request(id, at)).collect();
+        let results = in_flight_sends::push_from_dram(ctx, link, &requests, &self.call.options);
+        for (request, result) in requests.iter().zip(results) {
+            let object = &mut self.objects[request.item as usize];
+            object.probed = !matches!(result, PushResult::NoCapacity);
+            match result {
+                PushResult::Sent(sums, info) => {
+                    (object.sums, object.unsent_bytes, object.tier, object.group_info) =
+                        (sums, 0, Tier::Memory, info);
                 }
-                Granted::Damaged => wanted.verdict = Some(Verdict::Miss(MissCause::Damaged)),
-                Granted::No | Granted::Later => {}
+                PushResult::Damaged => object.verdict = Some(ItemVerdict::Miss(MissCause::Damaged)),
+                PushResult::NotInDram | PushResult::NoCapacity => {}
             }
         }
-        self.wanted[at].looked
+        self.objects[at].probed
     }
 
-    /// A batch was read.
+    /// Takes the results of a batch.
     pub fn done(&mut self, id: OpId, ticket: Ticket, done: Vec<GetDone>) {
         let chunks = self.reading.remove(&ticket).unwrap_or_default();
         for ((at, chunk), mut done) in chunks.into_iter().zip(done) {
-            let wanted = &mut self.wanted[at];
-            let is_part = chunk != wanted.stretch;
+            let object = &mut self.objects[at];
+            let is_part = chunk != object.span;
             let is_miss = done.outcome.as_ref().is_ok_and(|outcome| !outcome.is_hit());
-            if is_part && is_miss && self.has_peers && !wanted.afar && wanted.record.is_none() {
-                wanted.afar = true;
-                self.afar.push_back(at);
+            if is_part && is_miss && self.has_peers && !object.is_remote && object.object_sums.is_none() {
+                object.is_remote = true;
+                self.remote_queue.push_back(at);
             }
-            if is_part && wanted.afar {
+            if is_part && object.is_remote {
                 continue;
             }
             let parts = std::mem::take(&mut done.destination.0);
             let verdict = match (&done.outcome, parts.first()) {
                 (Ok(GetOutcome::Hit { tier, .. }), Some(part)) => {
-                    wanted.take(&chunk, *tier, &done, part.bytes()).err()
+                    object.accept_chunk(&chunk, *tier, &done, part.bytes()).err()
                 }
-                (Ok(GetOutcome::Miss(cause)), _) => Some(Verdict::Miss(*cause)),
-                (Err(error), _) => Some(Verdict::Failed(error.clone())),
-                (Ok(GetOutcome::Hit { .. }), None) => Some(Verdict::Miss(MissCause::Gone)),
+                (Ok(GetOutcome::Miss(cause)), _) => Some(ItemVerdict::Miss(*cause)),
+                (Err(error), _) => Some(ItemVerdict::Failed(error.clone())),
+                (Ok(GetOutcome::Hit { .. }), None) => Some(ItemVerdict::Miss(MissCause::Gone)),
             };
             match verdict {
                 Some(verdict) => {
-                    wanted.verdict.get_or_insert(verdict);
+                    object.verdict.get_or_insert(verdict);
                 }
                 None => {
-                    let offset = chunk.start - wanted.stretch.start;
-                    let may_show = self.wanted[at].may_show;
+                    let offset = chunk.start - object.span.start;
+                    let may_show = self.objects[at].may_show;
                     let push = Push { op: id, item: at as u32, offset, parts, token: 0, may_show };
                     self.unsent.push_back((at, push));
                 }
@@ -359,35 +385,36 @@ impl GetOp {
         }
     }
 
-    /// By when it is to be over.
+    /// The operation's deadline.
     pub fn deadline(&self) -> Mono {
-        self.manner.deadline
+        self.call.deadline
     }
 
-    /// Send what was read, each object's bytes in order.
-    fn send(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) {
+    /// Sends what was read, the bytes of each object in order.
+    fn send(&mut self, ctx: &mut ServerCtx, link: &mut dyn Link, id: OpId) {
         let mut later = VecDeque::new();
-        // An object whose next bytes are not there yet, or that the link has no room for, waits with all behind it.
-        let mut waits = std::collections::BTreeSet::new();
+        // An object waits if its next chunk is not read, or the link has no capacity for it; its
+        // later chunks wait too.
+        let mut blocked = std::collections::BTreeSet::new();
         for (at, push) in std::mem::take(&mut self.unsent) {
-            let wanted = &mut self.wanted[at];
-            if wanted.verdict.is_some() {
+            let object = &mut self.objects[at];
+            if object.verdict.is_some() {
                 continue;
             }
             let bytes: u64 = push.parts.iter().map(|p| p.len() as u64).sum();
-            let sent = wanted.stretch.end - wanted.stretch.start - wanted.left;
-            if waits.contains(&at) || push.offset != sent {
-                waits.insert(at);
+            let sent = object.span.end - object.span.start - object.unsent_bytes;
+            if blocked.contains(&at) || push.offset != sent {
+                blocked.insert(at);
                 later.push_back((at, push));
                 continue;
             }
             match link.push(push) {
                 Ok(()) => {
-                    world.pushed.sent(id);
-                    wanted.left -= bytes;
+                    ctx.pending_pushes.sent(id);
+                    object.unsent_bytes -= bytes;
                 }
                 Err(push) => {
-                    waits.insert(at);
+                    blocked.insert(at);
                     later.push_back((at, push));
                 }
             }

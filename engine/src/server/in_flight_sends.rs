@@ -1,8 +1,10 @@
-//! Objects in DRAM, sent from where they lie.
+//! Sends of objects in DRAM, directly from their arena frames.
 //!
 //! Invariants:
-//! - A frame is held from when a push of its bytes is queued until the link hands the push back, or is gone itself.
-//! - What a link has at a time is bounded: a peer that does not read keeps no more of the arena from eviction than that.
+//! - A frame is pinned from the time a push of its bytes is queued until the link returns the push
+//!   or is dropped.
+//! - The arena bytes in flight on a link are bounded: a peer that does not read prevents the
+//!   eviction of no more than that.
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, checksum};
@@ -14,84 +16,89 @@ use pagelith_tiers::policy::Recency;
 use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
 
-use super::World;
+use super::ServerCtx;
+use crate::api::group_info::Together;
 use crate::memory::frames::FrameRef;
 use crate::read::locate;
 use crate::state::frame_access::Held;
-use crate::state::group_info::Together;
+use crate::state::group_info;
+use crate::state::session_io::recency;
 use crate::state::shared::Shared;
-use crate::store::session::recency;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Most bytes of the arena that a link has at a time: an eighth, and at most so many.
-pub(crate) const LENT_BYTES_MAX: u64 = 64 << 20;
-pub(crate) const LENT_SHARE: u64 = 8;
-/// So many objects are looked for and sent on before the others are, the first of them by itself: the client begins with it, or wakes up, meanwhile.
-pub(crate) const FIRST: usize = 4;
-/// Behind them, so many at a time: a client that is quicker than the look-ups does not wait for all of them.
-const NEXT: usize = 8;
+/// Maximum number of arena bytes in flight on a link: the smaller of this and 1/`IN_FLIGHT_SHARE`
+/// of the arena.
+pub(crate) const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const IN_FLIGHT_SHARE: u64 = 8;
+/// Number of objects that are looked up and sent before the others, the first one alone: the client
+/// wakes up, or processes them, while the server continues.
+pub(crate) const FIRST_BATCH: usize = 4;
+/// Size of the batches after these, so that a client faster than the lookups need not wait for all
+/// of them.
+const BATCH: usize = 8;
 
-/// How many objects are looked for at a time, of many, from the one at `at` on.
-pub(crate) fn looks(at: usize) -> usize {
+/// Number of objects to look up together in a long get, from object `at` on.
+pub(crate) fn batch_len(at: usize) -> usize {
     match at {
         0 => 1,
-        1..FIRST => FIRST - at,
-        FIRST..NEXT => NEXT - at,
+        1..FIRST_BATCH => FIRST_BATCH - at,
+        FIRST_BATCH..BATCH => BATCH - at,
         _ => usize::MAX,
     }
 }
 
-/// What a link has of the arena.
+/// The arena frames in flight on a link, by push token.
 #[derive(Default)]
-pub(crate) struct Lent {
+pub(crate) struct InFlightSends {
     frames: FxHashMap<u64, (FrameRef, u64)>,
     bytes: u64,
-    last: u64,
+    last_token: u64,
 }
 
-/// What is wanted of an object.
-pub(crate) struct Wish {
+/// A request to send one object from DRAM.
+pub(crate) struct PushRequest {
     pub op: OpId,
     pub item: u32,
     pub key: ObjectKey,
-    pub stretch: std::ops::Range<u64>,
-    /// Whether that has to be all of it.
+    pub span: std::ops::Range<u64>,
+    /// Whether the span must be the whole object.
     pub whole: bool,
-    /// Objects of the operation before it.
-    pub behind: u32,
-    /// Whether it may be shown where it lies.
+    /// Position of the object in its operation.
+    pub position: u32,
+    /// Whether the bytes may be passed by reference.
     pub may_show: bool,
 }
 
-impl Wish {
-    /// Bytes that are wanted.
+impl PushRequest {
+    /// Length of the span.
     fn length(&self) -> u64 {
-        self.stretch.end - self.stretch.start
+        self.span.end - self.span.start
     }
 }
 
-/// What became of a wish.
-pub(crate) enum Granted {
-    /// On its way, with these checksums of the blocks that the stretch lies in; what it was put with.
+/// The result of a push request.
+pub(crate) enum PushResult {
+    /// Pushed: checksums of the blocks that overlap the span, and the group that the object was put
+    /// with.
     Sent(Checksums, Together),
-    /// Its bytes changed in memory: it is gone from there.
+    /// The bytes in memory do not match their checksums; the object was dropped from memory.
     Damaged,
-    /// Not now: the link has no room.
-    Later,
-    /// Not from DRAM, or not as it is wanted.
-    No,
+    /// Not pushed: the link has no capacity now.
+    NoCapacity,
+    /// The object is not in DRAM, its length does not match, or the span exceeds the bound.
+    NotInDram,
 }
 
-impl Lent {
-    /// What the next push is named by.
-    pub fn token(&mut self) -> u64 {
-        self.last += 1;
-        self.last
+impl InFlightSends {
+    /// A token for the next push.
+    pub fn next_token(&mut self) -> u64 {
+        self.last_token += 1;
+        self.last_token
     }
 
-    /// Pushes came back.
-    pub fn back(&mut self, shared: &Shared, tokens: &[u64]) {
-        let frames: Vec<FrameRef> = tokens.iter().filter_map(|token| self.taken(*token)).collect();
+    /// Unpins the frames of pushes that the link returned.
+    pub fn release(&mut self, shared: &Shared, tokens: &[u64]) {
+        let frames: Vec<FrameRef> = tokens.iter().filter_map(|token| self.take(*token)).collect();
         if frames.is_empty() {
             return;
         }
@@ -99,69 +106,69 @@ impl Lent {
         frames.into_iter().for_each(|frame| core.release_frame(frame));
     }
 
-    /// The link is gone, and with it whatever could look at its pushes.
-    pub fn all_back(&mut self, shared: &Shared) {
+    /// Unpins all frames: the link is gone, and nothing reads its pushes.
+    pub fn release_all(&mut self, shared: &Shared) {
         let tokens: Vec<u64> = self.frames.keys().copied().collect();
-        self.back(shared, &tokens);
+        self.release(shared, &tokens);
     }
 
-    fn taken(&mut self, token: u64) -> Option<FrameRef> {
+    fn take(&mut self, token: u64) -> Option<FrameRef> {
         let (frame, bytes) = self.frames.remove(&token)?;
         self.bytes -= bytes;
         Some(frame)
     }
 }
 
-/// Send objects from the arena, those that are there, in their order: what became of the first so many of them. All are looked up in
-/// one section, as a batch of the store's own is.
-pub(crate) fn grant(
-    world: &mut World,
+/// Pushes those of the objects that are in DRAM, in order; returns the results of as many as were
+/// looked up. All lookups share one lock acquisition, as in a batch of the embedding process.
+pub(crate) fn push_from_dram(
+    ctx: &mut ServerCtx,
     link: &mut dyn Link,
-    wishes: &[Wish],
+    requests: &[PushRequest],
     options: &crate::Options,
-) -> Vec<Granted> {
-    let shared = world.session.io.shared.clone();
-    let held = hold(&shared, wishes, &world.lent, link.room().pushes, options);
-    let mut noted = Noted::default();
+) -> Vec<PushResult> {
+    let shared = ctx.session.io.shared.clone();
+    let held = pin_frames(&shared, requests, &ctx.in_flight_sends, link.room().pushes, options);
+    let mut tally = PushTally::default();
     let mut is_full = false;
-    let send = |(wish, held): (&Wish, Option<(Held, usize)>)| {
-        let Some((held, member)) = held else { return Granted::No };
-        // Behind what the link had no room for nothing is sent.
-        let granted = match is_full {
-            true => Granted::Later,
-            false => send(world, link, wish, &held, member, &mut noted),
+    let push = |(request, held): (&PushRequest, Option<(Held, usize)>)| {
+        let Some((held, member)) = held else { return PushResult::NotInDram };
+        // After a push that found no capacity nothing is sent, which keeps the order.
+        let result = match is_full {
+            true => PushResult::NoCapacity,
+            false => push_one(ctx, link, request, &held, member, &mut tally),
         };
-        match &granted {
-            Granted::Sent(..) => {}
-            Granted::Damaged => noted.damaged.push(held.frame),
-            Granted::No | Granted::Later => {
+        match &result {
+            PushResult::Sent(..) => {}
+            PushResult::Damaged => tally.damaged.push(held.frame),
+            PushResult::NotInDram | PushResult::NoCapacity => {
                 is_full = true;
-                noted.back.push(held.frame);
+                tally.unsent.push(held.frame);
             }
         }
-        granted
+        result
     };
-    let granted = wishes.iter().zip(held).map(send).collect();
-    noted.note(&shared);
-    granted
+    let results = requests.iter().zip(held).map(push).collect();
+    tally.apply(&shared);
+    results
 }
 
-/// Hold the frames of these objects, of those that are in DRAM, as far as a link that has `lent` and room for so many pushes may
-/// have them.
-fn hold(
+/// Pins the frames of the objects that are in DRAM, within the bytes that the link may have in
+/// flight and its capacity of `pushes` pushes.
+fn pin_frames(
     shared: &Shared,
-    wishes: &[Wish],
-    lent: &Lent,
+    requests: &[PushRequest],
+    in_flight: &InFlightSends,
     mut pushes: usize,
     options: &crate::Options,
 ) -> Vec<Option<(Held, usize)>> {
-    let most = (shared.config.arena_bytes() / LENT_SHARE).min(LENT_BYTES_MAX);
-    let mut left = most.saturating_sub(lent.bytes);
+    let most = (shared.config.arena_bytes() / IN_FLIGHT_SHARE).min(IN_FLIGHT_BYTES_MAX);
+    let mut left = most.saturating_sub(in_flight.bytes);
     let at = recency(shared, options);
-    let mut held = Vec::with_capacity(wishes.len());
+    let mut held = Vec::with_capacity(requests.len());
     let mut core = shared.lock();
-    for wish in wishes {
-        let length = wish.length();
+    for request in requests {
+        let length = request.length();
         if length > most || length == 0 {
             held.push(None);
             continue;
@@ -169,9 +176,10 @@ fn hold(
         if length > left || pushes == 0 {
             break;
         }
-        let at = Recency { depth: at.depth.saturating_add(wish.behind), ..at };
-        let fits = |have: u64| if wish.whole { have == wish.stretch.end } else { wish.stretch.end <= have };
-        let found = locate::hold_in_memory(shared, &mut core, &wish.key, at, fits);
+        let at = Recency { depth: at.depth.saturating_add(request.position), ..at };
+        let fits =
+            |have: u64| if request.whole { have == request.span.end } else { request.span.end <= have };
+        let found = locate::hold_in_memory(shared, &mut core, &request.key, at, fits);
         if found.is_some() {
             left -= length;
             pushes -= 1;
@@ -181,20 +189,20 @@ fn hold(
     held
 }
 
-/// What is noted of a grant, in one section behind it.
+/// Counters and frames to release, applied under one lock acquisition after the pushes.
 #[derive(Default)]
-struct Noted {
+struct PushTally {
     hits: u64,
     bytes: u64,
     unverified: u64,
     damaged: Vec<FrameRef>,
-    /// Held, and not sent.
-    back: Vec<FrameRef>,
+    /// Pinned and not pushed.
+    unsent: Vec<FrameRef>,
 }
 
-impl Noted {
-    fn note(self, shared: &Shared) {
-        if self.hits == 0 && self.damaged.is_empty() && self.back.is_empty() {
+impl PushTally {
+    fn apply(self, shared: &Shared) {
+        if self.hits == 0 && self.damaged.is_empty() && self.unsent.is_empty() {
             return;
         }
         let mut core = shared.lock();
@@ -206,69 +214,79 @@ impl Noted {
             core.drop_damaged(frame.id);
             core.release_frame(frame);
         }
-        self.back.into_iter().for_each(|frame| core.release_frame(frame));
+        self.unsent.into_iter().for_each(|frame| core.release_frame(frame));
     }
 }
 
-/// Send one that is held; it is lent then.
-fn send(
-    world: &mut World,
+/// Pushes one pinned object; its frame stays pinned while the push is in flight.
+fn push_one(
+    ctx: &mut ServerCtx,
     link: &mut dyn Link,
-    wish: &Wish,
+    request: &PushRequest,
     held: &Held,
     member: usize,
-    noted: &mut Noted,
-) -> Granted {
-    let shared = &world.session.io.shared;
-    let parts = vec![cut(held.part(&shared.memory, member), wish)];
-    // Who is shown the bytes compares them with what was put, and so does who is sent them; who finds others asks again.
+    tally: &mut PushTally,
+) -> PushResult {
+    let shared = &ctx.session.io.shared;
+    let parts = vec![slice(held.part(&shared.memory, member), request)];
+    // A client that gets a reference verifies the bytes, and so does one that asks again after a
+    // mismatch: the server need not verify for them.
     let asks_again = link.facts().features & Feature::AsksAgain.bit() != 0;
-    let spared = wish.may_show && (asks_again || link.shows(&parts));
-    let sampled = world.session.io.sampler.next() || !wish.may_show;
-    let (verify, unverified) = (sampled && !spared, !sampled && !spared);
-    let Some(sums) = proofs(shared, held, member, wish, verify) else { return Granted::Damaged };
-    let (token, length) = (world.lent.token(), wish.length());
-    let push = Push { op: wish.op, item: wish.item, offset: 0, parts, token, may_show: wish.may_show };
+    let client_verifies = request.may_show && (asks_again || link.shows(&parts));
+    let sampled = ctx.session.io.sampler.next() || !request.may_show;
+    let (verify, unverified) = (sampled && !client_verifies, !sampled && !client_verifies);
+    let Some(sums) = span_checksums(shared, held, member, request, verify) else {
+        return PushResult::Damaged;
+    };
+    let (token, length) = (ctx.in_flight_sends.next_token(), request.length());
+    let push =
+        Push { op: request.op, item: request.item, offset: 0, parts, token, may_show: request.may_show };
     if link.push(push).is_err() {
-        return Granted::Later;
+        return PushResult::NoCapacity;
     }
-    world.pushed.sent(wish.op);
+    ctx.pending_pushes.sent(request.op);
     if mutant::on(Mutant::ShownLetGo) {
-        noted.back.push(held.frame);
-        return Granted::Sent(sums, Together::of_frame(&held.data));
+        tally.unsent.push(held.frame);
+        return PushResult::Sent(sums, group_info::of_frame(&held.data));
     }
-    world.lent.frames.insert(token, (held.frame, length));
-    world.lent.bytes += length;
-    let sent = wish.behind as usize + 1;
-    if sent == 1 || sent == FIRST || sent.is_multiple_of(NEXT) {
+    ctx.in_flight_sends.frames.insert(token, (held.frame, length));
+    ctx.in_flight_sends.bytes += length;
+    let sent = request.position as usize + 1;
+    if sent == 1 || sent == FIRST_BATCH || sent.is_multiple_of(BATCH) {
         link.send_on();
     }
-    noted.hits += 1;
-    noted.bytes += length;
-    noted.unverified += u64::from(unverified);
-    Granted::Sent(sums, Together::of_frame(&held.data))
+    tally.hits += 1;
+    tally.bytes += length;
+    tally.unverified += u64::from(unverified);
+    PushResult::Sent(sums, group_info::of_frame(&held.data))
 }
 
-fn cut(part: Part, wish: &Wish) -> Part {
-    let (from, len) = (wish.stretch.start as usize, (wish.stretch.end - wish.stretch.start) as usize);
+fn slice(part: Part, request: &PushRequest) -> Part {
+    let (from, len) = (request.span.start as usize, (request.span.end - request.span.start) as usize);
     part.split(from).1.split(len).0
 }
 
-/// The checksums of the blocks that the stretch lies in, of those of their bytes that are sent; `None` if a block that was
-/// to be verified is not as it was put.
-fn proofs(shared: &Shared, held: &Held, member: usize, wish: &Wish, verify: bool) -> Option<Checksums> {
-    let kept = &held.data.members[member].checksums;
-    let (bytes, stretch) = (held.bytes(&shared.memory, member), &wish.stretch);
+/// Checksums of the blocks that overlap the span, each over the bytes that are sent; `None` if a
+/// block that was to be verified does not match its checksum.
+fn span_checksums(
+    shared: &Shared,
+    held: &Held,
+    member: usize,
+    request: &PushRequest,
+    verify: bool,
+) -> Option<Checksums> {
+    let object_sums = &held.data.members[member].checksums;
+    let (bytes, span) = (held.bytes(&shared.memory, member), &request.span);
     let block = |block: u64| {
         let all = block * BLOCK..((block + 1) * BLOCK).min(bytes.len() as u64);
-        let sent = all.start.max(stretch.start)..all.end.min(stretch.end);
-        let sum = kept.get(block as usize).copied().unwrap_or_default();
+        let sent = all.start.max(span.start)..all.end.min(span.end);
+        let sum = object_sums.get(block as usize).copied().unwrap_or_default();
         let is_whole = sent == all;
-        // A part of a block that is not as it was put must not get a checksum of its own.
+        // A partial block must be verified as a whole before the part gets a checksum of its own.
         if (verify || !is_whole) && checksum(&bytes[all.start as usize..all.end as usize]) != sum {
             return None;
         }
         Some(if is_whole { sum } else { checksum(&bytes[sent.start as usize..sent.end as usize]) })
     };
-    (stretch.start / BLOCK..stretch.end.div_ceil(BLOCK)).map(block).collect()
+    (span.start / BLOCK..span.end.div_ceil(BLOCK)).map(block).collect()
 }

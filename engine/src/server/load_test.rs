@@ -1,4 +1,4 @@
-//! Memory that clients' operations and unread outcomes take, as it is counted over real links.
+//! Memory of operations and unsent outcomes, counted over real links.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::config::{Config, Facts};
 use crate::server::tests::{Pair, key};
 use crate::store::store::Store;
 
-/// Time stands still: no link is silent for too long.
+/// A clock that stands still, so that no link times out.
 struct StillClock;
 
 impl Clock for StillClock {
@@ -38,15 +38,15 @@ fn store() -> Store {
     Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("opened")
 }
 
-fn meet(store: &Store, admission: Admission, key: Option<Key>) -> (Server, Box<dyn Link>) {
+fn connect(store: &Store, admission: Admission, key: Option<Key>) -> (Server, Box<dyn Link>) {
     let clock: Arc<dyn Clock> = Arc::new(StillClock);
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
-    Pair::links(store, &clock, address, admission, key, &[])
+    Pair::connect_link(store, &clock, address, admission, key, &[])
 }
 
-/// Send these and take what comes, until the server has closed the link or this many outcomes are here.
+/// Sends `frames` and polls until the server has closed the link or `most` outcomes have arrived.
 fn outcomes(server: &mut Server, link: &mut dyn Link, frames: Vec<Frame>, most: usize) -> usize {
-    frames.into_iter().for_each(|frame| assert!(link.send(frame).is_ok(), "room for a request"));
+    frames.into_iter().for_each(|frame| assert!(link.send(frame).is_ok(), "the link accepts a request"));
     link.send_on();
     let mut outcomes = 0;
     while outcomes < most && server.closed().is_none() {
@@ -60,30 +60,30 @@ fn outcomes(server: &mut Server, link: &mut dyn Link, frames: Vec<Frame>, most: 
 }
 
 #[test]
-fn request_with_the_number_of_an_unsent_outcome_ends_the_link_and_leaves_nothing_counted() {
+fn reused_operation_number_closes_the_link_and_releases_its_load() {
     let store = store();
     let keys = vec![key(1, "k"); 100];
     let body = request::encode(Terms::default(), &Ask::Exists(List::of(&keys)));
     let request = |op| Frame::new(Kind::Request, OpId(op), body.clone());
-    let (mut server, mut link) = meet(&store, Admission::Connection(Rights::all()), None);
-    // A number whose outcome has left may be used again.
+    let (mut server, mut link) = connect(&store, Admission::Connection(Rights::all()), None);
+    // An operation number is free again after its outcome has left.
     for _ in 0..3 {
         assert_eq!(outcomes(&mut server, &mut *link, vec![request(1)], 1), 1);
         assert_eq!(store.shared.served.bytes(), 0);
     }
-    // Both arrive in one turn, and each is answered at once.
+    // Both arrive in one poll, and each is answered immediately.
     outcomes(&mut server, &mut *link, vec![request(2), request(2)], 2);
     assert!(matches!(server.closed(), Some(Closed::Broken(_))), "{:?}", server.closed());
     drop(server);
     assert_eq!(store.shared.served.bytes(), 0);
 }
 
-/// Puts whose bytes never come, and gets of a wrong length whose outcomes are long and not read.
-pub(crate) fn of_one_link() {
+/// Puts whose bytes never arrive, and gets with a wrong length whose long outcomes are not read.
+pub(crate) fn bytes_per_link() {
     let (store, puts) = (store(), puts());
-    let anybody = || meet(&store, Admission::Connection(Rights::all()), None);
+    let connect_any = || connect(&store, Admission::Connection(Rights::all()), None);
     let mut others = 0;
-    let mut links: Vec<_> = (0..3).map(|_| anybody()).collect();
+    let mut links: Vec<_> = (0..3).map(|_| connect_any()).collect();
     for (server, link) in &mut links {
         ask_all(server, &mut **link, &puts);
         let has = store.shared.served.bytes() - others;
@@ -91,7 +91,7 @@ pub(crate) fn of_one_link() {
         others += has;
     }
     drop(links);
-    let (mut server, mut link) = anybody();
+    let (mut server, mut link) = connect_any();
     let items = vec![GetItem::new(key(1, "k"), None, 7); 6000];
     let body = request::encode(Terms::default(), &Ask::Get(List::of(&items)));
     for op in 1..=200 {
@@ -99,46 +99,46 @@ pub(crate) fn of_one_link() {
         link.send_on();
         server.turn();
         let unsent: usize = server.outbox.iter().map(|frame| frame.body.len()).sum();
-        let queued = server.outcome_room.saturating_sub(server.link.room().frame_bytes);
+        let queued = server.outcome_capacity.saturating_sub(server.link.room().frame_bytes);
         assert!((unsent + queued) as u64 <= LINK_BYTES_MAX, "unsent={unsent} queued={queued}");
     }
-    assert!(store.shared.served.bytes() > 0, "nothing waits");
+    assert!(store.shared.served.bytes() > 0, "no outcome waits");
     drop(server);
-    assert_eq!(store.shared.served.bytes(), 0, "something is counted for nobody");
+    assert_eq!(store.shared.served.bytes(), 0, "bytes stay counted after disconnect");
 }
 
-/// Six clients ask for more than all may have.
-pub(crate) fn of_all_clients() {
+/// Six clients request more than the bound for all.
+pub(crate) fn bytes_of_all_links() {
     let (store, puts) = (store(), puts());
-    let anybody = || meet(&store, Admission::Connection(Rights::all()), None);
-    let mut hostile: Vec<_> = (0..6).map(|_| anybody()).collect();
+    let connect_any = || connect(&store, Admission::Connection(Rights::all()), None);
+    let mut hostile: Vec<_> = (0..6).map(|_| connect_any()).collect();
     hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
     let (top, firsts) = (store.shared.served.bytes(), hostile.len() as u64 * FIRST_BYTES_MAX);
     assert!(top > ALL_BYTES_MAX * 3 / 4 && top <= ALL_BYTES_MAX + firsts, "top={top}");
-    // Another begins something small meanwhile.
-    let (mut server, mut link) = anybody();
+    // Another client begins a small operation meanwhile.
+    let (mut server, mut link) = connect_any();
     let body = request::encode(Terms::default(), &Ask::Exists(List::of(&[key(1, "k")])));
     assert_eq!(outcomes(&mut server, &mut *link, vec![Frame::new(Kind::Request, OpId(1), body)], 1), 1);
     drop((hostile, server));
     assert_eq!(store.shared.served.bytes(), 0);
 }
 
-/// Clients whose puts' bytes never come: six links of one key, and one of another.
-pub(crate) fn of_one_client() {
+/// Puts whose bytes never arrive: six links of one key, and one link of another key.
+pub(crate) fn bytes_per_client() {
     let (store, puts) = (store(), puts());
     let key_of = |name, n| Key::new(name, &[n; 32]).expect("a key");
     let ring = || {
         let keys = [(key_of("a", 1), Rights::all()), (key_of("b", 2), Rights::all())];
         Admission::Keys(Arc::new(KeyRing::new(keys, &SystemEntropy).expect("a ring")))
     };
-    let waiting = |key: Key| meet(&store, ring(), Some(key));
+    let waiting = |key: Key| connect(&store, ring(), Some(key));
     let served = || store.shared.served.bytes();
     let mut hostile: Vec<_> = (0..6).map(|_| waiting(key_of("a", 1))).collect();
     hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
     let top = served();
     let firsts = hostile.len() as u64 * FIRST_BYTES_MAX;
     assert!(top > CLIENT_BYTES_MAX * 3 / 4 && top <= CLIENT_BYTES_MAX + firsts, "top={top}");
-    // A link of the other key has as much as a link may.
+    // A link of the other key gets the full bound of a link.
     let (mut server, mut link) = waiting(key_of("b", 2));
     ask_all(&mut server, &mut *link, &puts);
     let others = served() - top;
@@ -147,7 +147,7 @@ pub(crate) fn of_one_client() {
     assert_eq!(served(), 0);
 }
 
-/// Requests for more than a link may have, of many objects.
+/// Requests of many objects that together exceed the bound of a link.
 fn puts() -> Vec<Vec<u8>> {
     let put = |n: u32| {
         let mut draft = PutDraft::new(BLOCK_BYTES);
@@ -158,7 +158,7 @@ fn puts() -> Vec<Vec<u8>> {
     (0..120).map(put).collect()
 }
 
-/// Ask for these, and send nothing of them.
+/// Sends these requests and none of the pulled bytes.
 fn ask_all(server: &mut Server, link: &mut dyn Link, bodies: &[Vec<u8>]) {
     for (n, body) in bodies.iter().enumerate() {
         let mut unsent = Some(Frame::new(Kind::Request, OpId(n as u64 + 1), body.clone()));
@@ -170,7 +170,7 @@ fn ask_all(server: &mut Server, link: &mut dyn Link, bodies: &[Vec<u8>]) {
             }
         }
     }
-    // Until it has looked at the last of them.
+    // Until the server has handled the last of them.
     while link.room().frame_bytes < Limits::default().frame_bytes_max {
         link.send_on();
         server.turn();

@@ -1,51 +1,54 @@
-//! A store's end of a link: requests come in, bytes and outcomes go out.
+//! The server's end of a link: receives requests, sends bytes and outcomes.
 //!
 //! Invariants:
-//! - What is sent, or shown, lies in the arena, in a frame that is held meanwhile, or in staging memory, which is lent to one item
-//!   of one operation, and operations wait for it in the order of their numbers. What arrives lies in the arena, where nothing
-//!   knows of it before it is put. Nothing that a peer sends decides how much is allocated or held.
-//! - The server drives both directions: bytes of a put come only when they were pulled, into memory set aside for them.
-//! - What was pushed for a get is back by the get's deadline.
-//! - Each operation ends with one outcome, behind all bytes that it speaks of; a cancelled one at once: a client may have so many
-//!   in flight, and counts them by their outcomes.
-//! - What a peer pinned or holds, and groups that it began, are let go with its link, however that ends.
-//! - What a peer has no right to is refused before anything is looked up.
+//! - Bytes that are sent or passed by reference are in the arena, in a pinned frame, or in staging
+//!   memory. A staging buffer belongs to one item of one operation; operations wait for staging
+//!   memory in the order of their numbers.
+//! - Bytes that arrive are in reserved arena memory, which the index does not name before the put
+//!   is stored.
+//! - Nothing that a peer sends decides how much is allocated or held.
+//! - The server drives both directions: bytes of a put arrive only after it pulled them, into
+//!   memory reserved for them.
+//! - Memory pushed for a get is returned by the get's deadline.
+//! - Each operation ends with one outcome, sent after all of its bytes. The outcome of a cancelled
+//!   operation is sent at once, since a client counts its operations in flight by their outcomes.
+//! - Pins, holds and open groups of a client are released with its link, however the link ends.
+//! - A request without the necessary right is refused before any lookup.
 
-mod answer;
-mod at_once;
 pub mod bounds;
 #[cfg(test)]
 mod bounds_test;
 mod call_context;
+#[cfg(test)]
+mod cancelled_ops_test;
 mod client_holds;
 mod commit;
 mod durable;
 mod exists;
 mod get;
-#[cfg(test)]
-mod given_up_test;
+mod immediate;
 mod in_flight_sends;
+mod invalidation_holds;
 pub mod load;
 #[cfg(test)]
 mod load_test;
-pub(crate) mod load_totals;
-mod outcomes;
+mod op_outcome;
+mod outbox;
+mod pending_pushes;
 mod poll;
-mod pushed;
 mod put;
-mod removal_holds;
 #[cfg(test)]
 mod tenants_test;
 #[cfg(test)]
 pub(crate) mod tests;
 #[cfg(test)]
-pub(crate) mod tests_held;
+pub(crate) mod tests_cancelled;
 #[cfg(test)]
-pub(crate) mod tests_removed;
+pub(crate) mod tests_client_holds;
 #[cfg(test)]
-pub(crate) mod tests_room;
+pub(crate) mod tests_removal_fence;
 #[cfg(test)]
-pub(crate) mod tests_shown;
+pub(crate) mod tests_shared_memory;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -61,19 +64,19 @@ use pagelith_transport::closed::Closed;
 use pagelith_transport::link::{Event, Link};
 use rustc_hash::FxHashMap;
 
-use self::answer::Answered;
-use self::at_once::answer_now;
-use self::call_context::Manner;
-use self::client_holds::Held;
+use self::call_context::CallContext;
+use self::client_holds::ClientHolds;
 use self::commit::CommitOp;
-use self::durable::AskedOp;
-use self::exists::LookOp;
+use self::durable::DurableOp;
+use self::exists::ExistsOp;
 use self::get::GetOp;
-use self::in_flight_sends::Lent;
-use self::load::Load;
-use self::pushed::Pushed;
+use self::immediate::outcome_from_memory;
+use self::in_flight_sends::InFlightSends;
+use self::invalidation_holds::InvalidationHolds;
+use self::load::LinkLoad;
+use self::op_outcome::OpOutcome;
+use self::pending_pushes::PendingPushes;
 use self::put::PutOp;
-use self::removal_holds::Holds;
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::Ticket;
 use crate::api::request::Request;
@@ -83,97 +86,101 @@ use crate::store::prefetch;
 use crate::store::session::Session;
 use crate::store::store::Store;
 
-/// Most operations of one link under way, those among them that were cancelled and go on; a client that asks for more is told `Busy`.
+/// Maximum number of operations in progress per link, including cancelled ones that still run; a
+/// request beyond it is answered `Busy`.
 const OPS_MAX: usize = 1024;
-/// Longest stretch of an object that is staged at a time, in bytes: whole blocks.
+/// Maximum number of bytes of an object that are staged at a time: whole blocks.
 const CHUNK_BYTES: u64 = 128 * BLOCK_BYTES as u64;
-/// How long to wait for the disk before looking at the link again, while there is something to wait for on both.
+/// How long to wait for the disk before the link is polled again, while completions of both are
+/// pending.
 const DISK_STEP: Duration = Duration::from_millis(1);
 
-/// One end of one link, and a session on the store for it. One thread's.
+/// The server's end of one link, with a session on the store. Used by one thread.
 pub struct Server {
     link: Box<dyn Link>,
     ops: BTreeMap<OpId, Op>,
-    held: Held,
-    holds: Holds,
-    world: World,
-    load: Load,
-    /// Names the client's process, of its key: whom a flush tells what was not told yet.
+    client_holds: ClientHolds,
+    invalidation_holds: InvalidationHolds,
+    ctx: ServerCtx,
+    load: LinkLoad,
+    /// Identity of the client's process within its key; flush reports are kept by this identity.
     process: String,
-    /// Removals and flushes that were cancelled, which end all the same, and what they take.
-    leaving: Vec<(AskedOp, u64)>,
-    /// Outcomes that the link had no room for.
+    /// Cancelled removals and flushes, which still run to their end, with the bytes counted for
+    /// each.
+    cancelled: Vec<(DurableOp, u64)>,
+    /// Outcomes that did not fit into the link's queue.
     outbox: VecDeque<Frame>,
-    /// Bytes of outcomes that the link takes while it has none.
-    outcome_room: usize,
-    /// Numbers that the client gave its requests, oldest first.
+    /// Capacity in bytes of the link's queue while it is empty.
+    outcome_capacity: usize,
+    /// Request numbers of the client and their recency epochs, oldest first.
     requests: VecDeque<(u64, Request)>,
-    /// The highest of them so far.
+    /// The highest of these numbers so far.
     newest_request: u64,
     closed: Option<Closed>,
 }
 
-/// What operations work with.
-struct World {
+/// State shared by all operations of a link.
+struct ServerCtx {
     session: Session,
     staging: StagingPool,
     batches: FxHashMap<Ticket, OpId>,
-    lent: Lent,
-    pushed: Pushed,
+    in_flight_sends: InFlightSends,
+    pending_pushes: PendingPushes,
 }
 
-impl World {
+impl ServerCtx {
     fn shared(&self) -> &Shared {
         &self.session.io.shared
     }
 }
 
-/// An operation under way.
+/// An operation in progress.
 enum Op {
     Get(GetOp),
     Put(PutOp),
-    Asked(AskedOp),
+    Durable(DurableOp),
     Commit(CommitOp),
-    Look(LookOp),
+    Exists(ExistsOp),
 }
 
 impl Server {
-    /// Serve `store` to the peer of `link`, with `staging` for the bytes in both directions, which other servers may
-    /// share.
+    /// Serves `store` to the peer of `link`. `staging` buffers bytes in both directions and may be
+    /// shared with other servers.
     pub fn new(store: &Store, link: Box<dyn Link>, staging: StagingPool) -> Result<Server> {
-        let least = 2 * CHUNK_BYTES;
-        if (staging.capacity() as u64) < least {
+        let min = 2 * CHUNK_BYTES;
+        if (staging.capacity() as u64) < min {
             let bytes = staging.capacity();
-            return Err(Error::invalid(format!("staging memory is too little bytes={bytes} least={least}")));
+            return Err(Error::invalid(format!("staging memory is too small bytes={bytes} min={min}")));
         }
         let mut session = store.session()?;
         session.io.proofs = true;
-        let outcome_room = link.room().frame_bytes;
+        let outcome_capacity = link.room().frame_bytes;
         let facts = link.facts();
         let instance: String = facts.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
         let key = facts.key_name.as_deref();
         let process = format!("{}/{instance}", key.unwrap_or_default());
-        // Those of a key trust each other; without one each is by itself.
+        // Processes with the same key share one client name; without a key each process is its own
+        // client.
         let client: ClientName =
             key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into());
-        let load = Load::of(session.io.shared.served.client(&client));
-        let held = Held::of(client);
+        let load = LinkLoad::new(session.io.shared.served.client(&client));
+        let client_holds = ClientHolds::new(client);
         session.io.shared.lock().flushes.link(&process, facts.rights.namespaces.these());
         Ok(Server {
             link,
             load,
-            leaving: Vec::new(),
-            outcome_room,
+            cancelled: Vec::new(),
+            outcome_capacity,
             ops: BTreeMap::new(),
-            held,
+            client_holds,
             process,
-            holds: Holds::default(),
-            world: World {
+            invalidation_holds: InvalidationHolds::default(),
+            ctx: ServerCtx {
                 session,
                 staging,
                 batches: FxHashMap::default(),
-                lent: Lent::default(),
-                pushed: Pushed::default(),
+                in_flight_sends: InFlightSends::default(),
+                pending_pushes: PendingPushes::default(),
             },
             outbox: VecDeque::new(),
             requests: VecDeque::new(),
@@ -182,205 +189,209 @@ impl Server {
         })
     }
 
-    /// Why the link ended, once it has.
+    /// The reason why the link ended, or `None` while it is open.
     pub fn closed(&self) -> Option<&Closed> {
         self.closed.as_ref()
     }
 
-    /// Operations under way.
+    /// Number of operations in progress.
     pub fn ops(&self) -> usize {
         self.ops.len()
     }
 
-    /// Go on as far as it goes now; whether anything happened. Never waits, but for a removal, which reads headers.
+    /// Advances all operations as far as possible now and returns whether anything changed. Does
+    /// not block, except that a removal reads headers.
     pub fn turn(&mut self) -> bool {
         let mut events = Vec::new();
         self.link.poll(&mut events);
-        self.take(events)
+        self.handle_events(events)
     }
 
-    /// As [`Server::turn`], but wait until something happens, at most `timeout`.
+    /// As [`Server::turn`], but waits at most `timeout` for a change.
     pub fn wait(&mut self, timeout: Duration) -> bool {
         if self.turn() || self.closed.is_some() {
             return true;
         }
         let mut events = Vec::new();
-        match self.world.session.is_busy() || self.has_asked() {
-            true => self.world.session.pause(timeout.min(DISK_STEP)),
+        match self.ctx.session.is_busy() || self.has_durable_op() {
+            true => self.ctx.session.pause(timeout.min(DISK_STEP)),
             false => self.link.wait(&mut events, timeout),
         }
-        self.take(events) || self.turn()
+        self.handle_events(events) || self.turn()
     }
 
-    /// Close the link. What was being done for it is given up.
+    /// Closes the link and drops the operations in progress.
     pub fn close(&mut self) {
         self.link.close();
         self.turn();
     }
 
-    fn has_asked(&self) -> bool {
-        self.ops.values().any(matches_asked)
+    fn has_durable_op(&self) -> bool {
+        self.ops.values().any(is_durable_op)
     }
 
-    fn take(&mut self, events: Vec<Event>) -> bool {
-        let mut moved = !events.is_empty();
-        let mut back = Vec::new();
+    fn handle_events(&mut self, events: Vec<Event>) -> bool {
+        let mut changed = !events.is_empty();
+        let mut returned = Vec::new();
         for event in events {
             if let Event::Pushed { op, token, .. } = &event {
-                back.push(*token);
-                self.world.pushed.back(*op);
+                returned.push(*token);
+                self.ctx.pending_pushes.returned(*op);
             }
-            if let Err(error) = self.event(event) {
-                tracing::warn!(peer = %self.link.facts().peer, %error, "a peer broke the protocol");
+            if let Err(error) = self.handle_event(event) {
+                let peer = &self.link.facts().peer;
+                tracing::warn!(%peer, %error, "protocol violation by the peer, closing the link");
                 self.closed = Some(Closed::Broken(error));
                 self.link.close();
             }
         }
-        // Their memory is free: the events are gone.
-        let World { lent, session, .. } = &mut self.world;
-        lent.back(&session.io.shared, &back);
-        moved |= self.collect();
-        moved |= self.advance();
-        if !self.holds.is_empty() {
-            self.holds.expire(self.world.shared().now());
+        // The events are dropped, so that nothing refers to the pushed frames.
+        let ServerCtx { in_flight_sends, session, .. } = &mut self.ctx;
+        in_flight_sends.release(&session.io.shared, &returned);
+        changed |= self.collect_completions();
+        changed |= self.advance();
+        if !self.invalidation_holds.is_empty() {
+            self.invalidation_holds.expire(self.ctx.shared().now());
         }
-        while let Some(late) = self.world.pushed.overdue(self.world.shared().now()) {
-            self.link.retract(late);
-            moved = true;
+        while let Some(overdue) = self.ctx.pending_pushes.overdue(self.ctx.shared().now()) {
+            self.link.retract(overdue);
+            changed = true;
         }
-        self.send();
-        // What is done at once is looked at now: nothing would wake this thread for it.
-        moved | self.world.session.has_finished()
+        self.send_outcomes();
+        // Completions that are already available must be handled now: nothing would wake this
+        // thread for them.
+        changed | self.ctx.session.has_finished()
     }
 
-    fn event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
+    fn handle_event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
         match event {
-            Event::Frame(frame) => self.frame(frame)?,
+            Event::Frame(frame) => self.handle_frame(frame)?,
             Event::Landed { op, item, parts, .. } => {
                 if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
-                    put.landed(item, parts, None);
+                    put.receive(item, parts, None);
                 }
             }
             Event::Shown { op, item, parts, shown, .. } => {
                 if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
-                    put.landed(item, parts, Some(&shown));
+                    put.receive(item, parts, Some(&shown));
                 }
                 self.link.took(shown);
             }
-            // Memory that is back is free again.
+            // The buffers were returned above, or by dropping the event.
             Event::Pushed { .. } | Event::Retracted { .. } => {}
             Event::Closed(why) => {
                 tracing::info!(peer = %self.link.facts().peer, %why, "link closed");
                 self.closed.get_or_insert(why);
                 self.ops.clear();
-                self.held.let_go(self.world.shared());
-                self.holds.let_go();
+                self.client_holds.release_all(self.ctx.shared());
+                self.invalidation_holds.release_all();
                 self.outbox.clear();
-                self.leaving.clear();
-                self.load.let_go(&self.world.session.io.shared.served);
+                self.cancelled.clear();
+                self.load.release_all(&self.ctx.session.io.shared.served);
             }
         }
         Ok(())
     }
 
-    fn frame(&mut self, frame: Frame) -> std::result::Result<(), FormatError> {
+    fn handle_frame(&mut self, frame: Frame) -> std::result::Result<(), FormatError> {
         match frame.kind {
             Kind::Request => {
                 let (terms, ask) = request::decode(&frame.body)?;
-                if self.ops.contains_key(&frame.op) || self.load.counts(frame.op) {
+                if self.ops.contains_key(&frame.op) || self.load.contains(frame.op) {
                     let value = format!("{:?}", frame.op);
                     return Err(FormatError::Field { structure: "frame", field: "op", value });
                 }
-                self.begin(frame.op, terms, ask, frame.body.len());
+                self.begin_op(frame.op, terms, ask, frame.body.len());
             }
             Kind::Cancel => {
                 let op = self.ops.remove(&frame.op);
                 self.link.retract(frame.op);
-                // What was answered already is on its way.
+                // An operation that was answered before has its outcome in the queue.
                 if let Some(op) = op.filter(|_| !mutant::on(Mutant::CancelledUnanswered)) {
-                    let answered = op.cancelled();
-                    if let Op::Asked(asked) = op {
-                        self.leaving.push((asked, self.load.cancelled(frame.op)));
+                    let outcome = op.cancelled_outcome();
+                    if let Op::Durable(durable) = op {
+                        self.cancelled.push((durable, self.load.detach_cancelled(frame.op)));
                     }
-                    self.answer(frame.op, answered);
+                    self.respond(frame.op, outcome);
                 }
             }
-            // The link passes on nothing that a client does not send, and greetings and pings are its own.
+            // The link delivers only kinds that a client sends, and handles greetings and pings
+            // itself.
             _ => {}
         }
         Ok(())
     }
 
-    fn begin(&mut self, id: OpId, terms: Terms, ask: Ask<'_>, body: usize) {
+    fn begin_op(&mut self, id: OpId, terms: Terms, ask: Ask<'_>, body: usize) {
         let verb = ask.verb();
         if let Err(refused) = self.link.facts().rights.check(&ask) {
-            self.answer(id, Answered::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())));
+            self.respond(id, OpOutcome::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())));
             return;
         }
-        if self.ops.len() + self.leaving.len() >= OPS_MAX {
-            let detail = format!("too many operations on this link most={OPS_MAX}");
-            self.answer(id, Answered::failed(verb, Error::busy(detail)));
+        if self.ops.len() + self.cancelled.len() >= OPS_MAX {
+            let detail = format!("too many operations in progress on this link max={OPS_MAX}");
+            self.respond(id, OpOutcome::failed(verb, Error::busy(detail)));
             return;
         }
-        if let Err(error) = self.load.begin(&self.world.shared().served, id, load::cost(&ask, body)) {
-            self.answer(id, Answered::failed(verb, error));
+        if let Err(error) = self.load.begin(&self.ctx.shared().served, id, load::cost(&ask, body)) {
+            self.respond(id, OpOutcome::failed(verb, error));
             return;
         }
-        let manner = self.manner(terms);
+        let call = self.call_context(terms);
         let op = match ask {
-            Ask::Get(items) => Op::Get(GetOp::new(manner, items.iter())),
-            Ask::Put(puts) => match puts.open().map(|name| self.held.group(name)).transpose() {
-                Ok(into) => Op::Put(PutOp::new(manner, puts, into, &*self.link, id)),
+            Ask::Get(items) => Op::Get(GetOp::new(call, items.iter())),
+            Ask::Put(puts) => match puts.open().map(|name| self.client_holds.group(name)).transpose() {
+                Ok(open_group) => Op::Put(PutOp::new(call, puts, open_group, &*self.link, id)),
                 Err(error) => {
-                    self.answer(id, Answered::failed(verb, error));
+                    self.respond(id, OpOutcome::failed(verb, error));
                     return;
                 }
             },
-            Ask::Commit(name) => match self.held.group(name) {
-                Ok(joined) => Op::Commit(CommitOp::begin(&mut self.world, joined, manner, id)),
+            Ask::Commit(name) => match self.client_holds.group(name) {
+                Ok(joined) => Op::Commit(CommitOp::begin(&mut self.ctx, joined, call, id)),
                 Err(error) => {
-                    self.answer(id, Answered::failed(verb, error));
+                    self.respond(id, OpOutcome::failed(verb, error));
                     return;
                 }
             },
-            Ask::Exists(keys) | Ask::ExistsPrefix(keys) if self.world.session.io.desk.is_some() => {
+            Ask::Exists(keys) | Ask::ExistsPrefix(keys) if self.ctx.session.io.connections.is_some() => {
                 let keys: Vec<_> = keys.iter().collect();
-                Op::Look(LookOp::begin(&mut self.world, &keys, verb, &manner, id))
+                Op::Exists(ExistsOp::begin(&mut self.ctx, &keys, verb, &call, id))
             }
             Ask::Exists(_) | Ask::ExistsPrefix(_) | Ask::Stats | Ask::Ping => {
-                let answered = answer_now(self.world.shared(), &ask, &manner.options);
-                self.answer(id, answered);
+                let outcome = outcome_from_memory(self.ctx.shared(), &ask, &call.options);
+                self.respond(id, outcome);
                 return;
             }
             Ask::Used(..) => {
-                let detail = "the verb is reserved: leave it out, what is asked for is counted verb=Used";
+                let detail = "the verb is reserved: do not send it, the store counts uses itself verb=Used";
                 let error = Error::new(ErrorKind::Incompatible, detail);
-                self.answer(id, Answered::failed(verb, error));
+                self.respond(id, OpOutcome::failed(verb, error));
                 return;
             }
             Ask::Events(from) => {
-                let answered = self.events(from);
-                self.answer(id, answered);
+                let outcome = self.events(from);
+                self.respond(id, outcome);
                 return;
             }
             Ask::View(name, keys) => {
-                let shared = &self.world.session.io.shared;
-                let answered = match self.held.view(&*self.link, shared, name, keys.iter()) {
-                    Ok(items) => Answered::views(items),
-                    Err(error) => Answered::failed(verb, error),
+                let shared = &self.ctx.session.io.shared;
+                let outcome = match self.client_holds.view(&*self.link, shared, name, keys.iter()) {
+                    Ok(items) => OpOutcome::views(items),
+                    Err(error) => OpOutcome::failed(verb, error),
                 };
-                self.answer(id, answered);
+                self.respond(id, outcome);
                 return;
             }
             Ask::Prefetch(keys) => {
-                let shared = &self.world.session.io.shared;
-                let taken = prefetch::prefetch(shared, keys.iter(), &manner.options);
-                self.answer(id, Answered::number(verb, taken as u64));
+                let shared = &self.ctx.session.io.shared;
+                let queued = prefetch::prefetch(shared, keys.iter(), &call.options);
+                self.respond(id, OpOutcome::number(verb, queued as u64));
                 return;
             }
             Ask::Missing(name) => {
-                let answered = self.held.missing(self.world.shared(), name);
-                self.answer(id, answered);
+                let outcome = self.client_holds.missing(self.ctx.shared(), name);
+                self.respond(id, outcome);
                 return;
             }
             Ask::Pin(..)
@@ -390,31 +401,31 @@ impl Server {
             | Ask::Abort(_)
             | Ask::Hold(_)
             | Ask::Release(_) => {
-                let shared = &self.world.session.io.shared;
+                let shared = &self.ctx.session.io.shared;
                 let number = match ask {
                     Ask::Begin(name, keys) => {
-                        self.held.begin(shared, name, keys.iter().collect(), &manner.options)
+                        self.client_holds.begin(shared, name, keys.iter().collect(), &call.options)
                     }
-                    Ask::Abort(name) => self.held.abort(shared, name),
-                    Ask::Hold(name) => self.holds.begin(shared, id, name, manner.deadline),
-                    Ask::Release(name) => Ok(self.holds.release(name, shared.now())),
-                    ask => self.held.pins(shared, &ask),
+                    Ask::Abort(name) => self.client_holds.abort(shared, name),
+                    Ask::Hold(name) => self.invalidation_holds.begin(shared, id, name, call.deadline),
+                    Ask::Release(name) => Ok(self.invalidation_holds.release(name, shared.now())),
+                    ask => self.client_holds.handle_pin(shared, &ask),
                 };
-                let answered = match number {
-                    Ok(number) => Answered::number(verb, number),
-                    Err(error) => Answered::failed(verb, error),
+                let outcome = match number {
+                    Ok(number) => OpOutcome::number(verb, number),
+                    Err(error) => OpOutcome::failed(verb, error),
                 };
-                self.answer(id, answered);
+                self.respond(id, outcome);
                 return;
             }
             Ask::Remove(_) | Ask::Clear(_) | Ask::Flush => {
                 if verb != Verb::Flush {
-                    self.holds.removes(id);
+                    self.invalidation_holds.note_removal(id);
                 }
-                match AskedOp::begin(&mut self.world.session, &ask, manner) {
-                    Ok(asked) => Op::Asked(asked),
+                match DurableOp::begin(&mut self.ctx.session, &ask, call) {
+                    Ok(durable) => Op::Durable(durable),
                     Err(error) => {
-                        self.answer(id, Answered::failed(verb, error));
+                        self.respond(id, OpOutcome::failed(verb, error));
                         return;
                     }
                 }
@@ -425,23 +436,23 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// What the link has of the arena is the store's again.
+    /// Releases the arena frames, pins, holds and groups of the link.
     fn drop(&mut self) {
         self.link.close();
         let mut events = Vec::new();
         self.link.poll(&mut events);
         drop(events);
-        let World { lent, session, .. } = &mut self.world;
-        lent.all_back(&session.io.shared);
-        self.held.let_go(&session.io.shared);
-        self.load.let_go(&session.io.shared.served);
+        let ServerCtx { in_flight_sends, session, .. } = &mut self.ctx;
+        in_flight_sends.release_all(&session.io.shared);
+        self.client_holds.release_all(&session.io.shared);
+        self.load.release_all(&session.io.shared.served);
         session.io.shared.lock().flushes.unlink(&self.process);
     }
 }
 
-fn matches_asked(op: &Op) -> bool {
+fn is_durable_op(op: &Op) -> bool {
     match op {
-        Op::Asked(_) => true,
-        Op::Get(_) | Op::Put(_) | Op::Commit(_) | Op::Look(_) => false,
+        Op::Durable(_) => true,
+        Op::Get(_) | Op::Put(_) | Op::Commit(_) | Op::Exists(_) => false,
     }
 }

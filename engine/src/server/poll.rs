@@ -1,31 +1,32 @@
-//! What is under way on a link goes on: in which order, and how much of it in one turn.
+//! Advances the operations of a link: their order, and how much one poll does.
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::request::Verb;
 
-use super::answer::Answered;
+use super::op_outcome::OpOutcome;
 use super::{Op, Server};
 use crate::api::error::Error;
 use crate::api::outcome::{Done, Ticket};
 
 impl Server {
-    /// Hand on what the session has done; whether there was any.
-    pub(crate) fn collect(&mut self) -> bool {
+    /// Passes completions of the session to their operations; returns whether any was available.
+    pub(crate) fn collect_completions(&mut self) -> bool {
         let mut any = false;
-        while let Some((ticket, done)) = self.world.session.poll() {
+        while let Some((ticket, done)) = self.ctx.session.poll() {
             any = true;
-            self.done(ticket, done);
+            self.complete(ticket, done);
         }
         any
     }
 
-    /// Let operations go on, in the order in which they were asked for; whether one is over. Who is answered hears of it before the next
-    /// is looked at, and one put at most is copied in a turn: what else the client asks for meanwhile waits no longer than that takes.
+    /// Advances the operations in the order of their numbers; returns whether one ended. Each
+    /// outcome is sent before the next operation advances. At most one put is copied per call,
+    /// which bounds how long other requests of the client wait.
     pub(crate) fn advance(&mut self) -> bool {
-        let shared = &self.world.session.io.shared;
-        self.leaving.retain_mut(|(asked, bytes)| match asked.is_over(shared) {
+        let shared = &self.ctx.session.io.shared;
+        self.cancelled.retain_mut(|(durable, bytes)| match durable.is_done(shared) {
             true => {
-                self.load.over(&shared.served, *bytes);
+                self.load.release_cancelled(&shared.served, *bytes);
                 false
             }
             false => true,
@@ -37,58 +38,58 @@ impl Server {
             if is_put && copied {
                 continue;
             }
-            let mut answered = self.advance_one(*id);
-            if is_put && answered.is_none() && self.world.session.has_finished() {
+            let mut outcome = self.advance_one(*id);
+            if is_put && outcome.is_none() && self.ctx.session.has_finished() {
                 copied = true;
-                self.collect();
-                answered = self.advance_one(*id);
+                self.collect_completions();
+                outcome = self.advance_one(*id);
             }
-            let Some(answered) = answered else { continue };
+            let Some(outcome) = outcome else { continue };
             any = true;
             if let Some(Op::Get(get)) = self.ops.remove(id) {
-                self.world.pushed.answered(*id, get.deadline());
+                self.ctx.pending_pushes.op_answered(*id, get.deadline());
             }
-            self.answer(*id, answered);
+            self.respond(*id, outcome);
             if Some(id) != ids.last() {
-                self.send();
+                self.send_outcomes();
             }
         }
         any | copied
     }
 
-    fn advance_one(&mut self, id: OpId) -> Option<Answered> {
+    fn advance_one(&mut self, id: OpId) -> Option<OpOutcome> {
         match self.ops.get_mut(&id)? {
-            Op::Get(get) => get.advance(&mut self.world, &mut *self.link, id),
-            Op::Put(put) => put.advance(&mut self.world, &mut *self.link, id),
-            Op::Asked(asked) => asked.advance(&self.world.session.io.shared, &self.process),
+            Op::Get(get) => get.advance(&mut self.ctx, &mut *self.link, id),
+            Op::Put(put) => put.advance(&mut self.ctx, &mut *self.link, id),
+            Op::Durable(durable) => durable.advance(&self.ctx.session.io.shared, &self.process),
             Op::Commit(commit) => commit.advance(),
-            Op::Look(look) => look.advance(),
+            Op::Exists(exists) => exists.advance(),
         }
     }
 
-    fn done(&mut self, ticket: Ticket, done: Done) {
-        let Some(id) = self.world.batches.remove(&ticket) else { return };
+    fn complete(&mut self, ticket: Ticket, done: Done) {
+        let Some(id) = self.ctx.batches.remove(&ticket) else { return };
         match (self.ops.get_mut(&id), done) {
             (Some(Op::Get(get)), Done::Get(done)) => get.done(id, ticket, done),
-            (Some(Op::Put(put)), Done::Put(done)) => put.done(self.world.shared(), ticket, done),
-            (Some(Op::Commit(commit)), Done::Put(done)) => commit.done(self.world.shared(), done),
-            (Some(Op::Look(look)), Done::Exists(found)) => look.done(found),
-            // It was cancelled, and its memory is free with this.
+            (Some(Op::Put(put)), Done::Put(done)) => put.done(self.ctx.shared(), ticket, done),
+            (Some(Op::Commit(commit)), Done::Put(done)) => commit.done(self.ctx.shared(), done),
+            (Some(Op::Exists(exists)), Done::Exists(found)) => exists.done(found),
+            // The operation was cancelled; dropping the completion frees its memory.
             _ => {}
         }
     }
 }
 
 impl Op {
-    /// What is said of it once its client has given it up.
-    pub(crate) fn cancelled(&self) -> Answered {
+    /// The outcome of a cancelled operation.
+    pub(crate) fn cancelled_outcome(&self) -> OpOutcome {
         let verb = match self {
             Op::Get(_) => Verb::Get,
             Op::Put(put) => put.verb,
-            Op::Asked(asked) => asked.verb,
+            Op::Durable(durable) => durable.verb,
             Op::Commit(_) => Verb::Commit,
-            Op::Look(look) => look.verb,
+            Op::Exists(exists) => exists.verb,
         };
-        Answered::failed(verb, Error::busy("it was cancelled"))
+        OpOutcome::failed(verb, Error::busy("operation was cancelled by its client"))
     }
 }

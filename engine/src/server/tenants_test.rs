@@ -1,4 +1,5 @@
-//! Tenants of one store: what one of them does takes nothing from another, and tells it nothing.
+//! Isolation of tenants of one store: a tenant takes nothing from another and learns nothing about
+//! it.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 use std::collections::BTreeSet;
@@ -19,9 +20,9 @@ use crate::api::error::{ErrorKind, Result};
 use crate::api::outcome::FlushReport;
 use crate::api::request::{Options, PutSlice};
 use crate::config::{Config, Facts};
-use crate::rpc::client::Caller;
-use crate::rpc::{Reply, Told};
-use crate::server::tests::{PATIENCE, Pair};
+use crate::rpc::client::RpcClient;
+use crate::rpc::{ControlReply, Response};
+use crate::server::tests::{Pair, TIMEOUT};
 use crate::store::store::Store;
 
 const NAMESPACES_MAX: u32 = 8;
@@ -50,7 +51,7 @@ fn put(store: &Store, namespace: NamespaceId) {
 
 struct Tenant {
     server: Server,
-    caller: Caller,
+    caller: RpcClient,
     clock: Arc<dyn Clock>,
 }
 
@@ -58,7 +59,7 @@ impl Tenant {
     fn of(store: &Store, rights: Rights) -> Tenant {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let address = "tcp:127.0.0.1:0".parse().expect("an address");
-        let (server, caller) = Pair::meet(store, &clock, address, rights, &[]);
+        let (server, caller) = Pair::connect(store, &clock, address, rights, &[]);
         Tenant { server, caller, clock }
     }
 
@@ -66,53 +67,59 @@ impl Tenant {
         Tenant::of(store, Rights::of(Namespaces::These(BTreeSet::from([namespace]))))
     }
 
-    fn ask(&mut self, ask: &Ask<'_>) -> Result<Told> {
-        self.caller.tell(1, ask, Terms::default(), self.clock.now().after(PATIENCE)).expect("room");
+    fn ask(&mut self, ask: &Ask<'_>) -> Result<ControlReply> {
+        self.caller
+            .send_control(1, ask, Terms::default(), self.clock.now().after(TIMEOUT))
+            .expect("link capacity");
         let mut replies = Vec::new();
         while replies.is_empty() {
             self.server.turn();
             self.caller.poll(self.clock.now(), &mut replies);
         }
         match replies.remove(0).1 {
-            Reply::Told(told) => told,
-            other => panic!("another reply {other:?}"),
+            Response::Control(told) => told,
+            other => panic!("unexpected reply {other:?}"),
         }
     }
 
     fn flush(&mut self) -> FlushReport {
         match self.ask(&Ask::Flush) {
-            Ok(Told::Flushed(report)) => report,
+            Ok(ControlReply::Flushed(report)) => report,
             other => panic!("{other:?}"),
         }
     }
 }
 
 #[test]
-fn clear_of_a_namespace_that_holds_nothing_uses_no_row() {
+fn clear_of_an_empty_namespace_uses_no_row() {
     let dir = tempfile::tempdir().expect("a directory");
     for dir in [None, Some(dir.path())] {
         let store = store(dir);
         put(&store, id(1000));
         let mut tenant = Tenant::of(&store, Rights::all());
         for n in 0..3 * NAMESPACES_MAX {
-            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(Told::Number(1)), "n={n}");
+            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(ControlReply::Number(1)), "n={n}");
         }
         assert!(store.shared.lock().visibility.generations().is_empty());
-        // A namespace that holds something has a row each, also when it was written and is not in memory.
+        // Each namespace with objects has a row, even if they are written and not in memory.
         put(&store, id(1001));
         store.flush(Options::default()).expect("flushed");
         for n in 1000..1000 + NAMESPACES_MAX {
             put(&store, id(n));
-            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(Told::Number(2)), "n={n}");
+            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(ControlReply::Number(2)), "n={n}");
         }
         put(&store, id(2000));
         assert_eq!(tenant.ask(&Ask::Clear(id(2000))).expect_err("full").kind, ErrorKind::NoSpace);
-        assert_eq!(tenant.ask(&Ask::Clear(id(3000))), Ok(Told::Number(1)), "nothing there still");
+        assert_eq!(
+            tenant.ask(&Ask::Clear(id(3000))),
+            Ok(ControlReply::Number(1)),
+            "the namespace is still empty"
+        );
     }
 }
 
 #[test]
-fn clear_in_a_store_that_was_opened_again_leaves_rows_for_what_is_known_to_be_there() {
+fn clear_after_reopen_leaves_rows_for_known_namespaces() {
     let dir = tempfile::tempdir().expect("a directory");
     let first = store(Some(dir.path()));
     put(&first, id(1000));
@@ -122,28 +129,32 @@ fn clear_in_a_store_that_was_opened_again_leaves_rows_for_what_is_known_to_be_th
     let taken = (0..NAMESPACES_MAX).filter(|n| tenant.ask(&Ask::Clear(id(*n))).is_ok()).count();
     assert_eq!(taken as u32, NAMESPACES_MAX / 2);
     put(&store, id(2000));
-    assert_eq!(tenant.ask(&Ask::Clear(id(2000))), Ok(Told::Number(2)));
+    assert_eq!(tenant.ask(&Ask::Clear(id(2000))), Ok(ControlReply::Number(2)));
 }
 
 #[test]
-fn flush_tells_a_tenant_of_its_own_and_takes_no_report_from_another() {
+fn flush_reports_only_losses_in_the_namespaces_of_the_tenant() {
     let store = store(None);
     let lost = |objects| FlushReport { lost_objects: objects, ..FlushReport::default() };
     let (mut a, mut b) = (Tenant::in_namespace(&store, id(1)), Tenant::in_namespace(&store, id(2)));
     let mut all = Tenant::of(&store, Rights::all());
     for (namespace, objects) in [(id(1), 3), (id(2), 5), (id(3), 7)] {
-        store.shared.lock().note_lost(namespace, objects);
+        store.shared.lock().count_lost(namespace, objects);
     }
     assert_eq!([a.flush(), a.flush()], [lost(3), lost(0)]);
     assert_eq!([b.flush(), b.flush()], [lost(5), lost(0)]);
     assert_eq!([all.flush(), all.flush()], [lost(15), lost(0)]);
-    assert_eq!(store.flush(Options::default()), Ok(lost(15)), "the process itself hears of all of it");
-    // A client that comes later hears from then on.
+    assert_eq!(
+        store.flush(Options::default()),
+        Ok(lost(15)),
+        "the process gets the losses of all namespaces"
+    );
+    // A client that connects later gets losses from then on only.
     assert_eq!(Tenant::of(&store, Rights::all()).flush(), lost(0));
 }
 
 #[test]
-fn key_with_namespaces_has_no_counters_of_the_store_unless_it_says_operate() {
+fn stats_of_a_key_with_namespaces_need_the_operate_right() {
     let secret = "ab".repeat(32);
     let own = "01".repeat(16);
     for (entry, operates) in [

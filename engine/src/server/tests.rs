@@ -1,4 +1,4 @@
-//! A store, a server and a caller in one thread, over loopback.
+//! A store, a server and a client in one thread, over loopback.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,21 +30,21 @@ use crate::api::outcome::{GetOutcome, MissCause, PutOutcome, Tier};
 use crate::api::request::{GetSlice, Options, PutSlice};
 use crate::config::{Config, Facts};
 use crate::rpc::call;
-use crate::rpc::call::{Reply, Told, Wanted};
-use crate::rpc::client::Caller;
+use crate::rpc::call::{ControlReply, ItemRequest, Response};
+use crate::rpc::client::RpcClient;
 use crate::server::Server;
 use crate::state::frame_access::Unpublished;
 use crate::store::store::Store;
 
 const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 const STAGING: usize = 16 << 20;
 static CLIENTS: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
 
 pub(crate) struct Pair {
     pub(crate) store: Store,
     pub(crate) server: Server,
-    pub(crate) caller: Caller,
+    pub(crate) caller: RpcClient,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -57,7 +57,7 @@ impl Pair {
         Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), rights, verify_ratio, &[])
     }
 
-    /// At a Unix socket the store's memory is shown.
+    /// With a Unix socket the store shares its memory.
     pub(crate) fn at(address: Address, rights: Rights, verify_ratio: f64, shows: &[Arc<Region>]) -> Pair {
         let shared = matches!(address, Address::Unix(_));
         let mut config = Config::default();
@@ -68,25 +68,25 @@ impl Pair {
         let facts = Facts::of_this_machine().expect("facts");
         let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let (server, caller) = Pair::meet(&store, &clock, address, rights, shows);
+        let (server, caller) = Pair::connect(&store, &clock, address, rights, shows);
         Pair { store, server, caller, clock }
     }
 
-    /// A client of a store, and the server for it.
-    pub(crate) fn meet(
+    /// Connects a client to a store; returns its server and the client.
+    pub(crate) fn connect(
         store: &Store,
         clock: &Arc<dyn Clock>,
         address: Address,
         rights: Rights,
         of_client: &[Arc<Region>],
-    ) -> (Server, Caller) {
+    ) -> (Server, RpcClient) {
         let admission = Admission::Connection(rights);
-        let (server, link) = Pair::links(store, clock, address, admission, None, of_client);
-        (server, Caller::new(link))
+        let (server, link) = Pair::connect_link(store, clock, address, admission, None, of_client);
+        (server, RpcClient::new(link))
     }
 
-    /// A server, and the client's end of its link.
-    pub(crate) fn links(
+    /// Connects a client to a store; returns its server and the client's end of the link.
+    pub(crate) fn connect_link(
         store: &Store,
         clock: &Arc<dyn Clock>,
         address: Address,
@@ -102,7 +102,7 @@ impl Pair {
         let mut listener = Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
             .expect("listens")
             .showing(regions);
-        // Another process each.
+        // Each client is another process.
         let client = offer(CLIENTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let pending =
             connect(listener.address(), client, key, &SystemEntropy, clock.clone(), limits, of_client);
@@ -127,14 +127,14 @@ impl Pair {
         (server, client.expect("a link"))
     }
 
-    /// Drive both ends until the one operation has its reply.
-    pub(crate) fn reply(&mut self) -> Reply {
+    /// Polls both ends until the operation has its reply.
+    pub(crate) fn reply(&mut self) -> Response {
         let mut replies = Vec::new();
         while replies.is_empty() {
             self.server.turn();
             self.caller.poll(self.clock.now(), &mut replies);
         }
-        assert_eq!((replies.len(), self.caller.calls()), (1, 0));
+        assert_eq!((replies.len(), self.caller.pending_calls()), (1, 0));
         replies.remove(0).1
     }
 
@@ -142,28 +142,28 @@ impl Pair {
         &mut self,
         wanted: Vec<(ObjectKey, Option<std::ops::Range<u64>>, Vec<usize>)>,
     ) -> Vec<(Got, Vec<u8>)> {
-        let wanted = wanted.into_iter().map(|(key, range, lengths)| Wanted {
+        let wanted = wanted.into_iter().map(|(key, range, lengths)| ItemRequest {
             key,
             range,
             parts: parts(&lengths),
-            sent: false,
+            by_value: false,
         });
-        let deadline = self.clock.now().after(PATIENCE);
-        self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("room");
-        let Reply::Get(got) = self.reply() else { panic!("another reply") };
+        let deadline = self.clock.now().after(TIMEOUT);
+        self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("link capacity");
+        let Response::Get(got) = self.reply() else { panic!("unexpected reply") };
         let bytes = |parts: &[Part]| parts.iter().flat_map(|part| part.bytes().to_vec()).collect();
         got.into_iter().map(|got| (got.outcome, bytes(&got.parts))).collect()
     }
 
-    fn got(&mut self, wanted: Wanted) -> call::Got {
-        let deadline = self.clock.now().after(PATIENCE);
-        self.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
-        let Reply::Get(mut got) = self.reply() else { panic!("another reply") };
+    fn got(&mut self, wanted: ItemRequest) -> call::ItemResult {
+        let deadline = self.clock.now().after(TIMEOUT);
+        self.caller.get(1, vec![wanted], Terms::default(), deadline).expect("link capacity");
+        let Response::Get(mut got) = self.reply() else { panic!("unexpected reply") };
         got.remove(0)
     }
 
-    /// Put groups of objects; `lie` changes a byte on the way.
-    pub(crate) fn put(&mut self, groups: &[Offered], lie: bool) -> Vec<Stored> {
+    /// Puts groups of objects; `lie` changes a byte of each in transit.
+    pub(crate) fn put(&mut self, groups: &[GroupDraft], corrupt: bool) -> Vec<Stored> {
         let mut draft = PutDraft::new(BLOCK_BYTES);
         let mut all = Vec::new();
         for (base, group) in groups {
@@ -172,7 +172,7 @@ impl Pair {
                 let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
                 draft.object(*key, bytes.len() as u64, &sums);
                 let mut sent = bytes.clone();
-                sent[bytes.len() / 2] ^= u8::from(lie);
+                sent[bytes.len() / 2] ^= u8::from(corrupt);
                 all.push(sent);
             }
         }
@@ -182,16 +182,16 @@ impl Pair {
             count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             vec![Part::from_shared(Arc::from(&all[item as usize][..]))]
         });
-        let deadline = self.clock.now().after(PATIENCE);
-        self.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
-        let Reply::Put(outcomes) = self.reply() else { panic!("another reply") };
+        let deadline = self.clock.now().after(TIMEOUT);
+        self.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
+        let Response::Put(outcomes) = self.reply() else { panic!("unexpected reply") };
         let pulled = pulled.load(std::sync::atomic::Ordering::Relaxed);
         outcomes.into_iter().map(|outcome| (outcome, pulled)).collect()
     }
 }
 
-/// What a group is attached to, if it is, and its objects.
-type Offered = (Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>);
+/// The base of a group, if any, and its objects.
+type GroupDraft = (Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>);
 type Got = crate::api::error::Result<GetOutcome>;
 type Stored = (crate::api::error::Result<PutOutcome>, usize);
 
@@ -209,7 +209,7 @@ pub(crate) fn object(seed: u8, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_the_store_has_arrives_whole_in_any_scatter_list() {
+fn get_fills_any_scatter_list() {
     let mut pair = Pair::new(Rights::all());
     let lengths = [1, 4095, 32_768, 100_000, 5_000_001];
     for (page, len) in lengths.into_iter().enumerate() {
@@ -241,8 +241,9 @@ fn what_the_store_has_arrives_whole_in_any_scatter_list() {
     }
 }
 
-/// A link full of pushes that nobody reads, of objects that are held in the arena for it alone.
-fn full_of_pushes() -> Pair {
+/// A link filled with pushes that the client does not read, of objects that only the link keeps in
+/// the arena.
+fn pair_with_full_link() -> Pair {
     let mut pair = Pair::new(Rights::all());
     const LEN: usize = 1_000_000;
     for page in 0..40 {
@@ -251,11 +252,12 @@ fn full_of_pushes() -> Pair {
             Options::default(),
         );
     }
-    let wanted = |page| Wanted { key: key(page, "k"), range: None, parts: parts(&[LEN]), sent: false };
-    let deadline = pair.clock.now().after(PATIENCE);
-    pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("room");
+    let wanted =
+        |page| ItemRequest { key: key(page, "k"), range: None, parts: parts(&[LEN]), by_value: false };
+    let deadline = pair.clock.now().after(TIMEOUT);
+    pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
-    // Nobody reads: the socket fills, and the rest waits.
+    // The client does not read: the socket fills up, and the remaining pushes wait.
     for _ in 0..1000 {
         pair.server.turn();
     }
@@ -266,32 +268,32 @@ fn full_of_pushes() -> Pair {
 }
 
 #[test]
-fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
-    let Pair { store, mut server, caller, .. } = full_of_pushes();
+fn arena_frames_pushed_to_a_client_are_bounded_and_free_after_disconnect() {
+    let Pair { store, mut server, caller, .. } = pair_with_full_link();
     drop(caller);
     while server.closed().is_none() {
         server.turn();
     }
-    assert_eq!(store.stats().dram_bytes, 0, "something is held for nobody");
+    assert_eq!(store.stats().dram_bytes, 0, "frames stay pinned after disconnect");
 }
 
 #[test]
-fn arena_frames_pushed_to_a_client_are_free_once_the_server_is_dropped() {
-    let Pair { store, server, caller: _caller, .. } = full_of_pushes();
+fn arena_frames_pushed_to_a_client_are_free_after_server_drop() {
+    let Pair { store, server, caller: _caller, .. } = pair_with_full_link();
     drop(server);
-    assert_eq!(store.stats().dram_bytes, 0, "frames are held for a link that is gone");
+    assert_eq!(store.stats().dram_bytes, 0, "frames stay pinned for a dropped link");
 }
 
-/// Other bytes for the one object that the store has.
+/// Overwrites the bytes of the only object in the store.
 pub(crate) fn overwrite(store: &Store, bytes: &[u8]) {
     let extent = store.shared.lock().frames.iter().map(|(_, f)| f.data.members[0].extent).next();
     let filled = Unpublished::new(extent.expect("a frame")).fill(&store.shared.memory, &[bytes]);
     assert!(filled.is_some());
 }
 
-/// The client notices, and has the store look at it by asking once more.
+/// The client detects the mismatch and asks again, which makes the store verify the object.
 #[test]
-fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
+fn get_of_changed_memory_returns_damaged() {
     for (ratio, range) in [(1.0, None), (0.0, None), (1.0, Some(40_000..70_000)), (0.0, Some(40_000..70_000))]
     {
         let mut pair = Pair::verifying(Rights::all(), ratio);
@@ -301,17 +303,23 @@ fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
         bytes[50_000] ^= 1;
         overwrite(&pair.store, &bytes);
         let length = range.clone().map_or(100_000, |r: std::ops::Range<u64>| (r.end - r.start) as usize);
-        let wanted = |sent| Wanted { key: key(1, "k"), range: range.clone(), parts: parts(&[length]), sent };
+        let wanted = |sent| ItemRequest {
+            key: key(1, "k"),
+            range: range.clone(),
+            parts: parts(&[length]),
+            by_value: sent,
+        };
         let mut got = pair.got(wanted(false));
         let damaged = Ok(GetOutcome::Miss(MissCause::Damaged));
         assert_eq!(got.outcome, damaged, "ratio={ratio} range={range:?}");
-        // A block that is sent in part the store always looks at. What it noticed is gone: it can be put again.
-        let gone = range.is_some();
-        assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [!gone]);
-        if got.again {
-            assert_eq!(got.asked, (key(1, "k"), None, false));
+        // The store always verifies a block that is sent in part, and drops a damaged object, which
+        // can be put again.
+        let is_dropped = range.is_some();
+        assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [!is_dropped]);
+        if got.retry {
+            assert_eq!(got.request, (key(1, "k"), None, false));
             got = pair.got(wanted(true));
-            assert_eq!((&got.outcome, got.again), (&damaged, false), "ratio={ratio}");
+            assert_eq!((&got.outcome, got.retry), (&damaged, false), "ratio={ratio}");
         }
         assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [false]);
         pair.server.turn();
@@ -320,7 +328,7 @@ fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
 }
 
 #[test]
-fn what_is_put_is_stored_once_and_its_bytes_are_asked_for_once() {
+fn repeated_put_pulls_no_bytes() {
     let mut pair = Pair::new(Rights::all());
     let group =
         |page: u8| vec![(key(page, "k"), object(page, 70_000)), (key(page, "v"), object(!page, 33_000))];
@@ -341,7 +349,7 @@ fn what_is_put_is_stored_once_and_its_bytes_are_asked_for_once() {
 }
 
 #[test]
-fn what_is_here_by_itself_becomes_a_group_when_it_is_put_as_one() {
+fn objects_stored_alone_become_a_group_when_put_together() {
     let mut pair = Pair::new(Rights::all());
     let group = vec![(key(1, "k"), object(1, 70_000)), (key(1, "v"), object(2, 100))];
     for (key, bytes) in &group {
@@ -350,13 +358,13 @@ fn what_is_here_by_itself_becomes_a_group_when_it_is_put_as_one() {
     }
     let outcomes = pair.put(&[(None, group)], false);
     assert!(outcomes.iter().all(|(outcome, _)| outcome.is_ok()), "{outcomes:?}");
-    // One unit: what takes one takes the other.
+    // A group is removed as a whole.
     assert_eq!(pair.store.remove(&[key(1, "k")], Options::default()), Ok(1));
     assert_eq!(pair.store.exists_batch(&[key(1, "v")], Options::default()), [false]);
 }
 
 #[test]
-fn bytes_that_change_on_the_way_are_not_stored() {
+fn put_with_bytes_changed_in_transit_is_not_stored() {
     let mut pair = Pair::new(Rights::all());
     let group = vec![(key(1, "k"), object(1, 70_000)), (key(1, "v"), object(2, 100))];
     let outcomes = pair.put(&[(None, group)], true);
@@ -369,69 +377,75 @@ fn bytes_that_change_on_the_way_are_not_stored() {
 #[test]
 fn exists_remove_and_clear_reach_the_store() {
     let mut pair = Pair::new(Rights::all());
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     for page in 0..3 {
         pair.put(&[(None, vec![(key(page, "k"), object(page, 100))])], false);
     }
     let keys = [key(0, "k"), key(9, "k"), key(2, "k")];
-    pair.caller.exists(1, &keys, Terms::default(), deadline).expect("room");
-    let Reply::Exists(found) = pair.reply() else { panic!("another reply") };
+    pair.caller.exists(1, &keys, Terms::default(), deadline).expect("link capacity");
+    let Response::Exists(found) = pair.reply() else { panic!("unexpected reply") };
     assert_eq!(found, Ok(vec![true, false, true]));
-    pair.caller.tell(1, &Ask::Remove(List::of(&keys)), Terms::default(), deadline).expect("room");
-    let Reply::Told(removed) = pair.reply() else { panic!("another reply") };
+    pair.caller
+        .send_control(1, &Ask::Remove(List::of(&keys)), Terms::default(), deadline)
+        .expect("link capacity");
+    let Response::Control(removed) = pair.reply() else { panic!("unexpected reply") };
     assert_eq!(
         (removed, pair.store.exists_batch(&keys, Options::default())),
-        (Ok(Told::Number(2)), vec![false; 3])
+        (Ok(ControlReply::Number(2)), vec![false; 3])
     );
-    pair.caller.tell(1, &Ask::Clear(NAMESPACE), Terms::default(), deadline).expect("room");
+    pair.caller.send_control(1, &Ask::Clear(NAMESPACE), Terms::default(), deadline).expect("link capacity");
     assert!(matches_number(&pair.reply()));
     assert!(!pair.store.exists_batch(&[key(1, "k")], Options::default())[0]);
 }
 
-fn matches_number(reply: &Reply) -> bool {
+fn matches_number(reply: &Response) -> bool {
     match reply {
-        Reply::Told(told) => told.is_ok(),
-        Reply::Exists(_) | Reply::Get(_) | Reply::Put(_) => false,
+        Response::Control(told) => told.is_ok(),
+        Response::Exists(_) | Response::Get(_) | Response::Put(_) => false,
     }
 }
 
 #[test]
-fn what_a_peer_has_no_right_to_is_denied_and_says_nothing_of_what_is_here() {
+fn request_without_right_is_denied() {
     let mut pair = Pair::new(Rights { remove: false, ..Rights::all() });
-    let deadline = pair.clock.now().after(PATIENCE);
-    pair.caller.tell(1, &Ask::Remove(List::of(&[key(0, "k")])), Terms::default(), deadline).expect("room");
-    let Reply::Told(Err(error)) = pair.reply() else { panic!("allowed") };
+    let deadline = pair.clock.now().after(TIMEOUT);
+    pair.caller
+        .send_control(1, &Ask::Remove(List::of(&[key(0, "k")])), Terms::default(), deadline)
+        .expect("link capacity");
+    let Response::Control(Err(error)) = pair.reply() else { panic!("allowed") };
     assert_eq!(error.kind, ErrorKind::Denied);
 }
 
 #[test]
-fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
+fn get_buffers_return_after_deadline_or_server_close() {
     let mut pair = Pair::new(Rights::all());
     pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
     let wanted = |pair: &mut Pair, after| {
         let deadline = pair.clock.now().after(after);
-        let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]), sent: false };
-        pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
+        let wanted =
+            ItemRequest { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]), by_value: false };
+        pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("link capacity");
     };
-    // Nobody drives the server.
+    // The server is not polled.
     wanted(&mut pair, Duration::ZERO);
     let mut replies = Vec::new();
     pair.caller.poll(pair.clock.now(), &mut replies);
-    let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
+    let Some((1, Response::Get(got))) = replies.pop() else { panic!("no reply") };
     assert_eq!(got[0].outcome, Ok(GetOutcome::Miss(MissCause::Late)));
     assert_eq!(got[0].parts.iter().map(Part::len).sum::<usize>(), 1_000_000);
-    // What it sends of that later lands nowhere, and the link goes on.
+    // Bytes that it sends after that are discarded, and the link stays usable.
     let (outcome, bytes) = pair.get(vec![(key(1, "k"), None, vec![1_000_000])]).remove(0);
     assert!(outcome.is_ok_and(|o| o.is_hit()) && bytes == object(1, 1_000_000));
-    wanted(&mut pair, PATIENCE);
+    wanted(&mut pair, TIMEOUT);
     pair.server.close();
     while replies.is_empty() {
-        pair.caller.wait(pair.clock.now(), PATIENCE, &mut replies);
+        pair.caller.wait(pair.clock.now(), TIMEOUT, &mut replies);
     }
-    let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
+    let Some((1, Response::Get(got))) = replies.pop() else { panic!("no reply") };
     assert_eq!(got[0].outcome.as_ref().expect_err("a dead peer").kind, ErrorKind::Unavailable);
     assert_eq!((got[0].parts.len(), pair.caller.closed().is_some()), (2, true));
-    let deadline = pair.clock.now().after(PATIENCE);
-    let told = pair.caller.tell(1, &Ask::Remove(List::of(&[key(1, "k")])), Terms::default(), deadline);
+    let deadline = pair.clock.now().after(TIMEOUT);
+    let told =
+        pair.caller.send_control(1, &Ask::Remove(List::of(&[key(1, "k")])), Terms::default(), deadline);
     assert!(told.is_err());
 }

@@ -1,5 +1,5 @@
-//! Puts that found no room, each counted once however often it was tried: callers ask again every few milliseconds, and so do
-//! clients over links.
+//! Counts puts that were refused as busy once per put, not once per try: callers and remote clients
+//! retry every few milliseconds.
 
 use std::hash::Hasher;
 use std::time::Duration;
@@ -10,38 +10,39 @@ use rustc_hash::FxHasher;
 
 use crate::state::core::Core;
 
-/// Tries of an object that are no further apart are of one put.
-const APART: Duration = Duration::from_secs(1);
-/// Objects that are remembered: 64 KiB. One that another took the place of is counted again with its next try.
-const PLACES: usize = 4096;
+/// Tries of an object with at most this time between them count as one put.
+const RETRY_GAP_MAX: Duration = Duration::from_secs(1);
+/// Number of remembered objects, 64 KiB. If another object took its slot, the next try of an object
+/// is counted again.
+const SLOTS: usize = 4096;
 
-/// When objects were last tried in vain, by hash.
+/// Hash of the key and time of the last refused try, in a slot chosen by the hash.
 pub(crate) struct BusyPuts(Box<[(u64, Mono)]>);
 
 impl Default for BusyPuts {
     fn default() -> BusyPuts {
-        BusyPuts(vec![(0, Mono::default()); PLACES].into())
+        BusyPuts(vec![(0, Mono::default()); SLOTS].into())
     }
 }
 
 impl BusyPuts {
-    /// Note a try in vain; whether it is the first of its put.
-    pub fn note(&mut self, key: &ObjectKey, now: Mono) -> bool {
+    /// Record a refused try; true if it is the first of its put.
+    pub fn record(&mut self, key: &ObjectKey, now: Mono) -> bool {
         let mut hasher = FxHasher::default();
         hasher.write(key.as_bytes());
-        // Zero is nobody's.
+        // Zero marks an empty slot.
         let hash = hasher.finish() | 1;
-        let place = &mut self.0[(hash >> 52) as usize % PLACES];
-        let (last, at) = std::mem::replace(place, (hash, now));
-        last != hash || now.since(at) > APART
+        let slot = &mut self.0[(hash >> 52) as usize % SLOTS];
+        let (last, at) = std::mem::replace(slot, (hash, now));
+        last != hash || now.since(at) > RETRY_GAP_MAX
     }
 }
 
 impl Core {
-    /// A put of these was answered `Busy`.
+    /// Count a put of these objects that was refused as `Busy`.
     pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
-        let first = |key: &&ObjectKey| self.busy.note(key, now);
-        self.counters.puts_busy += keys.filter(first).count() as u64;
+        let is_first = |key: &&ObjectKey| self.busy.record(key, now);
+        self.counters.puts_busy += keys.filter(is_first).count() as u64;
     }
 }
 
@@ -54,17 +55,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tries_of_one_object_are_one_put_until_nobody_tries_for_a_second() {
+    fn retries_within_a_second_count_as_one_put() {
         let key = |n| {
             ObjectKey::new(NamespaceId([n; 16]), PrefixHash([1; 32]), Role::Target, "kv", "k", Shard::Whole)
                 .expect("a key")
         };
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let mut busy = BusyPuts::default();
-        assert!(busy.note(&key(1), at(0)) && busy.note(&key(2), at(0)));
+        assert!(busy.record(&key(1), at(0)) && busy.record(&key(2), at(0)));
         for ms in [2, 900, 1800] {
-            assert!(!busy.note(&key(1), at(ms)), "ms={ms}");
+            assert!(!busy.record(&key(1), at(ms)), "ms={ms}");
         }
-        assert!(busy.note(&key(1), at(2801)));
+        assert!(busy.record(&key(1), at(2801)));
     }
 }

@@ -1,4 +1,4 @@
-//! What gets count, each session where few others do: a line that all threads wrote would be what they wait for.
+//! Counters of gets, striped over sessions, so that threads do not contend for one cache line.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::api::outcome::MissCause;
 use crate::api::stats::Counters;
 
-/// How many there are; more sessions than that share some.
-const TALLIES: usize = 32;
+/// Number of stripes. If there are more sessions, some share a stripe.
+const STRIPES: usize = 32;
 
-/// What some of the sessions have counted. Two lines of 64 bytes are fetched together.
+/// Counters of some of the sessions. Aligned to two cache lines of 64 bytes, which are fetched
+/// together.
 #[derive(Default)]
 #[repr(align(128))]
-struct Tally {
+struct CounterStripe {
     hits_memory: AtomicU64,
     hits_unverified: AtomicU64,
     hits_ssd: AtomicU64,
@@ -23,44 +24,44 @@ struct Tally {
     misses: [AtomicU64; MissCause::ALL.len()],
 }
 
-/// All of them.
+/// The counters of all sessions.
 #[derive(Default)]
-pub(crate) struct Tallies {
-    tallies: [Tally; TALLIES],
+pub(crate) struct StripedCounters {
+    stripes: [CounterStripe; STRIPES],
     sessions: AtomicU64,
 }
 
-impl Tallies {
-    /// Which tally a new session has.
-    pub fn join(&self) -> usize {
-        (self.sessions.fetch_add(1, Relaxed) % TALLIES as u64) as usize
+impl StripedCounters {
+    /// The stripe of a new session.
+    pub fn assign_stripe(&self) -> usize {
+        (self.sessions.fetch_add(1, Relaxed) % STRIPES as u64) as usize
     }
 
-    /// Add what a batch of gets counted to a tally.
-    pub fn add(&self, tally: usize, batch: &Counters) {
-        let tally = &self.tallies[tally];
-        tally.pairs(batch).filter(|(_, n)| *n > 0).for_each(|(sum, n)| {
+    /// Add the counts of a batch of gets to a stripe.
+    pub fn add(&self, stripe: usize, batch: &Counters) {
+        let stripe = &self.stripes[stripe];
+        stripe.pairs(batch).filter(|(_, n)| *n > 0).for_each(|(sum, n)| {
             sum.fetch_add(n, Relaxed);
         });
     }
 
-    /// Add what all of them have to the `counters`.
+    /// Add the sums over all stripes to `counters`.
     pub fn add_to(&self, counters: &mut Counters) {
-        for tally in &self.tallies {
+        for stripe in &self.stripes {
             let read = |sum: &AtomicU64| sum.load(Relaxed);
-            counters.hits_memory += read(&tally.hits_memory);
-            counters.hits_unverified += read(&tally.hits_unverified);
-            counters.hits_ssd += read(&tally.hits_ssd);
-            counters.bytes_memory += read(&tally.bytes_memory);
-            counters.bytes_ssd += read(&tally.bytes_ssd);
-            counters.staged_bytes += read(&tally.staged_bytes);
-            counters.damaged += read(&tally.damaged);
-            counters.misses.iter_mut().zip(&tally.misses).for_each(|(sum, n)| *sum += read(n));
+            counters.hits_memory += read(&stripe.hits_memory);
+            counters.hits_unverified += read(&stripe.hits_unverified);
+            counters.hits_ssd += read(&stripe.hits_ssd);
+            counters.bytes_memory += read(&stripe.bytes_memory);
+            counters.bytes_ssd += read(&stripe.bytes_ssd);
+            counters.staged_bytes += read(&stripe.staged_bytes);
+            counters.damaged += read(&stripe.damaged);
+            counters.misses.iter_mut().zip(&stripe.misses).for_each(|(sum, n)| *sum += read(n));
         }
     }
 }
 
-impl Tally {
+impl CounterStripe {
     fn pairs<'a>(&'a self, batch: &'a Counters) -> impl Iterator<Item = (&'a AtomicU64, u64)> {
         let named = [
             (&self.hits_memory, batch.hits_memory),
@@ -80,16 +81,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_any_session_adds_is_in_the_sum() {
-        let tallies = Tallies::default();
-        for _ in 0..2 * TALLIES {
+    fn counts_of_all_sessions_are_summed() {
+        let counters_of_gets = StripedCounters::default();
+        for _ in 0..2 * STRIPES {
             let mut batch = Counters { hits_memory: 2, bytes_ssd: 3, ..Counters::default() };
             batch.miss(MissCause::Damaged);
-            tallies.add(tallies.join(), &batch);
+            counters_of_gets.add(counters_of_gets.assign_stripe(), &batch);
         }
         let mut sum = Counters { bytes_ssd: 1, ..Counters::default() };
-        tallies.add_to(&mut sum);
-        let n = 2 * TALLIES as u64;
+        counters_of_gets.add_to(&mut sum);
+        let n = 2 * STRIPES as u64;
         assert_eq!((sum.hits_memory, sum.bytes_ssd, sum.damaged), (2 * n, 3 * n + 1, n));
         assert_eq!(sum.misses.iter().sum::<u64>(), n);
     }

@@ -98,7 +98,7 @@ impl Held {
 }
 
 /// A frame that somebody without the core's lock is inside of, by its number: what it holds stays until they leave
-/// ([`crate::read::locate::leave`]).
+/// ([`crate::read::locate::leave_frame`]).
 pub(crate) struct Entered<'a>(Inside<'a, FrameData>);
 
 impl<'a> Entered<'a> {
@@ -114,7 +114,7 @@ impl<'a> Entered<'a> {
         unsafe { memory.bytes(self.0.members[member].extent) }
     }
 
-    /// Leave. True if the frame was dropped meanwhile and is to be freed now ([`crate::state::core::Core::free_if_left`]).
+    /// Leave. True if the frame was dropped meanwhile and is to be freed now ([`crate::state::core::Core::free_if_unread`]).
     pub fn leave(self) -> bool {
         self.0.leave()
     }

@@ -6,49 +6,26 @@
 
 use pagelith_layouts::ids::{Generation, NamespaceId, PrefixHash, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::record::{GroupKind, RecordFacts};
 use pagelith_layouts::wire::outcome::Base;
 use pagelith_tiers::policy::FrameId;
 use rustc_hash::FxHashMap;
 
+use crate::api::group_info::{AttachedTo, Together};
+use crate::api::outcome::Proof;
 use crate::memory::frames::FrameData;
 use crate::state::core::Core;
 use crate::state::shared::Shared;
 
-/// What an object was put with.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Together {
-    /// How many objects were put together, itself among them; 0 if that is not known.
-    pub members: u32,
-    /// What they are attached to, if they are.
-    pub attached: Option<AttachedTo>,
+/// What the objects of a frame were put with.
+pub(crate) fn of_frame(data: &FrameData) -> Together {
+    let FrameData { base_group, sequence, base, .. } = data;
+    let to = || AttachedTo { base_group: *base_group, sequence: *sequence, base: base.clone() };
+    Together { members: data.members.len() as u32, attached: data.is_attached().then(to) }
 }
 
-/// What objects are attached to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct AttachedTo {
-    /// Name of the base group, as records have it.
-    base_group: u64,
-    /// With that name, tells what was put together from all else.
-    sequence: Sequence,
-    /// An object of the base group, where that is known.
-    base: Option<Box<ObjectKey>>,
-}
-
-impl Together {
-    /// Objects in memory.
-    pub fn of_frame(data: &FrameData) -> Together {
-        let FrameData { base_group, sequence, base, .. } = data;
-        let to = || AttachedTo { base_group: *base_group, sequence: *sequence, base: base.clone() };
-        Together { members: data.members.len() as u32, attached: data.is_attached().then(to) }
-    }
-
-    /// Objects on SSD.
-    pub fn of_record(facts: &RecordFacts, members: usize) -> Together {
-        let to = || AttachedTo { base_group: facts.base_group.0, sequence: facts.sequence, base: None };
-        let is_attached = facts.group_kind == GroupKind::Attached;
-        Together { members: members as u32, attached: is_attached.then(to) }
-    }
+/// The checksums and the group of a frame's member.
+pub(crate) fn proof_of_frame(data: &FrameData, member: usize) -> Proof {
+    Proof { checksums: data.members[member].checksums.clone(), with: of_frame(data) }
 }
 
 /// What each of these objects is attached to, as far as that is known; `None` of those that are not attached.

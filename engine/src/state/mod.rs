@@ -1,4 +1,5 @@
-//! State that sessions, the flusher and the server share: the core behind its lock, and what threads read without it.
+//! State shared by sessions, the flusher and the server: the core with its lock, and the snapshots
+//! that threads read without the lock.
 
 pub(crate) mod busy;
 pub(crate) mod core;
@@ -10,15 +11,19 @@ pub(crate) mod frame_access;
 pub(crate) mod group_info;
 pub(crate) mod header_cache;
 pub(crate) mod health;
+pub(crate) mod load_totals;
 pub(crate) mod peer_offers;
 pub(crate) mod peer_queue;
 pub(crate) mod pending_groups;
+pub(crate) mod prefetch;
+pub(crate) mod put_types;
 pub(crate) mod read_latency;
 pub(crate) mod read_view;
 pub(crate) mod recency;
 pub(crate) mod reserve;
 pub(crate) mod sampler;
 pub(crate) mod scratch;
+pub(crate) mod session_io;
 pub(crate) mod shared;
 pub(crate) mod unsaved;
 pub(crate) mod written_namespaces;

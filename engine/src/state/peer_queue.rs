@@ -1,43 +1,46 @@
-//! What is to be told to peers, in order.
+//! Queue of offers and removals to be sent to peers, in order.
 
 use std::collections::VecDeque;
 
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::ObjectKey;
 
-use super::peer_offers::InHand;
+use super::peer_offers::OffersInFlight;
 use crate::memory::frames::FrameRef;
 
-/// Most pages that wait. The oldest gives way to the newest: it is in DRAM or on SSD here still.
-const FRAMES_MAX: usize = 65_536;
+/// Most queued pages. A further page replaces the oldest, which this store still has in DRAM or on
+/// SSD.
+const QUEUED_FRAMES_MAX: usize = 65_536;
 
-/// Work for the writer.
+/// A job of the peer writer.
 #[derive(Debug)]
 pub(crate) enum RemoteJob {
-    /// Offer a page of so many objects to its owner.
+    /// Offer a page to its owner, with the number of its objects.
     Frame(FrameRef, u64),
-    /// Remove objects at every peer; answered.
+    /// Remove objects at every peer, and report the result as job `id`.
     Remove { id: u64, keys: Vec<ObjectKey> },
-    /// Clear a namespace at every peer; answered.
+    /// Clear a namespace at every peer, and report the result as job `id`.
     Clear { id: u64, namespace: NamespaceId },
 }
 
-/// The queue, a part of the core.
+/// The queue; part of the core.
 #[derive(Debug, Default)]
 pub(crate) struct RemoteQueue {
     pub jobs: VecDeque<RemoteJob>,
+    /// Number of frames in `jobs`.
     frames: usize,
-    /// Objects of removals that wait.
-    pub removing: usize,
-    pub in_hand: InHand,
+    /// Number of objects of the removals in `jobs`.
+    pub queued_removals: usize,
+    pub in_flight: OffersInFlight,
 }
 
 impl RemoteQueue {
-    /// Queue a page of so many objects; how many objects of older ones were dropped for it.
+    /// Queue a page with `objects` objects. Returns the number of objects of the page dropped for
+    /// it.
     pub fn push_frame(&mut self, frame: FrameRef, objects: u64) -> u64 {
         self.jobs.push_back(RemoteJob::Frame(frame, objects));
         self.frames += 1;
-        if self.frames <= FRAMES_MAX {
+        if self.frames <= QUEUED_FRAMES_MAX {
             return 0;
         }
         self.frames -= 1;
@@ -48,25 +51,26 @@ impl RemoteQueue {
         }
     }
 
-    /// The next job, and its turn if it is a page, which is in hand until that is said to have ended.
+    /// The next job. For a page also the number of its offer, which is in flight until
+    /// [`Core::end_offer`](crate::state::core::Core::end_offer).
     pub fn pop(&mut self) -> Option<(RemoteJob, Option<u64>)> {
         let job = self.jobs.pop_front()?;
-        let turn = is_frame(&job).then(|| self.in_hand.take());
-        self.frames -= usize::from(turn.is_some());
-        self.removing -= removed(&job);
-        Some((job, turn))
+        let offer = is_frame(&job).then(|| self.in_flight.begin());
+        self.frames -= usize::from(offer.is_some());
+        self.queued_removals -= removed_objects(&job);
+        Some((job, offer))
     }
 
-    /// A job that cannot be done yet.
-    pub fn push_back(&mut self, job: RemoteJob) {
+    /// Return a job that cannot be done yet to the front of the queue.
+    pub fn requeue_front(&mut self, job: RemoteJob) {
         self.frames += usize::from(is_frame(&job));
-        self.removing += removed(&job);
+        self.queued_removals += removed_objects(&job);
         self.jobs.push_front(job);
     }
 }
 
-/// Objects that a job removes.
-pub(crate) fn removed(job: &RemoteJob) -> usize {
+/// Number of objects that a job removes.
+pub(crate) fn removed_objects(job: &RemoteJob) -> usize {
     match job {
         RemoteJob::Remove { keys, .. } => keys.len(),
         RemoteJob::Frame(..) | RemoteJob::Clear { .. } => 0,
@@ -87,16 +91,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_page_gives_way_and_nothing_else() {
+    fn full_queue_drops_oldest_page_only() {
         let mut queue = RemoteQueue::default();
         queue.jobs.push_back(RemoteJob::Clear { id: 1, namespace: NamespaceId([0; 16]) });
         let frame = |i: usize| FrameRef { id: FrameId(i as u32), serial: i as u64 };
-        let dropped: u64 = (0..FRAMES_MAX + 3).map(|i| queue.push_frame(frame(i), 2)).sum();
-        assert_eq!((dropped, queue.jobs.len()), (6, FRAMES_MAX + 1));
-        assert!(queue.pop().is_some_and(|(job, turn)| !is_frame(&job) && turn.is_none()));
+        let dropped: u64 = (0..QUEUED_FRAMES_MAX + 3).map(|i| queue.push_frame(frame(i), 2)).sum();
+        assert_eq!((dropped, queue.jobs.len()), (6, QUEUED_FRAMES_MAX + 1));
+        assert!(queue.pop().is_some_and(|(job, offer)| !is_frame(&job) && offer.is_none()));
         let Some((RemoteJob::Frame(first, 2), Some(_))) = queue.pop() else { panic!("no page") };
         assert_eq!(first.serial, 3);
-        queue.push_back(RemoteJob::Frame(first, 2));
-        assert_eq!(queue.frames, FRAMES_MAX);
+        queue.requeue_front(RemoteJob::Frame(first, 2));
+        assert_eq!(queue.frames, QUEUED_FRAMES_MAX);
     }
 }

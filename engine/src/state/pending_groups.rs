@@ -17,8 +17,7 @@ use pagelith_tiers::policy::Recency;
 use crate::api::error::{Error, Result};
 use crate::memory::frames::{FrameMember, Members};
 use crate::state::core::Core;
-use crate::write::put::admit::two_groups;
-use crate::write::put::{At, Kind, Size};
+use crate::state::put_types::{At, Kind, Size, group_conflict};
 
 /// Most objects that all open groups together require: a bound for the memory of their rows, some 350 bytes each.
 pub(crate) const REQUIRED_MAX: usize = 65_536;
@@ -269,7 +268,7 @@ impl Waiting {
         for id in self.open_of.get(&page_of(first)).into_iter().flatten() {
             let Some(open) = self.open.get(id).filter(|g| !g.is_of(keys)) else { continue };
             if let Some(key) = keys.iter().find(|k| open.required.contains(k)) {
-                return Err(two_groups(key, &open.required, keys.iter()));
+                return Err(group_conflict(key, &open.required, keys.iter()));
             }
         }
         Ok(())

@@ -1,9 +1,10 @@
-//! What threads know of the core that do not have its lock, and when they learn of a change: when the lock is given back,
-//! all of it at once.
+//! Snapshot reads of the core without its lock. All changes of a critical section become visible to
+//! readers at once, when the lock is released.
 //!
-//! A reader pins the epoch, takes the [`Visibility`], looks things up, and asks whether all of it holds: nothing that it
-//! looked at has changed since. If so, there was a moment at which the store was as it says, and no critical section was
-//! halfway through then. If not, it tries again, and then takes the lock like everybody else.
+//! A reader pins the epoch, loads the [`Visibility`], does its lookups, and then validates the
+//! snapshot: nothing that it read has changed since. If validation succeeds, all results are from
+//! one state between two critical sections. If it fails, the reader tries again, and then takes the
+//! lock.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -15,109 +16,111 @@ use pagelith_tiers::policy::Touches;
 use pagelith_tiers::ssd::guards::SegmentGuards;
 
 use crate::memory::frames::FrameData;
-use crate::memory::index::{Entry, Marks, Reader, SsdPlace};
-use crate::memory::visibility::{Sight, Visibility};
+use crate::memory::index::{Entry, IndexReader, ReadStamps, SsdPlace};
+use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::core::Core;
 
-/// How often something is tried without the lock.
-pub(crate) const TRIES: usize = 3;
+/// Number of tries without the lock before the lock is taken.
+pub(crate) const LOCK_FREE_TRIES: usize = 3;
 
-/// What is told to readers.
-pub(crate) struct Published {
-    pub index: Reader,
+/// The state that readers use without the lock.
+pub(crate) struct ReadView {
+    pub index: IndexReader,
     visibility: Atomic<Visibility>,
     pub touches: Arc<Touches>,
-    /// What frames hold, for who enters them by number.
+    /// Frame data, which readers pin by frame number.
     pub frames: Kept<FrameData>,
-    /// What segments are held by, if there are any.
+    /// Guards with which readers pin segments; `None` without an SSD tier.
     pub guards: Option<Arc<SegmentGuards>>,
-    /// Whether the policy of DRAM has to be told of every request: that needs the lock.
+    /// Whether the eviction policy of DRAM must record every request, which needs the lock.
     pub counts_touches: bool,
-    /// The tick that counts as now.
+    /// The current tick.
     pub tick: AtomicU64,
 }
 
-/// What the last publication was of: the core's, to see whether there is anything new.
+/// Version of the last published visibility. The core keeps it to detect that a new one is needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Edition {
+pub(crate) struct SnapshotVersion {
     visibility: u64,
-    unread: bool,
+    ssd_unread: bool,
     quarantined: usize,
 }
 
-impl Published {
-    pub fn of(core: &mut Core) -> Published {
-        let published = Published {
+impl ReadView {
+    pub fn of(core: &mut Core) -> ReadView {
+        let read_view = ReadView {
             index: core.index.reader(),
             visibility: Atomic::new(Visibility::default()),
             touches: core.frames.touches().clone(),
-            frames: core.frames.kept(),
+            frames: core.frames.pin_table(),
             guards: core.ssd.as_ref().map(|ssd| ssd.guards.clone()),
             counts_touches: core.policy.counts_touches(),
             tick: AtomicU64::new(core.now_tick()),
         };
-        core.edition = Edition { visibility: u64::MAX, ..Edition::default() };
-        published.publish(core);
-        published
+        core.snapshot_version = SnapshotVersion { visibility: u64::MAX, ..SnapshotVersion::default() };
+        read_view.publish(core);
+        read_view
     }
 
-    /// Readers see from here on what the core has become.
+    /// Make the changes of the critical section visible to readers.
     fn publish(&self, core: &mut Core) {
-        let edition = edition(core);
-        if edition != core.edition {
-            core.edition = edition;
+        let version = snapshot_version(core);
+        if version != core.snapshot_version {
+            core.snapshot_version = version;
             let quarantined = core.ssd.iter().flat_map(|ssd| ssd.health.quarantined_segments());
-            let next = Owned::new(core.visibility.with(edition.unread, quarantined));
+            let next = Owned::new(core.visibility.with_ssd_state(version.ssd_unread, quarantined));
             let pin = crossbeam_epoch::pin();
             let old = self.visibility.swap(next, AcqRel, &pin);
-            // SAFETY: it is not reachable any more, and whoever took it from there has the epoch pinned.
+            // SAFETY: it is no longer reachable, and every reader that loaded it has the epoch
+            // pinned.
             unsafe { pin.defer_destroy(old) };
         }
         core.index.publish();
     }
 
-    /// Begin to read without the lock.
-    pub fn read<'a>(&'a self, pin: &'a Guard) -> Reading<'a> {
-        let taken = self.visibility.load(Acquire, pin);
-        // SAFETY: never null, and not freed before `pin` goes.
-        let visibility = unsafe { taken.deref() };
-        Reading { published: self, visibility, marks: Marks::default() }
+    /// Begin a snapshot read without the lock.
+    pub fn read<'a>(&'a self, pin: &'a Guard) -> Snapshot<'a> {
+        let loaded = self.visibility.load(Acquire, pin);
+        // SAFETY: it is never null, and not freed before `pin` is dropped.
+        let visibility = unsafe { loaded.deref() };
+        Snapshot { read_view: self, visibility, stamps: ReadStamps::default() }
     }
 }
 
-impl Drop for Published {
+impl Drop for ReadView {
     fn drop(&mut self) {
-        // SAFETY: nobody else has this any more, so nobody reads what it published.
+        // SAFETY: this is the only reference, so no reader uses the visibility any more.
         unsafe { drop(std::mem::take(&mut self.visibility).into_owned()) };
     }
 }
 
-fn edition(core: &Core) -> Edition {
+fn snapshot_version(core: &Core) -> SnapshotVersion {
     let health = core.ssd.as_ref().map(|ssd| &ssd.health);
-    Edition {
+    SnapshotVersion {
         visibility: core.visibility.changes(),
-        unread: health.is_some_and(|h| !h.reads()),
+        ssd_unread: health.is_some_and(|h| !h.reads()),
         quarantined: health.map_or(0, |h| h.quarantined()),
     }
 }
 
-/// A look at the store without its lock. What it finds counts only if it [holds](Reading::holds).
-pub(crate) struct Reading<'a> {
-    published: &'a Published,
+/// A snapshot read without the core's lock. Its results are valid only if [`Snapshot::validate`]
+/// returns true after the last lookup.
+pub(crate) struct Snapshot<'a> {
+    read_view: &'a ReadView,
     pub visibility: &'a Visibility,
-    marks: Marks,
+    stamps: ReadStamps,
 }
 
-impl Reading<'_> {
-    /// Make room for looks at so many keys.
-    pub fn expect(&self, keys: usize) {
-        self.marks.expect(keys);
+impl Snapshot<'_> {
+    /// Reserve space for the lookups of `keys` keys.
+    pub fn reserve(&self, keys: usize) {
+        self.stamps.reserve(keys);
     }
 
     /// All entries with this fingerprint, visible or not.
     #[inline]
     pub fn entries(&self, fingerprint: u128) -> impl Iterator<Item = Entry> {
-        self.published.index.find(fingerprint, &self.marks)
+        self.read_view.index.find(fingerprint, &self.stamps)
     }
 
     /// The first visible entry with this fingerprint.
@@ -125,38 +128,39 @@ impl Reading<'_> {
         self.entries(fingerprint).find(|entry| self.is_visible(entry))
     }
 
-    /// Whether all that was found was so at one moment.
-    pub fn holds(&self, pin: &Guard) -> bool {
-        let index = self.published.index.holds(&self.marks);
-        // Behind the index: a section that a look at the index saw the end of has published before.
-        let now = self.published.visibility.load(Relaxed, pin);
-        index && std::ptr::eq(now.as_raw(), self.visibility)
+    /// Whether all results are from one state of the store.
+    pub fn validate(&self, pin: &Guard) -> bool {
+        let index_is_valid = self.read_view.index.validate(&self.stamps);
+        // Loaded after the index is validated: a critical section whose index changes were visible
+        // had published its visibility before them.
+        let current = self.read_view.visibility.load(Relaxed, pin);
+        index_is_valid && std::ptr::eq(current.as_raw(), self.visibility)
     }
 }
 
-impl Sight for Reading<'_> {
+impl VisibilityFilter for Snapshot<'_> {
     fn is_hidden_at(&self, place: SsdPlace) -> bool {
         self.visibility.hides(place)
     }
 
     fn link(&self, fingerprint: u128) -> Option<u64> {
-        self.published.index.link(fingerprint, &self.marks)
+        self.read_view.index.link(fingerprint, &self.stamps)
     }
 
-    fn any_named(&self, name: u64, is: impl Fn(&Entry) -> bool) -> bool {
-        self.published.index.find_named(name, &self.marks).any(|entry| is(&entry))
+    fn any_named(&self, name: u64, matches: impl Fn(&Entry) -> bool) -> bool {
+        self.read_view.index.find_named(name, &self.stamps).any(|entry| matches(&entry))
     }
 }
 
 /// The core, locked.
 pub(crate) struct CoreGuard<'a> {
     core: MutexGuard<'a, Core>,
-    published: &'a Published,
+    read_view: &'a ReadView,
 }
 
 impl<'a> CoreGuard<'a> {
-    pub fn new(core: MutexGuard<'a, Core>, published: &'a Published) -> CoreGuard<'a> {
-        CoreGuard { core, published }
+    pub fn new(core: MutexGuard<'a, Core>, read_view: &'a ReadView) -> CoreGuard<'a> {
+        CoreGuard { core, read_view }
     }
 }
 
@@ -175,6 +179,6 @@ impl DerefMut for CoreGuard<'_> {
 
 impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
-        self.published.publish(&mut self.core);
+        self.read_view.publish(&mut self.core);
     }
 }

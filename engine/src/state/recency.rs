@@ -1,4 +1,4 @@
-//! What was asked for, noted where that takes no lock, and in the index where it has to be.
+//! Recency of requested objects: recorded for frames without the lock, and in the index under it.
 
 use pagelith_tiers::policy::{FrameId, Recency};
 
@@ -6,48 +6,49 @@ use crate::memory::index::Entry;
 use crate::state::core::Core;
 use crate::state::shared::Shared;
 
-/// In no frame.
+/// Frame number of an object that is in no frame.
 const NO_FRAME: u32 = u32::MAX;
 
-/// An object that was found: a thousand of them are to fit into a core's own cache.
-pub(crate) struct Touched {
+/// An object that a lookup found. Kept small: a thousand of them must fit into a CPU core's private
+/// cache.
+pub(crate) struct FoundObject {
     fingerprint: u128,
     frame: u32,
     depth: u32,
-    /// The index has an older tick of it.
-    late: bool,
+    /// Its tick in the index is older than the current one.
+    tick_is_stale: bool,
 }
 
-impl Touched {
-    /// What an entry says; `tick` counts as now, as the index has it.
+impl FoundObject {
+    /// From its entry; `tick` is the current tick, modulo the index's tick modulus.
     #[inline]
-    pub fn new(entry: &Entry, depth: u32, tick: u32) -> Touched {
+    pub fn new(entry: &Entry, depth: u32, tick: u32) -> FoundObject {
         let (fingerprint, frame) = (entry.fingerprint, entry.frame.unwrap_or(NO_FRAME));
-        Touched { fingerprint, frame, depth, late: entry.tick != tick }
+        FoundObject { fingerprint, frame, depth, tick_is_stale: entry.tick != tick }
     }
 
-    /// Note it under the lock.
-    pub fn note_in(&self, core: &mut Core, at: Recency) {
-        let same = |e: &Entry| e.frame.unwrap_or(NO_FRAME) == self.frame;
-        core.touch(self.fingerprint, same, Recency { depth: self.depth, ..at });
+    /// Record the request under the lock.
+    pub fn record_in(&self, core: &mut Core, at: Recency) {
+        let same_frame = |e: &Entry| e.frame.unwrap_or(NO_FRAME) == self.frame;
+        core.touch(self.fingerprint, same_frame, Recency { depth: self.depth, ..at });
     }
 }
 
-/// Bring where it will be noted under way into the cache.
-pub(crate) fn prefetch(shared: &Shared, touched: &[Touched]) {
-    let in_memory = touched.iter().filter(|touched| touched.frame != NO_FRAME);
-    shared.published.touches.prefetch(in_memory.map(|touched| touched.frame));
+/// Prefetch the memory that [`record`] will write.
+pub(crate) fn prefetch(shared: &Shared, found: &[FoundObject]) {
+    let in_memory = found.iter().filter(|object| object.frame != NO_FRAME);
+    shared.read_view.touches.prefetch(in_memory.map(|object| object.frame));
 }
 
-/// Note what was found without the lock, and take it for what is to be noted in the index itself: when an object was asked
-/// for, in laps of the log. That changes 4096 times a lap.
-pub(crate) fn note(shared: &Shared, touched: &[Touched], at: Recency) {
-    let touches = &shared.published.touches;
-    let in_memory = touched.iter().filter(|touched| touched.frame != NO_FRAME);
-    in_memory.for_each(|t| touches.raise(FrameId(t.frame), Recency { depth: t.depth, ..at }));
-    let mut late = touched.iter().filter(|touched| touched.late).peekable();
-    if late.peek().is_some() {
+/// Record requests without the lock. The lock is taken only for objects whose tick in the index is
+/// stale; the current tick changes 4096 times per lap of the log.
+pub(crate) fn record(shared: &Shared, found: &[FoundObject], at: Recency) {
+    let touches = &shared.read_view.touches;
+    let in_memory = found.iter().filter(|object| object.frame != NO_FRAME);
+    in_memory.for_each(|object| touches.raise(FrameId(object.frame), Recency { depth: object.depth, ..at }));
+    let mut stale = found.iter().filter(|object| object.tick_is_stale).peekable();
+    if stale.peek().is_some() {
         let mut core = shared.lock();
-        late.for_each(|touched| touched.note_in(&mut core, at));
+        stale.for_each(|object| object.record_in(&mut core, at));
     }
 }

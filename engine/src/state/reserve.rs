@@ -19,8 +19,8 @@ use pagelith_tiers::dram::arena::Extent;
 
 use crate::memory::frames::FrameMember;
 use crate::state::frame_access::Unpublished;
+use crate::state::put_types;
 use crate::state::shared::Shared;
-use crate::write::put;
 
 /// What may be set aside at a time: this share of the arena, or one group if that is more.
 pub(crate) const ARRIVING_SHARE: u64 = 4;
@@ -76,10 +76,10 @@ pub(crate) fn set_aside(shared: &Arc<Shared>, lengths: &[u64]) -> SetAside {
     let mut extents = Vec::with_capacity(lengths.len());
     let mut core = shared.lock();
     for length in lengths {
-        let mut extent = put::set_aside_one(&mut core, *length);
+        let mut extent = put_types::set_aside_one(&mut core, *length);
         if extent.is_none() {
-            put::expire(shared, &mut core);
-            extent = put::set_aside_one(&mut core, *length);
+            put_types::expire(shared, &mut core);
+            extent = put_types::set_aside_one(&mut core, *length);
         }
         let Some(extent) = extent else {
             extents.into_iter().for_each(|extent| core.space.free(extent));

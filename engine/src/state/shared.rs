@@ -19,14 +19,14 @@ use crate::api::request::Options;
 use crate::config::ValidConfig;
 use crate::memory::index::name_of;
 use crate::rpc::Remote;
-use crate::rpc::removal_fence::Removals;
-use crate::server::load_totals::Served;
-use crate::state::core::{Answer, Core};
-use crate::state::counters::Tallies;
-use crate::state::header_cache::Headers;
+use crate::rpc::removal_fence::RemovalFence;
+use crate::state::core::{Core, JobResult};
+use crate::state::counters::StripedCounters;
+use crate::state::header_cache::HeaderCache;
+use crate::state::load_totals::ServedBytes;
+use crate::state::prefetch::Prefetch;
 use crate::state::read_latency::SlowReads;
-use crate::state::read_view::{CoreGuard, Published};
-use crate::store::prefetch::Prefetch;
+use crate::state::read_view::{CoreGuard, ReadView};
 
 /// The fingerprint of every key where all have the same, which tests alone set.
 pub(crate) const CONSTANT: u128 = 1;
@@ -44,16 +44,16 @@ pub(crate) struct Shared {
     /// Locked by [`Shared::lock`] alone, which publishes what was changed.
     pub core: Mutex<Core>,
     /// What can be known of it without the lock.
-    pub published: Published,
+    pub read_view: ReadView,
     /// Number of the last request.
     pub requests: AtomicU64,
     /// What gets counted, beside what the core has counted.
-    pub tallies: Tallies,
+    pub get_counters: StripedCounters,
     pub memory: Arc<ArenaMemory>,
     pub volume: Option<Arc<Volume>>,
     pub staging: StagingPool,
     /// Headers of records on SSD that need not be read.
-    pub headers: Headers,
+    pub headers: HeaderCache,
     pub env: Env,
     pub config: ValidConfig,
     pub fingerprint_key: [u8; FINGERPRINT_KEY_BYTES],
@@ -62,7 +62,7 @@ pub(crate) struct Shared {
     /// The remote tier, if there is one.
     pub remote: Option<Arc<Remote>>,
     /// What is being removed and cleared.
-    pub removals: Arc<Removals>,
+    pub removals: Arc<RemovalFence>,
     /// Wakes the flusher.
     pub work: Signal,
     /// Raised by the flusher whenever something that callers wait for may have changed.
@@ -81,7 +81,7 @@ pub(crate) struct Shared {
     /// Bytes of the arena that other processes look at, for as long as they want.
     pub viewed: AtomicU64,
     /// Bytes that operations of clients take, and outcomes that these have not read.
-    pub served: Served,
+    pub served: ServedBytes,
     /// When somebody last had reads on the device, as the clock has it; [`NEVER_READ`] at first.
     pub read_at: AtomicU64,
 }
@@ -91,7 +91,7 @@ impl Shared {
     /// from one statement to the next, and what is found is verified.
     pub fn lock(&self) -> CoreGuard<'_> {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        CoreGuard::new(core, &self.published)
+        CoreGuard::new(core, &self.read_view)
     }
 
     /// What the index knows a key by.
@@ -178,15 +178,15 @@ impl Shared {
     /// neither is so.
     pub fn answer(&self, id: u64, deadline: Mono, what: &str) -> Option<Result<()>> {
         let mut core = self.lock();
-        let answer = core.answers.get(&id).cloned().flatten();
+        let answer = core.job_results.get(&id).cloned().flatten();
         let late = deadline.since(self.now()).is_zero();
         if answer.is_some() || late {
-            core.answers.remove(&id);
+            core.job_results.remove(&id);
         }
         drop(core);
         match answer {
-            Some(Answer::Done) => Some(Ok(())),
-            Some(Answer::Failed(error)) => Some(Err(error.context(what))),
+            Some(JobResult::Done) => Some(Ok(())),
+            Some(JobResult::Failed(error)) => Some(Err(error.context(what))),
             None => {
                 late.then(|| Err(Error::new(ErrorKind::Unavailable, format!("{what} did not end in time"))))
             }

@@ -1,11 +1,21 @@
 //! Counts the objects that would be lost if the store ended now.
 
+use pagelith_layouts::ids::NamespaceId;
 use pagelith_tiers::policy::FrameId;
 
-use crate::background::flusher::UnsyncedUnit;
 use crate::memory::frames::{Frame, FrameState};
-use crate::memory::index::Entry;
+use crate::memory::index::{Entry, SsdPlace};
 use crate::state::core::Core;
+
+/// A unit that was written and that no sync has covered.
+pub(crate) struct UnsyncedUnit {
+    /// Namespace of a put; `None` for a move.
+    pub namespace: Option<NamespaceId>,
+    pub members: Vec<(u128, SsdPlace)>,
+    pub bytes: u64,
+    /// Old place of each moved member; empty for a put.
+    pub from: Vec<SsdPlace>,
+}
 
 impl Core {
     /// Objects that are not durable, and their bytes: frames in DRAM that wait to be written, and

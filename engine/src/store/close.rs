@@ -27,7 +27,7 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     drain_peer_queue(&shared, deadline);
     shared.closed.store(true, Ordering::Release);
     let closed = flushed.and_then(|()| {
-        let asked = shared.lock().ask(|id| Job::Close { id });
+        let asked = shared.lock().submit_job(|id| Job::Close { id });
         shared.work.raise();
         asked.map_or(Ok(()), |id| await_answer_or_failure(&shared, id, deadline))
     });

@@ -19,7 +19,7 @@ pub(crate) fn flush(shared: &Shared, options: Options) -> Result<FlushReport> {
 /// Queue a flush; returns the answers to wait for.
 pub(crate) fn begin(shared: &Shared) -> Result<Vec<u64>> {
     shared.check_open()?;
-    let asked = shared.lock().ask(|id| Job::Flush { id });
+    let asked = shared.lock().submit_job(|id| Job::Flush { id });
     shared.work.raise();
     Ok(asked.into_iter().collect())
 }

@@ -5,7 +5,7 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::key::ObjectKey;
 
 use crate::api::error::Result;
-use crate::api::hits::{Look, PagesFound, PagesQuery};
+use crate::api::hits::{KeyLookup, PagesFound, PagesQuery};
 use crate::api::request::Options;
 use crate::store::pooled;
 use crate::store::store::Store;
@@ -27,7 +27,7 @@ struct LocalOrPeers<'a> {
     deadline: Mono,
 }
 
-impl Look for LocalOrPeers<'_> {
+impl KeyLookup for LocalOrPeers<'_> {
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
         Ok(self.exists(keys)?.into_iter().take_while(|present| *present).count())
     }

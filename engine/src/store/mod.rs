@@ -11,6 +11,7 @@ pub(crate) mod prefetch;
 pub(crate) mod registered;
 pub(crate) mod remove;
 pub(crate) mod session;
+pub(crate) mod stats;
 #[cfg(test)]
 pub(crate) mod stepped;
 pub(crate) mod store;

@@ -35,25 +35,25 @@ use crate::memory::frames::Frames;
 use crate::memory::index::{FRAME_MAX, Index};
 use crate::memory::pins::Pins;
 use crate::memory::visibility::Visibility;
-use crate::rpc::connections::Desk;
-use crate::rpc::removal_fence::Removals;
+use crate::rpc::connections::PeerConnections;
+use crate::rpc::removal_fence::RemovalFence;
 use crate::rpc::{Peer, Remote};
-use crate::server::load_totals::Served;
 use crate::state::busy::BusyPuts;
 use crate::state::core::{Core, Job, SsdCore};
-use crate::state::counters::Tallies;
+use crate::state::counters::StripedCounters;
 use crate::state::damage::Damage;
 use crate::state::flush_counts::FlushCounts;
-use crate::state::header_cache::Headers;
+use crate::state::header_cache::HeaderCache;
 use crate::state::health::{Health, Limits};
+use crate::state::load_totals::ServedBytes;
 use crate::state::peer_queue::RemoteQueue;
 use crate::state::pending_groups::Waiting;
+use crate::state::prefetch::Prefetch;
 use crate::state::read_latency::SlowReads;
-use crate::state::read_view::{Edition, Published};
+use crate::state::read_view::{ReadView, SnapshotVersion};
 use crate::state::shared::{NEVER_READ, Shared};
 use crate::state::written_namespaces::WrittenNamespaces;
 use crate::store::configured_peers;
-use crate::store::prefetch::Prefetch;
 
 const OPEN_WAIT_MIN: Duration = Duration::from_secs(30);
 
@@ -93,7 +93,7 @@ pub struct OpenReport {
 }
 
 /// The system environment for a configuration. Creation of files stops once `stop` is raised.
-pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<AtomicBool>) -> Result<Env> {
+pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<std::sync::atomic::AtomicBool>) -> Result<Env> {
     // An unknown amount of memory sets no limit: the configuration was validated by the caller.
     let unlimited = |_| Facts { memory_bytes: u64::MAX, memory_source: String::new() };
     let facts = Facts::of_this_machine().unwrap_or_else(unlimited);
@@ -147,7 +147,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let arena =
         arena(config.arena_bytes()).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
     let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
-    let headers = Headers::new(config.headers_bytes())
+    let headers = HeaderCache::new(config.headers_bytes())
         .map_err(|e| Error::new(ErrorKind::Busy, format!("ssd.headers_bytes: {e}")))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
@@ -179,23 +179,23 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     }
     let mut core = Core {
         index,
-        frames: Frames::with_room(frames_max, frame_numbers, touches),
+        frames: Frames::with_capacity(frames_max, frame_numbers, touches),
         space: arena.space,
         policy,
         visibility: Visibility::default(),
-        edition: Edition::default(),
+        snapshot_version: SnapshotVersion::default(),
         ssd: None,
         remote: remote.as_ref().map(|_| RemoteQueue::default()),
         pins: Pins::default(),
         waiting: Waiting::default(),
-        adopting: 0,
+        adopting_bytes: 0,
         sequence: Sequence(1),
         counters: Counters::default(),
         busy: BusyPuts::default(),
         flushes: FlushCounts::default(),
         events: EventLog::default(),
-        answers: HashMap::new(),
-        next_answer: 1,
+        job_results: HashMap::new(),
+        next_job_id: 1,
         write_buffer_only: config.dram_bytes() == 0,
         stopping: false,
     };
@@ -210,12 +210,12 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let (volume, manifest) = ssd.map(|o| (Arc::new(o.volume), o.manifest)).unzip();
     // Events start here: recovery's findings are not events.
     core.events = EventLog::new(config.events_max());
-    let published = Published::of(&mut core);
+    let read_view = ReadView::of(&mut core);
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
-        published,
+        read_view,
         requests: AtomicU64::new(0),
-        tallies: Tallies::default(),
+        get_counters: StripedCounters::default(),
         memory: arena.memory,
         volume: volume.clone(),
         staging,
@@ -225,7 +225,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         fingerprint_key,
         object_bytes_max: report.object_bytes_max,
         remote: remote.clone(),
-        removals: Arc::new(Removals::default()),
+        removals: Arc::new(RemovalFence::default()),
         work: Signal::default(),
         progress: Signal::default(),
         closed: AtomicBool::new(false),
@@ -235,7 +235,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         prefetch: Prefetch::default(),
         arriving: AtomicU64::new(0),
         viewed: AtomicU64::new(0),
-        served: Served::default(),
+        served: ServedBytes::default(),
         read_at: AtomicU64::new(NEVER_READ),
     });
     let flusher = match (volume, manifest, recovered) {
@@ -251,7 +251,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     };
     let writer = match remote {
         Some(remote) => {
-            let task = Writer::new(shared.clone(), Desk::new(remote.clone()));
+            let task = Writer::new(shared.clone(), PeerConnections::new(remote.clone()));
             match env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone()) {
                 Ok(writer) => Some(writer),
                 Err(fault) => {
@@ -361,7 +361,7 @@ fn recover_into(
         policy: segment_policy(policy, config.reinsert_ratio())
             .ok_or_else(|| Error::new(ErrorKind::Internal, "ssd.policy is unknown"))?,
         queue: VecDeque::new(),
-        removing: 0,
+        queued_removals: 0,
         written: WrittenNamespaces::of_log(opened.made),
         unqueued: BTreeMap::new(),
         health: Health::new(limits, now),
@@ -370,7 +370,7 @@ fn recover_into(
         appended_bytes: 0,
         tick_bytes,
         first_tick: collector.newest_tick() + 1,
-        left: None,
+        withdrawn_records: None,
         purges: VecDeque::new(),
         damage: Damage::default(),
     });

@@ -10,88 +10,26 @@
 
 mod reader;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
-use pagelith_io::clock::Mono;
-use pagelith_io::runtime::Join;
-use pagelith_io::signal::Signal;
-use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
+use pagelith_io::sync::PoisonError;
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
-use rustc_hash::FxHashSet;
 
 use self::reader::Reader;
 use crate::api::page_depth::PageSteps;
 use crate::api::request::Options;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
+use crate::state::prefetch::Hint;
+use crate::state::session_io::recency;
 use crate::state::shared::Shared;
-use crate::store::session::recency;
 
 /// Hints that are looked up under one acquisition of the lock.
 const LOOKUP_BATCH: usize = 32;
 /// Pending hints may take 1/`ARENA_SHARE` of the arena: prefetched pages evict others.
 const ARENA_SHARE: u64 = 4;
-
-/// An object to be read.
-#[derive(Clone, Copy, Debug)]
-struct Hint {
-    key: ObjectKey,
-    /// Length in bytes.
-    length: u64,
-    at: Recency,
-    /// The hint is useless after this.
-    deadline: Mono,
-}
-
-/// Pending hints.
-#[derive(Default)]
-struct HintQueue {
-    hints: VecDeque<Hint>,
-    /// Keys that wait or are being read.
-    known: FxHashSet<ObjectKey>,
-    /// Arena bytes that they will take.
-    bytes: u64,
-}
-
-impl HintQueue {
-    /// A hint is finished or dropped.
-    fn finish(&mut self, hint: &Hint) {
-        if self.known.remove(&hint.key) {
-            self.bytes -= align_up(hint.length);
-        }
-    }
-}
-
-/// The hints, and the task that reads them.
-#[derive(Default)]
-pub(crate) struct Prefetch {
-    queue: Mutex<HintQueue>,
-    /// Wakes the task.
-    work: Signal,
-    task: Mutex<Option<Box<dyn Join>>>,
-}
-
-impl Prefetch {
-    fn queue(&self) -> MutexGuard<'_, HintQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Number of objects that wait or are being read.
-    pub fn waiting(&self) -> u64 {
-        self.queue().known.len() as u64
-    }
-
-    /// Wait for the task of a closed store to end; false if it did not end in time.
-    pub fn stop(&self, timeout: Duration) -> bool {
-        self.work.raise();
-        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
-        task.is_none_or(|task| task.join(timeout))
-    }
-}
 
 /// See [`crate::Store::prefetch`].
 pub(crate) fn prefetch(

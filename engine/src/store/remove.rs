@@ -15,8 +15,9 @@ use crate::memory::index::{SsdPlace, Visited, name_of};
 use crate::read::get::Probed;
 use crate::state::core::{Core, Job};
 use crate::state::peer_queue::RemoteJob;
+use crate::state::session_io::recency;
 use crate::state::shared::Shared;
-use crate::store::session::{Session, recency};
+use crate::store::session::Session;
 use crate::store::store::Store;
 
 /// Remove `keys`, the rest of their groups and the objects attached to them. They are invisible at
@@ -100,7 +101,7 @@ fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&Prob
             let in_place = |(key, place): &(ObjectKey, SsdPlace)| {
                 core.index.find(fingerprint(key)).any(|e| e.ssd == Some(*place))
             };
-            let own = p.siblings.iter().filter(|(k, _)| k == key).any(in_place);
+            let own = p.members.iter().filter(|(k, _)| k == key).any(in_place);
             !own && !core.find_ssd(fingerprint(key)).is_empty()
         }
         None => !shared.config.constant_fingerprint() && !core.find_ssd(fingerprint(key)).is_empty(),
@@ -127,10 +128,10 @@ fn unlink(
         core.drop_frame(id, true);
         found = true;
     }
-    for (sibling, place) in probed.map(|p| p.siblings).unwrap_or_default() {
+    for (sibling, place) in probed.map(|p| p.members).unwrap_or_default() {
         let fingerprint = shared.fingerprint(&sibling, generation);
         if let Some(entry) = core.remove_entry(fingerprint, |e| e.ssd == Some(place)) {
-            core.note_gone(&sibling, &entry);
+            core.emit_removed(&sibling, &entry);
             core.pins.end_lease(fingerprint);
             found = true;
         }
@@ -139,7 +140,7 @@ fn unlink(
     if !shared.config.constant_fingerprint() {
         // It may have been moved since its header was read.
         while let Some(entry) = core.remove_entry(fingerprint, |e| e.frame.is_none()) {
-            core.note_gone(key, &entry);
+            core.emit_removed(key, &entry);
             core.pins.end_lease(fingerprint);
             found = true;
         }
@@ -201,7 +202,7 @@ fn queue_tombstones(core: &mut Core, gone: &BTreeSet<ObjectKey>) -> Vec<u64> {
         for keys in keys.chunks(MEMBERS_MAX) {
             let sequence = core.next_sequence();
             let keys = keys.to_vec();
-            answers.extend(core.ask(|id| Job::Tombstones { id, generation, sequence, keys }));
+            answers.extend(core.submit_job(|id| Job::Tombstones { id, generation, sequence, keys }));
         }
     }
     answers
@@ -223,7 +224,7 @@ pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -
 /// Notify the peers; returns the answer to wait for, if there are peers.
 pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
     let remote = shared.remote.as_ref()?;
-    let asked = shared.lock().ask_remote(job);
+    let asked = shared.lock().submit_peer_job(job);
     remote.work.raise();
     asked
 }
@@ -251,7 +252,7 @@ pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Ge
         return Err(Error::new(ErrorKind::NoSpace, detail));
     }
     let generation = core.clear(namespace);
-    let answer = core.ask(|id| Job::Clear { id, namespace, generation });
+    let answer = core.submit_job(|id| Job::Clear { id, namespace, generation });
     drop(core);
     shared.work.raise();
     Ok((generation, answer))

@@ -4,37 +4,34 @@ mod ending;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
-use pagelith_io::disk::{Completion, DiskFacts, Queue};
+use pagelith_io::disk::Completion;
 use pagelith_io::limits;
-use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
 
 use crate::api::error::{Error, Result};
-use crate::api::hits;
 use crate::api::hits::PagesQuery;
 use crate::api::outcome::{Done, Ticket};
-use crate::api::request::{Get, Options, PutGroup, Request};
+use crate::api::request::{Get, Options, PutGroup};
 use crate::read::get::{Finished, GetBatch, Probed};
-use crate::rpc::connections::Desk;
+use crate::rpc::connections::PeerConnections;
 use crate::rpc::exists::RemoteExists;
-use crate::rpc::remote_get::{Asked, Manner, RemoteGet};
+use crate::rpc::remote_get::{CallOptions, GetTarget, RemoteGet};
+use crate::state::put_types::Came;
 use crate::state::read_latency::Looks;
 use crate::state::reserve::Arriving;
 use crate::state::sampler::Sampler;
 use crate::state::scratch::Scratch;
+use crate::state::session_io::{SessionIo, recency, release_segment};
 use crate::state::shared::Shared;
 use crate::write::cache_remote;
 use crate::write::groups::GroupId;
-use crate::write::put::Came;
 use crate::write::put_batch::PutBatch;
-use crate::write::put_batch::run::Runs;
 
 /// Longest wait for the disk while a peer, too, may bring something.
 const BOTH_STEP: Duration = Duration::from_millis(1);
@@ -62,38 +59,6 @@ enum Batch {
     Exists(Box<RemoteExists>),
 }
 
-/// What batches do I/O with.
-pub(crate) struct SessionIo {
-    pub shared: Arc<Shared>,
-    pub queue: Option<Box<dyn Queue>>,
-    pub facts: Option<DiskFacts>,
-    pub scratch: Scratch,
-    /// Operations whose batch gave up on them: the segment each reads from, and when it was submitted.
-    pub orphans: FxHashMap<u64, (SegmentId, Mono)>,
-    /// When the completion came that is looked at now.
-    pub came: Mono,
-    /// Which of the tallies is its own.
-    pub tally: usize,
-    last_token: u32,
-    /// Which hits from DRAM are verified.
-    pub sampler: Sampler,
-    /// What is asked of peers.
-    pub desk: Option<Desk>,
-    /// Whether hits bring their checksums: for who hands the bytes on.
-    pub proofs: bool,
-    /// Of its puts.
-    pub runs: Runs,
-}
-
-impl SessionIo {
-    /// A token for a new operation of `ticket`: half of the ticket's number, so that nothing has to be looked up for whose it is, and a
-    /// number of its own. None is under way for as long as either takes to come again.
-    pub fn token(&mut self, ticket: Ticket) -> u64 {
-        self.last_token = self.last_token.wrapping_add(1);
-        ticket.0 << 32 | u64::from(self.last_token)
-    }
-}
-
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Session> {
         shared.check_open()?;
@@ -106,8 +71,8 @@ impl Session {
             .map_err(|e| Error::busy(format!("no memory for a session: {e}{}", limits::of_mappings())))?;
         let seed = || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
         let sampler = Sampler::new(shared.config.verify_ratio(), seed);
-        let desk = shared.remote.clone().map(Desk::new);
-        let tally = shared.tallies.join();
+        let connections = shared.remote.clone().map(PeerConnections::new);
+        let counter_stripe = shared.get_counters.assign_stripe();
         let io = SessionIo {
             shared,
             queue,
@@ -115,12 +80,11 @@ impl Session {
             scratch,
             orphans: FxHashMap::default(),
             came: Mono::default(),
-            tally,
+            counter_stripe,
             last_token: 0,
             sampler,
-            desk,
+            connections,
             proofs: false,
-            runs: Runs::default(),
         };
         Ok(Session {
             io,
@@ -152,7 +116,7 @@ impl Session {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
-        let batch = GetBatch::begin(&mut self.io, gets, at, deadline).here_alone();
+        let batch = GetBatch::begin(&mut self.io, gets, at, deadline).local_only();
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
         self.drive();
         self.start();
@@ -177,7 +141,7 @@ impl Session {
         deadline: Mono,
     ) -> Ticket {
         let ticket = self.ticket();
-        let batch = GetBatch::ahead(&mut self.io, objects, at, deadline);
+        let batch = GetBatch::prefetch(&mut self.io, objects, at, deadline);
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
         ticket
     }
@@ -219,12 +183,13 @@ impl Session {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let found = crate::read::exists::exists(&self.io.shared, keys.iter(), at);
-        let Some(desk) = self.io.desk.as_ref().filter(|_| !found.iter().all(|here| *here)) else {
+        let Some(connections) = self.io.connections.as_ref().filter(|_| !found.iter().all(|here| *here))
+        else {
             self.finished.push_back((ticket, Done::Exists(found)));
             return ticket;
         };
-        let manner = Manner { at, deadline: self.io.shared.deadline(options.timeout) };
-        let exists = RemoteExists::begin(desk, keys, found, manner);
+        let manner = CallOptions { recency: at, deadline: self.io.shared.deadline(options.timeout) };
+        let exists = RemoteExists::begin(connections, keys, found, manner);
         self.batches.push((ticket, Batch::Exists(Box::new(exists))));
         self.drive();
         self.start();
@@ -234,7 +199,11 @@ impl Session {
     /// Ask how long a prefix can be restored; memory only, done at once: peers are not asked. See [`crate::Store::exists_groups`].
     pub fn submit_exists_groups(&mut self, query: &PagesQuery<'_>, options: Options) -> Ticket {
         let ticket = self.ticket();
-        let found = hits::exists_groups(&self.io.shared, query, recency(&self.io.shared, &options));
+        let found = crate::read::exists_groups::exists_groups(
+            &self.io.shared,
+            query,
+            recency(&self.io.shared, &options),
+        );
         self.finished.push_back((ticket, Done::ExistsGroups(found)));
         ticket
     }
@@ -315,7 +284,7 @@ impl Session {
     pub(crate) fn is_busy(&self) -> bool {
         !self.arrived.is_empty()
             || self.io.queue.as_ref().is_some_and(|q| q.in_flight() > 0)
-            || self.io.desk.as_ref().is_some_and(Desk::is_busy)
+            || self.io.connections.as_ref().is_some_and(PeerConnections::is_busy)
     }
 
     /// Wait for the disk, or for staging that others hold.
@@ -325,12 +294,12 @@ impl Session {
         }
         let mut done = Vec::new();
         self.looks.look(self.io.shared.now());
-        let desk = self.io.desk.as_mut().filter(|desk| desk.is_busy());
-        match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), desk) {
+        let connections = self.io.connections.as_mut().filter(|connections| connections.is_busy());
+        match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), connections) {
             (Some(queue), None) => queue.wait(&mut done, timeout),
             // The links are looked at between two waits.
             (Some(queue), Some(_)) => queue.wait(&mut done, timeout.min(BOTH_STEP)),
-            (None, Some(desk)) => desk.wait(self.io.shared.now(), timeout),
+            (None, Some(connections)) => connections.wait(self.io.shared.now(), timeout),
             (None, None) => {
                 let released = self.io.shared.staging.released();
                 self.io.shared.env.runtime.pause(released, released.value(), timeout);
@@ -355,9 +324,9 @@ impl Session {
                 break;
             }
         }
-        let now = self.io.desk.as_ref().map_or(Mono::default(), |_| self.io.shared.now());
-        if let Some(desk) = self.io.desk.as_mut() {
-            desk.poll(now);
+        let now = self.io.connections.as_ref().map_or(Mono::default(), |_| self.io.shared.now());
+        if let Some(connections) = self.io.connections.as_mut() {
+            connections.poll(now);
         }
         let mut i = 0;
         while i < self.batches.len() {
@@ -365,8 +334,12 @@ impl Session {
             let over = match batch {
                 Batch::Get(b) => b.advance(&mut self.io, *ticket),
                 Batch::Put(b) => b.advance(&mut self.io, *ticket),
-                Batch::Remote(b) => self.io.desk.as_mut().is_none_or(|desk| b.advance(desk, now)),
-                Batch::Exists(b) => self.io.desk.as_mut().is_none_or(|desk| b.advance(desk, now)),
+                Batch::Remote(b) => {
+                    self.io.connections.as_mut().is_none_or(|connections| b.advance(connections, now))
+                }
+                Batch::Exists(b) => {
+                    self.io.connections.as_mut().is_none_or(|connections| b.advance(connections, now))
+                }
             };
             if !over {
                 i += 1;
@@ -376,9 +349,10 @@ impl Session {
             let done = match batch {
                 Batch::Get(b) => {
                     let Finished { done, missed, manner } = b.finish(&mut self.io);
-                    if let Some(desk) = self.io.desk.as_ref().filter(|_| !missed.is_empty()) {
-                        let since = self.io.shared.removals.quiet();
-                        let remote = RemoteGet::begin(desk, done, missed, manner, Asked::Peers, since);
+                    if let Some(connections) = self.io.connections.as_ref().filter(|_| !missed.is_empty()) {
+                        let since = self.io.shared.removals.epoch_without_removal();
+                        let remote =
+                            RemoteGet::begin(connections, done, missed, manner, GetTarget::Peers, since);
                         self.batches.push((ticket, Batch::Remote(Box::new(remote))));
                         continue;
                     }
@@ -386,8 +360,8 @@ impl Session {
                 }
                 Batch::Put(b) => Done::Put(b.finish(&mut self.io)),
                 Batch::Remote(mut b) => {
-                    cache_remote::keep(&self.io.shared, &mut b);
-                    b.count(&mut self.io.shared.lock().counters);
+                    cache_remote::cache_fetched(&self.io.shared, &mut b);
+                    b.add_to_counters(&mut self.io.shared.lock().counters);
                     Done::Get(b.finish())
                 }
                 Batch::Exists(b) => Done::Exists(b.finish()),
@@ -453,22 +427,4 @@ impl Session {
 /// Whether a token is of an operation of this ticket.
 fn is_of(token: u64, ticket: Ticket) -> bool {
     token >> 32 == ticket.0 & u64::from(u32::MAX)
-}
-
-/// Recency of a batch's first key.
-pub(crate) fn recency(shared: &Shared, options: &Options) -> Recency {
-    let Request(epoch) = options.request.unwrap_or_else(|| begin_request(shared));
-    Recency { epoch, depth: options.depth }
-}
-
-/// A new request.
-pub(crate) fn begin_request(shared: &Shared) -> Request {
-    Request(shared.requests.fetch_add(1, Ordering::Relaxed) + 1)
-}
-
-/// A reader of a segment is done.
-pub(crate) fn release_segment(shared: &Shared, segment: SegmentId) {
-    if let Some(guards) = &shared.published.guards {
-        guards.leave(segment);
-    }
 }

@@ -1,18 +1,18 @@
 //! The public face of a store. Each method is a few lines that delegate.
 
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::registered::Registration;
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Region;
-use pagelith_io::sync::{Arc, AtomicBool, Mutex, MutexGuard, PoisonError};
+use pagelith_io::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 
 use crate::api::error::{ErrorKind, Result};
 use crate::api::events::{Events, PIECE};
-use crate::api::hits;
 use crate::api::hits::{PagesFound, PagesQuery};
 use crate::api::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
 use crate::api::request::{GetSlice, Options, PutSlice, Request};
@@ -24,10 +24,11 @@ use crate::read::pin::Pin;
 use crate::read::view::View;
 use crate::read::{exists, pin, view};
 use crate::rpc::Peer;
+use crate::state::session_io;
 use crate::state::shared::{BUSY_STEP, Shared};
 use crate::store::open::OpenReport;
-use crate::store::session;
 use crate::store::session::Session;
+use crate::store::stats;
 use crate::store::{close, flush, open, pooled, prefetch, registered, remove};
 use crate::write::groups;
 use crate::write::groups::{Group, GroupId};
@@ -123,7 +124,7 @@ impl Store {
 
     /// Begin a request: batches that carry it count as equally recent, deeper pages before shallower ones.
     pub fn begin_request(&self) -> Request {
-        session::begin_request(&self.shared)
+        session_io::begin_request(&self.shared)
     }
 
     /// Put objects, each by itself. A full arena is waited out until the timeout, then `Busy`.
@@ -206,7 +207,7 @@ impl Store {
         if self.shared.remote.is_some() {
             return pooled::exists(self, keys, options);
         }
-        let at = session::recency(&self.shared, &options);
+        let at = session_io::recency(&self.shared, &options);
         exists::exists(&self.shared, keys.iter(), at)
     }
 
@@ -215,7 +216,7 @@ impl Store {
         if self.shared.remote.is_some() {
             return pooled::exists(self, keys, options).into_iter().take_while(|here| *here).count();
         }
-        let at = session::recency(&self.shared, &options);
+        let at = session_io::recency(&self.shared, &options);
         exists::prefix(&self.shared, keys.iter(), at)
     }
 
@@ -226,7 +227,11 @@ impl Store {
         if self.shared.remote.is_some() {
             return crate::store::hits_peers::exists_groups(self, query, options);
         }
-        hits::exists_groups(&self.shared, query, session::recency(&self.shared, &options))
+        crate::read::exists_groups::exists_groups(
+            &self.shared,
+            query,
+            session_io::recency(&self.shared, &options),
+        )
     }
 
     /// An object in DRAM, in place: verified once since it came there, and pinned while the view lives.
@@ -269,12 +274,12 @@ impl Store {
     /// # Errors
     /// `Unavailable` if a read did not end within `deadline_ms`; `Closed`.
     pub fn scrub(&self, options: ScrubOptions) -> Result<ScrubReport> {
-        scrub::scrub(self, options)
+        scrub::scrub(&self.shared, options)
     }
 
     /// Counters.
     pub fn stats(&self) -> Stats {
-        Stats::of(&self.shared)
+        stats::of(&self.shared)
     }
 
     /// What came and went since it was asked last, `most` events at most; nothing unless the setting `events.max` says how many to

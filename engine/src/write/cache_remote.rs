@@ -1,9 +1,10 @@
-//! What a peer sent is kept here too, page by page, as if it had been put: the next get finds it in DRAM, and later ones on SSD. No peer
-//! is offered it.
+//! Caches pages that peers sent in the local tiers, as if they had been put: the next get finds
+//! them in DRAM, later ones on SSD. They are not offered to peers.
 //!
-//! Only what came whole with all that was put with it is kept, so that a page is of one computation; only if nothing of it is here, nor
-//! may be; and only if nothing was removed meanwhile ([`crate::rpc::removal_fence`]). What is attached is kept beside its base, if that is here or
-//! was kept before it, and is not seen without it here either.
+//! A page is cached only if all members of its group were received whole, so that it is from one
+//! computation; only if none of its objects is or may be present locally; and only if no removal
+//! happened meanwhile ([`crate::rpc::removal_fence`]). An attached group is cached if its base is
+//! present locally or was cached before it, and is not visible without the base.
 
 use std::collections::BTreeMap;
 
@@ -16,82 +17,91 @@ use pagelith_tiers::policy::Recency;
 use crate::api::outcome::GetDone;
 use crate::config::Promote;
 use crate::memory::frames::FrameRef;
-use crate::rpc::remote_get::{Fetched, RemoteGet};
-use crate::rpc::removal_fence::Quiet;
+use crate::rpc::remote_get::{FetchedItem, RemoteGet};
+use crate::rpc::removal_fence::FenceEpoch;
 use crate::state::core::Core;
+use crate::state::put_types;
+use crate::state::put_types::{Came, Kind, Size};
 use crate::state::shared::Shared;
 use crate::write::put;
+use crate::write::put::Stored;
 use crate::write::put::admit::{Admission, admit};
-use crate::write::put::copied::{Bytes, Incoming, prepare};
+use crate::write::put::copied::{CopySource, MemberSource, prepare};
 use crate::write::put::publish::publish;
-use crate::write::put::{Came, Kind, Size, Stored};
 
-/// Keep what a batch brought. A page that there is no room for is not kept: a promotion is never worth waiting.
-pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
+/// Cache the objects that a batch received. A page that does not fit into DRAM is skipped: a
+/// promotion is not worth a wait.
+pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
     let fetched = batch.take_fetched();
-    let asked = shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0;
-    let Some(since) = batch.since().filter(|_| asked) else { return };
-    let mut pages: BTreeMap<(NamespaceId, PrefixHash, usize), BTreeMap<ObjectKey, Fetched>> = BTreeMap::new();
-    let mut attached: BTreeMap<(u64, u32), BTreeMap<ObjectKey, Fetched>> = BTreeMap::new();
-    for one in fetched.into_iter().filter(|one| one.members > 0) {
-        let page = match &one.attached {
-            Some((question, base)) => attached.entry((*question, base.number)).or_default(),
+    let enabled = shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0;
+    let Some(since) = batch.epoch().filter(|_| enabled) else { return };
+    let mut pages: BTreeMap<(NamespaceId, PrefixHash, usize), BTreeMap<ObjectKey, FetchedItem>> =
+        BTreeMap::new();
+    let mut attached: BTreeMap<(u64, u32), BTreeMap<ObjectKey, FetchedItem>> = BTreeMap::new();
+    for object in fetched.into_iter().filter(|object| object.members > 0) {
+        let page = match &object.attached {
+            Some((request, base)) => attached.entry((*request, base.number)).or_default(),
             None => {
-                // Objects by themselves are pages of their own.
-                let number = if one.members == 1 { one.at + 1 } else { 0 };
-                pages.entry((one.key.namespace(), one.key.hash(), number)).or_default()
+                // A single object is a page of its own.
+                let number = if object.members == 1 { object.index + 1 } else { 0 };
+                pages.entry((object.key.namespace(), object.key.hash(), number)).or_default()
             }
         };
-        page.insert(one.key, one);
+        page.insert(object.key, object);
     }
     let mut frames = Vec::new();
-    // What is attached last: its base may have come with it.
+    // Attached groups come last: their bases may be in the same batch.
     for page in pages.into_values().chain(attached.into_values()) {
-        let page: Vec<Fetched> = page.into_values().collect();
+        let page: Vec<FetchedItem> = page.into_values().collect();
         let kind = match &page[0].attached {
             Some((_, base)) => Kind::Attached(&base.key),
             None if page.len() == 1 => Kind::Single,
             None => Kind::Base,
         };
-        if page.iter().all(|one| one.members == page.len()) {
-            let at = batch.manner().at;
-            let at = Recency { depth: at.depth.saturating_add(page[0].at as u32), ..at };
-            frames.extend(keep_page(shared, batch.done(), kind, &page, since, at));
+        if page.iter().all(|object| object.members == page.len()) {
+            let at = batch.options().recency;
+            let at = Recency { depth: at.depth.saturating_add(page[0].index as u32), ..at };
+            frames.extend(cache_page(shared, batch.done(), kind, &page, since, at));
         }
     }
     if !frames.is_empty() {
-        put::enqueue(&mut shared.lock(), &mut frames);
+        put_types::enqueue(&mut shared.lock(), &mut frames);
         shared.work.raise();
     }
 }
 
-/// Keep the objects of a page; the frames that are to be queued.
-fn keep_page(
+/// Cache the objects of a page; returns the frames to be queued for the flusher.
+fn cache_page(
     shared: &Shared,
     done: &[GetDone],
     kind: Kind<'_>,
-    page: &[Fetched],
-    since: Quiet,
+    page: &[FetchedItem],
+    since: FenceEpoch,
     at: Recency,
 ) -> Vec<FrameRef> {
-    let size =
-        |one: &Fetched| Size { key: one.key, length: Some(done[one.at].destination.len()), in_arena: false };
+    let size = |object: &FetchedItem| Size {
+        key: object.key,
+        length: Some(done[object.index].destination.len()),
+        in_arena: false,
+    };
     let sizes: Vec<Size> = page.iter().map(size).collect();
-    // What nobody could put here: it is too large, or attached to something that is not of its page.
+    // Such a page cannot be put in this store: it is too large, or attached to an object of another
+    // page.
     if put::check(shared, kind, &sizes).is_err() {
         return Vec::new();
     }
-    // Nothing gives way in the index for it: what did would be gone from SSD too. What is attached takes a link besides.
+    // No index entry is evicted for it, because its object would be lost from SSD too. An attached
+    // group needs a link for each object in addition.
     let entries = page.len() as u64 * if matches!(kind, Kind::Attached(_)) { 2 } else { 1 };
-    let may = |core: &Core| {
-        let room = core.index.len() + entries <= core.index.capacity();
-        room && (shared.removals.none_since(since) || mutant::on(Mutant::KeptBehindRemoval))
+    let may_store = |core: &Core| {
+        let has_room = core.index.len() + entries <= core.index.capacity();
+        has_room && (shared.removals.is_unchanged_since(since) || mutant::on(Mutant::KeptBehindRemoval))
     };
     let mut core = shared.lock();
-    if !may(&core) {
+    if !may_store(&core) {
         return Vec::new();
     }
-    // What may be here already, in whatever form, stays as it is.
+    // An object that is or may be present in any form is left as it is.
     let mut admitted = match admit(shared, &mut core, kind, &sizes, None, &[]) {
         Admission::Admitted(admitted) => admitted,
         _ => return Vec::new(),
@@ -102,18 +112,18 @@ fn keep_page(
     }
     admitted.came = Came::Fetched;
     drop(core);
-    let bytes = |of: usize| Bytes::Lent(&done[page[of].at].destination.0);
-    let incoming = page.iter().map(|one| Incoming::Elsewhere(one.key));
+    let bytes = |member: usize| CopySource::Caller(&done[page[member].index].destination.0);
+    let incoming = page.iter().map(|object| MemberSource::ToCopy(object.key));
     let mut copied = prepare(kind.of_frame(), &page[0].key, incoming, admitted, at);
-    if let Some(mut filling) = copied.filling() {
+    if let Some(mut filling) = copied.begin_copy() {
         filling.fill(&shared.memory, &mut Copier::new(Stores::PastCache), bytes);
     }
-    // The caller has not got its memory back yet, so this is what was verified; it is compared all the same, since it will be served
-    // as if it were the original.
-    let sums = page.iter().map(|one| &one.sums);
-    let is_it = copied.is(sums);
+    // The caller does not have its memory back yet, so these are the verified bytes. They are
+    // compared all the same, since they will be served as the original.
+    let sums = page.iter().map(|object| &object.checksums);
+    let is_verified = copied.has_checksums(sums);
     let mut core = shared.lock();
-    if !is_it || !may(&core) {
+    if !is_verified || !may_store(&core) {
         copied.give_back(&mut core);
         return Vec::new();
     }

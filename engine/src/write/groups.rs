@@ -1,9 +1,9 @@
-//! Base groups that are put in several calls, from several threads, and become visible at their commit.
+//! Base groups that are put in several calls, from several threads, and become visible at commit.
 //!
-//! What is put of such a group lies in the arena, in no index entry, until the group is committed or its
-//! deadline is over ([`waiting`]). A cache controller that writes a page's pools in separate calls begins the
-//! same group in each of them: who begins a group that is open already joins it. [`parts`] does all of that in one
-//! call.
+//! Objects of an open group are in the arena and have no index entry, until the group is committed
+//! or its deadline passes ([`crate::state::pending_groups`]). A cache controller that writes a
+//! page's pools in separate calls begins the same group in each of them: beginning an open group
+//! joins it. [`parts`] does all of it in one call.
 
 pub(crate) mod parts;
 
@@ -18,37 +18,40 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{Done, PutDone, PutOutcome};
 use crate::api::request::{Options, PutSlice};
 use crate::memory::frames::FrameMember;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
 use crate::state::pending_groups::Place;
+use crate::state::put_types;
+use crate::state::put_types::{Kind, Size};
 use crate::state::reserve::Arrived;
+use crate::state::session_io::recency;
 use crate::state::shared::Shared;
-use crate::store::session::recency;
 use crate::store::store::Store;
 use crate::write::put;
-use crate::write::put::{Kind, Size};
 
-/// Names an open group to a [`crate::Session`] of its store; another store's would commit a group of its own.
+/// Identifies an open group in a [`crate::Session`] of its store. In a session of another store it
+/// would identify another group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupId(pub(crate) u64);
 
-/// A base group of one page, begun and not yet committed. Made by [`Store::begin_group`]; may be used from
-/// several threads at once. Dropping it leaves the group open, for others that joined it, until its deadline.
+/// A base group of one page that was begun and is not committed yet. Created by
+/// [`Store::begin_group`]; may be used by several threads at once. Dropping it leaves the group
+/// open until its deadline, for other callers that joined it.
 pub struct Group<'a> {
     store: &'a Store,
-    joined: Joined,
+    joined: JoinedGroup,
 }
 
-/// An open group, as somebody has it who joined it.
+/// An open group, as a caller or a connection that joined it holds it.
 #[derive(Clone)]
-pub(crate) struct Joined {
+pub(crate) struct JoinedGroup {
     id: GroupId,
     required: Arc<[ObjectKey]>,
 }
 
-/// The error for a group that is open no more.
-pub(crate) fn gone() -> Error {
+/// The error for a group that is not open any more.
+pub(crate) fn not_open() -> Error {
     Error::new(
         ErrorKind::Unavailable,
         "group is not open: its deadline is over, or its namespace was cleared",
@@ -60,13 +63,14 @@ pub(crate) fn begin<'a>(store: &'a Store, required: &[ObjectKey], options: Optio
     join(&store.shared, required, &options, false).map(|joined| Group { store, joined })
 }
 
-/// Begin the group of these objects, or join it; for a connection, which leaves it when it ends, or for good.
+/// Begin the group of these objects, or join it. With `over_link` the caller is a connection, which
+/// leaves the group when it ends; other callers never leave it.
 pub(crate) fn join(
     shared: &Shared,
     required: &[ObjectKey],
     options: &Options,
     over_link: bool,
-) -> Result<Joined> {
+) -> Result<JoinedGroup> {
     shared.check_open()?;
     let Some(first) = required.first() else { return Err(Error::invalid("a group requires no object")) };
     put::check_keys(shared, Kind::Base, required)?;
@@ -78,19 +82,25 @@ pub(crate) fn join(
     let mut core = shared.lock();
     core.drop_expired_groups(shared.now());
     let generation = core.generation(first.namespace());
-    check_visible(shared, &core, required, generation)?;
+    check_other_groups(shared, &core, required, generation)?;
     let (id, required) = core.waiting.join(required, generation, at, deadline, over_link)?;
-    Ok(Joined { id: GroupId(id), required })
+    Ok(JoinedGroup { id: GroupId(id), required })
 }
 
 /// See [`Store::open_group`].
 pub(crate) fn open(store: &Store, id: GroupId) -> Option<Group<'_>> {
     let required = store.shared.lock().waiting.get(id.0)?.required.clone();
-    Some(Group { store, joined: Joined { id, required } })
+    Some(Group { store, joined: JoinedGroup { id, required } })
 }
 
-/// An error if DRAM has one of these objects in a group of others. What is only on SSD is compared at commit.
-fn check_visible(shared: &Shared, core: &Core, required: &[ObjectKey], generation: Generation) -> Result<()> {
+/// An error if DRAM has one of these objects in another group. Objects that are only on SSD are
+/// compared at commit.
+fn check_other_groups(
+    shared: &Shared,
+    core: &Core,
+    required: &[ObjectKey],
+    generation: Generation,
+) -> Result<()> {
     for key in required {
         let fingerprint = shared.fingerprint(key, generation);
         let Some((frame, _)) = core.find_memory(key, fingerprint, generation) else { continue };
@@ -98,38 +108,41 @@ fn check_visible(shared: &Shared, core: &Core, required: &[ObjectKey], generatio
         let has: Vec<ObjectKey> = data.members.iter().map(|m| m.key).collect();
         let same = has.len() == required.len() && has.iter().all(|k| required.contains(k));
         if (has.len() > 1 && !same) || data.is_attached() {
-            return Err(put::admit::two_groups(key, &has, required.iter()));
+            return Err(crate::state::put_types::group_conflict(key, &has, required.iter()));
         }
     }
     Ok(())
 }
 
 impl Group<'_> {
-    /// The group's name, for [`crate::Session::submit_commit`].
+    /// The group's identifier, for [`crate::Session::submit_commit`].
     pub fn id(&self) -> GroupId {
         self.joined.id
     }
 
-    /// The objects that it consists of, in the order in which they will lie on SSD: that of whoever began it.
+    /// The objects of the group, in the order in which they are stored on SSD: the order given by
+    /// the call that began it.
     pub fn required(&self) -> &[ObjectKey] {
         &self.joined.required
     }
 
-    /// Put objects of the group, in any order; one outcome each. `Waiting` is the good one: the bytes are in the
-    /// store and are visible once the group is committed. What the store has already, in this group or by
-    /// itself, is `AlreadyPresent`, and these bytes are not read; should it leave before the commit, it is missing
-    /// again. A full arena, or too much that waits, is waited out until the timeout, then `Busy`.
+    /// Put objects of the group, in any order; one outcome for each. On success the outcome is
+    /// `Waiting`: the bytes are in the store, and become visible when the group is committed. An
+    /// object that the store already has, in this group or by itself, is `AlreadyPresent`, and its
+    /// bytes are not read; if it is evicted before the commit, it is missing again. If the arena or
+    /// the limit on open groups is full, the call waits until the timeout, then returns `Busy`.
     ///
     /// # Errors
-    /// `Invalid` for an object that the group does not require, without bytes, with another length than what
-    /// was put, or too large by itself or with the others; `Unavailable` if the group is open no more.
+    /// `Invalid` for an object that the group does not require, that has no bytes, that has another
+    /// length than the object present, or that is too large by itself or with the others;
+    /// `Unavailable` if the group is not open any more.
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         let deadline = self.store.shared.room_deadline(&options);
         let put = |object| self.store.shared.while_busy(deadline, || self.try_put(object));
         objects.iter().map(put).collect()
     }
 
-    /// As [`Group::put`] of one object, without waiting: a full arena is `Busy` at once.
+    /// As [`Group::put`] for one object, without waiting: a full arena is `Busy` at once.
     pub fn try_put(&self, object: &PutSlice<'_>) -> Result<PutOutcome> {
         self.joined.put(&self.store.shared, object)
     }
@@ -139,18 +152,20 @@ impl Group<'_> {
         self.joined.missing(&self.store.shared)
     }
 
-    /// Make the group visible, all of it at once. `Stored` if it is now, `AlreadyPresent` if it was, `Waiting`
-    /// if objects are missing (see [`Group::missing`]): it stays open, and more may be put. What the store has
-    /// by itself of it counts as put.
+    /// Make the whole group visible at once. `Stored` if this call made it visible,
+    /// `AlreadyPresent` if it was visible before, `Waiting` if objects are missing (see
+    /// [`Group::missing`]): then it stays open, and more objects may be put. Objects that the store
+    /// has by themselves count as put.
     ///
     /// # Errors
-    /// `Invalid` if the group is too large, or one of its objects is in another group; `Busy` if the store had
-    /// no room in time (it stays open); `Unavailable` if it was open no more.
+    /// `Invalid` if the group is too large, or one of its objects is in another group; `Busy` if
+    /// the store had no room in time (the group stays open); `Unavailable` if the group was not
+    /// open any more.
     pub fn commit(&self, options: Options) -> Result<PutOutcome> {
         let shared = &self.store.shared;
         let deadline = shared.deadline(options.timeout);
         let room = shared.room_deadline(&options);
-        // Each try has the time that is left, not all of it again.
+        // Each attempt has the remaining time.
         let left = || Some(deadline.since(shared.now()));
         shared.while_busy(room, || self.commit_once(Options { timeout: left(), ..options }))
     }
@@ -164,18 +179,20 @@ impl Group<'_> {
                 }
             }
         })?;
-        let Done::Put(done) = outcomes else { return Err(Error::new(ErrorKind::Internal, "not a put")) };
-        self.joined.committed(&self.store.shared, done)
+        let Done::Put(done) = outcomes else {
+            return Err(Error::new(ErrorKind::Internal, "commit returned no put outcomes"));
+        };
+        self.joined.commit_outcome(&self.store.shared, done)
     }
 
-    /// Give the group up: what was put of it is dropped, also what others put who joined it.
+    /// Abort the group: its objects are dropped, including those of other callers that joined it.
     pub fn abort(self) {
         self.joined.abort(&self.store.shared);
     }
 }
 
-impl Joined {
-    /// The group's name.
+impl JoinedGroup {
+    /// The group's identifier.
     pub fn id(&self) -> GroupId {
         self.id
     }
@@ -185,42 +202,42 @@ impl Joined {
         shared.check_open()?;
         let length: u64 = object.pieces.iter().map(|p| p.len() as u64).sum();
         let place = match self.reserve(shared, &object.key, length, None)? {
-            Reserved::There => return Ok(PutOutcome::AlreadyPresent),
-            Reserved::Place(place) => place,
+            ReservedPlace::Present => return Ok(PutOutcome::AlreadyPresent),
+            ReservedPlace::Reserved(place) => place,
         };
         let checksums = Unpublished::new(place.extent).fill(&shared.memory, object.pieces);
         let Some(checksums) = checksums else {
             let mut core = shared.lock();
             core.space.free(place.extent);
-            self.give_up(&mut core, place.at);
-            return Err(Error::new(ErrorKind::Internal, "extent and object have different lengths"));
+            self.release_place(&mut core, place.at);
+            return Err(Error::new(ErrorKind::Internal, "extent and object differ in length"));
         };
         let member = FrameMember { key: object.key, checksums, ..place.into_member() };
-        self.filled(shared, member)
+        self.add_filled(shared, member)
     }
 
-    /// As [`Joined::put`], of bytes that are in the arena already.
-    pub fn put_arrived(&self, shared: &Shared, key: &ObjectKey, arrived: Arrived) -> Result<PutOutcome> {
+    /// As [`JoinedGroup::put`], for bytes that are already in the arena.
+    pub fn put_filled(&self, shared: &Shared, key: &ObjectKey, arrived: Arrived) -> Result<PutOutcome> {
         shared.check_open()?;
         let place = match self.reserve(shared, key, arrived.length(), arrived.extent())? {
-            Reserved::There => return Ok(PutOutcome::AlreadyPresent),
-            Reserved::Place(place) => place,
+            ReservedPlace::Present => return Ok(PutOutcome::AlreadyPresent),
+            ReservedPlace::Reserved(place) => place,
         };
         let Some(member) = arrived.into_member(*key, place.fingerprint) else {
-            self.give_up(&mut shared.lock(), place.at);
-            return Err(Error::new(ErrorKind::Internal, "bytes that arrived are still written"));
+            self.release_place(&mut shared.lock(), place.at);
+            return Err(Error::new(ErrorKind::Internal, "received bytes are still being written"));
         };
-        self.filled(shared, member)
+        self.add_filled(shared, member)
     }
 
-    fn filled(&self, shared: &Shared, member: FrameMember) -> Result<PutOutcome> {
+    fn add_filled(&self, shared: &Shared, member: FrameMember) -> Result<PutOutcome> {
         let (mut core, key) = (shared.lock(), member.key);
-        if self.set_filled(&mut core, member) {
+        if self.fill_place(&mut core, member) {
             Ok(PutOutcome::Waiting)
-        } else if is_here(shared, &core, &key) {
+        } else if is_present(shared, &core, &key) {
             Ok(PutOutcome::AlreadyPresent)
         } else {
-            Err(gone())
+            Err(not_open())
         }
     }
 
@@ -230,53 +247,54 @@ impl Joined {
         let open = core.waiting.get(self.id.0);
         let absent = |(i, key): (usize, &ObjectKey)| {
             let put = open.is_some_and(|g| g.is_put(i));
-            (!put && !is_here(shared, &core, key)).then_some(*key)
+            (!put && !is_present(shared, &core, key)).then_some(*key)
         };
         self.required.iter().enumerate().filter_map(absent).collect()
     }
 
-    /// What a commit came to, from what became of its members.
-    pub fn committed(&self, shared: &Shared, done: Vec<PutDone>) -> Result<PutOutcome> {
-        let outcome = crate::store::pooled::outcome_of_group(done.into_iter().map(|d| d.outcome));
-        let over =
+    /// The outcome of a commit, from the outcomes of its members.
+    pub fn commit_outcome(&self, shared: &Shared, done: Vec<PutDone>) -> Result<PutOutcome> {
+        let outcome = crate::api::lent::outcome_of_group(done.into_iter().map(|d| d.outcome));
+        let may_be_committed =
             outcome.as_ref().is_none_or(|o| o.as_ref().is_err_and(|e| e.kind == ErrorKind::Unavailable));
         match outcome {
-            // Somebody else who joined it has committed it.
-            _ if over && !self.is_open(shared) && self.missing(shared).is_empty() => {
+            // Another caller that joined the group has committed it.
+            _ if may_be_committed && !self.is_open(shared) && self.missing(shared).is_empty() => {
                 Ok(PutOutcome::AlreadyPresent)
             }
-            None => Err(gone()),
+            None => Err(not_open()),
             Some(outcome) => outcome,
         }
     }
 
-    /// Give it up.
+    /// Abort the group.
     pub fn abort(&self, shared: &Shared) {
         shared.lock().close_group(self.id.0);
     }
 
-    /// Whether it is neither committed nor over.
+    /// Whether the group is still open: neither committed, aborted nor past its deadline.
     pub fn is_open(&self, shared: &Shared) -> bool {
         shared.lock().waiting.get(self.id.0).is_some()
     }
 
-    /// Find the object's place in the group, and memory for it, if it has none.
+    /// Reserve the object's place in the group, and memory for the object unless `filled_extent`
+    /// has its bytes.
     fn reserve(
         &self,
         shared: &Shared,
         key: &ObjectKey,
         length: u64,
-        placed: Option<Extent>,
-    ) -> Result<Reserved> {
+        filled_extent: Option<Extent>,
+    ) -> Result<ReservedPlace> {
         let Some(at) = self.required.iter().position(|k| k == key) else {
             return Err(Error::invalid(format!("the group does not require the object key={key}")));
         };
         let size = Size { key: *key, length: Some(length), in_arena: false };
         put::check_object(shared, &size, key)?;
         let mut core = shared.lock();
-        let here = is_here(shared, &core, key);
+        let present = is_present(shared, &core, key);
         let Some(open) = core.waiting.get(self.id.0) else {
-            return if here { Ok(Reserved::There) } else { Err(gone()) };
+            return if present { Ok(ReservedPlace::Present) } else { Err(not_open()) };
         };
         let known = open.places.get(at).and_then(Place::length);
         if let Some(known) = known.filter(|known| *known != length) {
@@ -284,9 +302,9 @@ impl Joined {
                 format!("key is present with another length key={key} present={known} given={length}");
             return Err(Error::invalid(detail));
         }
-        if known.is_some() || here {
+        if known.is_some() || present {
             core.counters.puts_present += 1;
-            return Ok(Reserved::There);
+            return Ok(ReservedPlace::Present);
         }
         let mut lengths = open.lengths();
         lengths.push(length);
@@ -295,11 +313,11 @@ impl Joined {
         let padded = pagelith_layouts::align::align_up(length);
         let room = core.room_to_wait(shared.now(), Some(self.id.0), padded);
         let extent = room.and_then(|()| {
-            placed
-                .or_else(|| put::set_aside_one(&mut core, length))
+            filled_extent
+                .or_else(|| put_types::set_aside_one(&mut core, length))
                 .or_else(|| {
-                    put::expire(shared, &mut core);
-                    put::set_aside_one(&mut core, length)
+                    put_types::expire(shared, &mut core);
+                    put_types::set_aside_one(&mut core, length)
                 })
                 .ok_or_else(|| Error::busy(format!("arena is full of pages in use bytes={length}")))
         });
@@ -308,30 +326,30 @@ impl Joined {
         let place = core.waiting.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
         match place {
             Some(place) => *place = Place::Filling(length),
-            // Making room may have dropped it.
+            // Eviction for this object may have dropped the group.
             None => {
-                if placed.is_none() {
+                if filled_extent.is_none() {
                     core.space.free(extent);
                 }
-                return Err(gone());
+                return Err(not_open());
             }
         }
         drop(core);
         shared.work.raise();
-        Ok(Reserved::Place(Reservation { at, fingerprint, extent, key: *key }))
+        Ok(ReservedPlace::Reserved(MemberReservation { at, fingerprint, extent, key: *key }))
     }
 
-    /// Nothing comes into a place after all.
-    fn give_up(&self, core: &mut Core, at: usize) {
+    /// Release a reserved place that will not be filled.
+    fn release_place(&self, core: &mut Core, at: usize) {
         let place = core.waiting.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
         if let Some(place @ Place::Filling(_)) = place {
             *place = Place::Empty;
         }
     }
 
-    /// Put a filled object into the place that was reserved for it; false, and its memory given back, if the group
-    /// is open no more.
-    fn set_filled(&self, core: &mut Core, member: FrameMember) -> bool {
+    /// Put a filled object into its reserved place. If the group is not open any more, free its
+    /// memory and return false.
+    fn fill_place(&self, core: &mut Core, member: FrameMember) -> bool {
         let bytes = member.extent.padded_bytes();
         let open = core.waiting.get_mut(self.id.0);
         let place = open.and_then(|g| {
@@ -362,7 +380,7 @@ impl std::fmt::Debug for Group<'_> {
 }
 
 /// Whether the store has an object, as far as the index can tell.
-fn is_here(shared: &Shared, core: &Core, key: &ObjectKey) -> bool {
+fn is_present(shared: &Shared, core: &Core, key: &ObjectKey) -> bool {
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(key, generation);
     if shared.config.constant_fingerprint() {
@@ -372,22 +390,22 @@ fn is_here(shared: &Shared, core: &Core, key: &ObjectKey) -> bool {
     core.index.find(fingerprint).any(|e| core.is_visible(&e))
 }
 
-enum Reserved {
-    There,
-    Place(Reservation),
+enum ReservedPlace {
+    Present,
+    Reserved(MemberReservation),
 }
 
-/// Memory for an object of an open group.
-struct Reservation {
+/// Reserved memory and place for an object of an open group.
+struct MemberReservation {
     at: usize,
     key: ObjectKey,
     fingerprint: u128,
     extent: Extent,
 }
 
-impl Reservation {
+impl MemberReservation {
     fn into_member(self) -> FrameMember {
-        let Reservation { key, fingerprint, extent, .. } = self;
+        let MemberReservation { key, fingerprint, extent, .. } = self;
         FrameMember { key, fingerprint, extent, checksums: Default::default() }
     }
 }

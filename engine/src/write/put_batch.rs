@@ -1,5 +1,6 @@
-//! A batch of groups to be put. What is new is stored at once, [run by run](run); only what may be on SSD already has to be
-//! looked at there first, and what is here by itself read, before its group can be made.
+//! A batch of groups to be put. Groups of new objects are stored at once, [in runs](run). If the
+//! SSD may have an object already, its header is read first. An object that is present by itself is
+//! read before its group is stored.
 
 pub(crate) mod run;
 
@@ -17,91 +18,93 @@ use crate::api::request::{Destination, Elsewhere, Get, Put, PutGroup, Source};
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::read::get::{GetBatch, Probed};
 use crate::state::core::Core;
+use crate::state::put_types::{At, Came, Kind, Size};
+use crate::state::session_io::SessionIo;
 use crate::state::shared::Shared;
-use crate::store::session::SessionIo;
-use crate::write::put::admit::Alone;
+use crate::write::put::Admitted;
+use crate::write::put::admit::StandaloneMember;
 use crate::write::put::copied;
-use crate::write::put::copied::{Bytes, Copied, Incoming};
-use crate::write::put::{Admitted, At, Came, Kind, Size};
+use crate::write::put::copied::{CopiedGroup, CopySource, MemberSource};
 
-/// Where a group's objects come from.
-enum From {
+/// The source of a group's objects.
+enum GroupSource {
     /// The caller.
-    Lent(Vec<Put>),
-    /// An open group, and what it requires.
+    Caller(Vec<Put>),
+    /// An open group, and the objects that it requires.
     Open(u64, Arc<[ObjectKey]>),
 }
 
-impl From {
+impl GroupSource {
     fn objects(&self) -> usize {
         match self {
-            From::Lent(objects) => objects.len(),
-            From::Open(_, required) => required.len(),
+            GroupSource::Caller(objects) => objects.len(),
+            GroupSource::Open(_, required) => required.len(),
         }
     }
 }
 
-/// What has to be read before a group can be stored.
+/// The reads that a group needs before it can be stored.
 enum Needs {
     Nothing,
     /// The headers of these members.
     Headers(Vec<usize>),
-    /// These members, which are here by themselves.
-    Objects(Vec<Alone>),
+    /// These members, which are present by themselves.
+    Objects(Vec<StandaloneMember>),
 }
 
-struct Group {
-    from: From,
-    /// An object of the base group that it is attached to.
+struct BatchGroup {
+    source: GroupSource,
+    /// An object of the base group to which the group is attached.
     base: Option<Box<ObjectKey>>,
     outcome: Option<Result<PutOutcome>>,
     needs: Needs,
-    /// What the members' headers on SSD said, once they were looked at.
+    /// The probes of the members' headers on SSD, after they were read.
     probed: Option<Vec<Option<Probed>>>,
-    /// The bytes of members that are here by themselves, and where they were when they were asked for; empty before.
+    /// The bytes of members that are present by themselves, and their location when the read began;
+    /// empty before the read.
     adopted: Vec<Option<(At, AlignedBuf)>>,
-    asked: bool,
-    /// Which members were stored with bytes that were here; empty if none was.
-    takes_in: Vec<bool>,
-    /// What of the memory for that it holds, in bytes.
-    memory: u64,
+    objects_requested: bool,
+    /// Which members were stored with bytes that the store already had; empty if none was.
+    adopts: Vec<bool>,
+    /// Bytes of its buffers for adopted objects.
+    buffer_bytes: u64,
 }
 
-impl Group {
-    fn new(from: From, base: Option<ObjectKey>) -> Group {
-        let (adopted, takes_in) = (Vec::new(), Vec::new());
-        Group {
-            from,
+impl BatchGroup {
+    fn new(source: GroupSource, base: Option<ObjectKey>) -> BatchGroup {
+        let (adopted, adopts) = (Vec::new(), Vec::new());
+        BatchGroup {
+            source,
             base: base.map(Box::new),
             outcome: None,
             needs: Needs::Nothing,
             probed: None,
             adopted,
-            asked: false,
-            takes_in,
-            memory: 0,
+            objects_requested: false,
+            adopts,
+            buffer_bytes: 0,
         }
     }
 
     fn kind(&self) -> Kind<'_> {
         match &self.base {
             Some(base) => Kind::Attached(base),
-            None if self.from.objects() > 1 => Kind::Base,
+            None if self.source.objects() > 1 => Kind::Base,
             None => Kind::Single,
         }
     }
 
     fn key(&self, member: usize) -> &ObjectKey {
-        match &self.from {
-            From::Lent(objects) => &objects[member].key,
-            From::Open(_, required) => &required[member],
+        match &self.source {
+            GroupSource::Caller(objects) => &objects[member].key,
+            GroupSource::Open(_, required) => &required[member],
         }
     }
 
-    /// What was put; `None` if it is an open group that is gone.
+    /// The members' keys and lengths; `None` if it is an open group that was dropped.
     fn sizes(&self, shared: &Shared) -> Option<Vec<Size>> {
-        match &self.from {
-            From::Lent(objects) => {
+        match &self.source {
+            GroupSource::Caller(objects) => {
                 let size = |o: &Put| Size {
                     key: o.key,
                     length: Some(o.source.len()),
@@ -109,7 +112,7 @@ impl Group {
                 };
                 Some(objects.iter().map(size).collect())
             }
-            From::Open(id, required) => {
+            GroupSource::Open(id, required) => {
                 let core = shared.lock();
                 let open = core.waiting.get(*id)?;
                 let size = |(i, key): (usize, &ObjectKey)| {
@@ -121,39 +124,39 @@ impl Group {
         }
     }
 
-    /// The group as it will be, with the objects of an open group out of the hands of the table, of which none was copied yet. What was
-    /// admitted comes back if it is gone, or no longer what that was.
+    /// Prepare the admitted group for copying; the objects of an open group are taken out of its
+    /// table. Returns `admitted` if the open group was dropped or has changed since admission.
     fn prepare(
         &mut self,
         shared: &Shared,
         admitted: Admitted,
         at: Recency,
-    ) -> std::result::Result<Copied, Box<Admitted>> {
+    ) -> std::result::Result<CopiedGroup, Box<Admitted>> {
         let (kind, page) = (self.kind().of_frame(), *self.key(0));
-        let taken = &self.adopted;
-        let adopted = |i: usize| adopted(taken, &admitted.adopts, i);
-        match &mut self.from {
-            From::Lent(objects) => {
-                let mut all: Vec<Incoming> = Vec::with_capacity(objects.len());
+        let buffers = &self.adopted;
+        let adopted = |i: usize| adopted_bytes(buffers, &admitted.adopts, i);
+        match &mut self.source {
+            GroupSource::Caller(objects) => {
+                let mut all: Vec<MemberSource> = Vec::with_capacity(objects.len());
                 for (i, Put { key, source }) in objects.iter_mut().enumerate() {
-                    let is_here = |e: &Elsewhere| matches!(e, Elsewhere::Arrived(_));
-                    let arrived = source.elsewhere.take_if(|e| is_here(e) && adopted(i).is_none());
+                    let is_in_arena = |e: &Elsewhere| matches!(e, Elsewhere::Arrived(_));
+                    let arrived = source.elsewhere.take_if(|e| is_in_arena(e) && adopted(i).is_none());
                     all.push(match arrived {
-                        Some(Elsewhere::Arrived(arrived)) => Incoming::Placed(*key, arrived),
-                        _ => Incoming::Elsewhere(*key),
+                        Some(Elsewhere::Arrived(arrived)) => MemberSource::Filled(*key, arrived),
+                        _ => MemberSource::ToCopy(*key),
                     });
                 }
                 Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at))
             }
-            From::Open(id, required) => {
+            GroupSource::Open(id, required) => {
                 let mut core = shared.lock();
                 let open = core.waiting.get_mut(*id).filter(|open| {
-                    (0..required.len()).all(|i| takes_in(&admitted.adopts, i) || open.filled(i).is_some())
+                    (0..required.len()).all(|i| is_adopted(&admitted.adopts, i) || open.filled(i).is_some())
                 });
                 let Some(open) = open else { return Err(Box::new(admitted)) };
                 let one = |(i, key): (usize, &ObjectKey)| match adopted(i) {
-                    Some(_) => Some(Incoming::Elsewhere(*key)),
-                    None => open.hand_out(i).map(|member| Incoming::Arena(Box::new(member))),
+                    Some(_) => Some(MemberSource::ToCopy(*key)),
+                    None => open.hand_out(i).map(|member| MemberSource::InArena(Box::new(member))),
                 };
                 let all: Vec<_> = required.iter().enumerate().filter_map(one).collect();
                 drop(core);
@@ -163,64 +166,69 @@ impl Group {
     }
 
     /// The bytes of a member that is to be copied.
-    fn bytes(&self, adopts: &[bool], member: usize) -> Bytes<'_> {
-        adopted(&self.adopted, adopts, member).unwrap_or_else(|| match &self.from {
-            From::Lent(objects) => bytes(&objects[member].source),
-            // What is not adopted is in the arena.
-            From::Open(..) => Bytes::Lent(&[]),
+    fn member_bytes(&self, adopts: &[bool], member: usize) -> CopySource<'_> {
+        adopted_bytes(&self.adopted, adopts, member).unwrap_or_else(|| match &self.source {
+            GroupSource::Caller(objects) => source_bytes(&objects[member].source),
+            // Objects that are not adopted are already in the arena.
+            GroupSource::Open(..) => CopySource::Caller(&[]),
         })
     }
 
-    /// It cannot be stored now: what of it is in the arena goes back to where it was.
+    /// The group cannot be stored now: its objects in the arena return to the open group, or are
+    /// freed.
     fn take_back(&self, core: &mut Core, adopts: &[bool], members: Vec<FrameMember>) {
         for (i, member) in members.into_iter().enumerate() {
-            let open = match &self.from {
-                From::Open(id, _) if !takes_in(adopts, i) => core.waiting.get_mut(*id),
-                From::Open(..) | From::Lent(_) => None,
+            let open = match &self.source {
+                GroupSource::Open(id, _) if !is_adopted(adopts, i) => core.waiting.get_mut(*id),
+                GroupSource::Open(..) | GroupSource::Caller(_) => None,
             };
-            let nobodys = match open {
+            let unowned = match open {
                 Some(open) => open.take_back(member),
                 None => Some(member),
             };
-            if let Some(member) = nobodys {
+            if let Some(member) = unowned {
                 core.space.free(member.extent);
             }
         }
     }
 }
 
-/// The bytes of a source that are not in the arena.
-fn bytes(source: &Source) -> Bytes<'_> {
+/// The bytes of a source that is not in the arena.
+fn source_bytes(source: &Source) -> CopySource<'_> {
     match &source.elsewhere {
-        Some(Elsewhere::Shown(vouched)) => Bytes::Shown(vouched),
-        Some(Elsewhere::Arrived(_)) | None => Bytes::Lent(&source.parts),
+        Some(Elsewhere::Shown(vouched)) => CopySource::Client(vouched),
+        Some(Elsewhere::Arrived(_)) | None => CopySource::Caller(&source.parts),
     }
 }
 
-/// The bytes of a member that is stored with those that were here, if it is.
-fn adopted<'a>(taken: &'a [Option<(At, AlignedBuf)>], adopts: &[bool], i: usize) -> Option<Bytes<'a>> {
-    let (_, bytes) = taken.get(i)?.as_ref().filter(|_| takes_in(adopts, i))?;
-    Some(Bytes::Adopted(bytes))
+/// The bytes of a member that is adopted, if it is.
+fn adopted_bytes<'a>(
+    buffers: &'a [Option<(At, AlignedBuf)>],
+    adopts: &[bool],
+    i: usize,
+) -> Option<CopySource<'a>> {
+    let (_, bytes) = buffers.get(i)?.as_ref().filter(|_| is_adopted(adopts, i))?;
+    Some(CopySource::Adopted(bytes))
 }
 
-/// Whether member `i` is stored with bytes that were here.
-fn takes_in(adopts: &[bool], i: usize) -> bool {
+/// Whether member `i` is adopted: stored with bytes that the store already has.
+fn is_adopted(adopts: &[bool], i: usize) -> bool {
     adopts.get(i).copied().unwrap_or(false)
 }
 
-/// What is being read for a batch.
-enum Reading {
+/// The reads in flight for a batch.
+enum ActiveReads {
     Nothing,
     /// Headers of (group, member).
     Headers(GetBatch, Vec<(usize, usize)>),
-    /// Whole objects of (group, member), and where each is.
+    /// Whole objects of (group, member), and the location of each.
     Objects(GetBatch, Vec<(usize, usize, At)>),
 }
 
 /// A batch of put groups.
 pub(crate) struct PutBatch {
-    groups: Vec<Group>,
-    reading: Reading,
+    groups: Vec<BatchGroup>,
+    reading: ActiveReads,
     at: Recency,
     deadline: Mono,
     frames: Vec<FrameRef>,
@@ -229,7 +237,7 @@ pub(crate) struct PutBatch {
 }
 
 impl PutBatch {
-    /// Store what can be stored without looking at the SSD, and begin to look for the rest.
+    /// Store the groups that need no read, and begin the reads for the others.
     pub fn begin(
         io: &mut SessionIo,
         groups: Vec<PutGroup>,
@@ -238,7 +246,7 @@ impl PutBatch {
         came: Came,
     ) -> PutBatch {
         let _span = tracing::debug_span!("put", groups = groups.len()).entered();
-        let group = |g: PutGroup| Group::new(From::Lent(g.objects), g.base);
+        let group = |g: PutGroup| BatchGroup::new(GroupSource::Caller(g.objects), g.base);
         Self::begin_groups(io, groups.into_iter().map(group).collect(), at, deadline, came)
     }
 
@@ -251,36 +259,40 @@ impl PutBatch {
             .map(|group| (std::mem::replace(&mut group.committing, true), group.required.clone(), group.at));
         drop(core);
         let (busy, required, at) = found.unwrap_or((false, Arc::new([]), at));
-        let mut group = Group::new(From::Open(open, required), None);
+        let mut group = BatchGroup::new(GroupSource::Open(open, required), None);
         if busy {
-            group.outcome = Some(Err(Error::busy("group is being committed")));
+            group.outcome = Some(Err(Error::busy("group is being committed by another caller")));
         }
         Self::begin_groups(io, vec![group], at, deadline, Came::Put)
     }
 
     fn begin_groups(
         io: &mut SessionIo,
-        groups: Vec<Group>,
+        groups: Vec<BatchGroup>,
         at: Recency,
         deadline: Mono,
         came: Came,
     ) -> PutBatch {
-        let (reading, frames, unqueued_bytes) = (Reading::Nothing, Vec::new(), 0);
+        let (reading, frames, unqueued_bytes) = (ActiveReads::Nothing, Vec::new(), 0);
         let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes, came };
         batch.try_groups(io);
-        batch.read(io);
+        batch.begin_reads(io);
         batch
     }
 
     fn try_groups(&mut self, io: &mut SessionIo) {
-        self.try_runs(&io.shared, &mut io.runs);
+        self.try_runs(&io.shared);
         io.shared.remote.iter().for_each(|remote| remote.work.raise());
-        self.let_go(&io.shared);
+        self.release_buffers(&io.shared);
     }
 
-    /// An open group that has its outcome: committed it is closed, else it stays open for the next try.
-    fn settle_open(&self, shared: &Shared, i: usize) {
-        let Group { from: From::Open(id, _), outcome: Some(outcome), .. } = &self.groups[i] else { return };
+    /// Settle an open group that has its outcome: a committed group is closed, any other stays open
+    /// for the next attempt.
+    fn settle_open_group(&self, shared: &Shared, i: usize) {
+        let BatchGroup { source: GroupSource::Open(id, _), outcome: Some(outcome), .. } = &self.groups[i]
+        else {
+            return;
+        };
         let mut core = shared.lock();
         match outcome {
             Ok(PutOutcome::Waiting) | Err(_) => {
@@ -297,8 +309,8 @@ impl PutBatch {
         }
     }
 
-    /// Begin to read what groups need: headers first, since what they say may settle the rest.
-    fn read(&mut self, io: &mut SessionIo) {
+    /// Begin the reads that groups need: headers first, since they may settle the other reads.
+    fn begin_reads(&mut self, io: &mut SessionIo) {
         let mut headers = Vec::new();
         let mut objects = Vec::new();
         for (g, group) in self.groups.iter_mut().enumerate() {
@@ -310,141 +322,152 @@ impl PutBatch {
         }
         if !headers.is_empty() {
             let keys: Vec<_> = headers.iter().map(|(g, m)| *self.groups[*g].key(*m)).collect();
-            self.reading = Reading::Headers(GetBatch::probe(io, &keys, self.at, self.deadline), headers);
-            // They come next.
+            self.reading = ActiveReads::Headers(GetBatch::probe(io, &keys, self.at, self.deadline), headers);
+            // Objects are read in the next round.
             objects.into_iter().for_each(|(g, members)| self.groups[g].needs = Needs::Objects(members));
             return;
         }
         let mut gets = Vec::new();
-        let mut of = Vec::new();
+        let mut targets = Vec::new();
         for (g, alone) in objects {
-            match self.buffers(&io.shared, g, &alone) {
+            match self.alloc_buffers(&io.shared, g, &alone) {
                 Ok(buffers) => {
                     for (alone, buffer) in alone.iter().zip(buffers) {
                         let key = *self.groups[g].key(alone.member);
                         gets.push(Get { key, range: None, destination: Destination::owned(buffer) });
-                        of.push((g, alone.member, alone.at));
+                        targets.push((g, alone.member, alone.at));
                     }
                 }
                 Err(error) => {
                     self.groups[g].outcome = Some(Err(error));
-                    self.settle_open(&io.shared, g);
+                    self.settle_open_group(&io.shared, g);
                 }
             }
         }
-        self.let_go(&io.shared);
+        self.release_buffers(&io.shared);
         if !gets.is_empty() {
-            self.reading = Reading::Objects(GetBatch::begin(io, gets, self.at, self.deadline), of);
+            self.reading = ActiveReads::Objects(GetBatch::begin(io, gets, self.at, self.deadline), targets);
         }
     }
 
-    /// Memory for the objects that a group takes in. It is not the arena's: all groups together have as much as
-    /// there is staging memory, except that one may always go on.
-    fn buffers(&mut self, shared: &Shared, g: usize, alone: &[Alone]) -> Result<Vec<AlignedBuf>> {
+    /// Buffers for the objects that a group adopts. They are not in the arena: their sum over all
+    /// groups is bounded by the capacity of the staging memory, except that one group may always
+    /// proceed.
+    fn alloc_buffers(
+        &mut self,
+        shared: &Shared,
+        g: usize,
+        alone: &[StandaloneMember],
+    ) -> Result<Vec<AlignedBuf>> {
         let bytes: u64 = alone.iter().map(|a| a.length).sum();
         {
             let mut core = shared.lock();
             let max = shared.staging.capacity() as u64;
-            if core.adopting > 0 && core.adopting + bytes > max {
-                let now = core.adopting;
+            if core.adopting_bytes > 0 && core.adopting_bytes + bytes > max {
+                let now = core.adopting_bytes;
                 let detail =
-                    format!("too much is read for other groups bytes={bytes} reading={now} max={max}");
+                    format!("buffers for adopted objects are in use bytes={bytes} used={now} max={max}");
                 return Err(Error::busy(detail));
             }
-            core.adopting += bytes;
+            core.adopting_bytes += bytes;
         }
-        self.groups[g].memory += bytes;
+        self.groups[g].buffer_bytes += bytes;
         let buffers: std::io::Result<Vec<_>> =
             alone.iter().map(|a| AlignedBuf::new(a.length as usize)).collect();
-        buffers.map_err(|e| Error::busy(format!("no memory for objects of a group bytes={bytes}: {e}")))
+        buffers.map_err(|e| Error::busy(format!("no memory for adopted objects bytes={bytes}: {e}")))
     }
 
-    /// Groups that have their outcome let go of what was read for them.
-    fn let_go(&mut self, shared: &Shared) {
-        for group in self.groups.iter_mut().filter(|g| g.outcome.is_some() && g.memory > 0) {
+    /// Free the adopted objects' buffers of groups that have their outcome.
+    fn release_buffers(&mut self, shared: &Shared) {
+        for group in self.groups.iter_mut().filter(|g| g.outcome.is_some() && g.buffer_bytes > 0) {
             group.adopted.iter_mut().for_each(|bytes| *bytes = None);
-            shared.lock().adopting -= std::mem::take(&mut group.memory);
+            shared.lock().adopting_bytes -= std::mem::take(&mut group.buffer_bytes);
         }
     }
 
-    /// Go on without waiting; true once every group has its outcome.
+    /// Progress without waiting; true once every group has its outcome.
     pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
         loop {
             match &mut self.reading {
-                Reading::Nothing => return true,
-                Reading::Headers(batch, _) | Reading::Objects(batch, _) => {
+                ActiveReads::Nothing => return true,
+                ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => {
                     if !batch.advance(io, ticket) {
                         return false;
                     }
                 }
             }
-            match std::mem::replace(&mut self.reading, Reading::Nothing) {
-                Reading::Nothing => {}
-                Reading::Headers(batch, of) => {
-                    for ((g, m), probed) in of.into_iter().zip(batch.into_probed()) {
+            match std::mem::replace(&mut self.reading, ActiveReads::Nothing) {
+                ActiveReads::Nothing => {}
+                ActiveReads::Headers(batch, targets) => {
+                    for ((g, m), probed) in targets.into_iter().zip(batch.into_probed()) {
                         let group = &mut self.groups[g];
-                        let members = group.from.objects();
+                        let members = group.source.objects();
                         group.probed.get_or_insert_with(|| vec![None; members])[m] = probed;
                     }
                 }
-                Reading::Objects(batch, of) => {
-                    for ((g, m, at), buffer) in of.into_iter().zip(batch.into_buffers()) {
+                ActiveReads::Objects(batch, targets) => {
+                    for ((g, m, at), buffer) in targets.into_iter().zip(batch.into_buffers()) {
                         let group = &mut self.groups[g];
-                        let members = group.from.objects();
+                        let members = group.source.objects();
                         group.adopted.resize_with(members, || None);
                         group.adopted[m] = buffer.map(|bytes| (at, bytes));
                     }
                 }
             }
             self.try_groups(io);
-            self.read(io);
+            self.begin_reads(io);
         }
     }
 
-    /// A read came back.
+    /// Handle the completion of a read.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         match &mut self.reading {
-            Reading::Nothing => {}
-            Reading::Headers(batch, _) | Reading::Objects(batch, _) => batch.completed(io, completion),
+            ActiveReads::Nothing => {}
+            ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => {
+                batch.completed(io, completion)
+            }
         }
     }
 
-    /// Let go of what is held for a batch that nobody will finish.
+    /// Release the resources of a batch that will not be finished.
     pub fn abandon(&mut self, io: &SessionIo) {
         match &mut self.reading {
-            Reading::Nothing => {}
-            Reading::Headers(batch, _) | Reading::Objects(batch, _) => batch.abandon(io),
+            ActiveReads::Nothing => {}
+            ActiveReads::Headers(batch, _) | ActiveReads::Objects(batch, _) => batch.abandon(io),
         }
         for i in 0..self.groups.len() {
-            let internal = || Error::new(ErrorKind::Unavailable, "its session was dropped");
+            let internal =
+                || Error::new(ErrorKind::Unavailable, "session was dropped before the put completed");
             self.groups[i].outcome.get_or_insert_with(|| Err(internal()));
-            self.settle_open(&io.shared, i);
+            self.settle_open_group(&io.shared, i);
         }
-        self.let_go(&io.shared);
+        self.release_buffers(&io.shared);
     }
 
     /// The outcomes, group by group, object by object.
     pub fn finish(self, _io: &mut SessionIo) -> Vec<PutDone> {
-        let mut all = Vec::with_capacity(self.groups.iter().map(|group| group.from.objects()).sum());
-        self.groups.into_iter().for_each(|group| done(group, &mut all));
+        let mut all = Vec::with_capacity(self.groups.iter().map(|group| group.source.objects()).sum());
+        self.groups.into_iter().for_each(|group| collect_results(group, &mut all));
         all
     }
 }
 
-/// Of each object of a group: the group's outcome, or that it was here by itself.
-fn done(group: Group, all: &mut Vec<PutDone>) {
+/// Append each object's result: the group's outcome, or `AlreadyPresent` for an adopted object.
+fn collect_results(group: BatchGroup, all: &mut Vec<PutDone>) {
     let internal = || Error::new(ErrorKind::Internal, "put without an outcome");
     let outcome = group.outcome.unwrap_or_else(|| Err(internal()));
     let one = |(i, source): (usize, Source)| {
         let outcome = match &outcome {
-            Ok(PutOutcome::Stored) if takes_in(&group.takes_in, i) => Ok(PutOutcome::AlreadyPresent),
+            Ok(PutOutcome::Stored) if is_adopted(&group.adopts, i) => Ok(PutOutcome::AlreadyPresent),
             other => other.clone(),
         };
         PutDone { outcome, source }
     };
-    match group.from {
-        From::Lent(objects) => all.extend(objects.into_iter().map(|o| o.source).enumerate().map(one)),
-        From::Open(_, required) => {
+    match group.source {
+        GroupSource::Caller(objects) => {
+            all.extend(objects.into_iter().map(|o| o.source).enumerate().map(one))
+        }
+        GroupSource::Open(_, required) => {
             all.extend(required.iter().map(|_| Source::of(Vec::new())).enumerate().map(one));
         }
     }

@@ -49,7 +49,7 @@ fn long_file_is_detected() {
 }
 
 /// The shipped part of a file: without comments, strings and the module of unit tests at its end.
-fn shipping(rust: &str) -> String {
+pub fn shipping(rust: &str) -> String {
     let code = code(rust);
     let tests = code.match_indices("#[cfg(test)]").find(|(at, attribute)| {
         let behind = code[at + attribute.len()..].trim_start();

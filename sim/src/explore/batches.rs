@@ -118,10 +118,9 @@ impl Run<'_> {
         self.take_strikes();
         match done {
             Some(done) => self.complete_batch(flight, done),
-            None => self.report(
-                FindingKind::Hang,
-                format!("batch does not complete ticket={:?}", flight.ticket),
-            ),
+            None => {
+                self.report(FindingKind::Hang, format!("batch does not complete ticket={:?}", flight.ticket))
+            }
         }
     }
 

@@ -87,8 +87,7 @@ impl Run<'_> {
                         self.disarm();
                         self.remove_all_files();
                     } else if !self.struck {
-                        return self
-                            .report(FindingKind::Error, format!("store does not open error={error}"));
+                        return self.report(FindingKind::Error, format!("store does not open error={error}"));
                     }
                 }
             }

@@ -13,7 +13,7 @@ use super::{Flusher, PendingUnit, SyncPurpose};
 use crate::api::error::{Error, ErrorKind};
 use crate::background::reclaim::Reclaim;
 use crate::memory::frames::FrameState;
-use crate::state::core::{Answer, Core, Job, SsdCore};
+use crate::state::core::{Core, Job, JobResult, SsdCore};
 use crate::state::frame_access::Held;
 
 /// The next work from the queue.
@@ -61,13 +61,13 @@ impl Flusher {
             }
             Job::Clear { id, namespace, generation } => {
                 if mutant::on(Mutant::ClearBeforeSync) {
-                    self.shared.lock().answer(id, Answer::Done);
+                    self.shared.lock().complete_job(id, JobResult::Done);
                 }
                 self.clears.push((namespace, generation, id));
                 self.log.raise_generation(namespace, generation);
             }
             Job::Flush { id } if mutant::on(Mutant::FlushBeforeSync) => {
-                self.shared.lock().answer(id, Answer::Done);
+                self.shared.lock().complete_job(id, JobResult::Done);
             }
             Job::Flush { id } => self.take_flush(id),
             Job::Close { id } => {
@@ -89,7 +89,7 @@ impl Flusher {
         }
         if frames.len() > 0 {
             let mut core = self.shared.lock();
-            frames.rev().for_each(|held| core.write_later(&held));
+            frames.rev().for_each(|held| core.requeue_front(&held));
         }
     }
 
@@ -163,7 +163,7 @@ impl Flusher {
             let segment = ssd.segments.get_mut(segment);
             segment.min_sequence = sequence.map_or(segment.min_sequence, |s| segment.min_sequence.min(s));
         }
-        self.shared.published.tick.store(core.now_tick(), Ordering::Relaxed);
+        self.shared.read_view.tick.store(core.now_tick(), Ordering::Relaxed);
     }
 
     /// Append a unit. The caller must account for it ([`Flusher::note_appended`]) before it decides
@@ -173,7 +173,7 @@ impl Flusher {
         let (bytes, id) = (unit.record_bytes(), unit.id);
         let (place, header) = self.log.append(unit)?;
         if data {
-            self.shared.headers.written(&place, &header);
+            self.shared.headers.insert_written(&place, &header);
         }
         self.appended.push((place.identity.segment, bytes, data.then_some(sequence)));
         let answer = match self.units.get(&id) {
@@ -182,7 +182,7 @@ impl Flusher {
         };
         if let Some(answer) = answer {
             if mutant::on(Mutant::TombstoneBeforeSync) {
-                self.shared.lock().answer(answer, Answer::Done);
+                self.shared.lock().complete_job(answer, JobResult::Done);
             }
             self.sync_for(SyncPurpose::Tombstones(answer));
         }
@@ -264,10 +264,10 @@ impl Flusher {
         let Some(ssd) = core.ssd.as_mut() else { return };
         let state = ssd.health.state().name();
         let mut jobs = std::mem::take(&mut ssd.queue);
-        ssd.removing = 0;
+        ssd.queued_removals = 0;
         jobs.extend(self.pending_flushes.drain(..).map(|pending| Job::Flush { id: pending.flush }));
         let message = format!("ssd tier is {state}: {}", self.reason);
-        let failed = || Answer::Failed(Error::new(ErrorKind::Unavailable, message.clone()));
+        let failed = || JobResult::Failed(Error::new(ErrorKind::Unavailable, message.clone()));
         for job in jobs {
             match job {
                 Job::Frame(frame) => {
@@ -276,14 +276,14 @@ impl Flusher {
                     };
                     let (namespace, objects, bytes) =
                         (f.data.namespace, f.data.members.len(), f.data.bytes());
-                    core.note_lost(namespace, objects);
+                    core.count_lost(namespace, objects);
                     if let Some(ssd) = core.ssd.as_mut() {
                         ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
                     }
-                    core.settle_frame(frame);
+                    core.mark_frame_clean(frame);
                 }
                 Job::Tombstones { id, .. } | Job::Clear { id, .. } | Job::Flush { id } => {
-                    core.answer(id, failed())
+                    core.complete_job(id, failed())
                 }
                 Job::Close { id } => self.closing = Some(id),
             }

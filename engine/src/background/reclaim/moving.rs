@@ -13,10 +13,11 @@ use pagelith_tiers::ssd::read::Verifier;
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use super::Stage;
-use crate::background::flusher::{Flusher, PendingUnit, SyncPurpose, TAG_RECORD, UnsyncedUnit};
+use crate::background::flusher::{Flusher, PendingUnit, SyncPurpose, TAG_RECORD};
 use crate::memory::index::SsdPlace;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
+use crate::state::unsaved::UnsyncedUnit;
 
 /// Most records that are read and not yet appended.
 const READS_MAX: usize = 4;

@@ -20,7 +20,7 @@ use pagelith_tiers::ssd::walk::Walk;
 
 use super::ScrubReport;
 use crate::memory::index::{SsdPlace, Visited};
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::state::shared::Shared;
 
 /// Bytes of a payload per read.
@@ -141,7 +141,7 @@ impl Pass {
     /// The read from [`Pass::next_op`] ended, or was never submitted (`None`).
     pub fn ended(&mut self, shared: &Shared, completion: Option<Completion>) {
         let Some(current) = self.current.as_mut() else { return };
-        crate::store::session::release_segment(shared, current.identity.segment);
+        crate::state::session_io::release_segment(shared, current.identity.segment);
         let Some(completion) = completion else { return };
         if completion.result.is_err() {
             if !std::mem::replace(&mut current.retrying, true) {

@@ -6,18 +6,19 @@
 //! word  3        B: length 28 | frame 24 | freq 2                             | tick, low half 10
 //! ```
 //!
-//! A link has the flag for it, zeros in the rest of word A, and the name of a base group's member in word B.
+//! A link sets only its flag in word A, and stores the name of a base group's member in word B.
 //!
 //! Fields are listed from the lowest bit up.
 
 use super::IndexError;
+use crate::config::SEGMENT_MAX;
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::FooterEntry;
 use pagelith_layouts::ids::SegmentId;
 
-/// The size of a packed entry, bytes; two share a cache line.
+/// Size of a packed entry, bytes; two share a cache line.
 pub(crate) const SLOT_BYTES: usize = SLOT_WORDS * size_of::<u64>();
-/// Its words.
+/// Size of a packed entry, words.
 pub(crate) const SLOT_WORDS: usize = 4;
 
 const SEGMENT_BITS: u32 = 18;
@@ -46,11 +47,10 @@ const FLAG_LINK: u64 = 1 << 2;
 const FRAME_NONE: u32 = (1 << FRAME_BITS) - 1;
 const TICK_MASK: u32 = (1 << TICK_BITS) - 1;
 
-/// The highest segment number an entry can name.
-pub const SEGMENT_MAX: u32 = (1 << SEGMENT_BITS) - 1;
+const _: () = assert!(SEGMENT_MAX == (1 << SEGMENT_BITS) - 1);
 /// The highest DRAM frame number an entry can name; the one above it means "in no frame".
 pub const FRAME_MAX: u32 = FRAME_NONE - 1;
-/// The longest object, bytes: 128 MiB, as the format has it.
+/// The longest object, bytes: 128 MiB, the limit of the format.
 pub const LENGTH_MAX: u32 = 128 << 20;
 /// The highest use count an entry can hold; callers saturate here.
 pub const FREQ_MAX: u8 = (1 << FREQ_BITS) - 1;
@@ -78,14 +78,14 @@ pub struct SsdPlace {
 }
 
 impl SsdPlace {
-    /// The place of a payload `delta` bytes into the record at byte `record` of a segment; both are multiples
-    /// of 4096 below 256 MiB.
+    /// The place of a payload at offset `delta` of the record at byte `record` of a segment. Both
+    /// are multiples of 4096 below 256 MiB.
     pub fn at(segment: SegmentId, record: u64, delta: u64) -> SsdPlace {
         let blocks = |bytes: u64| (bytes / ALIGN) as u16;
         SsdPlace { segment: segment.0, record_block: blocks(record), payload_delta: blocks(delta) }
     }
 
-    /// The place that a footer gives one of its entries.
+    /// The place that a footer entry names.
     pub fn of_entry(segment: SegmentId, entry: &FooterEntry) -> SsdPlace {
         let (record_block, payload_delta) = (entry.record_block as u16, entry.payload_delta as u16);
         SsdPlace { segment: segment.0, record_block, payload_delta }
@@ -99,7 +99,7 @@ pub struct Entry {
     pub fingerprint: u128,
     /// Object length, bytes, 1 to [`LENGTH_MAX`].
     pub length: u32,
-    /// Where it is on SSD, if it is there.
+    /// Place on SSD, if the object is stored there.
     pub ssd: Option<SsdPlace>,
     /// The DRAM frame that holds it, if one does; at most [`FRAME_MAX`].
     pub frame: Option<u32>,
@@ -107,48 +107,50 @@ pub struct Entry {
     pub tick: u32,
     /// A small use count for the eviction policies, at most [`FREQ_MAX`].
     pub freq: u8,
-    /// Whether it is attached to a base group, and visible only with that: a link says to which.
+    /// Whether it is attached to a base group, and visible only while that is. Its link names the
+    /// base.
     pub attached: bool,
 }
 
-/// What the index knows an object by in links: the upper half of its fingerprint. Homes follow from it alone.
+/// An object's name in links: the upper half of its fingerprint. It alone determines the home slot.
 pub fn name_of(fingerprint: u128) -> u64 {
     (fingerprint >> 64) as u64
 }
 
-/// What the link of an object is found by. Fingerprints are keyed hashes, so this is nobody else's.
+/// Fingerprint under which the link of an object is stored. Fingerprints are keyed hashes, so no
+/// other object has it.
 pub(crate) fn link_of(fingerprint: u128) -> u128 {
     stored(!fingerprint)
 }
 
-/// How long before `now` the tick `tick` was, modulo [`TICK_MODULUS`]: an entry not used for a whole turn of
-/// the counter looks young again.
+/// Ticks from `tick` to `now`, modulo [`TICK_MODULUS`]: an entry that is not used for a full wrap
+/// of the counter looks recent again.
 pub fn tick_age(now: u32, tick: u32) -> u32 {
     now.wrapping_sub(tick) & TICK_MASK
 }
 
-/// The fingerprint as it is stored: zero marks an empty slot, so a fingerprint of zero shares the place of 1.
+/// The fingerprint as stored: zero marks an empty slot, so a fingerprint of zero is stored as 1.
 pub(crate) fn stored(fingerprint: u128) -> u128 {
     fingerprint.max(1)
 }
 
-/// An entry as it lies in memory.
+/// A packed entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Slot {
+pub(crate) struct PackedEntry {
     pub(crate) fingerprint: u128,
     a: u64,
     b: u64,
 }
 
-impl Slot {
-    pub(crate) const EMPTY: Slot = Slot { fingerprint: 0, a: 0, b: 0 };
+impl PackedEntry {
+    pub(crate) const EMPTY: PackedEntry = PackedEntry { fingerprint: 0, a: 0, b: 0 };
 
     pub(crate) fn is_empty(&self) -> bool {
         self.fingerprint == 0
     }
 
-    /// Refuses a field that would not fit: a location cut to its low bits would name somebody else's bytes.
-    pub(crate) fn pack(entry: &Entry) -> Result<Slot, IndexError> {
+    /// Refuses a field that does not fit: a truncated location would name another object's bytes.
+    pub(crate) fn pack(entry: &Entry) -> Result<PackedEntry, IndexError> {
         let place = entry.ssd.unwrap_or(SsdPlace { segment: 0, record_block: 0, payload_delta: 0 });
         in_range("segment", place.segment, 0, SEGMENT_MAX)?;
         in_range("length", entry.length, 1, LENGTH_MAX)?;
@@ -174,30 +176,30 @@ impl Slot {
             | u64::from(entry.frame.unwrap_or(FRAME_NONE)) << FRAME_AT
             | u64::from(entry.freq) << FREQ_AT
             | tick << TICK_LOW_AT;
-        Ok(Slot { fingerprint: stored(entry.fingerprint), a, b })
+        Ok(PackedEntry { fingerprint: stored(entry.fingerprint), a, b })
     }
 
-    /// When it was last used.
+    /// Tick of the last use.
     pub(crate) fn tick(&self) -> u32 {
         let high = bits(self.a, TICK_HIGH_AT, HALF_TICK_BITS) << HALF_TICK_BITS;
         (high | bits(self.b, TICK_LOW_AT, HALF_TICK_BITS)) as u32
     }
 
-    /// The same entry, last used at this tick.
-    pub(crate) fn with_tick(self, tick: u32) -> Slot {
+    /// The same entry with another tick of its last use.
+    pub(crate) fn with_tick(self, tick: u32) -> PackedEntry {
         let tick = u64::from(tick & TICK_MASK);
         let a = self.a & !(u64::MAX << TICK_HIGH_AT) | (tick >> HALF_TICK_BITS) << TICK_HIGH_AT;
         // The shift drops the high half of the tick.
         let b = self.b & !(u64::MAX << TICK_LOW_AT) | tick << TICK_LOW_AT;
-        Slot { a, b, ..self }
+        PackedEntry { a, b, ..self }
     }
 
-    /// The link of an object to the base group that has a member of this name.
-    pub(crate) fn link(fingerprint: u128, base: u64) -> Slot {
-        Slot { fingerprint: link_of(fingerprint), a: FLAG_LINK << FLAGS_AT, b: base }
+    /// The link of an object to the base group that has a member with this name.
+    pub(crate) fn link(fingerprint: u128, base: u64) -> PackedEntry {
+        PackedEntry { fingerprint: link_of(fingerprint), a: FLAG_LINK << FLAGS_AT, b: base }
     }
 
-    /// If it is a link: the fingerprint of the object it is of, and the name of its base.
+    /// If this is a link: the fingerprint of the linked object, and the name of its base.
     pub(crate) fn as_link(&self) -> Option<(u128, u64)> {
         (bits(self.a, FLAGS_AT, FLAG_BITS) & FLAG_LINK != 0).then_some((!self.fingerprint, self.b))
     }
@@ -220,8 +222,8 @@ impl Slot {
         }
     }
 
-    pub(crate) fn from_words([low, high, a, b]: [u64; SLOT_WORDS]) -> Slot {
-        Slot { fingerprint: fingerprint_of(low, high), a, b }
+    pub(crate) fn from_words([low, high, a, b]: [u64; SLOT_WORDS]) -> PackedEntry {
+        PackedEntry { fingerprint: fingerprint_of(low, high), a, b }
     }
 
     pub(crate) fn to_words(self) -> [u64; SLOT_WORDS] {
@@ -229,7 +231,7 @@ impl Slot {
     }
 }
 
-/// The fingerprint of which these are the first two words of a packed entry: a probe looks at nothing else.
+/// The fingerprint from the first two words of a packed entry, which are all that a probe reads.
 pub(crate) fn fingerprint_of(low: u64, high: u64) -> u128 {
     u128::from(high) << 64 | u128::from(low)
 }
@@ -254,12 +256,12 @@ mod tests {
     }
 
     fn round_trip(entry: Entry) {
-        let slot = Slot::pack(&entry).expect("in range");
-        assert_eq!(Slot::from_words(slot.to_words()).unpack(), entry);
+        let slot = PackedEntry::pack(&entry).expect("in range");
+        assert_eq!(PackedEntry::from_words(slot.to_words()).unpack(), entry);
     }
 
-    /// Each field takes its lowest and highest value while all others are at an extreme, so that a field one
-    /// bit too wide or misplaced shows up in a neighbour.
+    /// Each field takes its lowest and highest value while all others are at an extreme, so that a
+    /// field one bit too wide or misplaced changes its neighbour.
     #[test]
     fn round_trip_at_all_boundaries() {
         let places = [
@@ -286,7 +288,7 @@ mod tests {
                                 });
                                 let entry = Entry { fingerprint, length, ssd, frame, tick, freq, attached };
                                 round_trip(entry);
-                                let slot = Slot::pack(&Entry { tick: !tick & TICK_MASK, ..entry });
+                                let slot = PackedEntry::pack(&Entry { tick: !tick & TICK_MASK, ..entry });
                                 assert_eq!(slot.expect("in range").with_tick(tick).unpack(), entry);
                             }
                         }
@@ -297,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_by_name() {
+    fn pack_field_out_of_range_names_field() {
         let at = |segment| Some(SsdPlace { segment, record_block: 0, payload_delta: 0 });
         let cases = [
             ("length", Entry { length: 0, ..plain() }),
@@ -308,7 +310,7 @@ mod tests {
             ("freq", Entry { freq: FREQ_MAX + 1, ..plain() }),
         ];
         for (name, entry) in cases {
-            match Slot::pack(&entry) {
+            match PackedEntry::pack(&entry) {
                 Err(IndexError::Range { field, .. }) => assert_eq!(field, name),
                 Err(other) => panic!("{entry:?} was refused for another reason: {other}"),
                 Ok(_) => panic!("{entry:?} was packed"),
@@ -317,33 +319,33 @@ mod tests {
     }
 
     #[test]
-    fn a_tick_wraps_and_its_age_is_counted_across_the_wrap() {
+    fn tick_age_counts_across_wrap() {
         let entry = Entry { tick: TICK_MODULUS + 5, ..plain() };
-        assert_eq!(Slot::pack(&entry).expect("in range").unpack().tick, 5);
+        assert_eq!(PackedEntry::pack(&entry).expect("in range").unpack().tick, 5);
         assert_eq!(tick_age(5, 5), 0);
         assert_eq!(tick_age(3, TICK_MODULUS - 2), 5);
-        assert_eq!(tick_age(TICK_MODULUS + 3, TICK_MODULUS - 2), 5, "now need not be reduced");
-        assert_eq!(tick_age(0, u32::MAX), 1, "nor need its counter stop at the modulus");
+        assert_eq!(tick_age(TICK_MODULUS + 3, TICK_MODULUS - 2), 5, "now may exceed the modulus");
+        assert_eq!(tick_age(0, u32::MAX), 1, "the tick may exceed the modulus");
         assert_eq!(tick_age(4, 5), TICK_MODULUS - 1, "a tick ahead of now counts as the oldest");
     }
 
     #[test]
-    fn a_link_is_told_from_an_entry() {
+    fn link_differs_from_entry() {
         for fingerprint in [1, u128::from(u64::MAX), 1 << 64, u128::MAX - 1] {
             for base in [0, 1, u64::MAX] {
-                let slot = Slot::from_words(Slot::link(fingerprint, base).to_words());
+                let slot = PackedEntry::from_words(PackedEntry::link(fingerprint, base).to_words());
                 assert_eq!(slot.as_link(), Some((fingerprint, base)));
             }
         }
         let all = Entry { tick: TICK_MASK, freq: FREQ_MAX, attached: true, ..plain() };
-        assert_eq!(Slot::pack(&all).expect("in range").as_link(), None);
+        assert_eq!(PackedEntry::pack(&all).expect("in range").as_link(), None);
     }
 
     #[test]
-    fn a_zero_fingerprint_does_not_look_like_an_empty_slot() {
-        let slot = Slot::pack(&Entry { fingerprint: 0, ..plain() }).expect("in range");
+    fn zero_fingerprint_slot_is_not_empty() {
+        let slot = PackedEntry::pack(&Entry { fingerprint: 0, ..plain() }).expect("in range");
         assert!(!slot.is_empty());
         assert_eq!(slot.unpack().fingerprint, 1);
-        assert!(Slot::from_words([0; SLOT_WORDS]).is_empty());
+        assert!(PackedEntry::from_words([0; SLOT_WORDS]).is_empty());
     }
 }

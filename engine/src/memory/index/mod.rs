@@ -1,25 +1,29 @@
-//! The in-memory index: fingerprint of a key -> where its object is, how long, how recently used.
+//! The in-memory index: fingerprint of a key -> location, length and recency of its object.
 //!
-//! Open addressing with linear probing in Robin Hood order (P. Celis, "Robin Hood hashing", 1986) and
-//! backward-shift deletion, so there are no tombstones and nothing degrades with age. All memory is mapped at
-//! creation: 32-byte entries at a load of at most 0.8, hence 40 bytes an object, and it never grows.
+//! Open addressing with linear probing in Robin Hood order (P. Celis, "Robin Hood hashing", 1986)
+//! and backward-shift deletion, so there are no tombstones and lookups do not slow down with age.
+//! All memory is mapped at creation: 32-byte entries at a load of at most 0.8, hence 40 bytes per
+//! object. It never grows.
 //!
 //! Invariants, on the ring of slots:
 //! 1. From an entry's home to the entry, no slot is empty.
 //! 2. Walking forward, homes never go backwards within a run of full slots.
-//! 3. Somewhere there is a slot that is empty or holds an entry at its home; no entry lies past it that
-//!    belongs before it. (Even a full ring has one: n entries in n slots cannot all be displaced.)
+//! 3. At least one slot is empty or holds an entry at its home, and no entry whose home is before
+//!    that slot is stored after it. (Even a full ring has one: n entries in n slots cannot all be
+//!    displaced.)
 //!
-//! It is a multimap: a fingerprint is a hash, not an identity. Several entries may have the same one, and the
-//! caller tells them apart by the keys that their records hold. When *all* entries have the same one (the
-//! test mode with a constant hash) every operation is a walk over all of them, and still right.
+//! It is a multimap: a fingerprint is a hash, not an identity. Several entries may have the same
+//! one, and the caller distinguishes them by the keys in their records. If *all* entries have the
+//! same one (the test mode with a constant hash), every operation walks all entries and is still
+//! correct.
 //!
-//! What is attached to a base group has a second entry, its link, which names a member of that group: an object
-//! of the index is one entry, an attached one is two.
+//! An object that is attached to a base group has a second entry, its link, which names a member of
+//! that group. So an object takes one entry, an attached object two.
 //!
-//! One thread changes it, behind `&mut`, while others read it by a [`Reader`], which learns whether what it read was so at
-//! one moment: everything that is changed until [`Index::publish`] becomes visible to them at once.
-#![allow(unreachable_pub, reason = "the crate root decides how far the index can be seen")]
+//! One thread changes it through `&mut` while others read it through an [`IndexReader`], which
+//! detects whether all its reads saw one state. All changes before [`Index::publish`] become
+//! visible to readers at once.
+#![allow(unreachable_pub, reason = "the crate root decides the visibility of the index")]
 
 mod entry;
 mod read;
@@ -29,36 +33,36 @@ mod tests;
 
 use std::sync::Arc;
 
-use entry::Slot;
+use entry::PackedEntry;
 use table::Table;
 
-pub use read::{Marks, Reader};
+pub use read::{IndexReader, ReadStamps};
 
-pub use entry::{Entry, FRAME_MAX, SEGMENT_MAX, SsdPlace, TICK_MODULUS, name_of, tick_age};
+pub use entry::{Entry, FRAME_MAX, SsdPlace, TICK_MODULUS, name_of, tick_age};
 
-/// How many home slots are asked for before the first is looked at: enough to keep a core's line fill buffers
+/// Home slots to prefetch before the first is read: enough to keep a CPU core's line fill buffers
 /// (10 to 16 on current x86 and Arm cores) busy.
 pub(crate) const PREFETCH_GROUP: usize = 16;
 
-/// Memory of an index for each object that it can hold: 32-byte entries at a load of 0.8, and their stripes' versions out of
-/// the same.
-const BYTES_AN_OBJECT: usize = 40;
+/// Memory of an index per object of its capacity: a 32-byte entry at a load of 0.8. The versions of
+/// the stripes are part of it.
+const BYTES_PER_OBJECT: usize = 40;
 
-/// Why the index refused. Whatever the reason, it is unchanged.
+/// Why the index refused an operation. The index is unchanged in every case.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
     /// The system has no memory for this many objects: open with fewer.
     #[error("no memory for the index max_objects={max_objects} errno={errno}")]
     OutOfMemory {
-        /// What was asked for.
+        /// The requested capacity.
         max_objects: u64,
         /// The system's error number, 0 if the size alone ruled it out.
         errno: i32,
     },
-    /// It holds `max_objects` entries: remove one first.
+    /// It holds `capacity` entries: remove one first.
     #[error("index is full capacity={capacity}")]
     Full {
-        /// How many entries it can hold.
+        /// Most entries that it can hold.
         capacity: u64,
     },
     /// A field of the entry does not fit its bits.
@@ -66,117 +70,118 @@ pub enum IndexError {
     Range {
         /// Name of the field.
         field: &'static str,
-        /// What it was.
+        /// The refused value.
         value: u32,
-        /// The least it may be.
+        /// Lower bound, inclusive.
         min: u32,
-        /// The most it may be.
+        /// Upper bound, inclusive.
         max: u32,
     },
 }
 
-/// What lies in a slot.
+/// The content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visited {
-    /// Where an object is.
+    /// The entry of an object.
     Object(Entry),
-    /// What an object is attached to.
+    /// The link of an attached object.
     Link {
-        /// The attached object's.
+        /// The attached object's fingerprint.
         fingerprint: u128,
         /// Name of a member of its base group.
         base: u64,
     },
 }
 
-/// The index of a store. See the module's text for how it works.
+/// The index of a store. The module documentation describes how it works.
 pub struct Index {
     table: Arc<Table>,
-    /// Stripes that readers do not believe until the next `publish`.
-    begun: Vec<u32>,
+    /// Stripes that were changed since the last `publish`; readers reject what they read from them.
+    dirty_stripes: Vec<u32>,
     len: usize,
     links: usize,
     capacity: usize,
 }
 
-#[allow(clippy::len_without_is_empty, reason = "nobody asks")]
+#[allow(clippy::len_without_is_empty, reason = "no caller needs it")]
 impl Index {
     /// An empty index with room for exactly `max_objects` entries.
     pub fn new(max_objects: u64) -> Result<Index, IndexError> {
         let no_memory = |errno| IndexError::OutOfMemory { max_objects, errno };
         let capacity = usize::try_from(max_objects).map_err(|_| no_memory(0))?;
-        let bytes = capacity.checked_mul(BYTES_AN_OBJECT).ok_or(no_memory(0))?;
+        let bytes = capacity.checked_mul(BYTES_PER_OBJECT).ok_or(no_memory(0))?;
         let table = Table::new(bytes).map_err(|e| no_memory(e.raw_os_error().unwrap_or(0)))?;
-        Ok(Index { table: Arc::new(table), begun: Vec::new(), len: 0, links: 0, capacity })
+        Ok(Index { table: Arc::new(table), dirty_stripes: Vec::new(), len: 0, links: 0, capacity })
     }
 
-    /// Give all of it its memory now: else pages come as entries do. Fails as [`Words::prefault`](pagelith_io::words::Words::prefault).
+    /// Fault in all of its memory now. Otherwise pages are allocated as entries are inserted. Fails
+    /// as [`Words::prefault`](pagelith_io::words::Words::prefault).
     pub fn prefault(&self) -> std::io::Result<()> {
         self.table.prefault()
     }
 
-    /// The index as threads see it that do not have it.
-    pub fn reader(&self) -> Reader {
-        Reader::new(self.table.clone())
+    /// A reader for threads without the core's lock.
+    pub fn reader(&self) -> IndexReader {
+        IndexReader::new(self.table.clone())
     }
 
-    /// What was changed since the last time may be seen by readers, all of it at once.
+    /// Make all changes since the last call visible to readers at once.
     pub fn publish(&mut self) {
-        self.begun.drain(..).for_each(|stripe| self.table.end(stripe));
+        self.dirty_stripes.drain(..).for_each(|stripe| self.table.end(stripe));
     }
 
-    fn set(&mut self, at: usize, slot: Slot) {
-        self.begun.extend(self.table.begin(at));
+    fn set(&mut self, at: usize, slot: PackedEntry) {
+        self.dirty_stripes.extend(self.table.begin(at));
         self.table.set(at, slot);
     }
 
-    /// How many entries it can hold.
+    /// Most entries that it can hold.
     pub fn capacity(&self) -> u64 {
         self.capacity as u64
     }
 
-    /// How many entries it holds.
+    /// Number of entries.
     pub fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// How many of them are objects.
+    /// Number of entries that are objects.
     pub fn objects(&self) -> u64 {
         (self.len - self.links) as u64
     }
 
-    /// How many of them are links.
+    /// Number of entries that are links.
     pub fn links(&self) -> u64 {
         self.links as u64
     }
 
-    /// Memory set aside for entries, bytes: at most 40 for each of [`capacity`](Index::capacity), all of it
-    /// counted whether touched yet or not. The system rounds it up to whole pages.
+    /// Memory mapped for entries, bytes: at most 40 per entry of [`capacity`](Index::capacity).
+    /// Pages count whether they were touched or not. The system rounds it up to whole pages.
     pub fn memory_bytes(&self) -> u64 {
         self.table.bytes() as u64
     }
 
-    /// Adds an entry, also next to others with the same fingerprint.
+    /// Adds an entry, even if others have the same fingerprint.
     pub fn insert(&mut self, entry: &Entry) -> Result<(), IndexError> {
-        self.insert_slot(Slot::pack(entry)?)
+        self.insert_slot(PackedEntry::pack(entry)?)
     }
 
-    /// Notes that the object with this fingerprint is attached to the base group that has a member of the name
-    /// `base` ([`name_of`] its fingerprint). Takes an entry of its own.
+    /// Adds the link of the object with this fingerprint to the base group that has a member named
+    /// `base` ([`name_of`] its fingerprint). It takes one entry.
     pub fn insert_link(&mut self, fingerprint: u128, base: u64) -> Result<(), IndexError> {
-        self.insert_slot(Slot::link(fingerprint, base))?;
+        self.insert_slot(PackedEntry::link(fingerprint, base))?;
         self.links += 1;
         Ok(())
     }
 
-    fn insert_slot(&mut self, mut carried: Slot) -> Result<(), IndexError> {
+    fn insert_slot(&mut self, mut carried: PackedEntry) -> Result<(), IndexError> {
         if self.len == self.capacity {
             return Err(IndexError::Full { capacity: self.capacity() });
         }
         self.len += 1;
         let mut at = self.table.home(carried.fingerprint);
         let mut distance = 0;
-        // Ends: there are at least `capacity` slots and fewer entries, so one is empty.
+        // The loop ends: there are at least `capacity` slots and fewer entries, so one is empty.
         loop {
             let resident = self.table.get(at);
             if resident.is_empty() {
@@ -200,12 +205,13 @@ impl Index {
         self.table.find(fingerprint, |_| ()).map(|(_, entry)| entry)
     }
 
-    /// The base that an attached object names.
+    /// Name of the base that an attached object links to.
     pub fn link(&self, fingerprint: u128) -> Option<u64> {
         self.table.link(fingerprint, |_| ()).map(|(_, base)| base)
     }
 
-    /// All entries of objects that `name` is the name of: by 64 bits, so one may be another's, once in 2^64.
+    /// All entries of objects named `name`. Names have 64 bits, so with a chance of 2^-64 an entry
+    /// belongs to another object.
     pub fn find_named(&self, name: u64) -> impl Iterator<Item = Entry> {
         self.table.find_named(name, |_| ())
     }
@@ -215,8 +221,8 @@ impl Index {
         self.find(fingerprint).next().is_some()
     }
 
-    /// Rewrites, in place, the first entry with this fingerprint that `matches`, and says whether there was
-    /// one. What `change` does to the fingerprint is ignored.
+    /// Rewrites, in place, the first entry with this fingerprint that `matches`; false if none
+    /// does. A change of the fingerprint by `change` is ignored.
     ///
     /// # Errors
     /// [`IndexError::Range`] if the changed entry does not fit; the old one stays.
@@ -229,12 +235,12 @@ impl Index {
         let Some((at, mut entry)) = self.locate(fingerprint, matches) else { return Ok(false) };
         change(&mut entry);
         entry.fingerprint = fingerprint;
-        self.set(at, Slot::pack(&entry)?);
+        self.set(at, PackedEntry::pack(&entry)?);
         Ok(true)
     }
 
-    /// Notes when the entry that [`locate`](Index::locate) found at `at` was last used, modulo [`TICK_MODULUS`];
-    /// returns when it was before.
+    /// Sets the tick, modulo [`TICK_MODULUS`], of the entry that [`locate`](Index::locate) found at
+    /// `at`, and returns the former one.
     pub fn replace_tick(&mut self, at: usize, tick: u32) -> u32 {
         let slot = self.table.get(at);
         // Readers do not rely on ticks.
@@ -258,7 +264,8 @@ impl Index {
     }
 
     fn remove_slot(&mut self, mut hole: usize) {
-        // Whoever follows and is away from home moves one nearer, so that no hole stands in a probe's way.
+        // Each following entry that is not at its home moves one slot back, so that no hole ends a
+        // probe early.
         for _ in 1..self.table.count() {
             let next = self.table.next(hole);
             let slot = self.table.get(next);
@@ -268,26 +275,27 @@ impl Index {
             self.set(hole, slot);
             hole = next;
         }
-        self.set(hole, Slot::EMPTY);
+        self.set(hole, PackedEntry::EMPTY);
         self.len -= 1;
     }
 
-    /// How many homes there are: the end of the range for [`visit_homes`](Index::visit_homes).
+    /// Number of homes: the end of the range for [`visit_homes`](Index::visit_homes).
     pub fn home_slots(&self) -> u64 {
         self.table.count() as u64
     }
 
-    /// How many homes to visit in one critical section: some 100 us of them at most, and so few that also a small index
-    /// takes several, and what changes between two is met in small stores as in large ones.
+    /// Number of homes to visit in one critical section, which takes some 100 us at most. Even a
+    /// small index needs several sections, so that tests with small stores also meet changes
+    /// between two sections.
     pub fn walk_piece(&self) -> u64 {
         (self.home_slots() / 16).clamp(64, 4096)
     }
 
-    /// Visits every entry whose *home* is in `from..to`. An entry's home is a function of its fingerprint
-    /// alone, so a caller that walks all homes in pieces, while inserts and removes between the pieces shift
-    /// entries to and fro, meets every entry that was there throughout exactly once. Positions would not do:
-    /// a remove can pull an entry from ahead of a cursor to behind it (missed), an insert can push one from
-    /// behind it to ahead (met twice).
+    /// Visits every entry whose *home* is in `from..to`. An entry's home is a function of its
+    /// fingerprint alone, so a caller may walk all homes in pieces while inserts and removes
+    /// between the pieces shift entries. It visits every entry that was present throughout exactly
+    /// once. A walk by positions would not: a remove can move an entry from a position after the
+    /// cursor to one before it (missed), an insert the other way (visited twice).
     pub fn visit_homes(&self, from: u64, to: u64, mut visit: impl FnMut(Visited)) {
         let count = self.table.count();
         let to = to.min(self.home_slots());
@@ -296,7 +304,8 @@ impl Index {
         }
         // Both are at most `count`, a usize.
         let (from, span) = (from as usize, (to - from) as usize);
-        // An entry may lie almost a whole ring past its home; every pass over two rings meets it.
+        // An entry may be stored almost a whole ring after its home, so two passes over the ring
+        // visit it.
         for step in 0..2 * count {
             let at = self.table.forward(from, step);
             let slot = self.table.get(at);
@@ -306,7 +315,7 @@ impl Index {
                 }
                 continue;
             }
-            // Below zero: it belongs before `from` and was pushed here.
+            // Below zero: its home is before `from`, and it was displaced to this slot.
             let Some(home) = step.checked_sub(self.table.distance(at, slot.fingerprint)) else { continue };
             if home >= span {
                 return;
@@ -318,7 +327,8 @@ impl Index {
         }
     }
 
-    /// The first entry with this fingerprint that `matches`, and where it is until the next insert or remove.
+    /// The first entry with this fingerprint that `matches`, and its slot, valid until the next
+    /// insert or remove.
     #[inline]
     pub fn locate(
         &self,

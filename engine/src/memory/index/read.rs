@@ -1,4 +1,4 @@
-//! Looking things up while another thread changes the index.
+//! Lookups without the core's lock while another thread changes the index.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -8,34 +8,35 @@ use pagelith_io::versions::Mark;
 use super::entry::{Entry, stored};
 use super::table::Table;
 
-/// The index as threads see it that do not have it. What is found counts for something only if the [`Marks`] that it was
-/// found by hold afterwards; until then it may be anything.
-pub struct Reader {
+/// Access to the index for threads without the core's lock. A result is valid only if
+/// [`IndexReader::validate`] accepts its [`ReadStamps`] afterwards; until then it may be arbitrary.
+pub struct IndexReader {
     table: Arc<Table>,
 }
 
-/// What a reader relies on.
+/// Versions of the stripes that a reader read.
 #[derive(Default)]
-pub struct Marks {
-    marks: RefCell<Vec<Mark>>,
-    /// Something was being changed where it looked.
+pub struct ReadStamps {
+    stamps: RefCell<Vec<Mark>>,
+    /// A stripe was being changed when it was read.
     torn: Cell<bool>,
 }
 
-impl Marks {
-    /// Make room for looks at so many keys.
-    pub fn expect(&self, keys: usize) {
-        self.marks.borrow_mut().reserve(keys + keys / 8);
+impl ReadStamps {
+    /// Reserve space for the lookups of `keys` keys.
+    pub fn reserve(&self, keys: usize) {
+        self.stamps.borrow_mut().reserve(keys + keys / 8);
     }
 }
 
-impl Reader {
-    pub(crate) fn new(table: Arc<Table>) -> Reader {
-        Reader { table }
+impl IndexReader {
+    pub(crate) fn new(table: Arc<Table>) -> IndexReader {
+        IndexReader { table }
     }
 
-    /// Starts bringing these fingerprints' home slots into the cache, [`PREFETCH_GROUP`](super::PREFETCH_GROUP)
-    /// at a time to good effect. Changes nothing; only how long the next look at them takes.
+    /// Prefetches the home slots of these fingerprints into the cache. Groups of
+    /// [`PREFETCH_GROUP`](super::PREFETCH_GROUP) are most effective. It only affects the time of
+    /// the next lookup.
     #[inline]
     pub fn prefetch(&self, fingerprints: &[u128]) {
         self.table.prefetch(fingerprints.iter().map(|f| stored(*f)));
@@ -43,31 +44,32 @@ impl Reader {
 
     /// As [`super::Index::find`].
     #[inline]
-    pub fn find(&self, fingerprint: u128, marks: &Marks) -> impl Iterator<Item = Entry> {
-        self.table.find(fingerprint, |at| self.enter(marks, at)).map(|(_, entry)| entry)
+    pub fn find(&self, fingerprint: u128, stamps: &ReadStamps) -> impl Iterator<Item = Entry> {
+        self.table.find(fingerprint, |at| self.note_stripe(stamps, at)).map(|(_, entry)| entry)
     }
 
     /// As [`super::Index::link`].
-    pub fn link(&self, fingerprint: u128, marks: &Marks) -> Option<u64> {
-        self.table.link(fingerprint, |at| self.enter(marks, at)).map(|(_, base)| base)
+    pub fn link(&self, fingerprint: u128, stamps: &ReadStamps) -> Option<u64> {
+        self.table.link(fingerprint, |at| self.note_stripe(stamps, at)).map(|(_, base)| base)
     }
 
     /// As [`super::Index::find_named`].
-    pub fn find_named(&self, name: u64, marks: &Marks) -> impl Iterator<Item = Entry> {
-        self.table.find_named(name, |at| self.enter(marks, at))
+    pub fn find_named(&self, name: u64, stamps: &ReadStamps) -> impl Iterator<Item = Entry> {
+        self.table.find_named(name, |at| self.note_stripe(stamps, at))
     }
 
-    /// Whether all that was found by `marks` was so at one moment: nothing has changed since where it was looked for.
+    /// Whether all results that were read with `stamps` are from one state of the index: no stripe
+    /// that was read has changed since.
     #[inline]
-    pub fn holds(&self, marks: &Marks) -> bool {
-        !marks.torn.get() && self.table.hold(&marks.marks.borrow())
+    pub fn validate(&self, stamps: &ReadStamps) -> bool {
+        !stamps.torn.get() && self.table.validate(&stamps.stamps.borrow())
     }
 
     #[inline]
-    fn enter(&self, marks: &Marks, at: usize) {
-        match self.table.mark(at) {
-            Some(mark) => marks.marks.borrow_mut().push(mark),
-            None => marks.torn.set(true),
+    fn note_stripe(&self, stamps: &ReadStamps, at: usize) {
+        match self.table.stamp(at) {
+            Some(stamp) => stamps.stamps.borrow_mut().push(stamp),
+            None => stamps.torn.set(true),
         }
     }
 }

@@ -1,11 +1,14 @@
-//! Random histories of an index against a plain multimap, and the property a checkpoint relies on.
+//! Random histories of an index compared with a plain multimap, and the properties that a
+//! checkpoint relies on.
 
 use std::collections::HashMap;
 
 use super::entry::{FREQ_MAX, SLOT_BYTES, stored};
 use super::*;
+use crate::config::SEGMENT_MAX;
 
-/// SplitMix64 (Steele, Lea and Flood, 2014): a seed names a whole history, and a failure prints it.
+/// SplitMix64 (Steele, Lea and Flood, 2014). A seed determines a whole history, and a failure
+/// prints it.
 struct Random(u64);
 
 impl Random {
@@ -21,14 +24,14 @@ impl Random {
     }
 }
 
-/// How a history's fingerprints are spread.
+/// Distribution of the fingerprints of a history.
 #[derive(Clone, Copy, Debug)]
 enum Spread {
-    /// All the same, at a home that the index of the history depends on.
+    /// All equal; the home varies with the size of the history's index.
     Constant(u128),
     /// A few homes, the last one of the ring (where runs wrap) among them; low halves differ.
     FewHomes,
-    /// Any, from a set small enough for repeats.
+    /// Any home, from a set small enough for repeated fingerprints.
     Wide,
 }
 
@@ -57,7 +60,7 @@ impl Spread {
     }
 }
 
-/// An entry that no other of its history equals: its length is its name.
+/// An entry that differs from all others of its history: its length is `name`, which is unique.
 fn entry(random: &mut Random, fingerprint: u128, name: u32) -> Entry {
     let bits = random.next();
     Entry {
@@ -75,7 +78,7 @@ fn entry(random: &mut Random, fingerprint: u128, name: u32) -> Entry {
     }
 }
 
-/// What the index should be.
+/// The expected content of the index.
 #[derive(Default)]
 struct Model(HashMap<u128, Vec<Entry>>);
 
@@ -113,17 +116,17 @@ fn object(visited: Visited) -> Option<Entry> {
     }
 }
 
-/// The invariants at the head of the module, read off the slots themselves.
+/// Checks the invariants listed at the head of the module against the slots.
 fn check_structure(index: &Index) {
     let slots = &index.table;
     let mut full = 0;
     for at in 0..slots.count() {
-        let (here, next) = (slots.fingerprint(at), slots.fingerprint(slots.next(at)));
-        full += u64::from(here != 0);
+        let (current, next) = (slots.fingerprint(at), slots.fingerprint(slots.next(at)));
+        full += u64::from(current != 0);
         if next != 0 {
             let distance = slots.distance(slots.next(at), next);
-            let reach = if here == 0 { 0 } else { slots.distance(at, here) + 1 };
-            assert!(distance <= reach, "slot {at} is followed by an entry {distance} from home");
+            let distance_max = if current == 0 { 0 } else { slots.distance(at, current) + 1 };
+            assert!(distance <= distance_max, "slot {at} is followed by an entry {distance} from home");
         }
     }
     assert_eq!(full, index.len());
@@ -164,24 +167,26 @@ fn step(index: &mut Index, model: &mut Model, random: &mut Random, spread: Sprea
         12..14 => {
             let Some(old) = model.pick(random) else { return };
             let new = Entry { fingerprint: old.fingerprint, ..entry(random, 99, name) };
-            let meddle = |e: &mut Entry| *e = Entry { fingerprint: 99, ..new };
-            assert!(index.update(old.fingerprint, |e| *e == old, meddle).expect("in range"));
+            let change = |e: &mut Entry| *e = Entry { fingerprint: 99, ..new };
+            assert!(index.update(old.fingerprint, |e| *e == old, change).expect("in range"));
             model.of(old.fingerprint).iter_mut().filter(|e| **e == old).for_each(|e| *e = new);
         }
         _ => {
             assert_eq!(index.remove(fingerprint, |e| e.length == name), None);
-            let updated = index.update(fingerprint, |e| e.length == name, |_| panic!("nobody has this name"));
+            let updated =
+                index.update(fingerprint, |e| e.length == name, |_| panic!("no entry has this name"));
             assert!(!updated.expect("in range"));
         }
     }
 }
 
 #[test]
-fn random_histories_match_a_plain_multimap() {
+fn random_histories_match_multimap() {
     for spread in Spread::ALL {
         for seed in 0..60 {
             let mut random = Random(seed);
-            // Small rings wrap and fill; those below 4 are full at capacity, without one empty slot.
+            // Small rings wrap and fill; those below 4 are full at capacity, without one empty
+            // slot.
             let max_objects = [0, 1, 2, 3, 4, 7, 16, 50][seed as usize % 8];
             let mut index = Index::new(max_objects).expect("memory");
             let mut model = Model::default();
@@ -201,7 +206,7 @@ fn random_histories_match_a_plain_multimap() {
 }
 
 #[test]
-fn a_full_index_takes_no_more_and_is_unchanged() {
+fn insert_into_full_index_fails_without_change() {
     for spread in Spread::ALL {
         let mut random = Random(1);
         let mut index = Index::new(200).expect("memory");
@@ -221,12 +226,12 @@ fn a_full_index_takes_no_more_and_is_unchanged() {
         }
         assert_eq!(visited(&index, 0, index.home_slots()), before);
         index.remove(before[0].fingerprint, |e| *e == before[0]).expect("there");
-        index.insert(&entry(&mut random, 5, 1)).expect("room again");
+        index.insert(&entry(&mut random, 5, 1)).expect("room after a removal");
     }
 }
 
 #[test]
-fn what_does_not_fit_changes_nothing() {
+fn entry_out_of_range_leaves_index_unchanged() {
     let mut random = Random(2);
     let mut index = Index::new(4).expect("memory");
     let good = entry(&mut random, 9, 1);
@@ -237,13 +242,13 @@ fn what_does_not_fit_changes_nothing() {
         "index entry field out of range field=length value=0 min=1 max=134217728"
     );
     let refused = index.update(9, |_| true, |e| e.frame = Some(FRAME_MAX + 1));
-    refused.expect_err("the frame has too many bits");
+    refused.expect_err("the frame number does not fit");
     assert_eq!(visited(&index, 0, index.home_slots()), [good]);
 }
 
 #[test]
-fn memory_is_at_most_40_bytes_an_object() {
-    // Mapped, not touched: the large ones cost nothing.
+fn memory_per_object_is_at_most_40_bytes() {
+    // Mapped but not touched, so the large ones use no memory.
     for max_objects in [0, 1, 2, 3, 4, 5, 99, 1000, 1001, 1_000_003, 20_000_000] {
         let index = Index::new(max_objects).expect("memory");
         assert!(index.memory_bytes() <= 40 * max_objects, "max_objects={max_objects}");
@@ -255,19 +260,19 @@ fn memory_is_at_most_40_bytes_an_object() {
 }
 
 #[test]
-fn more_than_the_system_has_is_an_error() {
+fn capacity_beyond_system_memory_is_an_error() {
     for max_objects in [u64::MAX, u64::MAX / 5 * 4, 1 << 57] {
         match Index::new(max_objects) {
             Err(IndexError::OutOfMemory { max_objects: named, .. }) => assert_eq!(named, max_objects),
             Err(other) => panic!("{other}"),
-            Ok(_) => panic!("max_objects={max_objects} was given memory"),
+            Ok(_) => panic!("memory was allocated max_objects={max_objects}"),
         }
     }
 }
 
-/// At a full load of well-spread fingerprints a look is short: the bound on time that the module claims.
+/// With well-spread fingerprints, probes are short even in a full index.
 #[test]
-fn probes_are_short_at_full_load() {
+fn probe_length_in_full_index_is_bounded() {
     let mut random = Random(3);
     let mut index = Index::new(100_000).expect("memory");
     while index.len() < index.capacity() {
@@ -280,8 +285,8 @@ fn probes_are_short_at_full_load() {
         .filter(|(_, fingerprint)| *fingerprint != 0)
         .map(|(at, fingerprint)| index.table.distance(at, fingerprint))
         .collect();
-    // Knuth, The Art of Computer Programming, volume 3, 6.4: linear probing needs (1 + 1 / (1 - 0.8)) / 2 = 3
-    // probes a hit on average; Robin Hood keeps the mean and shrinks the variance.
+    // Knuth, The Art of Computer Programming, volume 3, 6.4: linear probing needs (1 + 1 / (1 -
+    // 0.8)) / 2 = 3 probes a hit on average; Robin Hood keeps the mean and shrinks the variance.
     let mean = distances.iter().sum::<usize>() as f64 / distances.len() as f64 + 1.0;
     assert!((2.7..3.3).contains(&mean), "mean probes {mean}");
     let longest = distances.into_iter().max();
@@ -290,8 +295,9 @@ fn probes_are_short_at_full_load() {
 
 type Visit = fn(&Index, u64, u64, &mut dyn FnMut(&Entry));
 
-/// Walks all homes in random pieces with a random history between the pieces, and says whether every entry
-/// that was there throughout was visited exactly once, and no other entry more often.
+/// Walks all homes in random pieces with a random history between the pieces. Returns an error
+/// unless every entry that was present throughout was visited exactly once, and every other entry
+/// at most once.
 fn walk_while_changing(seed: u64, spread: Spread, visit: Visit) -> Result<(), String> {
     let mut random = Random(seed);
     let mut index = Index::new(40).expect("memory");
@@ -299,7 +305,7 @@ fn walk_while_changing(seed: u64, spread: Spread, visit: Visit) -> Result<(), St
     let mut names = 1..;
     let mut change = |index: &mut Index, model: &mut Model, random: &mut Random, times: u64| {
         for _ in 0..times {
-            step(index, model, random, spread, names.next().expect("names do not end"));
+            step(index, model, random, spread, names.next().expect("an endless range"));
         }
     };
     change(&mut index, &mut model, &mut random, 100);
@@ -325,7 +331,7 @@ fn walk_while_changing(seed: u64, spread: Spread, visit: Visit) -> Result<(), St
 }
 
 #[test]
-fn a_walk_by_homes_visits_what_stays_exactly_once() {
+fn walk_by_homes_visits_each_lasting_entry_once() {
     for spread in Spread::ALL {
         for seed in 0..400 {
             let walked = walk_while_changing(seed, spread, |index, from, to, f| {
@@ -336,9 +342,9 @@ fn a_walk_by_homes_visits_what_stays_exactly_once() {
     }
 }
 
-/// The checker itself: a cursor over positions, which looks just as right, must be caught both ways.
+/// Checks the checker: it must find both faults of a walk by slot positions.
 #[test]
-fn a_walk_by_positions_is_caught() {
+fn walk_by_positions_is_detected_as_wrong() {
     let by_position: Visit = |index, from, to, f| {
         for at in from..to.min(index.home_slots()) {
             let slot = index.table.get(at as usize);
@@ -357,9 +363,9 @@ fn a_walk_by_positions_is_caught() {
     assert!(faults.iter().any(|f| f.contains("visited")), "no repeat in {} faults", faults.len());
 }
 
-/// A checkpoint may rely on it: sorted by fingerprint is sorted by home.
+/// Checkpoints rely on this: fingerprints in order have homes in order.
 #[test]
-fn homes_are_in_the_order_of_fingerprints() {
+fn home_order_equals_fingerprint_order() {
     let index = Index::new(1000).expect("memory");
     let homes = index.home_slots();
     assert_eq!(index.table.home(0), 0);
@@ -368,15 +374,16 @@ fn homes_are_in_the_order_of_fingerprints() {
     let mut fingerprints: Vec<u128> =
         (0..5000).map(|_| u128::from(random.next()) << 64 | u128::from(random.next())).collect();
     fingerprints.sort_unstable();
-    let of: Vec<usize> = fingerprints.iter().map(|f| index.table.home(*f)).collect();
-    assert!(of.is_sorted());
-    let distinct = of.windows(2).filter(|pair| pair[0] != pair[1]).count() as u64 + 1;
+    let home_of_each: Vec<usize> = fingerprints.iter().map(|f| index.table.home(*f)).collect();
+    assert!(home_of_each.is_sorted());
+    let distinct = home_of_each.windows(2).filter(|pair| pair[0] != pair[1]).count() as u64 + 1;
     assert!(distinct > homes * 9 / 10, "5000 fingerprints have only {distinct} of {homes} homes");
 }
 
-/// Pieces of the walk do not overlap and leave nothing out, whatever the cut and with runs across the wrap.
+/// The pieces of a walk are disjoint and complete for every cut, also with runs that wrap around
+/// the ring.
 #[test]
-fn homes_partition_the_entries() {
+fn home_ranges_partition_entries() {
     for spread in Spread::ALL {
         let mut random = Random(4);
         let mut index = Index::new(30).expect("memory");
@@ -398,12 +405,12 @@ fn homes_partition_the_entries() {
 }
 
 #[test]
-fn links_come_and_go_beside_entries() {
+fn links_and_entries_with_shared_homes_stay_consistent() {
     let mut random = Random(7);
     let mut index = Index::new(64).expect("memory");
     let mut links: HashMap<u128, u64> = HashMap::new();
     for step in 0..20_000u32 {
-        // Few homes, so that links and entries push each other about.
+        // Few homes, so that links and entries displace each other.
         let fingerprint = u128::from(random.below(24)) << 100 | 5;
         match random.below(5) {
             0 if !links.contains_key(&fingerprint) => {

@@ -1,11 +1,11 @@
-//! The pins and leases of one client, and its share of the store: other clients' puts find room
-//! whatever it holds.
+//! The pins and leases of one client, and the share of the store that it may hold. The limits leave
+//! memory for the puts of other clients.
 
 use std::collections::HashMap;
 
 use pagelith_io::clock::Mono;
 
-use super::Row;
+use super::PinTarget;
 use crate::api::error::{Error, Result};
 use crate::config::ValidConfig;
 
@@ -14,52 +14,53 @@ const ALL_SHARE: u64 = 2;
 /// One client holds at most 1/`CLIENT_SHARE` of that.
 const CLIENT_SHARE: u64 = 2;
 
-/// Amounts held.
+/// Objects and bytes held by a client, or by all clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub(crate) struct HoldTotals {
     pub objects: u64,
     /// Arena bytes.
     pub bytes: u64,
 }
 
-impl Totals {
+impl HoldTotals {
     /// The limit for all clients of a store with this configuration, never 0.
-    pub fn of(config: &ValidConfig) -> Totals {
+    pub fn of(config: &ValidConfig) -> HoldTotals {
         let (objects, bytes) = (config.max_objects(), config.arena_bytes());
-        Totals {
+        HoldTotals {
             objects: (objects / ALL_SHARE).max(CLIENT_SHARE),
             bytes: (bytes / ALL_SHARE).max(CLIENT_SHARE),
         }
     }
 
     /// The limit for one client.
-    pub fn share_of_client(&self) -> Totals {
-        Totals { objects: self.objects / CLIENT_SHARE, bytes: self.bytes / CLIENT_SHARE }
+    pub fn share_of_client(&self) -> HoldTotals {
+        HoldTotals { objects: self.objects / CLIENT_SHARE, bytes: self.bytes / CLIENT_SHARE }
     }
 
-    /// An error if `self`, the amounts of `who`, would exceed `most` with `more`.
-    pub fn check(&self, more: &Totals, most: &Totals, who: &str) -> Result<()> {
-        // An object that is held already may be pinned again.
-        if more.objects == 0
-            || self.objects + more.objects <= most.objects && self.bytes + more.bytes <= most.bytes
+    /// An error if `self`, the amounts of `holder`, would exceed `most` with `additional`.
+    pub fn check(&self, additional: &HoldTotals, most: &HoldTotals, holder: &str) -> Result<()> {
+        // An object that is already held may be pinned again.
+        if additional.objects == 0
+            || self.objects + additional.objects <= most.objects
+                && self.bytes + additional.bytes <= most.bytes
         {
             return Ok(());
         }
-        let Totals { objects, bytes } = most;
-        let (more, more_bytes) = (more.objects, more.bytes);
+        let HoldTotals { objects, bytes } = most;
+        let (more, more_bytes) = (additional.objects, additional.bytes);
         Err(Error::busy(format!(
-            "{who} would pin or lease too much more_objects={more} more_bytes={more_bytes} objects_max={objects} bytes_max={bytes}"
+            "{holder} would pin or lease too much more_objects={more} more_bytes={more_bytes} objects_max={objects} bytes_max={bytes}"
         )))
     }
 
-    pub fn add(&mut self, more: &Totals) {
-        self.objects += more.objects;
-        self.bytes += more.bytes;
+    pub fn add(&mut self, additional: &HoldTotals) {
+        self.objects += additional.objects;
+        self.bytes += additional.bytes;
     }
 
-    pub fn take(&mut self, less: &Totals) {
-        self.objects -= less.objects;
-        self.bytes -= less.bytes;
+    pub fn subtract(&mut self, released: &HoldTotals) {
+        self.objects -= released.objects;
+        self.bytes -= released.bytes;
     }
 }
 
@@ -73,72 +74,72 @@ struct ClientObject {
 
 /// Objects that a client holds.
 #[derive(Debug, Default)]
-pub(crate) struct Client {
+pub(crate) struct ClientHolds {
     objects: HashMap<u128, ClientObject>,
     /// Number of held objects of each group, and the group's bytes when the first was held.
     groups: HashMap<u128, (u32, u64)>,
     bytes: u64,
 }
 
-impl Client {
-    pub fn totals(&self) -> Totals {
-        Totals { objects: self.objects.len() as u64, bytes: self.bytes }
+impl ClientHolds {
+    pub fn totals(&self) -> HoldTotals {
+        HoldTotals { objects: self.objects.len() as u64, bytes: self.bytes }
     }
 
-    pub fn holds_nothing(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
 
-    /// How much more it would hold with `rows`.
-    pub fn more(&self, rows: &[Row]) -> Totals {
-        let new = rows.iter().filter(|row| !self.objects.contains_key(&row.fingerprint));
+    /// Amounts that it would hold in addition if it held `targets` too.
+    pub fn additional(&self, targets: &[PinTarget]) -> HoldTotals {
+        let new = targets.iter().filter(|target| !self.objects.contains_key(&target.fingerprint));
         let (mut objects, mut groups, mut bytes) = (HashMap::new(), HashMap::new(), 0);
-        for row in new {
-            objects.insert(row.fingerprint, ());
-            if !self.groups.contains_key(&row.group) && groups.insert(row.group, ()).is_none() {
-                bytes += row.bytes;
+        for target in new {
+            objects.insert(target.fingerprint, ());
+            if !self.groups.contains_key(&target.group) && groups.insert(target.group, ()).is_none() {
+                bytes += target.bytes;
             }
         }
-        Totals { objects: objects.len() as u64, bytes }
+        HoldTotals { objects: objects.len() as u64, bytes }
     }
 
     /// Add a pin, or a lease until `lease`.
-    pub fn hold(&mut self, row: &Row, lease: Option<Mono>) {
-        let is_new = !self.objects.contains_key(&row.fingerprint);
-        let held = self.objects.entry(row.fingerprint).or_insert(ClientObject {
+    pub fn hold(&mut self, target: &PinTarget, lease: Option<Mono>) {
+        let is_new = !self.objects.contains_key(&target.fingerprint);
+        let held = self.objects.entry(target.fingerprint).or_insert(ClientObject {
             pins: 0,
             lease: None,
-            group: row.group,
+            group: target.group,
         });
         held.pins += u32::from(lease.is_none());
         held.lease = held.lease.max(lease);
         if is_new {
-            let (count, _) = self.groups.entry(row.group).or_insert_with(|| {
-                self.bytes += row.bytes;
-                (0, row.bytes)
+            let (count, _) = self.groups.entry(target.group).or_insert_with(|| {
+                self.bytes += target.bytes;
+                (0, target.bytes)
             });
             *count += 1;
         }
     }
 
     /// Remove a pin; returns the amounts that are no longer held.
-    pub fn let_go(&mut self, fingerprint: u128) -> Totals {
-        let Some(held) = self.objects.get_mut(&fingerprint) else { return Totals::default() };
+    pub fn unpin(&mut self, fingerprint: u128) -> HoldTotals {
+        let Some(held) = self.objects.get_mut(&fingerprint) else { return HoldTotals::default() };
         held.pins = held.pins.saturating_sub(1);
-        let is_free = held.pins == 0 && held.lease.is_none();
-        if is_free { self.remove(fingerprint) } else { Totals::default() }
+        let is_released = held.pins == 0 && held.lease.is_none();
+        if is_released { self.remove(fingerprint) } else { HoldTotals::default() }
     }
 
     /// A leased object was removed; returns the amounts that are no longer held.
-    pub fn end_lease(&mut self, fingerprint: u128) -> Totals {
-        let Some(held) = self.objects.get_mut(&fingerprint) else { return Totals::default() };
+    pub fn end_lease(&mut self, fingerprint: u128) -> HoldTotals {
+        let Some(held) = self.objects.get_mut(&fingerprint) else { return HoldTotals::default() };
         held.lease = None;
-        let is_free = held.pins == 0;
-        if is_free { self.remove(fingerprint) } else { Totals::default() }
+        let is_released = held.pins == 0;
+        if is_released { self.remove(fingerprint) } else { HoldTotals::default() }
     }
 
     /// End expired leases; returns the amounts that are no longer held.
-    pub fn expire(&mut self, now: Mono) -> Totals {
+    pub fn expire(&mut self, now: Mono) -> HoldTotals {
         let mut expired = Vec::new();
         for (fingerprint, held) in &mut self.objects {
             held.lease = held.lease.filter(|until| *until > now);
@@ -146,22 +147,22 @@ impl Client {
                 expired.push(*fingerprint);
             }
         }
-        let mut less = Totals::default();
-        expired.into_iter().for_each(|fingerprint| less.add(&self.remove(fingerprint)));
-        less
+        let mut released = HoldTotals::default();
+        expired.into_iter().for_each(|fingerprint| released.add(&self.remove(fingerprint)));
+        released
     }
 
-    fn remove(&mut self, fingerprint: u128) -> Totals {
-        let Some(held) = self.objects.remove(&fingerprint) else { return Totals::default() };
-        let mut less = Totals { objects: 1, bytes: 0 };
+    fn remove(&mut self, fingerprint: u128) -> HoldTotals {
+        let Some(held) = self.objects.remove(&fingerprint) else { return HoldTotals::default() };
+        let mut released = HoldTotals { objects: 1, bytes: 0 };
         if let Some((count, bytes)) = self.groups.get_mut(&held.group) {
             *count -= 1;
             if *count == 0 {
-                less.bytes = *bytes;
+                released.bytes = *bytes;
                 self.bytes -= *bytes;
                 self.groups.remove(&held.group);
             }
         }
-        less
+        released
     }
 }

@@ -1,4 +1,4 @@
-//! A header of a batch, and where its bytes are from.
+//! A record header of a batch, and the origin of its bytes.
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::error::FormatError;
@@ -9,91 +9,92 @@ use crate::read::plan::HeaderPlace;
 use crate::state::scratch::Scratch;
 use crate::state::shared::Shared;
 
-/// A header of the batch: where it lies, and its bytes once they came.
+/// A header of the batch: its place, and its bytes once they were read.
 #[derive(Debug)]
 pub(crate) struct Header {
     pub place: HeaderPlace,
     pub bytes: Option<HeaderBytes>,
-    /// Objects without an outcome that need it. With none its memory goes back at once: scratch has room for
-    /// some hundred headers, and a batch may have thousands.
+    /// Objects without an outcome that need it. At 0 its memory is returned at once: scratch has
+    /// room for some hundred headers, and a batch may have thousands.
     pub users: usize,
-    /// It will be known next time.
-    noted: bool,
+    /// It was inserted into the header cache.
+    cached: bool,
 }
 
 impl Header {
-    /// Of the record at this place; nobody needs it yet.
-    pub fn at(place: HeaderPlace) -> Header {
-        Header { place, bytes: None, users: 0, noted: false }
+    /// The header of the record at this place, without users.
+    pub fn new(place: HeaderPlace) -> Header {
+        Header { place, bytes: None, users: 0, cached: false }
     }
 
-    /// Whether it was known before.
-    pub fn is_known(&self) -> bool {
-        self.bytes.as_ref().is_some_and(HeaderBytes::is_known)
+    /// Whether the bytes are from the header cache.
+    pub fn was_cached(&self) -> bool {
+        self.bytes.as_ref().is_some_and(HeaderBytes::was_cached)
     }
 
-    /// What is known of it is about to be judged, for an object that has it at this place.
-    pub fn expect(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
-        let read = place.filter(|_| !self.noted && matches!(self.bytes, Some(HeaderBytes::Read(_))));
-        read.into_iter().for_each(|(identity, offset)| shared.headers.expect(identity, offset));
+    /// Prefetch the cache lines for an insertion into the header cache; called before the object at
+    /// this place is verified.
+    pub fn prepare_caching(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
+        let read = place.filter(|_| !self.cached && matches!(self.bytes, Some(HeaderBytes::Read(_))));
+        read.into_iter().for_each(|(identity, offset)| shared.headers.prefetch_insert(identity, offset));
     }
 
-    /// It led to a hit: from now on it is known.
-    pub fn note(&mut self, shared: &Shared) {
+    /// Insert it into the header cache, after a hit.
+    pub fn cache(&mut self, shared: &Shared) {
         let read = match &self.bytes {
-            Some(HeaderBytes::Read(part)) if !self.noted => Record::of_trimmed(part.bytes()),
-            Some(HeaderBytes::Read(_) | HeaderBytes::Known(_)) | None => None,
+            Some(HeaderBytes::Read(part)) if !self.cached => Record::of_trimmed(part.bytes()),
+            Some(HeaderBytes::Read(_) | HeaderBytes::Cached(_)) | None => None,
         };
-        read.iter().for_each(|record| shared.headers.read(record));
-        self.noted = true;
+        read.iter().for_each(|record| shared.headers.insert_read(record));
+        self.cached = true;
     }
 }
 
 /// The bytes of a header.
 #[derive(Debug)]
 pub(crate) enum HeaderBytes {
-    /// Read from the device; of scratch.
+    /// Read from the device, into scratch memory.
     Read(Part),
-    /// Known before, and found good then: without its padding.
-    Known(Box<[u8]>),
+    /// From the header cache, verified on insertion; without its padding.
+    Cached(Box<[u8]>),
 }
 
 impl HeaderBytes {
-    /// How long it says it is, if that is longer than what was read.
-    pub fn longer(&self) -> Option<u64> {
+    /// The header's length by its own claim, if more than what was read.
+    pub fn longer_claim(&self) -> Option<u64> {
         match self {
             HeaderBytes::Read(part) => {
                 Record::claimed_header_bytes(part.bytes()).filter(|n| *n > part.len() as u64)
             }
-            HeaderBytes::Known(_) => None,
+            HeaderBytes::Cached(_) => None,
         }
     }
 
-    /// The header, found good now if not before.
+    /// The header, verified now unless it is from the header cache.
     pub fn record(&self) -> Result<Record<'_>, FormatError> {
         match self {
             HeaderBytes::Read(part) => Record::decode(part.bytes()),
-            HeaderBytes::Known(trimmed) => Record::of_trimmed(trimmed).ok_or(FormatError::Short {
-                structure: "known header",
+            HeaderBytes::Cached(trimmed) => Record::of_trimmed(trimmed).ok_or(FormatError::Short {
+                structure: "cached header",
                 need: 0,
                 have: trimmed.len() as u64,
             }),
         }
     }
 
-    /// Whether it was known before.
-    fn is_known(&self) -> bool {
+    /// Whether the bytes are from the header cache.
+    fn was_cached(&self) -> bool {
         match self {
             HeaderBytes::Read(_) => false,
-            HeaderBytes::Known(_) => true,
+            HeaderBytes::Cached(_) => true,
         }
     }
 
-    /// Nobody needs it any more.
-    pub fn give_back(self, scratch: &mut Scratch) {
+    /// Return its memory.
+    pub fn release(self, scratch: &mut Scratch) {
         match self {
             HeaderBytes::Read(part) => scratch.give_back(part),
-            HeaderBytes::Known(_) => {}
+            HeaderBytes::Cached(_) => {}
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Gets of the store's own: what lies where, the bytes of what is put again, and what is read ahead. Nobody's hits.
+//! Gets for the store's own use: probes for headers, bytes of objects that are stored again, and
+//! prefetches. None counts as a hit.
 
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::clock::Mono;
@@ -10,56 +11,56 @@ use pagelith_tiers::policy::Recency;
 use super::GetBatch;
 use crate::api::outcome::GetOutcome;
 use crate::memory::index::SsdPlace;
-use crate::read::slot::{Rare, Slot};
+use crate::read::slot::{Slot, SlotCold};
 use crate::state::reserve::Arriving;
-use crate::store::session::SessionIo;
+use crate::state::session_io::SessionIo;
 
 /// An object that a probe found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Probed {
     /// Length in bytes.
     pub length: u64,
-    /// Every object of its record, itself among them, and where each is on SSD; empty if it was found in
-    /// DRAM.
-    pub siblings: Vec<(ObjectKey, SsdPlace)>,
-    /// How they belong together; `None` if it was found in DRAM.
+    /// Every object of its record, itself included, and the SSD place of each; empty if it was
+    /// found in DRAM.
+    pub members: Vec<(ObjectKey, SsdPlace)>,
+    /// The kind of its group; `None` if it was found in DRAM.
     pub kind: Option<GroupKind>,
-    /// Of its namespace, when it was found on SSD: cleared since, it is not here any more.
+    /// The namespace's generation when the object was found on SSD. If the namespace was cleared
+    /// since, the object is absent.
     pub generation: Option<Generation>,
 }
 
 impl GetBatch {
-    /// Read these objects into memory of the arena that was set aside for them, and keep them there.
-    pub fn ahead(
+    /// Read these objects into arena memory that is reserved for them, and keep them there.
+    pub fn prefetch(
         io: &mut SessionIo,
         objects: Vec<(ObjectKey, (Arriving, Part))>,
         at: Recency,
         deadline: Mono,
     ) -> GetBatch {
-        let slot = |(key, (arriving, part))| Slot::ahead(key, arriving, part);
+        let slot = |(key, (reservation, part))| Slot::prefetch(key, reservation, part);
         Self::begin_slots(io, objects.into_iter().map(slot).collect(), at, deadline)
     }
 
-    /// Ask only whether these objects are here, by their headers.
+    /// Probe by their headers whether these objects are present.
     pub fn probe(io: &mut SessionIo, keys: &[ObjectKey], at: Recency, deadline: Mono) -> GetBatch {
         Self::begin_slots(io, keys.iter().map(|k| Slot::probe(*k)).collect(), at, deadline)
     }
 
-    /// Of each probe, where the object is and its length; `None` if it is not here.
+    /// The result of each probe; `None` for an absent object.
     pub fn into_probed(self) -> Vec<Option<Probed>> {
         let probed = |s: Slot| match s.outcome {
             Some(Ok(GetOutcome::Hit { bytes, .. })) => {
                 let generation = s.expected.map(|expected| expected.generation);
-                let Rare { siblings, kind, .. } = s.rare.map(|rare| *rare).unwrap_or_default();
-                Some(Probed { length: bytes, siblings, kind, generation })
+                let SlotCold { members, kind, .. } = s.cold.map(|cold| *cold).unwrap_or_default();
+                Some(Probed { length: bytes, members, kind, generation })
             }
             Some(Ok(GetOutcome::Miss(_)) | Err(_)) | None => None,
         };
         self.slots.into_iter().map(probed).collect()
     }
 
-    /// Of each object that is here, the buffer that it was got into: for the store's own use, not counted as
-    /// hits.
+    /// The buffer of each object that was read; not counted as hits.
     pub fn into_buffers(self) -> Vec<Option<AlignedBuf>> {
         let buffer = |s: Slot| match s.outcome {
             Some(Ok(GetOutcome::Hit { .. })) => s.get.destination.into_buffer(),

@@ -1,21 +1,21 @@
-//! What of a batch goes through staging memory, and when.
+//! Divides the staged objects of a batch into sub-batches that fit the staging budget.
 
 use pagelith_layouts::staging;
 
 use super::GetBatch;
-use crate::read::plan::{Fetch, Piece, Target};
-use crate::store::session::SessionIo;
+use crate::read::plan::{Fetch, Piece, ReadTarget};
+use crate::state::session_io::SessionIo;
 
 impl GetBatch {
-    /// Split what is staged into sub-batches, in order and greedily. Sub-batch numbers go on from those that
-    /// the batch has already.
-    pub(crate) fn assign_stages(&mut self, targets: &mut [Target], staged: &[(usize, u64)], budget: u64) {
+    /// Split the staged objects into sub-batches, in order and greedily. Numbers continue from the
+    /// sub-batches that the batch already has.
+    pub(crate) fn assign_stages(&mut self, targets: &mut [ReadTarget], staged: &[(usize, u64)], budget: u64) {
         let costs: Vec<u64> = staged.iter().map(|(_, cost)| *cost).collect();
         for range in staging::split(&costs, budget) {
-            self.stage_open.push(range.len());
+            self.stage_unsettled.push(range.len());
             for (target, _) in &staged[range] {
-                targets[*target].stage = self.stage_open.len();
-                self.slots[targets[*target].slot].stage = self.stage_open.len();
+                targets[*target].stage = self.stage_unsettled.len();
+                self.slots[targets[*target].slot].stage = self.stage_unsettled.len();
             }
         }
     }
@@ -23,11 +23,12 @@ impl GetBatch {
     pub(crate) fn leave_stage(&mut self, i: usize) {
         let stage = std::mem::take(&mut self.slots[i].stage);
         if stage > 0 {
-            self.stage_open[stage - 1] -= 1;
+            self.stage_unsettled[stage - 1] -= 1;
         }
     }
 
-    /// Plan anew what a read that waits would bring straight into callers' memory: by the time that is left it is staged.
+    /// Plan again, as staged reads, the direct pieces of a waiting read: the device may not
+    /// complete a direct read before the deadline.
     pub(crate) fn stage_instead(&mut self, io: &mut SessionIo, fetch: &Fetch) {
         let mut which = Vec::new();
         for piece in &fetch.pieces {
@@ -40,13 +41,13 @@ impl GetBatch {
         }
         for &slot in &which {
             self.leave_stage(slot);
-            self.leave_header(io, slot);
-            self.slots[slot].begin_again();
+            self.release_header(io, slot);
+            self.slots[slot].reset_for_retry();
         }
         if let Some(Piece::Header { header, bytes }) = fetch.pieces.first()
             && self.headers[*header].users > 0
         {
-            // Objects of other reads need it still.
+            // Objects of other reads still need the header.
             let pieces = [Piece::Header { header: *header, bytes: *bytes }].into();
             self.waiting.push_front(Fetch { bytes: *bytes, parts: 1, pieces, ..fetch.clone() });
         }

@@ -1,4 +1,5 @@
-//! One object on its way into the store: where its bytes are, and whether they are those that were offered.
+//! An object offered by a put: the state of its bytes, and whether they match the offered
+//! checksums.
 
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::Stores;
@@ -7,70 +8,73 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_transport::shown::Shown;
 
-use super::super::answer::Verdict;
+use super::super::op_outcome::ItemVerdict;
 use crate::rpc::verify;
 use crate::state::reserve::{Arrived, Arriving};
-use crate::write::put::client_memory::Vouched;
+use crate::write::put::client_memory::ClientPayload;
 
-/// One object to be put.
-pub(crate) struct Offered {
+/// An offered object.
+pub(crate) struct OfferedObject {
     pub key: ObjectKey,
     pub length: u64,
-    /// Of its blocks, as the client has them; empty for the store's own.
+    /// Checksums of its blocks, from the client; empty if the store computes them.
     pub sums: Checksums,
-    /// Where they lie in the client's memory, if it shows them, with checksums.
+    /// Reference to the bytes in client memory, if the client passes them by reference and sent
+    /// checksums.
     pub shown: Option<Shown>,
-    pub memory: Memory,
-    pub verdict: Option<Verdict>,
+    pub buffer: ObjectBuffer,
+    pub verdict: Option<ItemVerdict>,
 }
 
-/// The memory that an object's bytes are in.
-pub(crate) enum Memory {
+/// State of the object's bytes.
+pub(crate) enum ObjectBuffer {
     None,
-    /// On their way; the link has it.
-    Arriving(Arriving),
-    /// Here, and what they should be.
-    Whole(Arrived),
-    /// Here, and something else.
-    Wrong,
+    /// Reserved in the arena; the link may write the bytes.
+    Reserved(Arriving),
+    /// Arrived, and the checksums match.
+    Verified(Arrived),
+    /// Arrived, and the checksums differ.
+    Mismatch,
 }
 
-impl Offered {
-    /// All of its bytes are here, or shown: note whether they are those that were offered.
-    pub fn arrived(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
-        let Memory::Arriving(arriving) = std::mem::replace(&mut self.memory, Memory::None) else { return };
+impl OfferedObject {
+    /// Takes the bytes that arrived in `parts`, or copies them from `shown`, and verifies them.
+    pub fn receive(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
+        let ObjectBuffer::Reserved(arriving) = std::mem::replace(&mut self.buffer, ObjectBuffer::None) else {
+            return;
+        };
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
-            (Some(shown), parts) => verify::copied(parts, &all, shown, Stores::PastCache),
-            (None, parts) => verify::sums(parts, &all),
+            (Some(shown), parts) => verify::copy_and_checksum(parts, &all, shown, Stores::PastCache),
+            (None, parts) => verify::block_checksums(parts, &all),
         };
         let part = parts.pop();
-        let right = |sums: &Checksums| match &part {
+        let matches = |sums: &Checksums| match &part {
             _ if self.sums.is_empty() => shown.is_none(),
             _ if block_bytes == BLOCK_BYTES => *sums == self.sums,
-            // Of blocks of another length.
+            // The client's blocks have another length than the store's.
             Some(part) => {
                 let mut verifier = Verifier::new(self.sums.iter().copied(), 0, self.length, block_bytes);
                 verifier.update(part.bytes()).is_ok() && verifier.is_complete()
             }
             None => false,
         };
-        self.memory = match (sums.filter(right), part) {
-            (Some(sums), Some(part)) => Memory::Whole(arriving.arrived(vec![part], sums)),
-            _ => Memory::Wrong,
+        self.buffer = match (sums.filter(matches), part) {
+            (Some(sums), Some(part)) => ObjectBuffer::Verified(arriving.arrived(vec![part], sums)),
+            _ => ObjectBuffer::Mismatch,
         };
     }
 
-    /// What it is put with, if it is shown in blocks as the store has them.
-    pub fn vouched(&mut self) -> Option<Vouched> {
-        Some(Vouched::new(self.shown.take()?, std::mem::take(&mut self.sums)))
+    /// The payload in client memory, if it is passed by reference in blocks of the store's length.
+    pub fn client_payload(&mut self) -> Option<ClientPayload> {
+        Some(ClientPayload::new(self.shown.take()?, std::mem::take(&mut self.sums)))
     }
 
-    /// It, if it has arrived and is right.
+    /// The reserved memory with its verified bytes.
     pub fn take(&mut self) -> Option<Arrived> {
-        match std::mem::replace(&mut self.memory, Memory::None) {
-            Memory::Whole(arrived) => Some(arrived),
-            Memory::None | Memory::Arriving(_) | Memory::Wrong => None,
+        match std::mem::replace(&mut self.buffer, ObjectBuffer::None) {
+            ObjectBuffer::Verified(arrived) => Some(arrived),
+            ObjectBuffer::None | ObjectBuffer::Reserved(_) | ObjectBuffer::Mismatch => None,
         }
     }
 }

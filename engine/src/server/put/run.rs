@@ -1,16 +1,16 @@
-//! Which groups of a put go together.
+//! Divides the groups of a put into runs, which are processed together.
 
 use pagelith_layouts::checksum::BLOCK_BYTES;
 
-use super::{PutOp, State};
+use super::{OfferedState, PutOp};
 
-/// Groups of a run, and bytes of one unless its first group has more. They are looked up in one section, memory is set aside for them
-/// in one, and they are stored together.
+/// Maximum number of groups of a run, and of bytes unless the first group alone exceeds it. A run
+/// is looked up under one lock acquisition, reserved in one call and stored as one batch.
 pub(crate) const RUN_GROUPS: usize = 8;
 const RUN_BYTES: u64 = 512 << 10;
 
 impl PutOp {
-    /// Groups from `at` on that begin together.
+    /// The groups of the run that begins with group `at`.
     pub(crate) fn run(&self, at: usize) -> Vec<usize> {
         let bytes_of = |at: usize| -> u64 {
             self.offered[self.groups[at].objects.clone()].iter().map(|o| o.length).sum()
@@ -18,18 +18,19 @@ impl PutOp {
         let mut bytes = bytes_of(at);
         let fits = |at: &usize| {
             bytes = bytes.saturating_add(bytes_of(*at));
-            matches!(self.groups[*at].state, State::New) && bytes <= RUN_BYTES
+            matches!(self.groups[*at].state, OfferedState::New) && bytes <= RUN_BYTES
         };
-        let behind = (at + 1..self.groups.len()).take(RUN_GROUPS - 1).take_while(fits);
+        let following = (at + 1..self.groups.len()).take(RUN_GROUPS - 1).take_while(fits);
         let mut run = Vec::with_capacity(RUN_GROUPS.min(self.groups.len() - at));
         run.push(at);
-        run.extend(behind);
+        run.extend(following);
         run
     }
 
-    /// Whether a group is put out of the client's memory: into the open ones it goes by way of memory that is set aside.
-    pub(crate) fn is_shown(&self, at: usize) -> bool {
-        let is_whole = self.into.is_none() && self.required.is_none();
+    /// Whether a group can be stored directly from client memory. Objects of open groups are copied
+    /// to reserved memory first.
+    pub(crate) fn is_in_client_memory(&self, at: usize) -> bool {
+        let is_whole = self.open_group.is_none() && self.required.is_none();
         is_whole
             && self.block_bytes == BLOCK_BYTES
             && self.offered[self.groups[at].objects.clone()].iter().all(|o| o.shown.is_some())
@@ -45,38 +46,38 @@ mod tests {
     use pagelith_layouts::shard::Shard;
     use pagelith_layouts::wire::request::Verb;
 
-    use super::super::offered::{Memory, Offered};
-    use super::super::{Group, Manner};
+    use super::super::offered::{ObjectBuffer, OfferedObject};
+    use super::super::{CallContext, OfferedGroup};
     use super::*;
     use crate::api::request::Options;
-    use crate::write::put::Came;
+    use crate::state::put_types::Came;
 
-    /// A put of so many objects of this length.
+    /// A put of `objects` objects of `length` bytes each.
     fn put(objects: usize, length: u64) -> PutOp {
         let key =
             ObjectKey::new(NamespaceId([1; 16]), PrefixHash([2; 32]), Role::Target, "kv", "k", Shard::Whole);
         let key = key.expect("a key");
-        let offered = |_| Offered {
+        let offered = |_| OfferedObject {
             key,
             length,
             sums: Checksums::new(),
             shown: None,
-            memory: Memory::None,
+            buffer: ObjectBuffer::None,
             verdict: None,
         };
-        let group = |at: usize| Group { base: None, objects: at..at + 1, state: State::New };
+        let group = |at: usize| OfferedGroup { base: None, objects: at..at + 1, state: OfferedState::New };
         PutOp {
-            manner: Manner { options: Options::default(), deadline: Mono::default(), came: Came::Put },
+            call: CallContext { options: Options::default(), deadline: Mono::default(), origin: Came::Put },
             verb: Verb::Put,
             block_bytes: BLOCK_BYTES,
             offered: (0..objects).map(offered).collect(),
             groups: (0..objects).map(group).collect(),
             required: None,
-            into: None,
+            open_group: None,
         }
     }
 
-    /// How many groups go together, from the first to the last.
+    /// Lengths of the runs of a put.
     fn runs(put: &PutOp) -> Vec<usize> {
         let (mut at, mut runs) = (0, Vec::new());
         while at < put.groups.len() {
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn run_has_so_many_groups_and_bytes_at_most_and_one_group_at_least() {
+    fn run_is_bounded_in_groups_and_bytes_and_has_at_least_one_group() {
         assert_eq!(runs(&put(20, 4 << 10)), [8, 8, 4]);
         assert_eq!(runs(&put(20, 64 << 10)), [8, 8, 4]);
         assert_eq!(runs(&put(5, 256 << 10)), [2, 2, 1]);

@@ -6,9 +6,9 @@ use std::time::Duration;
 use pagelith_io::runtime::{Step, Task};
 use rustc_hash::FxHashMap;
 
-use super::Hint;
 use crate::api::error::Result;
 use crate::api::outcome::Ticket;
+use crate::state::prefetch::Hint;
 use crate::state::reserve;
 use crate::state::reserve::SetAside;
 use crate::state::shared::Shared;

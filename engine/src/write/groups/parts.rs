@@ -16,11 +16,11 @@ pub(crate) fn put(
 ) -> Vec<Result<PutOutcome>> {
     let shared = &store.shared;
     let (deadline, room) = (shared.deadline(options.timeout), shared.room_deadline(&options));
-    // All of one call are equally recent.
+    // All groups of one call are equally recent.
     let request = Some(options.request.unwrap_or_else(|| store.begin_request()));
-    let depths = (0..).map(|behind| options.depth.saturating_add(behind));
+    let depths = (0..).map(|page| options.depth.saturating_add(page));
     let put = |(depth, part): (u32, &&[PutSlice<'_>])| {
-        // Each part has the time that is left, not all of it again.
+        // Each part has the remaining time.
         let (timeout, wait) = (Some(deadline.since(shared.now())), Some(room.since(shared.now())));
         put_one(store, required, part, Options { request, depth, timeout, wait })
     };

@@ -1,4 +1,5 @@
-//! Step 1 of a put: what of the group is here already, and memory for what is not.
+//! Step 1 of a put: determine which objects of the group are present, and reserve memory for the
+//! others.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -7,73 +8,76 @@ use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 
-use super::{Admitted, At, Came, Kind, Room, Size, expire};
+use super::Admitted;
 use crate::api::error::{Error, Result};
 use crate::api::outcome::PutOutcome;
-use crate::memory::visibility::Sight;
+use crate::memory::visibility::VisibilityFilter;
 use crate::read::get::Probed;
 use crate::state::core::Core;
+use crate::state::put_types;
+use crate::state::put_types::{At, Came, Kind, Room, Size, expire, group_conflict};
 use crate::state::shared::Shared;
 
-/// An object that is here by itself, and is to be read so that it can be stored with its group.
+/// A member of the group that is already stored as a single object. Its bytes must be read, so that
+/// they can be stored again with the group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Alone {
-    /// Which member of the group.
+pub(crate) struct StandaloneMember {
+    /// Index of the member in the group.
     pub member: usize,
     /// Length in bytes.
     pub length: u64,
-    /// Where it is: what is read from elsewhere is not it.
+    /// Its location. Bytes that were read from another location are not accepted.
     pub at: At,
 }
 
-/// What is known of a group before its bytes are looked at.
+/// Result of the admission of a group, before its bytes are read.
 pub(crate) enum Admission {
-    /// Nothing more to do.
-    Settled(Result<PutOutcome>),
-    /// Some members may be on SSD: an entry has their fingerprint, and only the header there can tell whether
-    /// it is their key. By member.
-    Doubtful(Vec<usize>),
-    /// Some members are here by themselves: their bytes are to be the group's.
-    Adopt(Vec<Alone>),
-    /// Objects are missing that were never put.
-    Incomplete,
-    /// There is no memory for so many bytes now.
-    NoRoom(u64),
-    /// Memory is set aside.
+    /// The put of the group has its outcome.
+    Done(Result<PutOutcome>),
+    /// These members (by index) may be on SSD: an entry has their fingerprint, and only the record
+    /// header on SSD shows whether it has their key.
+    NeedHeaders(Vec<usize>),
+    /// These members are present as single objects: their bytes must be read to become the group's.
+    NeedObjects(Vec<StandaloneMember>),
+    /// Some objects of the group were never put.
+    MissingObjects,
+    /// Memory for this number of bytes is not available now.
+    NoMemory(u64),
+    /// Memory is reserved.
     Admitted(Admitted),
 }
 
-/// An object that is here already.
-struct Found {
+/// An object that is already present.
+struct PresentObject {
     at: At,
     length: u64,
     kind: GroupKind,
-    /// It is attached to a base that is not here: nobody sees it, and a put takes its place.
+    /// It is attached to a base that is absent: it is invisible, and a put replaces it.
     hidden: bool,
-    /// The keys of all objects that lie with it, its own among them.
-    with: Vec<ObjectKey>,
+    /// Keys of all objects of its frame or record, including its own.
+    members: Vec<ObjectKey>,
 }
 
-/// What is known of an object.
-enum Known {
+/// Whether an object is present.
+enum KeyState {
     Absent,
-    Here(Found),
-    /// Only a look at its header on SSD can tell.
-    Doubtful,
-    /// That look was in vain, or is no longer true.
+    Present(PresentObject),
+    /// Its record header on SSD must be read first.
+    NeedsHeader,
+    /// The header was not read, or what it said is no longer true.
     Unclear,
 }
 
-/// What the members that are here make of the group.
-enum Judged {
-    /// Each is here, as this group.
+/// Result for the group of the members that are present.
+enum GroupState {
+    /// All members are present, as this group.
     Present,
-    /// Nothing of it stands in the way, but these are here by themselves.
-    New(Vec<Alone>),
+    /// The group can be stored. These members are present as single objects.
+    New(Vec<StandaloneMember>),
 }
 
-/// `probed` tells of each member what its header on SSD said, once that was asked for; `adopted`, if it has a
-/// word of a member, from where its bytes were read when it was here by itself.
+/// Admit a group. `probed` is the header on SSD of each member, after headers were requested.
+/// `adopted` is the location from which the bytes of a standalone member were read, if they were.
 pub(crate) fn admit(
     shared: &Shared,
     core: &mut Core,
@@ -85,60 +89,61 @@ pub(crate) fn admit(
     let generation = core.generation(group[0].key.namespace());
     let fingerprints: Vec<u128> = group.iter().map(|o| shared.fingerprint(&o.key, generation)).collect();
     let mut found = Vec::with_capacity(group.len());
-    let mut doubtful = Vec::new();
+    let mut need_headers = Vec::new();
     for (i, (object, fp)) in group.iter().zip(&fingerprints).enumerate() {
-        match known(shared, core, &object.key, *fp, probed.map(|p| p[i].as_ref())) {
-            Known::Absent => found.push(None),
-            Known::Here(here) => found.push(Some(here)),
-            Known::Doubtful => {
-                doubtful.push(i);
+        match key_state(shared, core, &object.key, *fp, probed.map(|p| p[i].as_ref())) {
+            KeyState::Absent => found.push(None),
+            KeyState::Present(object) => found.push(Some(object)),
+            KeyState::NeedsHeader => {
+                need_headers.push(i);
                 found.push(None);
             }
-            Known::Unclear => {
+            KeyState::Unclear => {
                 core.count_busy(group.iter().map(|o| &o.key), shared.now());
                 let key = object.key;
                 let detail = format!("key may be present, its header was not read in time key={key}");
-                return Admission::Settled(Err(Error::busy(detail)));
+                return Admission::Done(Err(Error::busy(detail)));
             }
         }
     }
-    if !doubtful.is_empty() {
-        return Admission::Doubtful(doubtful);
+    if !need_headers.is_empty() {
+        return Admission::NeedHeaders(need_headers);
     }
-    let judged = core.waiting.check_overlap(kind, group).and_then(|()| judge(kind, group, &found));
-    let alone = match judged {
-        Err(error) => return Admission::Settled(Err(error)),
-        Ok(Judged::Present) => {
+    let group_state =
+        core.waiting.check_overlap(kind, group).and_then(|()| classify_group(kind, group, &found));
+    let standalone_members = match group_state {
+        Err(error) => return Admission::Done(Err(error)),
+        Ok(GroupState::Present) => {
             core.counters.puts_present += group.len() as u64;
-            return Admission::Settled(Ok(PutOutcome::AlreadyPresent));
+            return Admission::Done(Ok(PutOutcome::AlreadyPresent));
         }
-        Ok(Judged::New(alone)) => alone,
+        Ok(GroupState::New(standalone_members)) => standalone_members,
     };
-    let is_alone = |i: usize| alone.iter().find(|a| a.member == i);
-    if group.iter().enumerate().any(|(i, object)| object.length.is_none() && is_alone(i).is_none()) {
-        return Admission::Incomplete;
+    let standalone = |i: usize| standalone_members.iter().find(|a| a.member == i);
+    if group.iter().enumerate().any(|(i, object)| object.length.is_none() && standalone(i).is_none()) {
+        return Admission::MissingObjects;
     }
-    let was_read = |a: &Alone| adopted.get(a.member).copied().flatten() == Some(a.at);
-    if !alone.iter().all(was_read) {
-        return Admission::Adopt(alone.into_iter().filter(|a| !was_read(a)).collect());
+    let was_read = |a: &StandaloneMember| adopted.get(a.member).copied().flatten() == Some(a.at);
+    if !standalone_members.iter().all(was_read) {
+        return Admission::NeedObjects(standalone_members.into_iter().filter(|a| !was_read(a)).collect());
     }
     let mut sizes = Cow::Borrowed(group);
     let mut adopts = Vec::new();
-    if !alone.is_empty() {
+    if !standalone_members.is_empty() {
         adopts.resize(group.len(), false);
-        for a in &alone {
+        for a in &standalone_members {
             adopts[a.member] = true;
             let object = &mut sizes.to_mut()[a.member];
             (object.length, object.in_arena) = (Some(a.length), false);
         }
-        // What was not put by its writer is known only now.
+        // The lengths of adopted members are known only now.
         let lengths: Vec<u64> = sizes.iter().filter_map(|o| o.length).collect();
         if let Err(error) = super::check_bytes(shared, &group[0].key, &lengths) {
-            return Admission::Settled(Err(error));
+            return Admission::Done(Err(error));
         }
     }
     let room = Room::of(sizes.len());
-    let mut admission = memory(shared, core, (generation, fingerprints), &sizes, room);
+    let mut admission = reserve_memory(shared, core, (generation, fingerprints), &sizes, room);
     if let Admission::Admitted(admitted) = &mut admission {
         if found.iter().any(Option::is_some) {
             admitted.here = found.iter().map(|f| f.as_ref().map(|f| f.at)).collect();
@@ -148,126 +153,112 @@ pub(crate) fn admit(
     admission
 }
 
-/// Memory for a group of which nothing is here, and what its objects are known by in this generation.
-pub(crate) fn memory(
+/// Reserve memory for a group of which no object is present. The generation and fingerprints are
+/// those of its objects.
+pub(crate) fn reserve_memory(
     shared: &Shared,
     core: &mut Core,
     (generation, fingerprints): (Generation, Vec<u128>),
     group: &[Size],
     mut room: Room,
 ) -> Admission {
-    let mut set_aside = |core: &mut Core| super::set_aside(core, group, &mut room);
-    let enough = set_aside(core) || {
+    let mut reserve = |core: &mut Core| put_types::set_aside(core, group, &mut room);
+    let reserved = reserve(core) || {
         expire(shared, core);
-        set_aside(core)
+        reserve(core)
     };
-    if !enough {
-        return Admission::NoRoom(group.iter().filter_map(|o| o.length).sum());
+    if !reserved {
+        return Admission::NoMemory(group.iter().filter_map(|o| o.length).sum());
     }
     let (here, adopts, open, came) = (Vec::new(), Vec::new(), None, Came::Put);
     Admission::Admitted(Admitted { generation, fingerprints, room, here, adopts, open, came })
 }
 
-/// What is known of one object; `probed` is the outer `None` before its header was asked for.
-fn known(
+/// Whether one object is present. `probed` is `None` before headers were requested, and
+/// `Some(None)` if no header was read.
+fn key_state(
     shared: &Shared,
     core: &Core,
     key: &ObjectKey,
     fingerprint: u128,
     probed: Option<Option<&Probed>>,
-) -> Known {
+) -> KeyState {
     let generation = core.generation(key.namespace());
     if let Some((id, member)) = core.find_memory(key, fingerprint, generation) {
-        let Some(frame) = core.frames.get(id.id) else { return Known::Unclear };
+        let Some(frame) = core.frames.get(id.id) else { return KeyState::Unclear };
         let seen = core.index.find(fingerprint).any(|e| e.frame == Some(id.id.0) && core.is_visible(&e));
-        return Known::Here(Found {
+        return KeyState::Present(PresentObject {
             at: At::Frame(id),
             length: frame.data.members[member].extent.bytes,
             kind: frame.data.group_kind,
             hidden: !seen,
-            with: frame.data.members.iter().map(|m| m.key).collect(),
+            members: frame.data.members.iter().map(|m| m.key).collect(),
         });
     }
     let may_be_on_ssd = !core.find_ssd(fingerprint).is_empty();
     match probed {
-        None if may_be_on_ssd => Known::Doubtful,
-        None => Known::Absent,
-        // What is on SSD with its fingerprint was looked at, and is another's.
-        Some(None) if shared.config.constant_fingerprint() || !may_be_on_ssd => Known::Absent,
-        // The look at its header was late, or it was written meanwhile: not to be replaced.
-        Some(None) => Known::Unclear,
+        None if may_be_on_ssd => KeyState::NeedsHeader,
+        None => KeyState::Absent,
+        // The record on SSD with this fingerprint was read, and has another key.
+        Some(None) if shared.config.constant_fingerprint() || !may_be_on_ssd => KeyState::Absent,
+        // The header was read too late, or the object was written meanwhile: it must not be
+        // replaced.
+        Some(None) => KeyState::Unclear,
         Some(Some(probed)) => {
-            let own = probed.siblings.iter().find(|(k, _)| k == key).map(|(_, place)| *place);
-            let lies =
-                |e: &crate::memory::index::Entry| e.ssd.is_some() && e.ssd == own && !core.is_broken(e);
-            // With equal fingerprints an entry is found also of a generation that was cleared since.
-            let entry =
-                core.index.find(fingerprint).find(|e| lies(e) && probed.generation == Some(generation));
+            let own = probed.members.iter().find(|(k, _)| k == key).map(|(_, place)| *place);
+            let is_own_record =
+                |e: &crate::memory::index::Entry| e.ssd.is_some() && e.ssd == own && !core.is_hidden(e);
+            // With equal fingerprints an entry of a generation that was cleared since may be found.
+            let entry = core
+                .index
+                .find(fingerprint)
+                .find(|e| is_own_record(e) && probed.generation == Some(generation));
             match (entry, own, probed.kind) {
-                (Some(entry), Some(place), Some(kind)) => Known::Here(Found {
+                (Some(entry), Some(place), Some(kind)) => KeyState::Present(PresentObject {
                     at: At::Ssd(place),
                     length: probed.length,
                     kind,
                     hidden: !core.is_visible(&entry),
-                    with: probed.siblings.iter().map(|(key, _)| *key).collect(),
+                    members: probed.members.iter().map(|(key, _)| *key).collect(),
                 }),
-                // It has left since, or it was in memory then.
-                _ if may_be_on_ssd && !shared.config.constant_fingerprint() => Known::Unclear,
-                _ => Known::Absent,
+                // It was removed since, or it was in memory when the header was requested.
+                _ if may_be_on_ssd && !shared.config.constant_fingerprint() => KeyState::Unclear,
+                _ => KeyState::Absent,
             }
         }
     }
 }
 
-/// What those of the group that are here mean for it.
-fn judge(kind: Kind<'_>, group: &[Size], found: &[Option<Found>]) -> Result<Judged> {
-    let mut own: Option<BTreeSet<ObjectKey>> = None;
+/// Decide from the members that are present whether the group is present, new or in conflict.
+fn classify_group(kind: Kind<'_>, group: &[Size], found: &[Option<PresentObject>]) -> Result<GroupState> {
+    let mut given: Option<BTreeSet<ObjectKey>> = None;
     let mut same = true;
-    let mut alone = Vec::new();
+    let mut standalone_members = Vec::new();
     for (member, (object, found)) in group.iter().zip(found).enumerate() {
         let (Size { key, length, .. }, Some(found)) = (object, found.as_ref().filter(|f| !f.hidden)) else {
             same = false;
             continue;
         };
         if let Some(length) = length.filter(|length| *length != found.length) {
-            let known = found.length;
+            let present = found.length;
             let detail =
-                format!("key is present with another length key={key} present={known} given={length}");
+                format!("key is present with another length key={key} present={present} given={length}");
             return Err(Error::invalid(detail));
         }
         if kind == Kind::Single {
-            return Ok(Judged::Present);
+            return Ok(GroupState::Present);
         }
         if found.kind == GroupKind::Single {
             same = false;
-            alone.push(Alone { member, length: found.length, at: found.at });
+            standalone_members.push(StandaloneMember { member, length: found.length, at: found.at });
             continue;
         }
         let attached = found.kind == GroupKind::Attached;
-        let others: BTreeSet<ObjectKey> = found.with.iter().copied().collect();
-        let own = own.get_or_insert_with(|| group.iter().map(|o| o.key).collect());
-        if others != *own || attached != matches!(kind, Kind::Attached(_)) {
-            return Err(two_groups(key, &found.with, group.iter().map(|o| &o.key)));
+        let present: BTreeSet<ObjectKey> = found.members.iter().copied().collect();
+        let given = given.get_or_insert_with(|| group.iter().map(|o| o.key).collect());
+        if present != *given || attached != matches!(kind, Kind::Attached(_)) {
+            return Err(group_conflict(key, &found.members, group.iter().map(|o| &o.key)));
         }
     }
-    if same { Ok(Judged::Present) } else { Ok(Judged::New(alone)) }
-}
-
-/// The error for an object that is of one group and is put with another.
-pub(crate) fn two_groups<'a>(
-    key: &ObjectKey,
-    has: &[ObjectKey],
-    given: impl Iterator<Item = &'a ObjectKey>,
-) -> Error {
-    let (has, given) = (names(has.iter()), names(given));
-    Error::invalid(format!("an object is in a group of other objects key={key} has={has} given={given}"))
-}
-
-/// Pool, component and shard of each key.
-fn names<'a>(keys: impl Iterator<Item = &'a ObjectKey>) -> String {
-    let name = |key: &ObjectKey| {
-        let text = key.to_string();
-        text.splitn(3, '/').nth(2).unwrap_or_default().to_owned()
-    };
-    keys.map(name).collect::<Vec<_>>().join(",")
+    if same { Ok(GroupState::Present) } else { Ok(GroupState::New(standalone_members)) }
 }

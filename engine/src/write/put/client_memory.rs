@@ -1,7 +1,7 @@
-//! Bytes of an object that lie in a client's memory, with the checksums that the client sent.
+//! Payload of an object in a client's shared memory, with the checksums that the client sent.
 //!
-//! Invariant: what is published has these checksums, made of the copy: a client may give the put up
-//! meanwhile, and write other bytes there.
+//! Invariant: a published object has these checksums, computed from the copy. The client may
+//! abandon the put meanwhile and write other bytes to that memory.
 
 use pagelith_io::fused::Copier;
 use pagelith_layouts::checksum::Checksums;
@@ -12,24 +12,26 @@ use pagelith_transport::shown::Shown;
 use crate::rpc::verify;
 use crate::state::frame_access::Unpublished;
 
-/// Where an object's bytes are shown, and the checksums of its blocks, as the store has them.
+/// A reference to an object's bytes in shared memory, and the checksums of its blocks in the
+/// store's format.
 #[derive(Debug)]
-pub(crate) struct Vouched {
-    shown: Shown,
+pub(crate) struct ClientPayload {
+    shm_ref: Shown,
     sums: Checksums,
 }
 
-impl Vouched {
-    pub fn new(shown: Shown, sums: Checksums) -> Vouched {
-        Vouched { shown, sums }
+impl ClientPayload {
+    pub fn new(shm_ref: Shown, sums: Checksums) -> ClientPayload {
+        ClientPayload { shm_ref, sums }
     }
 
     /// Length in bytes.
     pub fn length(&self) -> u64 {
-        self.shown.length()
+        self.shm_ref.length()
     }
 
-    /// Copy them, and add the checksums of the copy to `sums`. Whether the copy is what was vouched for.
+    /// Copy the bytes, and add the checksums of the copy to `sums`. Returns whether they equal the
+    /// client's checksums.
     pub fn copy(
         &self,
         to: &Unpublished,
@@ -37,7 +39,7 @@ impl Vouched {
         copier: &mut Copier,
         sums: &mut Checksums,
     ) -> bool {
-        to.fill_with(memory, |to| verify::copied_whole(to, &self.shown, copier, sums))
+        to.fill_with(memory, |to| verify::copy_whole_and_checksum(to, &self.shm_ref, copier, sums))
             && (*sums == self.sums || mutant::on(Mutant::ShownUnchecked))
     }
 }

@@ -1,9 +1,11 @@
 //! Step 2 of a put: one copy of each object into the arena, and the checksums of its blocks.
 //!
-//! A run of groups is [prepared](prepare) first, and then [filled](Filling::fill) one behind the other: what becomes of a group lies where it
-//! stays before its bytes are copied, and behind the copy its checksums alone are written. Stores past the cache are queued for a while behind a
-//! copy, and what was written in small pieces and is moved in large ones, or is counted by an instruction that others see as one, waits for all
-//! of them ([0065](../../../docs/decisions/0065-what-is-moved-behind-a-copy.md)).
+//! All groups of a run are [prepared](prepare) first, and then [filled](GroupCopy::fill) one after
+//! the other. The data of a group is built in its final place before its bytes are copied; after
+//! the copy only its checksums are written. Reason: non-temporal stores stay queued for a while
+//! after a copy. A load that spans several smaller earlier stores, or an atomic read-modify-write,
+//! waits until that queue is empty
+//! ([0065](../../../docs/decisions/0065-what-is-moved-behind-a-copy.md)).
 
 use std::sync::Arc;
 
@@ -16,124 +18,128 @@ use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_tiers::policy::Recency;
 
-use super::client_memory::Vouched;
-use super::{Admitted, At, Came, Room};
+use super::Admitted;
+use super::client_memory::ClientPayload;
 use crate::api::error::{Error, ErrorKind};
-use crate::memory::frames::{FrameData, FrameMember, Members, Number};
+use crate::memory::frames::{FrameData, FrameMember, FrameNumber, Members};
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
+use crate::state::put_types::{At, Came, Room};
 use crate::state::reserve;
 
-/// One object of a group to be put.
-pub(crate) enum Incoming {
+/// Source of one object of a group to be put.
+pub(crate) enum MemberSource {
     /// To be copied.
-    Elsewhere(ObjectKey),
-    /// In the arena already, in an open group.
-    Arena(Box<FrameMember>),
-    /// In the arena already, where it arrived.
-    Placed(ObjectKey, reserve::Arrived),
+    ToCopy(ObjectKey),
+    /// Already in the arena, in an open group.
+    InArena(Box<FrameMember>),
+    /// Already in the arena, in a filled reservation.
+    Filled(ObjectKey, reserve::Arrived),
 }
 
-/// Where the bytes of an object are that are to be copied.
+/// Location of the bytes of an object to be copied.
 #[derive(Clone, Copy)]
-pub(crate) enum Bytes<'a> {
+pub(crate) enum CopySource<'a> {
     /// In the caller's memory.
-    Lent(&'a [Part]),
-    /// Read from where the object was by itself.
+    Caller(&'a [Part]),
+    /// Read from the location of the single object that the group adopts.
     Adopted(&'a [u8]),
-    /// In a client's memory.
-    Shown(&'a Vouched),
+    /// In a client's shared memory.
+    Client(&'a ClientPayload),
 }
 
-/// A group whose bytes lie in the arena, or are about to, invisible so far.
-pub(crate) struct Copied {
-    /// As the frame will have it, but for its number.
+/// A group whose bytes are in the arena, or about to be copied there. It is not visible yet.
+pub(crate) struct CopiedGroup {
+    /// The data of the future frame, except its sequence number and its base.
     pub(crate) data: Arc<FrameData>,
-    pub(crate) number: Option<Number>,
-    /// As admission had it.
+    pub(crate) number: Option<FrameNumber>,
+    /// From [`Admitted`].
     pub(crate) here: Vec<Option<At>>,
     pub(crate) open: Option<u64>,
-    /// As admission had it.
+    /// From [`Admitted`].
     pub(crate) came: Came,
-    /// All of it is there.
-    pub(crate) whole: bool,
-    /// An object that is something else than its client vouched for, by number.
-    pub(crate) wrong: Option<usize>,
+    /// All objects are in the arena, or have memory there to be copied to.
+    pub(crate) complete: bool,
+    /// Index of an object whose copy does not have the client's checksums.
+    pub(crate) mismatch: Option<usize>,
 }
 
-/// A group whose objects are to be copied. Those without checksums are: an object has at least one block.
-pub(crate) struct Filling<'a> {
+/// The copy of a group's objects. Objects without checksums are still to be copied: every object
+/// has at least one block.
+pub(crate) struct GroupCopy<'a> {
     members: &'a mut Members,
-    whole: &'a mut bool,
-    wrong: &'a mut Option<usize>,
+    complete: &'a mut bool,
+    mismatch: &'a mut Option<usize>,
 }
 
-impl Copied {
-    /// What is to be copied of it; `None` if a part of it is gone, or somebody else has it: none of it is stored then ([`Copied::is_whole`]).
-    pub fn filling(&mut self) -> Option<Filling<'_>> {
-        let Copied { data, whole, wrong, .. } = self;
+impl CopiedGroup {
+    /// The objects to be copied. `None` if a part of the group is missing, or if its data is
+    /// shared: nothing is stored then, see [`CopiedGroup::is_complete`].
+    pub fn begin_copy(&mut self) -> Option<GroupCopy<'_>> {
+        let CopiedGroup { data, complete, mismatch, .. } = self;
         let members = &mut Arc::get_mut(data)?.members;
-        whole.then_some(Filling { members, whole, wrong })
+        complete.then_some(GroupCopy { members, complete, mismatch })
     }
 
-    /// Whether it is what was vouched for: the checksums of each object's blocks, in their order.
-    pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Checksums>) -> bool {
-        self.is_whole()
-            && self.is_believed()
+    /// Whether the checksums of the objects are `sums`, in this order.
+    pub fn has_checksums<'a>(&self, mut sums: impl Iterator<Item = &'a Checksums>) -> bool {
+        self.is_complete()
+            && self.matches_checksums()
             && self.data.members.iter().all(|m| sums.next() == Some(&m.checksums))
     }
 
-    /// Whether all of it is in the arena. What was not copied, for whatever reason, has no checksums.
-    pub fn is_whole(&self) -> bool {
-        self.whole && self.data.members.iter().all(|m| !m.checksums.is_empty())
+    /// Whether all objects are in the arena. An object that was not copied has no checksums.
+    pub fn is_complete(&self) -> bool {
+        self.complete && self.data.members.iter().all(|m| !m.checksums.is_empty())
     }
 
-    /// Whether each object is what its client vouched for.
-    pub fn is_believed(&self) -> bool {
-        self.wrong.is_none()
+    /// Whether each object has the checksums that its client sent.
+    pub fn matches_checksums(&self) -> bool {
+        self.mismatch.is_none()
     }
 
-    /// Why it is not to be believed, if it is not.
-    pub fn doubt(&self) -> Option<Error> {
-        let member = self.data.members.get(self.wrong?);
-        let nothing = || Error::new(ErrorKind::Internal, "a group without objects");
-        Some(member.map_or_else(nothing, |m| super::unlike(&m.key)))
+    /// The error for the object with wrong checksums, if there is one.
+    pub fn mismatch_error(&self) -> Option<Error> {
+        let member = self.data.members.get(self.mismatch?);
+        let no_member = || Error::new(ErrorKind::Internal, "a group without objects");
+        Some(member.map_or_else(no_member, |m| super::unlike(&m.key)))
     }
 
-    /// It is not made visible: its memory is free again.
+    /// Free its memory: the group is not published.
     pub fn give_back(self, core: &mut Core) {
         self.data.members.iter().for_each(|m| core.space.free(m.extent));
         core.frames.give_back(self.number);
     }
 }
 
-/// A group of the page of this object, by itself or a base group, as it will be once it is [filled](Copied::filling); one that is attached is known to be when it is
-/// published.
+/// Build the data of a group of the page of this object, to be filled by
+/// [`CopiedGroup::begin_copy`]. `kind` is single or base; an attached group becomes attached when
+/// it is published.
 pub(crate) fn prepare(
     kind: GroupKind,
     page: &ObjectKey,
-    group: impl ExactSizeIterator<Item = Incoming>,
+    group: impl ExactSizeIterator<Item = MemberSource>,
     admitted: Admitted,
     at: Recency,
-) -> Copied {
+) -> CopiedGroup {
     let Admitted { generation, fingerprints, room, here, open, came, .. } = admitted;
     let Room { extents, number } = room;
     let mut members = Members::with_capacity(group.len());
-    let mut whole = true;
+    let mut complete = true;
     for ((object, extent), fingerprint) in group.zip(extents).zip(fingerprints) {
         let member = match (object, extent) {
-            (Incoming::Arena(member), _) => Some(*member),
-            (Incoming::Placed(key, arrived), _) => arrived.into_member(key, fingerprint),
-            (Incoming::Elsewhere(key), Some(extent)) => {
+            (MemberSource::InArena(member), _) => Some(*member),
+            (MemberSource::Filled(key, arrived), _) => arrived.into_member(key, fingerprint),
+            (MemberSource::ToCopy(key), Some(extent)) => {
                 let blocks = block_count(extent.bytes, BLOCK_BYTES);
                 let checksums = Checksums::with_capacity(blocks as usize);
                 Some(FrameMember { key, fingerprint, extent, checksums })
             }
-            (Incoming::Elsewhere(_), None) => None,
+            (MemberSource::ToCopy(_), None) => None,
         };
         match member {
             Some(member) => members.push(member),
-            None => whole = false,
+            None => complete = false,
         }
     }
     let data = FrameData {
@@ -146,32 +152,32 @@ pub(crate) fn prepare(
         depth: at.depth,
         members,
     };
-    Copied { data: Arc::new(data), number, here, open, came, whole, wrong: None }
+    CopiedGroup { data: Arc::new(data), number, here, open, came, complete, mismatch: None }
 }
 
-impl Filling<'_> {
-    /// Copy what is to be copied of it, from where `bytes` says that an object is, by number. Only once the copier is dropped it may be
-    /// published.
+impl GroupCopy<'_> {
+    /// Copy the objects without checksums. `bytes` returns the source of an object by its index.
+    /// The group may be published only after the copier is dropped.
     pub fn fill<'b>(
         &mut self,
         memory: &ArenaMemory,
         copier: &mut Copier,
-        mut bytes: impl FnMut(usize) -> Bytes<'b>,
+        mut bytes: impl FnMut(usize) -> CopySource<'b>,
     ) {
-        let Filling { members, whole, wrong } = self;
+        let GroupCopy { members, complete, mismatch } = self;
         for (at, member) in members.iter_mut().enumerate().filter(|(_, m)| m.checksums.is_empty()) {
             let (to, sums) = (Unpublished::new(member.extent), &mut member.checksums);
             match bytes(at) {
-                Bytes::Shown(vouched) => {
-                    if !vouched.copy(&to, memory, copier, sums) {
-                        **wrong = Some(at);
+                CopySource::Client(payload) => {
+                    if !payload.copy(&to, memory, copier, sums) {
+                        **mismatch = Some(at);
                     }
                 }
-                Bytes::Lent(parts) => {
-                    let lent: Vec<&[u8]> = parts.iter().map(Part::bytes).collect();
-                    **whole &= to.fill_by(memory, copier, &lent, sums);
+                CopySource::Caller(parts) => {
+                    let slices: Vec<&[u8]> = parts.iter().map(Part::bytes).collect();
+                    **complete &= to.fill_by(memory, copier, &slices, sums);
                 }
-                Bytes::Adopted(bytes) => **whole &= to.fill_by(memory, copier, &[bytes], sums),
+                CopySource::Adopted(bytes) => **complete &= to.fill_by(memory, copier, &[bytes], sums),
             }
         }
     }
@@ -186,8 +192,8 @@ mod tests {
 
     use super::*;
 
-    /// A group of one object that is to be copied.
-    fn prepared() -> Copied {
+    /// A prepared group of one object.
+    fn prepared() -> CopiedGroup {
         let key =
             ObjectKey::new(NamespaceId([7; 16]), PrefixHash([7; 32]), Role::Target, "kv", "k", Shard::Whole);
         let mut members = Members::new();
@@ -204,25 +210,25 @@ mod tests {
             members,
         });
         let (number, here, open, came) = (None, Vec::new(), None, Came::Put);
-        Copied { data, number, here, open, came, whole: true, wrong: None }
+        CopiedGroup { data, number, here, open, came, complete: true, mismatch: None }
     }
 
     #[test]
-    fn what_was_not_copied_is_not_whole() {
+    fn group_without_checksums_is_incomplete() {
         let mut copied = prepared();
-        let held = copied.data.clone();
-        assert!(copied.filling().is_none(), "somebody else has it");
-        assert!(!copied.is_whole() && !copied.is([Checksums::new()].iter()));
-        drop(held);
-        copied.filling().expect("nobody else has it").members[0].checksums.push([1; 16]);
-        assert!(copied.is_whole() && copied.doubt().is_none());
+        let other = copied.data.clone();
+        assert!(copied.begin_copy().is_none(), "another reference exists");
+        assert!(!copied.is_complete() && !copied.has_checksums([Checksums::new()].iter()));
+        drop(other);
+        copied.begin_copy().expect("the only reference").members[0].checksums.push([1; 16]);
+        assert!(copied.is_complete() && copied.mismatch_error().is_none());
     }
 
     #[test]
-    fn what_is_wrong_is_in_doubt_whatever_else_is_known_of_it() {
-        for wrong in [0, 5] {
-            let copied = Copied { wrong: Some(wrong), ..prepared() };
-            assert!(!copied.is_believed() && copied.doubt().is_some());
+    fn checksum_mismatch_is_an_error_for_any_member_index() {
+        for mismatch in [0, 5] {
+            let copied = CopiedGroup { mismatch: Some(mismatch), ..prepared() };
+            assert!(!copied.matches_checksums() && copied.mismatch_error().is_some());
         }
     }
 }

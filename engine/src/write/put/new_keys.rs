@@ -1,66 +1,69 @@
-//! What nothing is known of, told without the lock: most of what is put. It needs memory and nothing else, so that is all that is left
-//! of its admission. Whether it is still new is asked again when it becomes visible, as it is of whatever was admitted.
+//! Detects without the core's lock that all keys of a group are new, as most keys that are put are.
+//! The admission of such a group under the lock only reserves memory. As for every admitted group,
+//! [`publish`](super::publish::publish) checks again that its keys are new.
 
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 
-use super::admit::{Admission, memory};
-use super::{Kind, Room, Size};
+use super::admit::{Admission, reserve_memory};
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
+use crate::state::put_types::{Kind, Room, Size};
 use crate::state::shared::Shared;
 
-/// A group of which the index had nothing, a moment ago.
+/// The keys of a group that the index had no entry for when it was read.
 #[derive(Debug)]
-pub(crate) struct Fresh {
+pub(crate) struct NewKeys {
     generation: Generation,
-    /// What the index will know its objects by.
+    /// Fingerprints of the group's objects in the index.
     fingerprints: Vec<u128>,
-    /// For their memory.
+    /// Holds the reservation made on admission.
     room: Room,
 }
 
-/// Note of each group whether it is fresh, all of them at one moment. Nobody has to be asked twice: who is not told so is admitted by a look
-/// under the lock.
-pub(crate) fn look(shared: &Shared, groups: &mut [(&[Size], &mut Option<Fresh>)]) {
+/// Determine which groups are new, all in one snapshot. Groups not marked here take the admission
+/// path under the lock.
+pub(crate) fn find_new(shared: &Shared, groups: &mut [(&[Size], &mut Option<NewKeys>)]) {
     let pin = crossbeam_epoch::pin();
-    let reading = shared.published.read(&pin);
-    let known_by = |group: &[Size]| {
-        let generation = reading.visibility.generation(group[0].key.namespace());
+    let snapshot = shared.read_view.read(&pin);
+    let keys_of = |group: &[Size]| {
+        let generation = snapshot.visibility.generation(group[0].key.namespace());
         let fingerprints = group.iter().map(|object| shared.fingerprint(&object.key, generation)).collect();
-        Fresh { generation, fingerprints, room: Room::of(group.len()) }
+        NewKeys { generation, fingerprints, room: Room::of(group.len()) }
     };
     let mut objects = 0;
-    for (group, fresh) in &mut *groups {
-        let fresh = fresh.insert(known_by(group));
-        shared.published.index.prefetch(&fresh.fingerprints);
-        objects += fresh.fingerprints.len();
+    for (group, new_keys) in &mut *groups {
+        let new_keys = new_keys.insert(keys_of(group));
+        shared.read_view.index.prefetch(&new_keys.fingerprints);
+        objects += new_keys.fingerprints.len();
     }
-    reading.expect(objects);
-    for (_, fresh) in &mut *groups {
-        let is_known =
-            |fresh: &mut Fresh| fresh.fingerprints.iter().any(|f| reading.entries(*f).next().is_some());
-        fresh.take_if(is_known);
+    snapshot.reserve(objects);
+    for (_, new_keys) in &mut *groups {
+        let is_indexed = |new_keys: &mut NewKeys| {
+            new_keys.fingerprints.iter().any(|f| snapshot.entries(*f).next().is_some())
+        };
+        new_keys.take_if(is_indexed);
     }
-    if !reading.holds(&pin) {
-        groups.iter_mut().for_each(|(_, fresh)| **fresh = None);
+    if !snapshot.validate(&pin) {
+        groups.iter_mut().for_each(|(_, new_keys)| **new_keys = None);
     }
 }
 
-/// Whether the index has nothing of any of these, a moment ago.
+/// Whether the index has no entry for any of these keys, in one snapshot.
 pub(crate) fn all_new<'a>(shared: &Shared, keys: impl Iterator<Item = &'a ObjectKey>) -> bool {
     let pin = crossbeam_epoch::pin();
-    let reading = shared.published.read(&pin);
+    let snapshot = shared.read_view.read(&pin);
     let fingerprint =
-        |key: &ObjectKey| shared.fingerprint(key, reading.visibility.generation(key.namespace()));
+        |key: &ObjectKey| shared.fingerprint(key, snapshot.visibility.generation(key.namespace()));
     let fingerprints: Vec<u128> = keys.map(fingerprint).collect();
-    shared.published.index.prefetch(&fingerprints);
-    reading.expect(fingerprints.len());
-    fingerprints.iter().all(|f| reading.entries(*f).next().is_none()) && reading.holds(&pin)
+    shared.read_view.index.prefetch(&fingerprints);
+    snapshot.reserve(fingerprints.len());
+    fingerprints.iter().all(|f| snapshot.entries(*f).next().is_none()) && snapshot.validate(&pin)
 }
 
-impl Fresh {
-    /// Under the lock: memory for its objects. `None` if its namespace was cleared since, or it has to be looked at for what it is.
+impl NewKeys {
+    /// Under the lock, reserve memory for the objects. `None` if the namespace was cleared since,
+    /// or if a length is missing: the group then needs the full admission.
     pub fn admit(
         self,
         shared: &Shared,
@@ -68,13 +71,13 @@ impl Fresh {
         kind: Kind<'_>,
         group: &[Size],
     ) -> Option<Admission> {
-        let whole = group.iter().all(|object| object.length.is_some());
-        if !whole || core.generation(group[0].key.namespace()) != self.generation {
+        let complete = group.iter().all(|object| object.length.is_some());
+        if !complete || core.generation(group[0].key.namespace()) != self.generation {
             return None;
         }
         if let Err(error) = core.waiting.check_overlap(kind, group) {
-            return Some(Admission::Settled(Err::<PutOutcome, _>(error)));
+            return Some(Admission::Done(Err::<PutOutcome, _>(error)));
         }
-        Some(memory(shared, core, (self.generation, self.fingerprints), group, self.room))
+        Some(reserve_memory(shared, core, (self.generation, self.fingerprints), group, self.room))
     }
 }

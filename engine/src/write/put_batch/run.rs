@@ -1,96 +1,103 @@
-//! Groups of a batch that go through the steps of a put together, so that the lock is met once a run and not twice a page:
-//! they are admitted in one section, copied without the lock, and made visible in the section in which the next run is
-//! admitted.
+//! Runs: groups of a batch that take the steps of a put together, so that the lock is taken once
+//! for a run and not twice for a page. They are admitted in one critical section and copied without
+//! the lock. They become visible in the critical section that admits the next run.
 //!
-//! What one group of a batch does to the next stays as if each were put by itself: groups of the same page are never in one
-//! run, and a group that finds no room is tried again behind those that were admitted before it.
+//! Invariants:
+//! - A group has the same effect on later groups of its batch as if each were put by itself.
+//! - `a.page != b.page` for any two groups `a`, `b` of one run.
+//! - A group that finds no memory after others of its run were admitted is tried again in the next
+//!   run.
 
 use pagelith_io::fused::{Copier, Stores};
 use pagelith_tiers::policy::Recency;
 
-use super::{From, Group, Needs, PutBatch};
+use super::{BatchGroup, GroupSource, Needs, PutBatch};
 use crate::api::error::Error;
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
+use crate::state::put_types;
+use crate::state::put_types::Size;
 use crate::state::shared::Shared;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
-use crate::write::put::copied::Copied;
+use crate::write::put::copied::CopiedGroup;
 use crate::write::put::new_keys;
-use crate::write::put::new_keys::Fresh;
-use crate::write::put::{Admitted, Size, Stored};
+use crate::write::put::new_keys::NewKeys;
+use crate::write::put::{Admitted, Stored};
 
-/// Groups of a run. Sixteen were slower than four from one thread.
-const GROUPS: usize = 4;
-/// Bytes of a run, unless its first group has more: memory that is set aside and not seen yet.
-const BYTES: u64 = 1 << 20;
-/// Bytes after which what was stored so far is handed to the flusher, so that a batch larger than the arena
-/// makes progress.
+/// Groups in a run. Sixteen were slower than four with one thread.
+const RUN_GROUPS_MAX: usize = 4;
+/// Bytes in a run, unless its first group has more: reserved memory that is not visible yet.
+const RUN_BYTES_MAX: u64 = 1 << 20;
+/// After this many stored bytes, the frames are queued for the flusher, so that a batch larger than
+/// the arena makes progress.
 const ENQUEUE_BYTES: u64 = 4 << 20;
 
-/// A group of a run, by number.
-struct Member {
+/// A group of a run, by its number in the batch.
+struct RunGroup {
     group: usize,
     sizes: Vec<Size>,
-    /// Nothing was known of it, when that was asked without the lock.
-    fresh: Option<Fresh>,
+    /// Set if a lookup without the lock found none of its keys.
+    fresh: Option<NewKeys>,
 }
 
-/// A group that was admitted, on its way.
-struct Copying {
+/// A group that was admitted and is being copied.
+struct CopyingGroup {
     group: usize,
     adopts: Vec<bool>,
     bytes: u64,
-    /// Or what was set aside, for a group that is no longer what was admitted.
-    copied: Result<Copied, Box<Admitted>>,
+    /// On `Err`, the reserved memory of a group that has changed since its admission.
+    copied: Result<CopiedGroup, Box<Admitted>>,
 }
 
-/// What a session keeps from one run to the next, and from one batch to the next: lists, of which none holds anything of a store between two batches.
+/// Vectors that a session reuses between runs and batches; all are empty between two batches.
 #[derive(Default)]
-pub(crate) struct Runs {
+pub(crate) struct RunScratch {
     /// The run that is about to be admitted.
-    next: Vec<Member>,
-    /// Of it those that have memory, by number.
+    next: Vec<RunGroup>,
+    /// Members of `next` with reserved memory, by their number in it.
     admitted: Vec<(usize, Admitted)>,
-    /// The run before.
-    copied: Vec<Copying>,
+    /// The previous run.
+    copied: Vec<CopyingGroup>,
 }
 
-fn bytes(sizes: &[Size]) -> u64 {
+fn total_bytes(sizes: &[Size]) -> u64 {
     sizes.iter().filter_map(|size| size.length).sum()
 }
 
 impl PutBatch {
-    /// Store what can be stored now, run by run, and hand it to the flusher.
-    pub(crate) fn try_runs(&mut self, shared: &Shared, runs: &mut Runs) {
+    /// Store the groups that can be stored now, run by run, and queue their frames for the flusher.
+    pub(crate) fn try_runs(&mut self, shared: &Shared) {
+        let runs = &mut RunScratch::default();
         let mut from = 0;
         loop {
-            let end = self.gather(shared, from, runs);
+            let end = self.gather_run(shared, from, runs);
             if runs.next.is_empty() && runs.copied.is_empty() && self.frames.is_empty() {
                 break;
             }
-            self.look(shared, runs);
+            self.find_new_keys(shared, runs);
             let (copied, next) = (&runs.copied, &runs.next);
             let settled: Vec<usize> =
                 copied.iter().map(|one| one.group).chain(next.iter().map(|one| one.group)).collect();
-            from = self.turn(shared, runs, end);
-            settled.into_iter().for_each(|group| self.settle_open(shared, group));
-            let Runs { next, admitted, copied, .. } = &mut *runs;
-            let prepared = |(of, one): (usize, _)| self.prepare(shared, &next[of], one);
+            from = self.publish_and_admit(shared, runs, end);
+            settled.into_iter().for_each(|group| self.settle_open_group(shared, group));
+            let RunScratch { next, admitted, copied, .. } = &mut *runs;
+            let prepared = |(number, one): (usize, _)| self.prepare(shared, &next[number], one);
             copied.extend(admitted.drain(..).map(prepared));
-            self.copy(shared, copied);
+            self.copy_run(shared, copied);
         }
     }
 
-    /// One section: what was copied becomes visible, and the next run is admitted. The first group that was not tried.
-    fn turn(&mut self, shared: &Shared, runs: &mut Runs, end: usize) -> usize {
+    /// One critical section: the copied run becomes visible, and the next run is admitted. Returns
+    /// the first group that was not tried.
+    fn publish_and_admit(&mut self, shared: &Shared, runs: &mut RunScratch, end: usize) -> usize {
         let mut core = shared.lock();
         self.publish(shared, &mut core, &mut runs.copied);
         let queued =
             (runs.next.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty();
         if queued {
             self.unqueued_bytes = 0;
-            put::enqueue(&mut core, &mut self.frames);
+            put_types::enqueue(&mut core, &mut self.frames);
         }
         let (end, full) = self.admit(shared, &mut core, runs, end);
         drop(core);
@@ -100,8 +107,8 @@ impl PutBatch {
         end
     }
 
-    /// The next groups that can go together and that no rule refuses; the first group behind them.
-    fn gather(&mut self, shared: &Shared, from: usize, runs: &mut Runs) -> usize {
+    /// Gather the next run from groups that pass [`put::check`]; returns the first group after it.
+    fn gather_run(&mut self, shared: &Shared, from: usize, runs: &mut RunScratch) -> usize {
         let run = &mut runs.next;
         run.clear();
         let mut taken = 0;
@@ -110,25 +117,25 @@ impl PutBatch {
             if group.outcome.is_some() {
                 continue;
             }
-            let open = matches!(group.from, From::Open(..));
-            if run.len() == GROUPS || (open && !run.is_empty()) {
+            let open = matches!(group.source, GroupSource::Open(..));
+            if run.len() == RUN_GROUPS_MAX || (open && !run.is_empty()) {
                 return i;
             }
             let Some(sizes) = group.sizes(shared) else {
-                group.outcome = Some(Err(crate::write::groups::gone()));
+                group.outcome = Some(Err(crate::write::groups::not_open()));
                 continue;
             };
             if let Err(error) = shared.check_open().and_then(|()| put::check(shared, group.kind(), &sizes)) {
                 group.outcome = Some(Err(error));
-                self.settle_open(shared, i);
+                self.settle_open_group(shared, i);
                 continue;
             }
-            taken += bytes(&sizes);
-            let same_page = |other: &Member| other.sizes[0].key.same_page(&sizes[0].key);
-            if !run.is_empty() && (taken > BYTES || run.iter().any(same_page)) {
+            taken += total_bytes(&sizes);
+            let same_page = |other: &RunGroup| other.sizes[0].key.same_page(&sizes[0].key);
+            if !run.is_empty() && (taken > RUN_BYTES_MAX || run.iter().any(same_page)) {
                 return i;
             }
-            run.push(Member { group: i, sizes, fresh: None });
+            run.push(RunGroup { group: i, sizes, fresh: None });
             if open {
                 return i + 1;
             }
@@ -136,48 +143,57 @@ impl PutBatch {
         self.groups.len()
     }
 
-    /// Ask without the lock whether anything is known of these groups. Of the pages of those that are about to become visible it is, soon.
-    fn look(&self, shared: &Shared, runs: &mut Runs) {
-        let Runs { next, copied, .. } = runs;
-        let unseen = |member: &&mut Member| {
+    /// Look up, without the lock, whether these groups have only new keys. Pages of groups that are
+    /// about to become visible are skipped, because they will soon be in the index.
+    fn find_new_keys(&self, shared: &Shared, runs: &mut RunScratch) {
+        let RunScratch { next, copied, .. } = runs;
+        let unseen = |member: &&mut RunGroup| {
             let group = &self.groups[member.group];
             let page = &member.sizes[0].key;
-            matches!(group.from, From::Lent(_))
+            matches!(group.source, GroupSource::Caller(_))
                 && group.probed.is_none()
                 && group.adopted.is_empty()
                 && !copied.iter().any(|one| self.groups[one.group].key(0).same_page(page))
         };
-        let asked = next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.fresh));
-        new_keys::look(shared, &mut asked.collect::<Vec<_>>());
+        let candidates = next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.fresh));
+        new_keys::find_new(shared, &mut candidates.collect::<Vec<_>>());
     }
 
-    /// Step 1, of the next run: the first group that was not tried, and whether one found no memory. Not tried is one of the run if it found
-    /// none behind one that did, or is behind one that something gives way to.
-    fn admit(&mut self, shared: &Shared, core: &mut Core, runs: &mut Runs, end: usize) -> (usize, bool) {
-        let Runs { next: run, admitted, .. } = runs;
+    /// Step 1 for the next run. Returns the first group that was not tried, and whether a group
+    /// found no memory. A group is not tried if it finds no memory after another was admitted, or
+    /// if it follows a group that replaces present objects.
+    fn admit(
+        &mut self,
+        shared: &Shared,
+        core: &mut Core,
+        runs: &mut RunScratch,
+        end: usize,
+    ) -> (usize, bool) {
+        let RunScratch { next: run, admitted, .. } = runs;
         let (mut full, mut end) = (false, end);
         for (at, member) in run.iter_mut().enumerate() {
             let group = &mut self.groups[member.group];
             let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
             let (kind, sizes) = (group.kind(), &member.sizes[..]);
             let fresh = member.fresh.take().and_then(|fresh| fresh.admit(shared, core, kind, sizes));
-            let looked = || admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted);
-            match fresh.unwrap_or_else(looked) {
+            let admit_by_lookup = || admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted);
+            match fresh.unwrap_or_else(admit_by_lookup) {
                 Admission::Admitted(mut one) => {
-                    let met = one.met_some();
+                    let met_some = one.met_some();
                     one.came = self.came;
                     admitted.push((at, one));
-                    if met {
-                        // What it met here must still be there when it is published: nobody makes room before.
+                    if met_some {
+                        // The objects that it replaces must still be present when it is published,
+                        // so nothing may be evicted before.
                         end = member.group + 1;
                         break;
                     }
                 }
-                Admission::NoRoom(_) if !admitted.is_empty() => {
+                Admission::NoMemory(_) if !admitted.is_empty() => {
                     end = member.group;
                     break;
                 }
-                Admission::NoRoom(bytes) => {
+                Admission::NoMemory(bytes) => {
                     core.count_busy(sizes.iter().map(|size| &size.key), shared.now());
                     full = true;
                     let detail = format!("arena is full of pages in use bytes={bytes}");
@@ -189,50 +205,50 @@ impl PutBatch {
         (end, full)
     }
 
-    /// A group as it will be once it was copied.
-    fn prepare(&mut self, shared: &Shared, of: &Member, mut admitted: Admitted) -> Copying {
-        let at = self.at(of.group);
-        let group = &mut self.groups[of.group];
-        if let From::Open(id, _) = &group.from {
+    /// Prepare an admitted group for copying.
+    fn prepare(&mut self, shared: &Shared, run_group: &RunGroup, mut admitted: Admitted) -> CopyingGroup {
+        let at = self.recency_of(run_group.group);
+        let group = &mut self.groups[run_group.group];
+        if let GroupSource::Open(id, _) = &group.source {
             admitted.open = Some(*id);
         }
         let adopts = admitted.adopts.clone();
         let copied = group.prepare(shared, admitted, at);
-        Copying { group: of.group, adopts, bytes: bytes(&of.sizes), copied }
+        CopyingGroup { group: run_group.group, adopts, bytes: total_bytes(&run_group.sizes), copied }
     }
 
-    /// Step 2, of a run.
-    fn copy(&self, shared: &Shared, run: &mut [Copying]) {
+    /// Step 2 for a run.
+    fn copy_run(&self, shared: &Shared, run: &mut [CopyingGroup]) {
         let filling = |one| {
-            let Copying { group, adopts, copied, .. }: &mut Copying = one;
-            Some((&self.groups[*group], &adopts[..], copied.as_mut().ok()?.filling()?))
+            let CopyingGroup { group, adopts, copied, .. }: &mut CopyingGroup = one;
+            Some((&self.groups[*group], &adopts[..], copied.as_mut().ok()?.begin_copy()?))
         };
         let mut filling: Vec<_> = run.iter_mut().filter_map(filling).collect();
         let mut copier = Copier::new(Stores::PastCache);
         for (group, adopts, filling) in &mut filling {
-            filling.fill(&shared.memory, &mut copier, |member| group.bytes(adopts, member));
+            filling.fill(&shared.memory, &mut copier, |member| group.member_bytes(adopts, member));
         }
     }
 
     /// Step 3.
-    fn publish(&mut self, shared: &Shared, core: &mut Core, run: &mut Vec<Copying>) {
-        for Copying { group, adopts, bytes, copied } in run.drain(..) {
+    fn publish(&mut self, shared: &Shared, core: &mut Core, run: &mut Vec<CopyingGroup>) {
+        for CopyingGroup { group, adopts, bytes, copied } in run.drain(..) {
             let outcome = match copied {
                 Ok(copied) => self.publish_one(shared, core, group, &adopts, copied),
                 Err(admitted) => {
                     admitted.give_back(core);
                     let first = self.groups[group].key(0);
-                    Err(Error::busy(format!("the group changed while it was looked at key={first}")))
+                    Err(Error::busy(format!("group changed during the put, retry it key={first}")))
                 }
             };
             self.unqueued_bytes += bytes;
             let group = &mut self.groups[group];
-            (group.takes_in, group.outcome) = (adopts, Some(outcome));
+            (group.adopts, group.outcome) = (adopts, Some(outcome));
         }
     }
 
-    /// When a group is asked for.
-    fn at(&self, number: usize) -> Recency {
+    /// The recency of a group.
+    fn recency_of(&self, number: usize) -> Recency {
         Recency { depth: self.at.depth.saturating_add(number as u32), ..self.at }
     }
 
@@ -242,9 +258,9 @@ impl PutBatch {
         core: &mut Core,
         number: usize,
         adopts: &[bool],
-        copied: Copied,
+        copied: CopiedGroup,
     ) -> crate::Result<PutOutcome> {
-        let (group, at) = (&self.groups[number], self.at(number));
+        let (group, at) = (&self.groups[number], self.recency_of(number));
         match put::publish::publish(shared, core, group.kind(), copied, at) {
             Stored::Done(outcome, frames) => {
                 self.frames.extend(frames);
@@ -258,20 +274,22 @@ impl PutBatch {
     }
 }
 
-impl Group {
-    /// What becomes of a group that has no memory of its own after admission.
+impl BatchGroup {
+    /// Set the outcome or the needed reads of a group without memory after admission.
     fn not_admitted(&mut self, admission: Admission, first: &Size) {
-        // What was asked for once and did not come is not asked for again.
-        let in_vain =
-            || Err(Error::busy(format!("an object changed while it was looked at key={}", first.key)));
+        // A read that did not yield the object once is not repeated.
+        let changed_again =
+            || Err(Error::busy(format!("object changed during the put, retry it key={}", first.key)));
         match admission {
-            Admission::Settled(outcome) => self.outcome = Some(outcome),
-            Admission::Incomplete => self.outcome = Some(Ok(PutOutcome::Waiting)),
-            Admission::Doubtful(_) if self.probed.is_some() => self.outcome = Some(in_vain()),
-            Admission::Doubtful(members) => self.needs = Needs::Headers(members),
-            Admission::Adopt(_) if self.asked => self.outcome = Some(in_vain()),
-            Admission::Adopt(members) => (self.needs, self.asked) = (Needs::Objects(members), true),
-            Admission::Admitted(_) | Admission::NoRoom(_) => {}
+            Admission::Done(outcome) => self.outcome = Some(outcome),
+            Admission::MissingObjects => self.outcome = Some(Ok(PutOutcome::Waiting)),
+            Admission::NeedHeaders(_) if self.probed.is_some() => self.outcome = Some(changed_again()),
+            Admission::NeedHeaders(members) => self.needs = Needs::Headers(members),
+            Admission::NeedObjects(_) if self.objects_requested => self.outcome = Some(changed_again()),
+            Admission::NeedObjects(members) => {
+                (self.needs, self.objects_requested) = (Needs::Objects(members), true)
+            }
+            Admission::Admitted(_) | Admission::NoMemory(_) => {}
         }
     }
 }

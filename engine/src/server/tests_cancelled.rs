@@ -1,4 +1,4 @@
-//! What links have when operations were given up, at any moment of theirs: all that they had before.
+//! Cancels operations at any moment of their course: the link gets its whole capacity back.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -12,51 +12,56 @@ use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
 
-use super::tests::{PATIENCE, Pair, key, object, parts};
+use super::tests::{Pair, TIMEOUT, key, object, parts};
 use crate::api::request::Options;
-use crate::rpc::call::{Lend, Reply, Wanted};
+use crate::rpc::call::{ItemRequest, PayloadFn, Response};
 
-/// Of two frames of a stream, and of some blocks.
+/// More than one frame of a stream, and several blocks.
 const LEN: usize = 200_000;
 const PAGES: u8 = 12;
 
-/// Who gave up its room waits for the outcome of what it gave up, of whatever kind, and has it again with that.
+/// The capacity of a cancelled operation of any kind is in use until its outcome arrives, and free
+/// afterwards.
 #[test]
-fn a_link_has_all_its_room_again_however_much_was_given_up() {
+fn link_capacity_is_restored_after_cancelled_operations() {
     let mut pair = Pair::new(Rights::all());
     pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
     for round in 0..2 {
         let soon = pair.clock.now();
         for token in 0.. {
-            if !pair.caller.has_room(1 << 10) {
+            if !pair.caller.has_capacity(1 << 10) {
                 break;
             }
             let caller = &mut pair.caller;
             let asked = match token % 4 {
                 0 => {
-                    let wanted =
-                        Wanted { key: key(1, "k"), range: None, parts: parts(&[1_000_000]), sent: false };
+                    let wanted = ItemRequest {
+                        key: key(1, "k"),
+                        range: None,
+                        parts: parts(&[1_000_000]),
+                        by_value: false,
+                    };
                     caller.get(token, vec![wanted], Terms::default(), soon).map_err(|(error, _)| error)
                 }
                 1 => {
                     let mut draft = PutDraft::new(BLOCK_BYTES);
                     draft.group(None);
                     draft.object(key(2, "k"), 100, &[checksum(&object(2, 100))]);
-                    let lend = Box::new(|_| panic!("given up before it was asked for"));
+                    let lend = Box::new(|_| panic!("cancelled before its bytes were pulled"));
                     caller.put(token, &draft, lend, Terms::default(), soon)
                 }
                 2 => caller.exists(token, &[key(1, "k")], Terms::default(), soon),
-                _ => caller.tell(token, &Ask::Flush, Terms::default(), soon),
+                _ => caller.send_control(token, &Ask::Flush, Terms::default(), soon),
             };
-            asked.expect("room");
+            asked.expect("link capacity");
         }
         let mut replies = Vec::new();
         pair.caller.poll(pair.clock.now(), &mut replies);
-        assert_eq!((replies.len() > 100, pair.caller.calls()), (true, 0), "round={round}");
-        assert!(pair.caller.is_owed() && !pair.caller.has_room(1 << 10), "nobody answered");
-        let until = pair.clock.now().after(PATIENCE);
-        while pair.caller.is_owed() {
-            assert!(pair.clock.now() < until, "round={round}: some have no outcome");
+        assert_eq!((replies.len() > 100, pair.caller.pending_calls()), (true, 0), "round={round}");
+        assert!(pair.caller.expects_response() && !pair.caller.has_capacity(1 << 10), "no outcome arrived");
+        let until = pair.clock.now().after(TIMEOUT);
+        while pair.caller.expects_response() {
+            assert!(pair.clock.now() < until, "round={round}: an outcome is missing");
             pair.server.turn();
             pair.caller.poll(pair.clock.now(), &mut replies);
         }
@@ -64,10 +69,10 @@ fn a_link_has_all_its_room_again_however_much_was_given_up() {
     assert!(pair.get(vec![(key(1, "k"), None, vec![1_000_000])])[0].0.as_ref().is_ok_and(|got| got.is_hit()));
 }
 
-/// Operations of all kinds with little time each, both ends going on now and then: what had its time is right, and nothing is kept of what
-/// had not.
+/// Operations of all kinds with short deadlines, while both ends are polled irregularly: those that
+/// complete are right, and the others leave nothing behind.
 #[test]
-fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
+fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
     for (shows, seed) in [false, true].into_iter().flat_map(|shows| (1..4).map(move |seed| (shows, seed))) {
         let dir = tempfile::tempdir().expect("a directory");
         let (mut buffers, region) = AlignedBuf::shown(usize::from(PAGES), LEN).expect("memory");
@@ -80,7 +85,7 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
             true => Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]),
             false => Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), Rights::all(), 1.0, &[]),
         };
-        let before = pair.caller.room();
+        let before = pair.caller.capacity();
         let mut drawn = seed << 32;
         let mut below = move |most: u64| {
             drawn += 1;
@@ -88,14 +93,14 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
         };
         let (mut replies, mut of, mut hits, mut late) = (Vec::new(), BTreeMap::new(), 0, 0);
         for token in 0..2000 {
-            if !pair.caller.has_room(1 << 16) {
+            if !pair.caller.has_capacity(1 << 16) {
                 pair.server.turn();
                 pair.caller.poll(pair.clock.now(), &mut replies);
                 continue;
             }
-            // Some have all the time there is: however slow the machine, there are hits.
+            // Some have a long deadline, so that there are hits on any machine.
             let time = match below(6) {
-                0 => PATIENCE,
+                0 => TIMEOUT,
                 _ => Duration::from_micros(below(4) * below(400)),
             };
             let (terms, deadline) = (Terms::default(), pair.clock.now().after(time));
@@ -107,8 +112,12 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
             let asked = match below(10) {
                 0..4 => {
                     let sent = below(4) == 0;
-                    let wanted =
-                        Wanted { key: keys[0], range: None, parts: parts(&[LEN / 4, LEN - LEN / 4]), sent };
+                    let wanted = ItemRequest {
+                        key: keys[0],
+                        range: None,
+                        parts: parts(&[LEN / 4, LEN - LEN / 4]),
+                        by_value: sent,
+                    };
                     caller.get(token, vec![wanted], terms, deadline).map_err(|(error, _)| error)
                 }
                 4..7 => {
@@ -116,15 +125,15 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
                     draft.group(None);
                     let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
                     draft.object(keys[0], LEN as u64, &sums);
-                    let lent = memory[usize::from(page)].clone();
-                    let lend: Lend = Box::new(move |_| lent.parts());
+                    let source = memory[usize::from(page)].clone();
+                    let lend: PayloadFn = Box::new(move |_| source.parts());
                     caller.put(token, &draft, lend, terms, deadline)
                 }
                 7 => caller.exists(token, &keys, terms, deadline),
-                8 => caller.tell(token, &Ask::Remove(List::of(&keys[..1])), terms, deadline),
-                _ => caller.tell(token, &Ask::Flush, terms, deadline),
+                8 => caller.send_control(token, &Ask::Remove(List::of(&keys[..1])), terms, deadline),
+                _ => caller.send_control(token, &Ask::Flush, terms, deadline),
             };
-            asked.expect("room");
+            asked.expect("link capacity");
             for _ in 0..below(4) {
                 pair.server.turn();
             }
@@ -132,7 +141,7 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
                 pair.caller.poll(pair.clock.now(), &mut replies);
             }
             for (token, reply) in replies.drain(..) {
-                let Reply::Get(got) = reply else { continue };
+                let Response::Get(got) = reply else { continue };
                 let bytes: Vec<u8> =
                     got[0].parts.iter().flat_map(|part: &Part| part.bytes().to_vec()).collect();
                 match &got[0].outcome {
@@ -145,19 +154,20 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
             }
         }
         assert!(hits > 20 && late > 20, "shows={shows} seed={seed}: hits={hits} late={late}");
-        pair.caller.hurry(pair.clock.now());
-        let until = pair.clock.now().after(PATIENCE);
+        pair.caller.expire_calls(pair.clock.now());
+        let until = pair.clock.now().after(TIMEOUT);
         let is_as_before = |pair: &Pair| {
             let stats = pair.store.stats();
-            let nothing = (pair.server.ops(), stats.readers, pair.caller.calls()) == (0, 0, 0);
-            nothing && pair.caller.room() == before
+            let nothing = (pair.server.ops(), stats.readers, pair.caller.pending_calls()) == (0, 0, 0);
+            nothing && pair.caller.capacity() == before
         };
-        // An operation that is answered in a turn has its memory back in the next, which the turn says is due.
-        let mut goes_on = true;
-        while goes_on || !is_as_before(&pair) {
-            goes_on = pair.server.turn();
+        // The memory of an operation answered in one poll returns in the next; the first one
+        // returns true.
+        let mut changed = true;
+        while changed || !is_as_before(&pair) {
+            changed = pair.server.turn();
             pair.caller.poll(pair.clock.now(), &mut replies);
-            let room = pair.caller.room();
+            let room = pair.caller.capacity();
             assert!(pair.clock.now() < until, "shows={shows} seed={seed}: {room:?} of {before:?}");
         }
         let arriving = pair.store.shared.arriving.load(Ordering::Relaxed);
@@ -167,7 +177,7 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
         assert_eq!(free, pair.store.shared.config.arena_bytes(), "shows={shows} seed={seed}: memory is lost");
         assert!(
             memory.into_iter().all(|memory| memory.into_parts().is_some()),
-            "somebody reads what was put"
+            "a put still reads its source"
         );
     }
 }

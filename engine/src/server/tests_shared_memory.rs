@@ -1,4 +1,4 @@
-//! What a client is shown of a store's memory, and what it makes of it.
+//! References into the store's shared memory, and how clients use them.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use pagelith_layouts::wire::request::Terms;
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
 
-use super::tests::{PATIENCE, Pair, key, object, overwrite, parts};
+use super::tests::{Pair, TIMEOUT, key, object, overwrite, parts};
 use crate::api::outcome::{GetOutcome, MissCause, Tier};
 use crate::api::request::{Options, PutSlice};
-use crate::rpc::call::{Lend, Reply, Wanted};
+use crate::rpc::call::{ItemRequest, PayloadFn, Response};
 
 const LEN: usize = 100_000;
 
-/// A pair over shared memory, and a directory that keeps its socket.
-fn showing(verify_ratio: f64) -> (Pair, tempfile::TempDir) {
+/// A pair over shared memory, and the directory of its socket.
+fn shared_memory_pair(verify_ratio: f64) -> (Pair, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     let pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), verify_ratio, &[]);
     (pair, dir)
@@ -28,23 +28,24 @@ fn put(pair: &Pair, bytes: &[u8]) {
     pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
 }
 
-/// Ask for the object; its outcome, its bytes, and whether it is worth to ask for them to be sent.
+/// Gets the object: its outcome, its bytes, and whether a repeated get that copies is worthwhile.
 fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8>, bool) {
-    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent };
-    let deadline = pair.clock.now().after(PATIENCE);
-    pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
-    let Reply::Get(mut got) = pair.reply() else { panic!("another reply") };
+    let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: sent };
+    let deadline = pair.clock.now().after(TIMEOUT);
+    pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("link capacity");
+    let Response::Get(mut got) = pair.reply() else { panic!("unexpected reply") };
     let got = got.remove(0);
-    (got.outcome, got.parts[0].bytes().to_vec(), got.again)
+    (got.outcome, got.parts[0].bytes().to_vec(), got.retry)
 }
 
-/// Who is shown bytes that are not what was put gets none of them, and has the store look.
+/// A client that gets a reference to changed bytes copies none of them, and makes the store verify
+/// the object.
 #[test]
-fn what_changed_in_memory_is_never_a_hit_and_gone_once_it_was_asked_for_by_its_bytes() {
+fn changed_shared_memory_is_a_miss_and_dropped_by_a_copied_get() {
     let hit = Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: LEN as u64 });
     let miss = |cause| Ok(GetOutcome::Miss(cause));
     for ratio in [0.0, 1.0] {
-        let (mut pair, _dir) = showing(ratio);
+        let (mut pair, _dir) = shared_memory_pair(ratio);
         let mut bytes = object(1, LEN);
         put(&pair, &bytes);
         assert_eq!(get(&mut pair, false), (hit.clone(), bytes.clone(), false));
@@ -53,44 +54,48 @@ fn what_changed_in_memory_is_never_a_hit_and_gone_once_it_was_asked_for_by_its_b
         let nothing = vec![0; LEN];
         assert_eq!(get(&mut pair, false), (miss(MissCause::Damaged), nothing.clone(), true), "ratio={ratio}");
         assert_eq!(get(&mut pair, true), (miss(MissCause::Damaged), nothing, false), "ratio={ratio}");
-        assert_eq!(get(&mut pair, false).0, miss(MissCause::Absent), "the store has looked ratio={ratio}");
+        assert_eq!(
+            get(&mut pair, false).0,
+            miss(MissCause::Absent),
+            "the store has verified the object ratio={ratio}"
+        );
         pair.server.turn();
         assert_eq!((pair.store.stats().readers, pair.store.stats().dram_bytes), (0, 0));
     }
 }
 
-/// A client that is shown something and never takes it keeps it until its time is up, and no longer.
+/// A client that never releases a reference keeps it until its deadline, and no longer.
 #[test]
-fn what_is_never_taken_is_the_stores_again_in_time() {
-    let (mut pair, _dir) = showing(1.0);
+fn reference_never_released_by_the_client_ends_at_the_deadline() {
+    let (mut pair, _dir) = shared_memory_pair(1.0);
     put(&pair, &object(1, LEN));
-    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
+    let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
     let (soon, terms) = (Duration::from_millis(100), Terms { deadline_ms: 100, ..Terms::default() });
-    pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("room");
+    pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     while pair.server.ops() == 0 && pair.store.stats().readers == 0 {
         pair.server.turn();
     }
-    assert_eq!(pair.store.stats().readers, 1, "it is held while it is shown");
-    let until = pair.clock.now().after(PATIENCE);
+    assert_eq!(pair.store.stats().readers, 1, "the frame is pinned while the client has a reference");
+    let until = pair.clock.now().after(TIMEOUT);
     while pair.store.stats().readers > 0 {
         pair.server.turn();
-        assert!(pair.clock.now() < until, "it is held for ever");
+        assert!(pair.clock.now() < until, "the frame stays pinned");
     }
 }
 
-/// What is on its way into the arena is nobody's when its client goes.
+/// Reserved memory is released when its client disconnects.
 #[test]
-fn memory_that_was_set_aside_for_a_put_is_free_once_the_client_is_gone() {
-    let (mut pair, _dir) = showing(1.0);
+fn reserved_put_memory_is_free_after_disconnect() {
+    let (mut pair, _dir) = shared_memory_pair(1.0);
     let mut draft = PutDraft::new(BLOCK_BYTES);
     for page in 0..8 {
         draft.group(None);
         draft.object(key(page, "k"), 1 << 20, &[checksum(&[0; 32_768]); 32]);
     }
-    let deadline = pair.clock.now().after(PATIENCE);
-    // It never sends what is pulled.
-    pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("room");
+    let deadline = pair.clock.now().after(TIMEOUT);
+    // The client sends no bytes.
+    pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     let arriving = |pair: &Pair| pair.store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed);
     while arriving(&pair) == 0 {
@@ -100,7 +105,7 @@ fn memory_that_was_set_aside_for_a_put_is_free_once_the_client_is_gone() {
     assert_eq!(
         pair.store.exists_batch(&[key(0, "k")], Options::default()),
         [false],
-        "seen before it is here"
+        "visible before it is stored"
     );
     let Pair { store, mut server, caller, .. } = pair;
     drop(caller);
@@ -109,12 +114,12 @@ fn memory_that_was_set_aside_for_a_put_is_free_once_the_client_is_gone() {
     }
     assert_eq!(store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed), 0);
     let all = store.shared.lock().space.free_bytes();
-    assert_eq!(all, store.shared.config.arena_bytes(), "pages are lost");
+    assert_eq!(all, store.shared.config.arena_bytes(), "arena memory is lost");
 }
 
-/// Who shows bytes may have given up meanwhile: without checksums nobody could tell.
+/// A client may cancel a put by reference during the copy, which only the checksums reveal.
 #[test]
-fn what_is_shown_without_checksums_is_no_put() {
+fn put_by_reference_without_checksums_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let (mut buffers, region) = pagelith_io::buffer::AlignedBuf::shown(1, LEN).expect("memory");
     let bytes = object(1, LEN);
@@ -123,36 +128,36 @@ fn what_is_shown_without_checksums_is_no_put() {
     let mut pair = Pair::at(address, Rights::all(), 1.0, &[region]);
     let all: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
     let memory = Readers::new(vec![buffers.remove(0).into_part()]);
-    for (page, sums, says_where, is_put) in
+    for (page, sums, has_reference, is_put) in
         [(1, &all[..], true, true), (2, &all[..], false, true), (3, &[], true, false), (4, &[], false, false)]
     {
         let mut draft = PutDraft::new(BLOCK_BYTES);
         draft.group(None);
         draft.object(key(page, "k"), LEN as u64, sums);
-        if says_where {
+        if has_reference {
             draft.shown(0, 0);
         }
-        let (lent, deadline) = (memory.clone(), pair.clock.now().after(PATIENCE));
-        let lend = Box::new(move |_| lent.parts());
-        pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
-        let Reply::Put(outcomes) = pair.reply() else { panic!("another reply") };
+        let (source, deadline) = (memory.clone(), pair.clock.now().after(TIMEOUT));
+        let lend = Box::new(move |_| source.parts());
+        pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
+        let Response::Put(outcomes) = pair.reply() else { panic!("unexpected reply") };
         assert_eq!(outcomes[0].is_ok(), is_put, "page={page} {outcomes:?}");
         assert_eq!(pair.store.exists_batch(&[key(page, "k")], Options::default()), [is_put], "page={page}");
     }
 }
 
-/// Who has several gets under way hears of the first before the bytes of the others are copied.
+/// A client with several gets receives the first reply before the bytes of the next are copied.
 #[test]
-fn a_get_that_is_done_is_replied_to_before_the_next_is_looked_at() {
-    let (mut pair, _dir) = showing(1.0);
+fn finished_get_is_answered_before_the_next_starts() {
+    let (mut pair, _dir) = shared_memory_pair(1.0);
     let bytes = object(1, LEN);
     put(&pair, &bytes);
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     for token in 1..=3 {
-        let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
-        pair.caller.get(token, vec![wanted], Terms::default(), deadline).expect("room");
+        let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
+        pair.caller.get(token, vec![wanted], Terms::default(), deadline).expect("link capacity");
     }
-    pair.caller.send_on();
+    pair.caller.flush_queue();
     while pair.server.turn() || pair.store.stats().readers < 3 {}
     let mut replies = Vec::new();
     for done in 1..=3 {
@@ -160,14 +165,14 @@ fn a_get_that_is_done_is_replied_to_before_the_next_is_looked_at() {
         assert_eq!(replies.len(), done);
     }
     for (token, reply) in replies {
-        let Reply::Get(got) = reply else { panic!("another reply token={token}") };
+        let Response::Get(got) = reply else { panic!("unexpected reply token={token}") };
         assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit) && got[0].parts[0].bytes() == bytes);
     }
 }
 
-/// One put is copied in a turn, and answered in it: who asked for something else meanwhile waits for that one alone.
+/// Each poll copies and answers one put, so that other requests wait for one copy only.
 #[test]
-fn a_turn_copies_one_put_and_answers_what_is_asked_beside_it() {
+fn poll_copies_one_put_and_answers_concurrent_requests() {
     let dir = tempfile::tempdir().expect("a directory");
     let (mut buffers, region) = pagelith_io::buffer::AlignedBuf::shown(1, LEN).expect("memory");
     let bytes = object(1, LEN);
@@ -176,37 +181,37 @@ fn a_turn_copies_one_put_and_answers_what_is_asked_beside_it() {
     put(&pair, &bytes);
     let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
     let memory = Readers::new(vec![buffers.remove(0).into_part()]);
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     for page in 2..5 {
         let mut draft = PutDraft::new(BLOCK_BYTES);
         draft.group(None);
         draft.object(key(page, "k"), LEN as u64, &sums);
         draft.shown(0, 0);
-        let lent = memory.clone();
-        let lend: Lend = Box::new(move |_| lent.parts());
-        pair.caller.put(page.into(), &draft, lend, Terms::default(), deadline).expect("room");
+        let source = memory.clone();
+        let lend: PayloadFn = Box::new(move |_| source.parts());
+        pair.caller.put(page.into(), &draft, lend, Terms::default(), deadline).expect("link capacity");
     }
-    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
-    pair.caller.get(9, vec![wanted], Terms::default(), deadline).expect("room");
-    pair.caller.send_on();
+    let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
+    pair.caller.get(9, vec![wanted], Terms::default(), deadline).expect("link capacity");
+    pair.caller.flush_queue();
     let (mut replies, mut left) = (Vec::new(), Vec::new());
     while pair.server.ops() > 0 || left.is_empty() {
-        assert!(pair.server.turn(), "there is more to be done");
+        assert!(pair.server.turn(), "operations remain");
         left.push(pair.server.ops());
-        // The first is heard of before the second is copied.
+        // The first reply arrives before the second put is copied.
         while replies.is_empty() {
-            pair.caller.wait(pair.clock.now(), PATIENCE, &mut replies);
+            pair.caller.wait(pair.clock.now(), TIMEOUT, &mut replies);
         }
     }
     assert_eq!((left, replies[0].0), (vec![2, 1, 0], 2));
-    while pair.caller.calls() > 0 {
+    while pair.caller.pending_calls() > 0 {
         pair.server.turn();
         pair.caller.poll(pair.clock.now(), &mut replies);
     }
     for (token, reply) in &replies {
         match reply {
-            Reply::Put(outcomes) => assert!(outcomes[0].is_ok(), "token={token} {outcomes:?}"),
-            Reply::Get(got) => assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit)),
+            Response::Put(outcomes) => assert!(outcomes[0].is_ok(), "token={token} {outcomes:?}"),
+            Response::Get(got) => assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit)),
             other => panic!("{other:?}"),
         }
     }

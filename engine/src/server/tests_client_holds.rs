@@ -1,4 +1,5 @@
-//! What a client holds over its link, and what becomes of it when the client does wrong, or is gone.
+//! Pins, leases and groups of a client: misuse, and release when the client or its server
+//! disappears.
 
 use std::sync::Arc;
 
@@ -10,11 +11,11 @@ use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::rights::{Namespaces, Rights};
 
-use super::tests::{PATIENCE, Pair, key, object};
+use super::tests::{Pair, TIMEOUT, key, object};
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
 use crate::api::request::{Options, PutSlice};
-use crate::rpc::call::{Reply, Told};
+use crate::rpc::call::{ControlReply, Response};
 
 const LEN: usize = 5000;
 const ALL: usize = 8;
@@ -31,12 +32,12 @@ fn pair(rights: Rights) -> (Pair, Vec<ObjectKey>) {
 }
 
 fn ask(pair: &mut Pair, ask: &Ask<'_>) -> Result<u64> {
-    let deadline = pair.clock.now().after(PATIENCE);
-    pair.caller.tell(1, ask, Terms::default(), deadline).expect("room");
+    let deadline = pair.clock.now().after(TIMEOUT);
+    pair.caller.send_control(1, ask, Terms::default(), deadline).expect("link capacity");
     match pair.reply() {
-        Reply::Told(Ok(Told::Number(number))) => Ok(number),
-        Reply::Told(Err(error)) => Err(error),
-        other => panic!("another reply {other:?}"),
+        Response::Control(Ok(ControlReply::Number(number))) => Ok(number),
+        Response::Control(Err(error)) => Err(error),
+        other => panic!("unexpected reply {other:?}"),
     }
 }
 
@@ -49,9 +50,9 @@ fn pinned(pair: &Pair) -> (u64, u64) {
     (stats.objects_pinned, stats.objects_leased)
 }
 
-/// The client goes without a word: nobody lets go for it but its server.
+/// The client disconnects without a request: only its server can release its pins.
 #[test]
-fn pins_go_with_their_link_and_leases_do_not() {
+fn pins_end_with_their_link_and_leases_remain() {
     for dies in ["the client", "the server"] {
         let (mut pair, keys) = pair(Rights::all());
         assert_eq!(ask(&mut pair, &Ask::Pin(1, List::of(&keys[..5]))), Ok(5));
@@ -65,7 +66,7 @@ fn pins_go_with_their_link_and_leases_do_not() {
             "the client" => {
                 drop(caller);
                 while server.closed().is_none() {
-                    server.wait(PATIENCE);
+                    server.wait(TIMEOUT);
                 }
             }
             _ => drop(server),
@@ -75,17 +76,17 @@ fn pins_go_with_their_link_and_leases_do_not() {
     }
 }
 
-/// A client is cut off at each of its steps: whatever the server had heard of it by then, it holds nothing afterwards.
+/// Disconnects a client after each of its steps: nothing stays pinned.
 #[test]
-fn a_client_that_is_gone_at_any_step_holds_nothing() {
+fn client_disconnected_at_any_step_leaves_no_pins() {
     for steps in 0..6 {
         let (mut pair, keys) = pair(Rights::all());
-        let deadline = pair.clock.now().after(PATIENCE);
+        let deadline = pair.clock.now().after(TIMEOUT);
         for (name, key) in (1..).zip(&keys) {
             let keys = [*key];
             pair.caller
-                .tell(name, &Ask::Pin(name, List::of(&keys)), Terms::default(), deadline)
-                .expect("room");
+                .send_control(name, &Ask::Pin(name, List::of(&keys)), Terms::default(), deadline)
+                .expect("link capacity");
             pair.caller.poll(pair.clock.now(), &mut Vec::new());
             if name > steps {
                 break;
@@ -95,21 +96,21 @@ fn a_client_that_is_gone_at_any_step_holds_nothing() {
         let Pair { store, mut server, caller, .. } = pair;
         drop(caller);
         while server.closed().is_none() {
-            server.wait(PATIENCE);
+            server.wait(TIMEOUT);
         }
         assert_eq!(store.stats().objects_pinned, 0, "steps={steps}");
     }
 }
 
 #[test]
-fn a_name_is_of_one_connection_and_of_one_pin() {
+fn pin_name_is_scoped_to_its_connection() {
     let (mut pair, keys) = pair(Rights::all());
     assert_eq!(ask(&mut pair, &Ask::Pin(7, List::of(&keys[..5]))), Ok(5));
-    let message = "a pin or view of this link has this name name=7";
+    let message = "name is in use by a pin or view of this link name=7";
     refused(ask(&mut pair, &Ask::Pin(7, List::of(&keys))), ErrorKind::Invalid, message);
-    // Another client guesses the name: it is one of its own.
+    // Another client uses the same name for a pin of its own.
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
-    let (server, caller) = Pair::meet(&pair.store, &pair.clock, address, Rights::all(), &[]);
+    let (server, caller) = Pair::connect(&pair.store, &pair.clock, address, Rights::all(), &[]);
     let (server, caller) =
         (std::mem::replace(&mut pair.server, server), std::mem::replace(&mut pair.caller, caller));
     assert_eq!(ask(&mut pair, &Ask::Unpin(7)), Ok(0));
@@ -122,28 +123,28 @@ fn a_name_is_of_one_connection_and_of_one_pin() {
 }
 
 #[test]
-fn what_nobody_may_hold_is_refused_by_name() {
+fn pins_and_leases_beyond_their_bounds_are_refused() {
     let (mut pair, keys) = pair(Rights::all());
     let day = 24 * 60 * 60 * 1000;
     assert_eq!(ask(&mut pair, &Ask::Lease(day, List::of(&keys))), Ok(ALL as u64));
     for ms in [day + 1, u64::MAX] {
-        let message = format!("a lease is too long ms={ms} max={day}");
+        let message = format!("lease is too long ms={ms} max={day}");
         refused(ask(&mut pair, &Ask::Lease(ms, List::of(&keys))), ErrorKind::Invalid, &message);
     }
-    // One object pinned again and again: what a connection has is counted, not what the store holds.
+    // Repeated pins of one object count for the connection, although the store holds one object.
     let many = vec![keys[0]; 4096];
     for name in 1..=16 {
         assert_eq!(ask(&mut pair, &Ask::Pin(name, List::of(&many))), Ok(4096), "name={name}");
     }
     let message = "too much is pinned on this link objects=1 room=0";
     refused(ask(&mut pair, &Ask::Pin(99, List::of(&keys[..1]))), ErrorKind::Busy, message);
-    assert_eq!(ask(&mut pair, &Ask::Unpin(99)), Ok(0), "it holds nothing");
+    assert_eq!(ask(&mut pair, &Ask::Unpin(99)), Ok(0), "the name holds no pin");
     assert_eq!(ask(&mut pair, &Ask::Unpin(16)), Ok(4096));
     assert_eq!(ask(&mut pair, &Ask::Pin(99, List::of(&keys[..1]))), Ok(1));
 }
 
 #[test]
-fn a_key_outside_the_namespaces_of_a_client_is_denied() {
+fn key_outside_client_namespaces_is_denied() {
     let none = Rights::of(Namespaces::These([].into()));
     let (mut pair, keys) = pair(none);
     for asked in
@@ -154,21 +155,21 @@ fn a_key_outside_the_namespaces_of_a_client_is_denied() {
     assert_eq!(pinned(&pair), (0, 0));
 }
 
-/// The two objects of a page that is not there.
+/// The two objects of a page that is absent.
 fn page() -> [ObjectKey; 2] {
     [key(100, "k"), key(100, "v")]
 }
 
-/// Put an object into the group of this name.
+/// Puts an object into the group with this name.
 fn put_into(pair: &mut Pair, name: u64, key: ObjectKey) -> Result<PutOutcome> {
     let bytes = object(7, LEN);
     let mut draft = PutDraft::into_open(BLOCK_BYTES, name);
     draft.group(None);
     draft.object(key, LEN as u64, &[checksum(&bytes)]);
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     let lend = Box::new(move |_| vec![Part::from_shared(Arc::from(&bytes[..]))]);
-    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
-    let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
+    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
+    let Response::Put(mut outcomes) = pair.reply() else { panic!("unexpected reply") };
     outcomes.remove(0)
 }
 
@@ -180,7 +181,7 @@ fn waiting(store: &crate::Store) -> (u64, u64, u64) {
 const GONE: &str = "group is not open: its deadline is over, or its namespace was cleared";
 
 #[test]
-fn half_a_group_goes_with_its_link_unless_somebody_else_has_it() {
+fn incomplete_group_ends_with_its_last_holder() {
     for joined in [false, true] {
         let (mut pair, _) = pair(Rights::all());
         assert_eq!(ask(&mut pair, &Ask::Begin(1, List::of(&page()))), Ok(2));
@@ -190,7 +191,7 @@ fn half_a_group_goes_with_its_link_unless_somebody_else_has_it() {
         let own = joined.then(|| store.begin_group(&page(), Options::default()).expect("joined"));
         drop(caller);
         while server.closed().is_none() {
-            server.wait(PATIENCE);
+            server.wait(TIMEOUT);
         }
         assert_eq!(waiting(&store), if joined { (1, 8192, 0) } else { (0, 0, 1) });
         if let Some(own) = own {
@@ -202,44 +203,44 @@ fn half_a_group_goes_with_its_link_unless_somebody_else_has_it() {
 }
 
 #[test]
-fn a_group_of_two_connections_goes_with_the_last_and_is_named_by_each() {
+fn group_joined_by_two_connections_ends_with_the_last() {
     let (mut pair, _) = pair(Rights::all());
     assert_eq!(ask(&mut pair, &Ask::Begin(1, List::of(&page()))), Ok(2));
     assert_eq!(put_into(&mut pair, 1, page()[0]), Ok(PutOutcome::Waiting));
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
-    let (server, caller) = Pair::meet(&pair.store, &pair.clock, address, Rights::all(), &[]);
+    let (server, caller) = Pair::connect(&pair.store, &pair.clock, address, Rights::all(), &[]);
     let first = (std::mem::replace(&mut pair.server, server), std::mem::replace(&mut pair.caller, caller));
-    // The name means nothing here, whatever it is asked for.
+    // No request of this connection can use the name.
     for asked in [Ask::Commit(1), Ask::Abort(1)] {
         refused(ask(&mut pair, &asked), ErrorKind::Unavailable, GONE);
     }
     let error = put_into(&mut pair, 1, page()[1]).expect_err("no such group");
     assert_eq!((error.kind, error.message.as_str()), (ErrorKind::Unavailable, GONE));
     assert_eq!(waiting(&pair.store), (1, 8192, 0));
-    // Whoever begins the same one has it too, by a name of its own.
+    // Another connection that begins the same group joins it, under a name of its own.
     let turned = [page()[1], page()[0]];
     assert_eq!(ask(&mut pair, &Ask::Begin(1, List::of(&turned))), Ok(2));
     refused(
         ask(&mut pair, &Ask::Begin(1, List::of(&turned))),
         ErrorKind::Invalid,
-        "a group of this link has this name name=1",
+        "name is in use by a group of this link name=1",
     );
     drop(first);
     assert_eq!(waiting(&pair.store), (1, 8192, 0));
-    let deadline = pair.clock.now().after(PATIENCE);
-    pair.caller.tell(1, &Ask::Missing(1), Terms::default(), deadline).expect("room");
-    let Reply::Told(Ok(Told::Bits(missing))) = pair.reply() else { panic!("another reply") };
-    assert_eq!(missing, [true, false], "in the order of who asks");
+    let deadline = pair.clock.now().after(TIMEOUT);
+    pair.caller.send_control(1, &Ask::Missing(1), Terms::default(), deadline).expect("link capacity");
+    let Response::Control(Ok(ControlReply::Bits(missing))) = pair.reply() else { panic!("unexpected reply") };
+    assert_eq!(missing, [true, false], "in the order of the request");
     assert_eq!(ask(&mut pair, &Ask::Commit(1)), Ok(5), "waiting");
     assert_eq!(put_into(&mut pair, 1, page()[1]), Ok(PutOutcome::Waiting));
     assert_eq!((ask(&mut pair, &Ask::Commit(1)), ask(&mut pair, &Ask::Commit(1))), (Ok(3), Ok(4)));
     assert_eq!(pair.store.exists_batch(&page(), Options::default()), [true, true]);
     drop(pair.server);
-    assert_eq!(waiting(&pair.store), (0, 0, 0), "what was committed is not dropped");
+    assert_eq!(waiting(&pair.store), (0, 0, 0), "a committed group is not dropped");
 }
 
 #[test]
-fn the_open_groups_of_a_connection_are_bounded() {
+fn open_groups_of_a_connection_are_bounded() {
     let (mut pair, _) = pair(Rights::all());
     let names: Vec<String> = (0..100).map(|n| format!("c{n}")).collect();
     let group = |page| names.iter().map(|name| key(page, name)).collect::<Vec<_>>();

@@ -1,6 +1,6 @@
-//! Bytes that operations of clients under way take, and outcomes that clients have not read: of all together, and of each client.
+//! Bytes of operations in progress and of unsent outcomes: the total, and the part of each client.
 //!
-//! Invariant: what is counted of all is the sum of what is counted of each client.
+//! Invariant: the total is the sum over all clients.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -8,19 +8,23 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith_io::sync::{Arc, AtomicU64, Mutex, PoisonError};
 
-use super::load::{ALL_BYTES_MAX, CLIENT_BYTES_MAX};
 use crate::memory::pins::ClientName;
 
-/// The counts of a store.
+/// Most bytes of all links of a store together.
+pub const ALL_BYTES_MAX: u64 = 128 << 20;
+/// Most bytes of all links of a client: a key, or without keys a process.
+pub const CLIENT_BYTES_MAX: u64 = ALL_BYTES_MAX / 2;
+
+/// The byte counters of a store.
 #[derive(Default)]
-pub(crate) struct Served {
+pub(crate) struct ServedBytes {
     all: AtomicU64,
-    /// Of clients that have links.
+    /// The counters of connected clients.
     clients: Mutex<BTreeMap<ClientName, Weak<AtomicU64>>>,
 }
 
-impl Served {
-    /// The count of a client, which all of its links share.
+impl ServedBytes {
+    /// The counter of a client, shared by its links.
     pub fn client(&self, name: &ClientName) -> Arc<AtomicU64> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = clients.get(name).and_then(Weak::upgrade) {
@@ -32,7 +36,7 @@ impl Served {
         count
     }
 
-    /// Count so many bytes of a client, if there is room; `anyway` also if there is not.
+    /// Counts `bytes` for a client if they fit, or regardless with `anyway`.
     pub fn begin(&self, client: &AtomicU64, bytes: u64, anyway: bool) -> bool {
         let take = |count: &AtomicU64, most: u64| {
             let fits = |now: u64| (anyway || now + bytes <= most).then_some(now + bytes);
@@ -41,14 +45,14 @@ impl Served {
         if !take(client, CLIENT_BYTES_MAX) {
             return false;
         }
-        let is_there = take(&self.all, ALL_BYTES_MAX);
-        if !is_there {
+        let is_counted = take(&self.all, ALL_BYTES_MAX);
+        if !is_counted {
             client.fetch_sub(bytes, Relaxed);
         }
-        is_there
+        is_counted
     }
 
-    /// Of a client so many bytes are counted where `before` were.
+    /// Replaces `before` bytes of a client by `now` bytes.
     pub fn change(&self, client: &AtomicU64, before: u64, now: u64) {
         for count in [client, &self.all] {
             match now >= before {

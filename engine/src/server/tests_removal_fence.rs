@@ -1,4 +1,5 @@
-//! What a store offers its peer, and removes there over another link: one newer than that on which the bytes are on their way still.
+//! An offer from one store to another, and a removal over a second, newer link while the offered
+//! bytes are in transit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +14,11 @@ use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::rights::Rights;
 
-use super::tests::{PATIENCE, Pair};
+use super::tests::{Pair, TIMEOUT};
 use crate::api::error::ErrorKind;
 use crate::api::outcome::PutOutcome;
 use crate::api::request::{Options, PutSlice};
-use crate::rpc::Reply;
+use crate::rpc::Response;
 
 const NAMESPACE: NamespaceId = NamespaceId([6; 16]);
 
@@ -31,10 +32,10 @@ fn put(pair: &Pair, key: ObjectKey) {
     assert_eq!(pair.store.put_batch(&[put], Options::default()), [Ok(PutOutcome::Stored)]);
 }
 
-/// An offer that the peer has asked for the bytes of, and a removal of `removed` (a clear for `None`) over a newer link before they
-/// arrive: what became of the offer, and whether it is there. It may be attached to a base, which is there before, and again behind the
-/// removal.
-fn offered_and_removed(
+/// Makes an offer, waits until the peer has pulled it, and removes `removed` (clears for `None`)
+/// over a newer link before the bytes arrive. Returns the outcome of the offer and whether the
+/// object exists afterwards. `base` is put before the offer, and again after the removal.
+fn offer_then_remove(
     of_store: bool,
     base: Option<ObjectKey>,
     removed: Option<ObjectKey>,
@@ -42,12 +43,12 @@ fn offered_and_removed(
     let tcp = || "tcp:127.0.0.1:0".parse().expect("an address");
     let mut pair = Pair::at(tcp(), Rights::all(), 1.0, &[]);
     base.into_iter().for_each(|base| put(&pair, base));
-    let (mut server, mut newer) = Pair::meet(&pair.store, &pair.clock, tcp(), Rights::all(), &[]);
+    let (mut server, mut newer) = Pair::connect(&pair.store, &pair.clock, tcp(), Rights::all(), &[]);
     if of_store {
-        pair.caller = pair.caller.of_store();
-        newer = newer.of_store();
+        pair.caller = pair.caller.for_store();
+        newer = newer.for_store();
     }
-    let deadline = pair.clock.now().after(PATIENCE);
+    let deadline = pair.clock.now().after(TIMEOUT);
     let bytes = vec![7; 5000];
     let mut draft = PutDraft::new(BLOCK_BYTES);
     draft.group(base);
@@ -60,7 +61,7 @@ fn offered_and_removed(
         buf.copy_from_slice(&bytes);
         vec![buf.into_part()]
     });
-    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
+    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
     let mut replies = Vec::new();
     while !asked.load(Ordering::Relaxed) {
         pair.server.turn();
@@ -71,30 +72,31 @@ fn offered_and_removed(
         Some(_) => Ask::Remove(List::of(&removed_keys)),
         None => Ask::Clear(NAMESPACE),
     };
-    newer.tell(1, &ask, Terms::default(), deadline).expect("room");
+    newer.send_control(1, &ask, Terms::default(), deadline).expect("link capacity");
     while replies.is_empty() {
         server.turn();
         newer.poll(pair.clock.now(), &mut replies);
     }
-    assert!(matches!(replies.pop(), Some((1, Reply::Told(Ok(_))))), "the removal is acked");
+    assert!(matches!(replies.pop(), Some((1, Response::Control(Ok(_))))), "the removal is acknowledged");
     base.into_iter().filter(|base| removed.is_none_or(|key| key == *base)).for_each(|base| put(&pair, base));
-    let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
+    let Response::Put(mut outcomes) = pair.reply() else { panic!("unexpected reply") };
     let outcome = outcomes.remove(0);
     (outcome, pair.store.exists_batch(&[key("k")], Options::default())[0])
 }
 
 #[test]
-fn what_a_store_offered_before_a_removal_is_not_stored_behind_it() {
-    // One count for all keys: an offer of another is refused too, and may be made again.
+fn offer_pulled_before_a_removal_is_not_stored_after_it() {
+    // The fence has one epoch for all keys: an offer of another key is refused too, and may be
+    // repeated.
     for removed in [Some(key("k")), None, Some(key("v"))] {
         for base in [None, Some(key("base"))] {
-            let (outcome, here) = offered_and_removed(true, base, removed);
+            let (outcome, here) = offer_then_remove(true, base, removed);
             assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false), "{removed:?}");
         }
     }
     let base = Some(key("base"));
-    let (outcome, here) = offered_and_removed(true, base, base);
+    let (outcome, here) = offer_then_remove(true, base, base);
     assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false));
-    // A client's put was not answered when it was removed, so that it may come behind that; what it had a generation of is gone.
-    assert_eq!(offered_and_removed(false, None, Some(key("k"))), (Ok(PutOutcome::Stored), true));
+    // A client's put that is not answered at the time of the removal may be ordered after it.
+    assert_eq!(offer_then_remove(false, None, Some(key("k"))), (Ok(PutOutcome::Stored), true));
 }

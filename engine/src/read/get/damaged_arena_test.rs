@@ -1,4 +1,4 @@
-//! What becomes of bytes that change in the arena.
+//! Tests of gets whose bytes changed in the arena after the put.
 
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::{ObjectKey, Role};
@@ -31,7 +31,7 @@ fn object() -> Vec<u8> {
     (0..LENGTH).map(|i| (i * 31 + i / 253) as u8).collect()
 }
 
-/// Put the object; then memory forgets one bit of it.
+/// Put the object, then flip one bit of it in the arena.
 fn put_and_flip(store: &Store, at: usize) {
     let mut bytes = object();
     let put = PutSlice { key: key(), pieces: &[&bytes] };
@@ -53,23 +53,23 @@ fn get(store: &Store, range: Option<std::ops::Range<u64>>) -> (GetOutcome, Vec<u
 }
 
 #[test]
-fn every_hit_is_verified_by_default_and_what_changed_is_a_miss() {
+fn default_verify_ratio_detects_every_flipped_bit() {
     for at in [0, 32_767, 32_768, LENGTH - 1] {
         let store = store(Config::default().dram.verify_ratio);
         put_and_flip(&store, at);
         let (outcome, bytes) = get(&store, None);
         assert_eq!(outcome, GetOutcome::Miss(MissCause::Damaged), "at={at}");
-        assert!(bytes.iter().all(|b| *b == 0), "bytes that are not the object's were left");
+        assert!(bytes.iter().all(|b| *b == 0), "damaged bytes were left in the destination");
         assert!(!store.exists_batch(&[key()], Options::default())[0], "a damaged object still exists");
         put_and_flip(&store, at);
-        assert!(store.view(&key()).expect("asked").is_none(), "a view of damaged bytes");
+        assert!(store.view(&key()).expect("viewed").is_none(), "damaged bytes were viewed");
         let stats = store.stats();
         assert_eq!((stats.damaged, stats.hits_unverified, stats.dram_bytes), (2, 0, 0));
     }
 }
 
 #[test]
-fn a_range_is_verified_by_the_blocks_that_it_touches() {
+fn range_get_verifies_touched_blocks() {
     let store = store(1.0);
     put_and_flip(&store, 40_000);
     let (outcome, bytes) = get(&store, Some(70_000..70_010));
@@ -81,7 +81,7 @@ fn a_range_is_verified_by_the_blocks_that_it_touches() {
 }
 
 #[test]
-fn what_is_not_verified_comes_as_it_lies_and_is_counted() {
+fn unverified_hit_returns_flipped_bytes_and_is_counted() {
     let store = store(0.0);
     put_and_flip(&store, 100);
     let (outcome, bytes) = get(&store, None);
@@ -90,12 +90,12 @@ fn what_is_not_verified_comes_as_it_lies_and_is_counted() {
     assert_eq!((outcome, bytes), (GetOutcome::Hit { tier: Tier::Memory, bytes: LENGTH as u64 }, flipped));
     assert_eq!(get(&store, Some(99..102)).1, [object()[99], object()[100] ^ 1, object()[101]]);
     assert_eq!((store.stats().hits_unverified, store.stats().hits_memory), (2, 2));
-    assert!(store.view(&key()).expect("asked").is_none(), "views are always verified");
+    assert!(store.view(&key()).expect("viewed").is_none(), "views are always verified");
 }
 
-/// The escape rate is one minus the ratio.
+/// The share of undetected damage is one minus the verify ratio.
 #[test]
-fn of_a_quarter_verified_a_quarter_is_found() {
+fn verify_ratio_of_quarter_detects_quarter_of_damage() {
     const ROUNDS: usize = 2000;
     let store = store(0.25);
     let mut found = 0;

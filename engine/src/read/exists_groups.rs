@@ -1,0 +1,27 @@
+//! Hit rules of the local index.
+
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::policy::Recency;
+
+use crate::api::error::Result;
+use crate::api::hits::{self, KeyLookup, PagesFound, PagesQuery};
+use crate::read::exists;
+use crate::state::shared::Shared;
+
+/// The local index.
+impl KeyLookup for exists::IndexLookup<'_> {
+    fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
+        Ok(exists::IndexLookup::prefix(self, keys))
+    }
+
+    fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {
+        Ok(self.each(keys))
+    }
+}
+
+/// Answer a query from the index. Present objects that were looked up count as used.
+pub(crate) fn exists_groups(shared: &Shared, query: &PagesQuery<'_>, at: Recency) -> Result<PagesFound> {
+    shared.check_open()?;
+    hits::check_query(query)?;
+    exists::lookup_at_one_moment(shared, at, |lookup| hits::answer(lookup, query))
+}

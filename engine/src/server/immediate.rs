@@ -1,0 +1,49 @@
+//! Requests that are answered immediately from memory.
+
+use pagelith_layouts::wire::outcome::{EventItem, OutcomeHead};
+use pagelith_layouts::wire::request::{Ask, Verb};
+
+use super::Server;
+use super::op_outcome::OpOutcome;
+use crate::api::error::{Error, ErrorKind};
+use crate::api::events;
+use crate::api::request::Options;
+use crate::state::session_io::recency;
+use crate::state::shared::Shared;
+use crate::store::stats;
+
+impl Server {
+    /// Events from number `from` on, as many as fit into one outcome. Events of namespaces that the
+    /// peer may not read are left out.
+    pub(crate) fn events(&self, from: u64) -> OpOutcome {
+        let facts = self.link.facts();
+        let room = facts.control_bytes_max as usize - OutcomeHead::BYTES;
+        let most = (room / EventItem::BYTES).min(events::PIECE);
+        let Some(since) = self.ctx.shared().lock().events.since_number(from, most) else {
+            let detail = "the store keeps no events: its setting events.max is 0";
+            return OpOutcome::failed(Verb::Events, Error::new(ErrorKind::Incompatible, detail));
+        };
+        OpOutcome::events(&since, |event| {
+            event.namespace().is_none_or(|namespace| facts.rights.may_hear(namespace))
+        })
+    }
+}
+
+/// The outcome of a request that needs only memory.
+pub(crate) fn outcome_from_memory(shared: &Shared, ask: &Ask<'_>, options: &Options) -> OpOutcome {
+    let at = recency(shared, options);
+    match ask {
+        Ask::Exists(keys) => {
+            OpOutcome::bits(Verb::Exists, crate::read::exists::exists(shared, keys.iter(), at))
+        }
+        Ask::ExistsPrefix(keys) => {
+            let found = crate::read::exists::prefix(shared, keys.iter(), at);
+            OpOutcome::number(Verb::ExistsPrefix, found as u64)
+        }
+        Ask::Stats => {
+            let stats = stats::of(shared);
+            OpOutcome::text(serde_json::to_string(&stats).unwrap_or_default())
+        }
+        ask => OpOutcome::number(ask.verb(), 0),
+    }
+}

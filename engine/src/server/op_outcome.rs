@@ -1,0 +1,167 @@
+//! Outcomes of operations and their encoding.
+
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, key_hash};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::List;
+use pagelith_layouts::wire::outcome::{
+    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict as WireVerdict,
+    ViewItem, Written, encode,
+};
+use pagelith_layouts::wire::request::Verb;
+
+use crate::api::error::{Error, ErrorKind};
+use crate::api::events::{Event, Since};
+use crate::api::outcome::{FlushReport, MissCause, PutOutcome, Tier};
+
+/// The result of one item.
+#[derive(Debug)]
+pub(crate) enum ItemVerdict {
+    /// Sent: tier, length, checksums, number of objects put with it (or 0), and its base if it is
+    /// attached.
+    Hit(Tier, u64, Checksums, u32, Option<Box<Base>>),
+    Miss(MissCause),
+    Put(PutOutcome),
+    Failed(Error),
+}
+
+/// The outcome of an operation.
+pub(crate) struct OpOutcome {
+    pub verb: Verb,
+    body: OutcomeBody,
+}
+
+enum OutcomeBody {
+    Items(Vec<(ObjectKey, ItemVerdict)>),
+    Bits(Vec<bool>),
+    Number(u64),
+    Flushed(FlushReport),
+    Text(String),
+    Events(Vec<EventItem>, u64, u64),
+    Views(Vec<ViewItem>),
+    Failed(Error),
+}
+
+impl OpOutcome {
+    pub fn items(verb: Verb, items: Vec<(ObjectKey, ItemVerdict)>) -> OpOutcome {
+        OpOutcome { verb, body: OutcomeBody::Items(items) }
+    }
+
+    pub fn bits(verb: Verb, bits: Vec<bool>) -> OpOutcome {
+        OpOutcome { verb, body: OutcomeBody::Bits(bits) }
+    }
+
+    pub fn number(verb: Verb, number: u64) -> OpOutcome {
+        OpOutcome { verb, body: OutcomeBody::Number(number) }
+    }
+
+    pub fn flushed(report: FlushReport) -> OpOutcome {
+        OpOutcome { verb: Verb::Flush, body: OutcomeBody::Flushed(report) }
+    }
+
+    pub fn text(text: String) -> OpOutcome {
+        OpOutcome { verb: Verb::Stats, body: OutcomeBody::Text(text) }
+    }
+
+    /// The events of `since` that the peer may receive.
+    pub fn events(since: &Since, may_hear: impl Fn(&Event) -> bool) -> OpOutcome {
+        let visible = since.events.iter().filter(|event| may_hear(event));
+        let items = visible.map(|event| EventItem::of(&happened(event))).collect();
+        OpOutcome { verb: Verb::Events, body: OutcomeBody::Events(items, since.next, since.lost) }
+    }
+
+    pub fn views(items: Vec<ViewItem>) -> OpOutcome {
+        OpOutcome { verb: Verb::View, body: OutcomeBody::Views(items) }
+    }
+
+    pub fn failed(verb: Verb, error: Error) -> OpOutcome {
+        OpOutcome { verb, body: OutcomeBody::Failed(error) }
+    }
+
+    /// The body of the outcome frame.
+    pub fn encode(&self) -> Vec<u8> {
+        match &self.body {
+            OutcomeBody::Items(items) => {
+                let items: Vec<Item<'_>> = items.iter().map(|(key, verdict)| item(key, verdict)).collect();
+                encode(self.verb, &Written::Items(&items, BLOCK_BYTES))
+            }
+            OutcomeBody::Bits(bits) => encode(self.verb, &Written::Bits(bits)),
+            OutcomeBody::Number(number) => encode(self.verb, &Written::Number(*number)),
+            OutcomeBody::Flushed(report) => encode(self.verb, &Written::Flushed(flushed(report))),
+            OutcomeBody::Text(text) => encode(self.verb, &Written::Text(text)),
+            OutcomeBody::Events(items, next, lost) => {
+                encode(self.verb, &Written::Events(items, *next, *lost))
+            }
+            OutcomeBody::Views(items) => encode(self.verb, &Written::Views(items)),
+            OutcomeBody::Failed(error) => encode(self.verb, &Written::Failed(failure(error))),
+        }
+    }
+}
+
+fn item<'a>(key: &ObjectKey, verdict: &'a ItemVerdict) -> Item<'a> {
+    let verdict = match verdict {
+        ItemVerdict::Hit(tier, length, checksums, members, base) => WireVerdict::Hit {
+            tier: tier_tag(*tier),
+            length: *length,
+            checksums: List::of(checksums),
+            members: *members,
+            base: base.as_deref().copied(),
+        },
+        ItemVerdict::Miss(cause) => WireVerdict::Miss(cause_tag(*cause)),
+        ItemVerdict::Put(PutOutcome::Stored) => WireVerdict::Stored,
+        ItemVerdict::Put(PutOutcome::AlreadyPresent) => WireVerdict::AlreadyPresent,
+        ItemVerdict::Put(PutOutcome::Waiting) => WireVerdict::Waiting,
+        ItemVerdict::Put(PutOutcome::Refused) => WireVerdict::Refused,
+        ItemVerdict::Failed(error) => WireVerdict::Failed(failure(error)),
+    };
+    Item { key_hash: key_hash(key), verdict }
+}
+
+fn happened(event: &Event) -> Happened {
+    match event {
+        Event::Stored { tier, key, new } => Happened::Stored(tier_tag(*tier), *key, *new),
+        Event::Removed { tier, key, gone } => Happened::Removed(tier_tag(*tier), *key, *gone),
+        Event::Cleared { namespace } => Happened::Cleared(*namespace),
+        Event::Forgot { tier } => Happened::Forgot(tier_tag(*tier)),
+    }
+}
+
+fn flushed(report: &FlushReport) -> Flushed {
+    let FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } = *report;
+    Flushed { durable_objects, durable_bytes, refused_objects, lost_objects }
+}
+
+fn failure(error: &Error) -> Failure<'_> {
+    Failure { error: error_tag(error.kind), errno: error.errno.unwrap_or(0), text: &error.message }
+}
+
+fn tier_tag(tier: Tier) -> TierTag {
+    match tier {
+        Tier::Memory => TierTag::Memory,
+        Tier::Ssd => TierTag::Ssd,
+        Tier::Remote => TierTag::Remote,
+    }
+}
+
+fn cause_tag(cause: MissCause) -> CauseTag {
+    match cause {
+        MissCause::Absent => CauseTag::Absent,
+        MissCause::Damaged => CauseTag::Damaged,
+        MissCause::Unreadable => CauseTag::Unreadable,
+        MissCause::Gone => CauseTag::Gone,
+        MissCause::Late => CauseTag::Late,
+    }
+}
+
+fn error_tag(kind: ErrorKind) -> ErrorTag {
+    match kind {
+        ErrorKind::Invalid => ErrorTag::Invalid,
+        ErrorKind::Busy => ErrorTag::Busy,
+        ErrorKind::NoSpace => ErrorTag::NoSpace,
+        ErrorKind::Unavailable => ErrorTag::Unavailable,
+        ErrorKind::Damaged => ErrorTag::Damaged,
+        ErrorKind::Incompatible => ErrorTag::Incompatible,
+        ErrorKind::Closed => ErrorTag::Closed,
+        ErrorKind::Denied => ErrorTag::Denied,
+        ErrorKind::Internal => ErrorTag::Internal,
+    }
+}

@@ -1,0 +1,91 @@
+//! Which folder of `engine/src` may name which: a folder uses itself and those before it.
+
+use std::collections::BTreeSet;
+
+use super::code::shipping;
+use super::source::{files, is_test_file, text};
+
+/// The folders, lowest first. A name may point to the left only.
+const FOLDERS: [&str; 11] =
+    ["config", "api", "rpc", "client", "memory", "state", "read", "write", "background", "store", "server"];
+
+/// Names that still point to the right, as (file, module). The list may only get shorter.
+const UPWARD: [(&str, &str); 0] = [];
+
+const SRC: &str = "engine/src/";
+
+/// The folder of a path, and how many modules deep its file is.
+fn place(path: &str) -> Option<(usize, usize)> {
+    let inner = path.strip_prefix(SRC)?;
+    let folder = FOLDERS.iter().position(|folder| inner.split('/').next() == Some(*folder))?;
+    let file = inner.trim_end_matches("/mod.rs").trim_end_matches(".rs");
+    Some((folder, file.split('/').count()))
+}
+
+/// The module of a path that begins with `crate::`, as `folder::module`.
+fn module(path: &str) -> String {
+    let named = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+    let end = path.find(|c| !named(c)).unwrap_or(path.len());
+    path[..end].split("::").filter(|part| !part.is_empty()).take(2).collect::<Vec<_>>().join("::")
+}
+
+/// What a file names that is to the right of its folder; and what does not say its folder.
+fn upward(path: &str, rust: &str) -> BTreeSet<(String, String)> {
+    let Some((own, depth)) = place(path) else { return BTreeSet::new() };
+    let code = shipping(rust);
+    let mut found = BTreeSet::new();
+    for (at, word) in code.match_indices("crate::") {
+        let module = module(&code[at + word.len()..]);
+        let folder = module.split("::").next().unwrap_or_default();
+        match FOLDERS.iter().position(|name| *name == folder) {
+            Some(named) if named <= own => {}
+            Some(_) | None => {
+                found.insert((path.to_owned(), module));
+            }
+        }
+    }
+    // So many steps up leave the folder, and do not say where to.
+    let out = "super::".repeat(depth);
+    if code.contains(&out) {
+        found.insert((path.to_owned(), out));
+    }
+    found
+}
+
+#[test]
+fn each_folder_uses_itself_and_those_before_it() {
+    let sources = files("engine/src", ".rs").into_iter().filter(|path| !is_test_file(path));
+    let found: BTreeSet<_> = sources.flat_map(|path| upward(&path, &text(&path))).collect();
+    let allowed = UPWARD.map(|(path, module)| (path.to_owned(), module.to_owned()));
+    assert_eq!(
+        found,
+        BTreeSet::from(allowed),
+        "left: in the code; right: the list, which may only get shorter"
+    );
+}
+
+#[test]
+fn file_in_no_folder_is_the_root_alone() {
+    let elsewhere: Vec<_> =
+        files("engine/src", ".rs").into_iter().filter(|path| place(path).is_none()).collect();
+    assert_eq!(elsewhere, ["engine/src/lib.rs"]);
+}
+
+#[test]
+fn each_folder_says_in_one_sentence_what_lives_there() {
+    for folder in FOLDERS {
+        let head = text(&format!("{SRC}{folder}/mod.rs"));
+        assert!(head.lines().next().is_some_and(|line| line.starts_with("//! ")), "{folder}");
+    }
+}
+
+#[test]
+fn name_of_a_later_folder_is_seen() {
+    let found = |rust: &str| upward("engine/src/read/get.rs", rust).len();
+    assert_eq!(found("use crate::state::core::Core;\nuse super::slot;\nuse crate::read::plan;"), 0);
+    assert_eq!(found("use crate::store::session::Session;"), 1);
+    assert_eq!(found("fn f() { crate::server::run() }"), 1);
+    assert_eq!(found("use crate::Store;"), 1, "says no folder");
+    assert_eq!(found("use super::super::server;"), 1, "leaves the folder");
+    assert_eq!(found("// crate::server\n#[cfg(test)]\nmod tests {\n    use crate::store;\n}"), 0);
+}
