@@ -62,7 +62,7 @@ pub use read::view::View;
 pub use store::key_file;
 pub use store::open::OpenReport;
 pub use store::session::Session;
-pub use store::store::Store;
+pub use store::embedded::Store;
 pub use write::groups::{Group, GroupId};
 
 /// The example of the README is run as a test too.

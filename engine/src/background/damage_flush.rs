@@ -81,8 +81,8 @@ mod tests {
     use crate::config::Config;
     use crate::memory::frames::FrameState;
     use crate::server::tests::{key, object, overwrite};
-    use crate::store::stepped::Stepped;
-    use crate::store::store::Store;
+    use crate::store::stepped::SteppedRuntime;
+    use crate::store::embedded::Store;
 
     const LEN: usize = 100_000;
 
@@ -109,7 +109,7 @@ mod tests {
             config.ssd.segment_bytes = Some(crate::Size::mib(1));
             config.ssd.dirs = vec![dir.path().to_owned()];
             config.index.max_objects = Some(1000);
-            let work = Stepped::default();
+            let work = SteppedRuntime::default();
             let store = work.open(&config);
             put(&store, 1);
             let mut bytes = object(1, LEN);
@@ -130,7 +130,7 @@ mod tests {
             work.until("a segment is sealed", || store.stats().segments_sealed > 0);
             store.flush(Options::default()).expect("flushed");
             store.abandon();
-            let store = Stepped::default().open(&config);
+            let store = SteppedRuntime::default().open(&config);
             let here = store.exists_batch(&[key(1, "k"), key(2, "k")], Options::default());
             assert_eq!((here, get(&store, 2).is_hit()), (vec![false, true], true), "by_view={by_view}");
         }

@@ -28,7 +28,7 @@ use crate::background::scrub::BackgroundScrub;
 use crate::background::stall::StallDetector;
 use crate::memory::index::SsdPlace;
 use crate::state::core::JobResult;
-use crate::state::frame_access::Held;
+use crate::state::frame_access::FrameGuard;
 use crate::state::shared::Shared;
 use crate::state::unsaved::UnsyncedUnit;
 
@@ -49,7 +49,7 @@ pub(crate) const TAG_READBACK: u64 = 6 << 32;
 /// What the engine must do once a unit in the log is written or has failed.
 pub(crate) enum PendingUnit {
     /// A frame, pinned until its write ends.
-    Frame(Held),
+    Frame(FrameGuard),
     /// An extent that reclaim moves: fingerprint and old place of each member.
     Moved(Vec<(u128, SsdPlace)>),
     /// Tombstones, and the request that waits for them; `None` if reclaim carries them forward.
@@ -217,7 +217,7 @@ impl Flusher {
     /// after them.
     fn write_depth(&self) -> usize {
         let config = &self.shared.config;
-        (if self.shared.is_read() { config.write_depth_reading() } else { config.write_depth() }) as usize
+        (if self.shared.has_recent_reads() { config.write_depth_reading() } else { config.write_depth() }) as usize
     }
 
     /// Whether the tier accepts no writes for now.

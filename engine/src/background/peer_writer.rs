@@ -21,7 +21,7 @@ use crate::memory::frames::{FrameData, FrameRef};
 use crate::rpc::Response;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::pool::ConnState;
-use crate::state::frame_access::Held;
+use crate::state::frame_access::FrameGuard;
 use crate::state::peer_queue::RemoteJob;
 use crate::state::shared::Shared;
 
@@ -33,7 +33,7 @@ const IDLE: Duration = Duration::from_millis(200);
 
 /// A page on its way.
 struct Sending {
-    held: Arc<Held>,
+    held: Arc<FrameGuard>,
     peer: usize,
     bytes: u64,
     objects: u64,
@@ -134,7 +134,7 @@ impl Writer {
                 return Taken::Yes;
             }
         };
-        let Some(held) = Held::new(&mut shared.lock(), frame).map(Arc::new) else { return Taken::Yes };
+        let Some(held) = FrameGuard::new(&mut shared.lock(), frame).map(Arc::new) else { return Taken::Yes };
         let mut draft = PutDraft::new(BLOCK_BYTES);
         draft.group(data.base.as_deref().copied());
         for m in &held.data.members {

@@ -14,7 +14,7 @@ use super::lease_connection::{LeaseConnection, LeaseLink};
 use super::put::RemotePut;
 use super::{Attached, BUSY_RETRY, STORE};
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::lent::{self, LentGroup};
+use crate::api::borrowed::{self, BorrowedGroup};
 use crate::api::outcome::{PutDone, PutOutcome};
 use crate::api::request::{Options, PutGroup, PutSlice};
 use crate::rpc::remote_get::no_link;
@@ -89,17 +89,17 @@ impl Group<'_> {
 
     /// As [`crate::Group::put`].
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
-        let groups: Vec<LentGroup<'_>> = objects.chunks(1).map(|object| (None, object)).collect();
+        let groups: Vec<BorrowedGroup<'_>> = objects.chunks(1).map(|object| (None, object)).collect();
         let options = Options { request: Some(self.attached.request(&options)), ..options };
         let clock = &*self.attached.clock;
         let deadline = clock.now().after(options.timeout.unwrap_or(self.attached.timeout));
-        let attempt = |groups: &[LentGroup<'_>], options| {
+        let attempt = |groups: &[BorrowedGroup<'_>], options| {
             Lender::scope(|lender| {
-                let done = self.put_once(lent::lend_groups(lender, groups), options);
-                lent::outcomes_of_groups(groups, done)
+                let done = self.put_once(borrowed::lend_groups(lender, groups), options);
+                borrowed::outcomes_of_groups(groups, done)
             })
         };
-        lent::while_busy(
+        borrowed::while_busy(
             groups.as_slice(),
             options,
             || deadline.since(clock.now()),

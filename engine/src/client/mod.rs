@@ -50,7 +50,7 @@ use self::events::EventCursor;
 use self::instances::UnflushedPuts;
 use self::lease_connection::LeaseConnection;
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::lent::{self, LentGroup};
+use crate::api::borrowed::{self, BorrowedGroup};
 use crate::api::outcome::{FlushReport, GetDone, GetOutcome, PutDone, PutOutcome};
 use crate::api::request::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
 use crate::rpc::client::RpcClient;
@@ -250,16 +250,16 @@ impl Attached {
 
     fn put_borrowed(
         &self,
-        groups: &[LentGroup<'_>],
+        groups: &[BorrowedGroup<'_>],
         required: &[ObjectKey],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         let options = Options { request: Some(self.request(&options)), ..options };
         let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
-        let attempt = |groups: &[LentGroup<'_>], options| {
+        let attempt = |groups: &[BorrowedGroup<'_>], options| {
             Lender::scope(|lender| {
-                let done = self.put_owned(lent::lend_groups(lender, groups), required, options);
-                lent::outcomes_of_groups(groups, done)
+                let done = self.put_owned(borrowed::lend_groups(lender, groups), required, options);
+                borrowed::outcomes_of_groups(groups, done)
             })
         };
         let wait = |left: Duration| {
@@ -267,7 +267,7 @@ impl Attached {
                 connections.wait_for_peer(STORE, self.clock.now(), left.min(BUSY_RETRY))
             });
         };
-        lent::while_busy(groups, options, || deadline.since(self.clock.now()), attempt, wait)
+        borrowed::while_busy(groups, options, || deadline.since(self.clock.now()), attempt, wait)
     }
 
     /// Put groups; returns one outcome for each object, with its memory. Without capacity at the
@@ -297,7 +297,7 @@ impl Attached {
     /// store cannot be reached.
     pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
         Lender::scope(|lender| {
-            let done = self.get(lent::lend_gets(lender, gets), options);
+            let done = self.get(borrowed::lend_gets(lender, gets), options);
             done.into_iter().map(|done| done.outcome).collect()
         })
     }

@@ -27,7 +27,7 @@ use crate::config::{Config, Facts};
 use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT, object};
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 const CLIENTS: usize = 4;
 /// Maximum number of requests of [`BoundsEnv::until_busy`].
@@ -266,12 +266,12 @@ fn arriving() {
         while server.ops() <= n as usize / CLIENTS {
             server.turn();
         }
-        let arriving = env.store.shared.arriving.load(Relaxed);
+        let arriving = env.store.shared.reserved_bytes.load(Relaxed);
         assert!(arriving <= most, "arriving={arriving} most={most}");
     }
-    assert!(env.store.shared.arriving.load(Relaxed) + PADDED > most);
+    assert!(env.store.shared.reserved_bytes.load(Relaxed) + PADDED > most);
     env.clients.clear();
-    assert_eq!(env.store.shared.arriving.load(Relaxed), 0);
+    assert_eq!(env.store.shared.reserved_bytes.load(Relaxed), 0);
 }
 
 /// Gets that are not read, of more bytes than the kernel buffers, keep few of the removed objects.

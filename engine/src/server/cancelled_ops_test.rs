@@ -16,8 +16,8 @@ use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT, key};
 use crate::state::core::JobResult;
-use crate::store::stepped::Stepped;
-use crate::store::store::Store;
+use crate::store::stepped::SteppedRuntime;
+use crate::store::embedded::Store;
 
 /// A store on a device that completes nothing by itself, and its clients.
 struct FlushEnv {
@@ -36,7 +36,7 @@ impl FlushEnv {
         config.ssd.dirs = vec![dir.path().to_owned()];
         config.index.max_objects = Some(1000);
         // No background task runs, so nothing is written.
-        let store = Stepped::default().open(&config);
+        let store = SteppedRuntime::default().open(&config);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let address = || "tcp:127.0.0.1:0".parse().expect("an address");
         let connect = |_| Pair::connect(&store, &clock, address(), Rights::all(), &[]);

@@ -21,7 +21,7 @@ use crate::read::pin;
 use crate::read::pin::Pin;
 use crate::read::view;
 use crate::read::view::View;
-use crate::state::reserve::reserve;
+use crate::state::reserve::count_reserved;
 use crate::state::shared::Shared;
 use crate::write::groups;
 use crate::write::groups::JoinedGroup;
@@ -119,7 +119,7 @@ impl ClientHolds {
                 return Err(Error::new(ErrorKind::Incompatible, detail));
             };
             let most = shared.config.arena_bytes() / VIEWED_SHARE;
-            if !reserve(&shared.viewed, view.pinned_bytes(), most) {
+            if !count_reserved(&shared.viewed_bytes, view.pinned_bytes(), most) {
                 return Err(Error::busy(format!(
                     "views of all clients keep too much of the arena, release views max={most}"
                 )));
@@ -205,7 +205,7 @@ impl ClientHolds {
             return;
         }
         views.into_values().for_each(|views| _ = release_views(shared, views));
-        shared.lock().leave_groups(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
+        shared.lock().release_group_links(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
     }
 }
 
@@ -216,6 +216,6 @@ fn name_in_use(name: u64) -> Error {
 /// Ends views; returns the number of their objects.
 fn release_views(shared: &Shared, views: Vec<View>) -> usize {
     let bytes: u64 = views.iter().map(View::pinned_bytes).sum();
-    shared.viewed.fetch_sub(bytes, Relaxed);
+    shared.viewed_bytes.fetch_sub(bytes, Relaxed);
     views.len()
 }

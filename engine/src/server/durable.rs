@@ -9,8 +9,8 @@ use super::op_outcome::OpOutcome;
 use crate::api::error::{Error, Result};
 use crate::rpc::removal_fence::RemovalGuard;
 use crate::state::peer_queue::RemoteJob;
-use crate::state::put_types::Came;
-use crate::state::shared::{Pending, Shared};
+use crate::state::put_types::PutOrigin;
+use crate::state::shared::{PendingJobs, Shared};
 use crate::store::remove::Begun;
 use crate::store::session::Session;
 
@@ -21,7 +21,7 @@ pub(crate) const REMOVING_MAX: usize = 65_536;
 /// A flush, removal or clear in progress.
 pub(crate) struct DurableOp {
     pub verb: Verb,
-    pending: Pending,
+    pending: PendingJobs,
     /// The number in the outcome, sent once everything is durable.
     number: u64,
     /// Keeps the removal fence closed while a removal or clear is in progress.
@@ -36,7 +36,7 @@ impl DurableOp {
         check_capacity(&shared, ask)?;
         // A removal that a store forwards is not forwarded again.
         let notifies_peers = session.io.connections.is_some() && !mutant::on(Mutant::ServedUntold);
-        let _removal = (verb != Verb::Flush).then(|| shared.removals.begin());
+        let _removal = (verb != Verb::Flush).then(|| shared.removal_fence.begin());
         let (mut answers, number): (Vec<u64>, u64) = match ask {
             Ask::Flush => (crate::store::flush::begin(&shared)?, 0),
             Ask::Clear(namespace) => {
@@ -45,7 +45,7 @@ impl DurableOp {
                 let peers = notifies_peers.then(|| crate::store::remove::tell(&shared, clear)).flatten();
                 (answer.into_iter().chain(peers).collect(), generation.0)
             }
-            Ask::Remove(_) if mutant::on(Mutant::ToldAndKept) && call.origin != Came::Put => (Vec::new(), 0),
+            Ask::Remove(_) if mutant::on(Mutant::ToldAndKept) && call.origin != PutOrigin::Put => (Vec::new(), 0),
             Ask::Remove(keys) => {
                 let keys: Vec<ObjectKey> = keys.iter().collect();
                 let Begun { mut answers, here, gone } =
@@ -61,11 +61,11 @@ impl DurableOp {
                 )));
             }
         };
-        if verb != Verb::Flush && call.origin != Came::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
+        if verb != Verb::Flush && call.origin != PutOrigin::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
             // A pending offer may store a removed object at a peer that was notified already.
             answers.extend(shared.lock().wait_for_offers());
         }
-        Ok(DurableOp { verb, pending: Pending::new(answers, call.deadline), number, _removal })
+        Ok(DurableOp { verb, pending: PendingJobs::new(answers, call.deadline), number, _removal })
     }
 
     /// Whether a cancelled operation has ended. Its report is not consumed: the client's next flush

@@ -84,7 +84,7 @@ use crate::memory::pins::ClientName;
 use crate::state::shared::Shared;
 use crate::store::prefetch;
 use crate::store::session::Session;
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 /// Maximum number of operations in progress per link, including cancelled ones that still run; a
 /// request beyond it is answered `Busy`.
@@ -153,7 +153,7 @@ impl Server {
             return Err(Error::invalid(format!("staging memory is too small bytes={bytes} min={min}")));
         }
         let mut session = store.session()?;
-        session.io.proofs = true;
+        session.io.wants_meta = true;
         let outcome_capacity = link.room().frame_bytes;
         let facts = link.facts();
         let instance: String = facts.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -163,7 +163,7 @@ impl Server {
         // client.
         let client: ClientName =
             key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into());
-        let load = LinkLoad::new(session.io.shared.served.client(&client));
+        let load = LinkLoad::new(session.io.shared.served_bytes.client(&client));
         let client_holds = ClientHolds::new(client);
         session.io.shared.lock().flushes.link(&process, facts.rights.namespaces.these());
         Ok(Server {
@@ -287,7 +287,7 @@ impl Server {
                 self.invalidation_holds.release_all();
                 self.outbox.clear();
                 self.cancelled.clear();
-                self.load.release_all(&self.ctx.session.io.shared.served);
+                self.load.release_all(&self.ctx.session.io.shared.served_bytes);
             }
         }
         Ok(())
@@ -333,7 +333,7 @@ impl Server {
             self.respond(id, OpOutcome::failed(verb, Error::busy(detail)));
             return;
         }
-        if let Err(error) = self.load.begin(&self.ctx.shared().served, id, load::cost(&ask, body)) {
+        if let Err(error) = self.load.begin(&self.ctx.shared().served_bytes, id, load::cost(&ask, body)) {
             self.respond(id, OpOutcome::failed(verb, error));
             return;
         }
@@ -445,7 +445,7 @@ impl Drop for Server {
         let ServerCtx { in_flight_sends, session, .. } = &mut self.ctx;
         in_flight_sends.release_all(&session.io.shared);
         self.client_holds.release_all(&session.io.shared);
-        self.load.release_all(&session.io.shared.served);
+        self.load.release_all(&session.io.shared.served_bytes);
         session.io.shared.lock().flushes.unlink(&self.process);
     }
 }

@@ -23,7 +23,7 @@ use crate::config::{Config, Facts};
 use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT};
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 const NAMESPACES_MAX: u32 = 8;
 

@@ -34,7 +34,7 @@ use crate::rpc::call::{ControlReply, ItemRequest, Response};
 use crate::rpc::client::RpcClient;
 use crate::server::Server;
 use crate::state::frame_access::Unpublished;
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);

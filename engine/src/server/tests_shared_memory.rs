@@ -97,7 +97,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
     // The client sends no bytes.
     pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
-    let arriving = |pair: &Pair| pair.store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed);
+    let arriving = |pair: &Pair| pair.store.shared.reserved_bytes.load(std::sync::atomic::Ordering::Relaxed);
     while arriving(&pair) == 0 {
         pair.server.turn();
     }
@@ -112,7 +112,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
     while server.closed().is_none() {
         server.turn();
     }
-    assert_eq!(store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(store.shared.reserved_bytes.load(std::sync::atomic::Ordering::Relaxed), 0);
     let all = store.shared.lock().space.free_bytes();
     assert_eq!(all, store.shared.config.arena_bytes(), "arena memory is lost");
 }

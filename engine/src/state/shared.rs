@@ -29,13 +29,13 @@ use crate::state::read_latency::SlowReads;
 use crate::state::read_view::{CoreGuard, ReadView};
 
 /// The fingerprint of every key where all have the same, which tests alone set.
-pub(crate) const CONSTANT: u128 = 1;
+pub(crate) const CONSTANT_FINGERPRINT: u128 = 1;
 
 /// Nobody read yet.
 pub(crate) const NEVER_READ: u64 = u64::MAX;
 /// How long after the last sign of a reader the next one is still expected: longer than a session's wait for the device
 /// before it gives another sign.
-const READER_GONE: Duration = Duration::from_millis(50);
+const READER_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Longest single wait for room in the arena.
 pub(crate) const BUSY_STEP: Duration = Duration::from_millis(10);
@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     /// What can be known of it without the lock.
     pub read_view: ReadView,
     /// Number of the last request.
-    pub requests: AtomicU64,
+    pub last_request: AtomicU64,
     /// What gets counted, beside what the core has counted.
     pub get_counters: StripedCounters,
     pub memory: Arc<ArenaMemory>,
@@ -62,28 +62,28 @@ pub(crate) struct Shared {
     /// The remote tier, if there is one.
     pub remote: Option<Arc<Remote>>,
     /// What is being removed and cleared.
-    pub removals: Arc<RemovalFence>,
+    pub removal_fence: Arc<RemovalFence>,
     /// Wakes the flusher.
     pub work: Signal,
     /// Raised by the flusher whenever something that callers wait for may have changed.
     pub progress: Signal,
     pub closed: AtomicBool,
     /// A direct read was late: until all of those are back, and then one comes in time, reads are staged.
-    pub sick: AtomicBool,
+    pub direct_reads_suspended: AtomicBool,
     /// Direct reads past their deadline that the kernel still has.
     pub late_reads: AtomicU64,
     /// How long reads took lately.
-    pub slow: SlowReads,
+    pub slow_reads: SlowReads,
     /// What is to be read before it is asked for.
     pub prefetch: Prefetch,
     /// Bytes of the arena that are set aside for what arrives over links, and for what is read ahead.
-    pub arriving: AtomicU64,
+    pub reserved_bytes: AtomicU64,
     /// Bytes of the arena that other processes look at, for as long as they want.
-    pub viewed: AtomicU64,
+    pub viewed_bytes: AtomicU64,
     /// Bytes that operations of clients take, and outcomes that these have not read.
-    pub served: ServedBytes,
+    pub served_bytes: ServedBytes,
     /// When somebody last had reads on the device, as the clock has it; [`NEVER_READ`] at first.
-    pub read_at: AtomicU64,
+    pub last_read_at: AtomicU64,
 }
 
 impl Shared {
@@ -97,7 +97,7 @@ impl Shared {
     /// What the index knows a key by.
     pub fn fingerprint(&self, key: &ObjectKey, generation: Generation) -> u128 {
         if self.config.constant_fingerprint() {
-            return CONSTANT;
+            return CONSTANT_FINGERPRINT;
         }
         checksum::fingerprint(&self.fingerprint_key, key, generation)
     }
@@ -120,15 +120,15 @@ impl Shared {
     /// Somebody has reads on the device.
     pub fn note_reads(&self, now: Mono) {
         // Written at most once a millisecond: sessions share the line.
-        if now.0.abs_diff(self.read_at.load(Ordering::Relaxed)) > 1_000_000 {
-            self.read_at.store(now.0, Ordering::Relaxed);
+        if now.0.abs_diff(self.last_read_at.load(Ordering::Relaxed)) > 1_000_000 {
+            self.last_read_at.store(now.0, Ordering::Relaxed);
         }
     }
 
     /// Whether somebody reads from the device, or did a moment ago.
-    pub fn is_read(&self) -> bool {
-        let at = self.read_at.load(Ordering::Relaxed);
-        at != NEVER_READ && self.now().since(Mono(at)) < READER_GONE
+    pub fn has_recent_reads(&self) -> bool {
+        let at = self.last_read_at.load(Ordering::Relaxed);
+        at != NEVER_READ && self.now().since(Mono(at)) < READER_TIMEOUT
     }
 
     /// An error if the store was closed.
@@ -145,7 +145,7 @@ impl Shared {
     }
 
     /// When a put that meets a full arena gives up: the time is over, or all that it wants to wait for room.
-    pub fn room_deadline(&self, options: &Options) -> Mono {
+    pub fn arena_wait_deadline(&self, options: &Options) -> Mono {
         let over = self.deadline(options.timeout);
         options.wait.map_or(over, |wait| over.min(self.now().after(wait)))
     }
@@ -164,10 +164,10 @@ impl Shared {
     }
 
     /// Wait until the flusher answers request `id`.
-    pub fn await_answer(&self, id: u64, deadline: Mono, what: &str) -> Result<()> {
+    pub fn wait_for_job(&self, id: u64, deadline: Mono, what: &str) -> Result<()> {
         loop {
             let seen = self.progress.value();
-            match self.answer(id, deadline, what) {
+            match self.poll_job(id, deadline, what) {
                 Some(answer) => return answer,
                 None => self.env.runtime.pause(&self.progress, seen, deadline.since(self.now())),
             }
@@ -176,7 +176,7 @@ impl Shared {
 
     /// The flusher's answer to request `id`, which is forgotten with it, or that the time is up; `None` as long as
     /// neither is so.
-    pub fn answer(&self, id: u64, deadline: Mono, what: &str) -> Option<Result<()>> {
+    pub fn poll_job(&self, id: u64, deadline: Mono, what: &str) -> Option<Result<()>> {
         let mut core = self.lock();
         let answer = core.job_results.get(&id).cloned().flatten();
         let late = deadline.since(self.now()).is_zero();
@@ -195,20 +195,20 @@ impl Shared {
 }
 
 /// Answers of the flusher that somebody comes back for.
-pub(crate) struct Pending {
+pub(crate) struct PendingJobs {
     ids: Vec<u64>,
     deadline: Mono,
     failed: Option<Error>,
 }
 
-impl Pending {
-    pub fn new(ids: Vec<u64>, deadline: Mono) -> Pending {
-        Pending { ids, deadline, failed: None }
+impl PendingJobs {
+    pub fn new(ids: Vec<u64>, deadline: Mono) -> PendingJobs {
+        PendingJobs { ids, deadline, failed: None }
     }
 
     /// What came of all of them, once each is answered or late.
     pub fn poll(&mut self, shared: &Shared, what: &str) -> Option<Result<()>> {
-        self.ids.retain(|id| match shared.answer(*id, self.deadline, what) {
+        self.ids.retain(|id| match shared.poll_job(*id, self.deadline, what) {
             Some(Err(error)) => {
                 self.failed.get_or_insert(error);
                 false

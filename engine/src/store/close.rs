@@ -11,7 +11,7 @@ use crate::state::core::Job;
 use crate::state::health::State;
 use crate::state::shared::{BUSY_STEP, Shared};
 use crate::store::flush;
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 /// Longest wait for a background task when no time is left, or when the tier has failed.
 const GRACE: Duration = Duration::from_secs(1);
@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(1);
 pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     let shared = store.shared.clone();
     let deadline = shared.now().after(timeout);
-    shared.lock().drop_waiting_groups();
+    shared.lock().drop_pending_groups();
     let flushed = flush::begin(&shared)
         .and_then(|ids| ids.into_iter().try_for_each(|id| await_answer_or_failure(&shared, id, deadline)));
     drain_peer_queue(&shared, deadline);
@@ -48,7 +48,7 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
 fn await_answer_or_failure(shared: &Shared, id: u64, deadline: Mono) -> Result<()> {
     loop {
         let seen = shared.progress.value();
-        if let Some(answer) = shared.answer(id, deadline, "close") {
+        if let Some(answer) = shared.poll_job(id, deadline, "close") {
             return answer;
         }
         let state = shared.lock().ssd.as_ref().map(|ssd| ssd.health.state());

@@ -11,7 +11,7 @@ use crate::state::shared::Shared;
 pub(crate) fn flush(shared: &Shared, options: Options) -> Result<FlushReport> {
     let deadline = shared.deadline(options.timeout);
     for id in begin(shared)? {
-        shared.await_answer(id, deadline, "flush")?;
+        shared.wait_for_job(id, deadline, "flush")?;
     }
     Ok(report(shared))
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod close;
 pub(crate) mod configured_peers;
+pub(crate) mod embedded;
 pub(crate) mod flush;
 pub(crate) mod hits_peers;
 pub mod key_file;
@@ -14,4 +15,3 @@ pub(crate) mod session;
 pub(crate) mod stats;
 #[cfg(test)]
 pub(crate) mod stepped;
-pub(crate) mod store;

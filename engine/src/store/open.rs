@@ -28,7 +28,7 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::events::EventLog;
 use crate::api::stats::Counters;
 use crate::background::flusher::Flusher;
-use crate::background::peer_writer::Writer;
+use crate::background::peer_writer::PeerWriter;
 use crate::background::recovery::Collector;
 use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
 use crate::memory::frames::Frames;
@@ -47,7 +47,7 @@ use crate::state::header_cache::HeaderCache;
 use crate::state::health::{Health, Limits};
 use crate::state::load_totals::ServedBytes;
 use crate::state::peer_queue::RemoteQueue;
-use crate::state::pending_groups::Waiting;
+use crate::state::pending_groups::PendingGroups;
 use crate::state::prefetch::Prefetch;
 use crate::state::read_latency::SlowReads;
 use crate::state::read_view::{ReadView, SnapshotVersion};
@@ -187,7 +187,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         ssd: None,
         remote: remote.as_ref().map(|_| RemoteQueue::default()),
         pins: Pins::default(),
-        waiting: Waiting::default(),
+        pending_groups: PendingGroups::default(),
         adopting_bytes: 0,
         sequence: Sequence(1),
         counters: Counters::default(),
@@ -214,7 +214,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
         read_view,
-        requests: AtomicU64::new(0),
+        last_request: AtomicU64::new(0),
         get_counters: StripedCounters::default(),
         memory: arena.memory,
         volume: volume.clone(),
@@ -225,18 +225,18 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         fingerprint_key,
         object_bytes_max: report.object_bytes_max,
         remote: remote.clone(),
-        removals: Arc::new(RemovalFence::default()),
+        removal_fence: Arc::new(RemovalFence::default()),
         work: Signal::default(),
         progress: Signal::default(),
         closed: AtomicBool::new(false),
-        sick: AtomicBool::new(false),
+        direct_reads_suspended: AtomicBool::new(false),
         late_reads: AtomicU64::new(0),
-        slow: SlowReads::default(),
+        slow_reads: SlowReads::default(),
         prefetch: Prefetch::default(),
-        arriving: AtomicU64::new(0),
-        viewed: AtomicU64::new(0),
-        served: ServedBytes::default(),
-        read_at: AtomicU64::new(NEVER_READ),
+        reserved_bytes: AtomicU64::new(0),
+        viewed_bytes: AtomicU64::new(0),
+        served_bytes: ServedBytes::default(),
+        last_read_at: AtomicU64::new(NEVER_READ),
     });
     let flusher = match (volume, manifest, recovered) {
         (Some(volume), Some(manifest), Some(r)) => {
@@ -251,7 +251,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     };
     let writer = match remote {
         Some(remote) => {
-            let task = Writer::new(shared.clone(), PeerConnections::new(remote.clone()));
+            let task = PeerWriter::new(shared.clone(), PeerConnections::new(remote.clone()));
             match env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone()) {
                 Ok(writer) => Some(writer),
                 Err(fault) => {
@@ -378,7 +378,7 @@ fn recover_into(
     // If the store was created for more objects than the setting allows, the setting is wrong even
     // after a crash.
     let crashed = !recovered.clean && config.max_objects() >= volume.geometry.objects_max;
-    collector.finish(core, constant.then_some(crate::state::shared::CONSTANT), crashed)?;
+    collector.finish(core, constant.then_some(crate::state::shared::CONSTANT_FINGERPRINT), crashed)?;
     Ok(recovered)
 }
 

@@ -8,18 +8,18 @@ use pagelith_io::buffer::Lender;
 use pagelith_layouts::key::ObjectKey;
 
 use crate::api::error::{Error, Result};
-use crate::api::lent;
+use crate::api::borrowed;
 use crate::api::outcome::{Done, GetOutcome, PutOutcome};
 use crate::api::request::{GetSlice, Options};
 use crate::state::shared::BUSY_STEP;
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 /// Get, and return when all lent memory is back.
 pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
     let count = gets.len();
     let outcomes = store.with_session(options.timeout, |session| {
         Lender::scope(|lender| {
-            let ticket = session.begin_get(lent::lend_gets(lender, gets), options);
+            let ticket = session.begin_get(borrowed::lend_gets(lender, gets), options);
             // However long it takes: the memory is the kernel's until then.
             let done = loop {
                 if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
@@ -56,7 +56,7 @@ fn whole<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
     let failed = |error: Error| (0..count).map(|_| Err(error.clone())).collect();
     match outcomes {
         Ok(outcomes) if outcomes.len() == count => outcomes,
-        Ok(_) => failed(lent::no_outcomes()),
+        Ok(_) => failed(borrowed::no_outcomes()),
         Err(error) => failed(error),
     }
 }
@@ -64,35 +64,35 @@ fn whole<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
 /// Put groups; those that meet a full arena are tried again until the time is up.
 pub(crate) fn put(
     store: &Store,
-    groups: &[lent::LentGroup<'_>],
+    groups: &[borrowed::BorrowedGroup<'_>],
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
     let seen = Cell::new(shared.progress.value());
-    let once = |some: &[lent::LentGroup<'_>], options: Options| {
+    let once = |some: &[borrowed::BorrowedGroup<'_>], options: Options| {
         seen.set(shared.progress.value());
         whole(store.with_session(options.timeout, |session| put_once(session, some, options)), some.len())
     };
     let rest = |left: Duration| {
         shared.env.runtime.pause(&shared.progress, seen.get(), left.min(BUSY_STEP));
     };
-    lent::while_busy(groups, options, || deadline.since(shared.now()), once, rest)
+    borrowed::while_busy(groups, options, || deadline.since(shared.now()), once, rest)
 }
 
 fn put_once(
     session: &mut crate::store::session::Session,
-    groups: &[lent::LentGroup<'_>],
+    groups: &[borrowed::BorrowedGroup<'_>],
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
     Lender::scope(|lender| {
-        let ticket = session.submit_put(lent::lend_groups(lender, groups), options);
+        let ticket = session.submit_put(borrowed::lend_groups(lender, groups), options);
         let done = loop {
             if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
                 break done;
             }
         };
         let Done::Put(done) = done else { return Vec::new() };
-        lent::outcomes_of_groups(groups, done)
+        borrowed::outcomes_of_groups(groups, done)
     })
 }

@@ -22,9 +22,9 @@ use crate::read::get::{Finished, GetBatch, Probed};
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::exists::RemoteExists;
 use crate::rpc::remote_get::{CallOptions, GetTarget, RemoteGet};
-use crate::state::put_types::Came;
-use crate::state::read_latency::Looks;
-use crate::state::reserve::Arriving;
+use crate::state::put_types::PutOrigin;
+use crate::state::read_latency::PollTimes;
+use crate::state::reserve::ArenaReservation;
 use crate::state::sampler::Sampler;
 use crate::state::scratch::Scratch;
 use crate::state::session_io::{SessionIo, recency, release_segment};
@@ -45,9 +45,9 @@ pub struct Session {
     /// What the disk brought and nobody has looked at yet: who is done is handed out, and reads that wait are begun, before the
     /// rest is verified.
     arrived: VecDeque<(Mono, Completion)>,
-    looks: Looks,
+    poll_times: PollTimes,
     /// When dropping it ends, if that is not for it to say.
-    drop_by: Option<Mono>,
+    drop_deadline: Option<Mono>,
     finished: VecDeque<(Ticket, Done)>,
     next_ticket: u64,
 }
@@ -79,19 +79,19 @@ impl Session {
             facts,
             scratch,
             orphans: FxHashMap::default(),
-            came: Mono::default(),
+            completed_at: Mono::default(),
             counter_stripe,
             last_token: 0,
             sampler,
             connections,
-            proofs: false,
+            wants_meta: false,
         };
         Ok(Session {
             io,
             batches: Vec::new(),
             arrived: VecDeque::new(),
-            looks: Looks::default(),
-            drop_by: None,
+            poll_times: PollTimes::default(),
+            drop_deadline: None,
             finished: VecDeque::new(),
             next_ticket: 0,
         })
@@ -112,7 +112,7 @@ impl Session {
     }
 
     /// As [`Session::submit_get`], of what is here: peers are not asked.
-    pub(crate) fn submit_get_here(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
+    pub(crate) fn submit_get_local(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
@@ -134,9 +134,9 @@ impl Session {
     }
 
     /// Begin to read objects into memory of the arena, to be kept there; see [`crate::store::prefetch`].
-    pub(crate) fn begin_ahead(
+    pub(crate) fn begin_prefetch(
         &mut self,
-        objects: Vec<(ObjectKey, (Arriving, Part))>,
+        objects: Vec<(ObjectKey, (ArenaReservation, Part))>,
         at: Recency,
         deadline: Mono,
     ) -> Ticket {
@@ -150,11 +150,11 @@ impl Session {
     /// New objects are copied now, in this thread; only a put that meets what may be the same object on SSD
     /// has to look there first.
     pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
-        self.submit_put_as(groups, options, Came::Put)
+        self.submit_put_as(groups, options, PutOrigin::Put)
     }
 
     /// The same of groups that came this way.
-    pub(crate) fn submit_put_as(&mut self, groups: Vec<PutGroup>, options: Options, came: Came) -> Ticket {
+    pub(crate) fn submit_put_as(&mut self, groups: Vec<PutGroup>, options: Options, came: PutOrigin) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
@@ -188,8 +188,8 @@ impl Session {
             self.finished.push_back((ticket, Done::Exists(found)));
             return ticket;
         };
-        let manner = CallOptions { recency: at, deadline: self.io.shared.deadline(options.timeout) };
-        let exists = RemoteExists::begin(connections, keys, found, manner);
+        let call = CallOptions { recency: at, deadline: self.io.shared.deadline(options.timeout) };
+        let exists = RemoteExists::begin(connections, keys, found, call);
         self.batches.push((ticket, Batch::Exists(Box::new(exists))));
         self.drive();
         self.start();
@@ -225,7 +225,7 @@ impl Session {
                 // What it gave up is the session's, to let go of its segment.
                 let given_up = self.io.orphans.contains_key(&completion.token);
                 if !given_up && is_of(completion.token, ticket) {
-                    self.io.came = self.io.shared.now();
+                    self.io.completed_at = self.io.shared.now();
                     batch.completed(&mut self.io, completion);
                 } else {
                     self.arrived.push_back((self.io.shared.now(), completion));
@@ -293,7 +293,7 @@ impl Session {
             return;
         }
         let mut done = Vec::new();
-        self.looks.look(self.io.shared.now());
+        self.poll_times.record(self.io.shared.now());
         let connections = self.io.connections.as_mut().filter(|connections| connections.is_busy());
         match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), connections) {
             (Some(queue), None) => queue.wait(&mut done, timeout),
@@ -310,7 +310,7 @@ impl Session {
 
     /// What the disk brought at this look.
     fn take(&mut self, done: Vec<Completion>) {
-        let came = self.looks.look(self.io.shared.now());
+        let came = self.poll_times.record(self.io.shared.now());
         self.arrived.extend(done.into_iter().map(|completion| (came, completion)));
     }
 
@@ -319,7 +319,7 @@ impl Session {
     fn drive(&mut self) {
         self.take_arrived();
         while let Some((came, completion)) = self.arrived.pop_front() {
-            self.io.came = came;
+            self.io.completed_at = came;
             if self.completed(completion) {
                 break;
             }
@@ -348,11 +348,11 @@ impl Session {
             let (ticket, batch) = self.batches.remove(i);
             let done = match batch {
                 Batch::Get(b) => {
-                    let Finished { done, missed, manner } = b.finish(&mut self.io);
+                    let Finished { done, missed, options } = b.finish(&mut self.io);
                     if let Some(connections) = self.io.connections.as_ref().filter(|_| !missed.is_empty()) {
-                        let since = self.io.shared.removals.epoch_without_removal();
+                        let since = self.io.shared.removal_fence.epoch_without_removal();
                         let remote =
-                            RemoteGet::begin(connections, done, missed, manner, GetTarget::Peers, since);
+                            RemoteGet::begin(connections, done, missed, options, GetTarget::Peers, since);
                         self.batches.push((ticket, Batch::Remote(Box::new(remote))));
                         continue;
                     }
@@ -406,7 +406,7 @@ impl Session {
     fn completed(&mut self, completion: Completion) -> bool {
         let token = completion.token;
         if let Some((segment, began)) = self.io.orphans.remove(&token) {
-            self.io.shared.slow.note(self.io.came.since(began), self.io.came);
+            self.io.shared.slow_reads.note(self.io.completed_at.since(began), self.io.completed_at);
             release_segment(&self.io.shared, segment);
             return false;
         }

@@ -11,16 +11,16 @@ use pagelith_io::signal::Signal;
 use pagelith_io::system::{SystemClock, SystemEntropy};
 
 use crate::config::{Config, Facts};
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 /// Most steps that a task takes to its end.
 const STEPS_MAX: usize = 100_000;
 
 /// Tasks, stepped on the thread that waits.
 #[derive(Clone, Default)]
-pub(crate) struct Stepped(Arc<Mutex<Vec<Box<dyn Task>>>>);
+pub(crate) struct SteppedRuntime(Arc<Mutex<Vec<Box<dyn Task>>>>);
 
-impl Stepped {
+impl SteppedRuntime {
     /// A store in real directories whose background work this is.
     pub fn open(&self, config: &Config) -> Store {
         let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
@@ -47,7 +47,7 @@ impl Stepped {
     }
 }
 
-impl Runtime for Stepped {
+impl Runtime for SteppedRuntime {
     fn spawn(&self, _: &str, task: Box<dyn Task>, _: Signal) -> Result<Box<dyn Join>, IoFault> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(task);
         Ok(Box::new(self.clone()))
@@ -58,7 +58,7 @@ impl Runtime for Stepped {
     }
 }
 
-impl Join for Stepped {
+impl Join for SteppedRuntime {
     fn join(&self, _: Duration) -> bool {
         (0..STEPS_MAX).any(|_| {
             self.step();

@@ -21,13 +21,13 @@ use crate::memory::frames::FrameMember;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
-use crate::state::pending_groups::Place;
+use crate::state::pending_groups::MemberPlace;
 use crate::state::put_types;
-use crate::state::put_types::{Kind, Size};
-use crate::state::reserve::Arrived;
+use crate::state::put_types::{PutKind, ObjectSize};
+use crate::state::reserve::FilledReservation;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 use crate::write::put;
 
 /// Identifies an open group in a [`crate::Session`] of its store. In a session of another store it
@@ -73,9 +73,9 @@ pub(crate) fn join(
 ) -> Result<JoinedGroup> {
     shared.check_open()?;
     let Some(first) = required.first() else { return Err(Error::invalid("a group requires no object")) };
-    put::check_keys(shared, Kind::Base, required)?;
+    put::check_keys(shared, PutKind::Base, required)?;
     for key in required {
-        put::check_object(shared, &Size { key: *key, length: None, in_arena: false }, first)?;
+        put::check_object(shared, &ObjectSize { key: *key, length: None, in_arena: false }, first)?;
     }
     let at = recency(shared, options);
     let deadline = shared.group_deadline();
@@ -83,13 +83,13 @@ pub(crate) fn join(
     core.drop_expired_groups(shared.now());
     let generation = core.generation(first.namespace());
     check_other_groups(shared, &core, required, generation)?;
-    let (id, required) = core.waiting.join(required, generation, at, deadline, over_link)?;
+    let (id, required) = core.pending_groups.join(required, generation, at, deadline, over_link)?;
     Ok(JoinedGroup { id: GroupId(id), required })
 }
 
 /// See [`Store::open_group`].
 pub(crate) fn open(store: &Store, id: GroupId) -> Option<Group<'_>> {
-    let required = store.shared.lock().waiting.get(id.0)?.required.clone();
+    let required = store.shared.lock().pending_groups.get(id.0)?.required.clone();
     Some(Group { store, joined: JoinedGroup { id, required } })
 }
 
@@ -137,7 +137,7 @@ impl Group<'_> {
     /// length than the object present, or that is too large by itself or with the others;
     /// `Unavailable` if the group is not open any more.
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
-        let deadline = self.store.shared.room_deadline(&options);
+        let deadline = self.store.shared.arena_wait_deadline(&options);
         let put = |object| self.store.shared.while_busy(deadline, || self.try_put(object));
         objects.iter().map(put).collect()
     }
@@ -164,7 +164,7 @@ impl Group<'_> {
     pub fn commit(&self, options: Options) -> Result<PutOutcome> {
         let shared = &self.store.shared;
         let deadline = shared.deadline(options.timeout);
-        let room = shared.room_deadline(&options);
+        let room = shared.arena_wait_deadline(&options);
         // Each attempt has the remaining time.
         let left = || Some(deadline.since(shared.now()));
         shared.while_busy(room, || self.commit_once(Options { timeout: left(), ..options }))
@@ -217,13 +217,13 @@ impl JoinedGroup {
     }
 
     /// As [`JoinedGroup::put`], for bytes that are already in the arena.
-    pub fn put_filled(&self, shared: &Shared, key: &ObjectKey, arrived: Arrived) -> Result<PutOutcome> {
+    pub fn put_filled(&self, shared: &Shared, key: &ObjectKey, filled: FilledReservation) -> Result<PutOutcome> {
         shared.check_open()?;
-        let place = match self.reserve(shared, key, arrived.length(), arrived.extent())? {
+        let place = match self.reserve(shared, key, filled.length(), filled.extent())? {
             ReservedPlace::Present => return Ok(PutOutcome::AlreadyPresent),
             ReservedPlace::Reserved(place) => place,
         };
-        let Some(member) = arrived.into_member(*key, place.fingerprint) else {
+        let Some(member) = filled.into_member(*key, place.fingerprint) else {
             self.release_place(&mut shared.lock(), place.at);
             return Err(Error::new(ErrorKind::Internal, "received bytes are still being written"));
         };
@@ -244,7 +244,7 @@ impl JoinedGroup {
     /// See [`Group::missing`].
     pub fn missing(&self, shared: &Shared) -> Vec<ObjectKey> {
         let core = shared.lock();
-        let open = core.waiting.get(self.id.0);
+        let open = core.pending_groups.get(self.id.0);
         let absent = |(i, key): (usize, &ObjectKey)| {
             let put = open.is_some_and(|g| g.is_put(i));
             (!put && !is_present(shared, &core, key)).then_some(*key)
@@ -254,7 +254,7 @@ impl JoinedGroup {
 
     /// The outcome of a commit, from the outcomes of its members.
     pub fn commit_outcome(&self, shared: &Shared, done: Vec<PutDone>) -> Result<PutOutcome> {
-        let outcome = crate::api::lent::outcome_of_group(done.into_iter().map(|d| d.outcome));
+        let outcome = crate::api::borrowed::outcome_of_group(done.into_iter().map(|d| d.outcome));
         let may_be_committed =
             outcome.as_ref().is_none_or(|o| o.as_ref().is_err_and(|e| e.kind == ErrorKind::Unavailable));
         match outcome {
@@ -274,7 +274,7 @@ impl JoinedGroup {
 
     /// Whether the group is still open: neither committed, aborted nor past its deadline.
     pub fn is_open(&self, shared: &Shared) -> bool {
-        shared.lock().waiting.get(self.id.0).is_some()
+        shared.lock().pending_groups.get(self.id.0).is_some()
     }
 
     /// Reserve the object's place in the group, and memory for the object unless `filled_extent`
@@ -289,14 +289,14 @@ impl JoinedGroup {
         let Some(at) = self.required.iter().position(|k| k == key) else {
             return Err(Error::invalid(format!("the group does not require the object key={key}")));
         };
-        let size = Size { key: *key, length: Some(length), in_arena: false };
+        let size = ObjectSize { key: *key, length: Some(length), in_arena: false };
         put::check_object(shared, &size, key)?;
         let mut core = shared.lock();
         let present = is_present(shared, &core, key);
-        let Some(open) = core.waiting.get(self.id.0) else {
+        let Some(open) = core.pending_groups.get(self.id.0) else {
             return if present { Ok(ReservedPlace::Present) } else { Err(not_open()) };
         };
-        let known = open.places.get(at).and_then(Place::length);
+        let known = open.places.get(at).and_then(MemberPlace::length);
         if let Some(known) = known.filter(|known| *known != length) {
             let detail =
                 format!("key is present with another length key={key} present={known} given={length}");
@@ -311,21 +311,21 @@ impl JoinedGroup {
         let generation = open.generation;
         put::check_bytes(shared, key, &lengths)?;
         let padded = pagelith_layouts::align::align_up(length);
-        let room = core.room_to_wait(shared.now(), Some(self.id.0), padded);
+        let room = core.check_pending_capacity(shared.now(), Some(self.id.0), padded);
         let extent = room.and_then(|()| {
             filled_extent
-                .or_else(|| put_types::set_aside_one(&mut core, length))
+                .or_else(|| put_types::reserve_extent(&mut core, length))
                 .or_else(|| {
                     put_types::expire(shared, &mut core);
-                    put_types::set_aside_one(&mut core, length)
+                    put_types::reserve_extent(&mut core, length)
                 })
                 .ok_or_else(|| Error::busy(format!("arena is full of pages in use bytes={length}")))
         });
         let extent = extent.inspect_err(|_| core.count_busy(std::iter::once(key), shared.now()))?;
         let fingerprint = shared.fingerprint(key, generation);
-        let place = core.waiting.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
+        let place = core.pending_groups.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
         match place {
-            Some(place) => *place = Place::Filling(length),
+            Some(place) => *place = MemberPlace::Filling(length),
             // Eviction for this object may have dropped the group.
             None => {
                 if filled_extent.is_none() {
@@ -341,9 +341,9 @@ impl JoinedGroup {
 
     /// Release a reserved place that will not be filled.
     fn release_place(&self, core: &mut Core, at: usize) {
-        let place = core.waiting.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
-        if let Some(place @ Place::Filling(_)) = place {
-            *place = Place::Empty;
+        let place = core.pending_groups.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
+        if let Some(place @ MemberPlace::Filling(_)) = place {
+            *place = MemberPlace::Empty;
         }
     }
 
@@ -351,15 +351,15 @@ impl JoinedGroup {
     /// memory and return false.
     fn fill_place(&self, core: &mut Core, member: FrameMember) -> bool {
         let bytes = member.extent.padded_bytes();
-        let open = core.waiting.get_mut(self.id.0);
+        let open = core.pending_groups.get_mut(self.id.0);
         let place = open.and_then(|g| {
             let at = g.required.iter().position(|k| *k == member.key)?;
             g.places.get_mut(at)
         });
         match place {
-            Some(place @ Place::Filling(_)) => {
-                *place = Place::Filled(member);
-                core.waiting.count(bytes, 0);
+            Some(place @ MemberPlace::Filling(_)) => {
+                *place = MemberPlace::Filled(member);
+                core.pending_groups.add_bytes(bytes, 0);
                 true
             }
             Some(_) | None => {

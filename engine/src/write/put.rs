@@ -31,7 +31,7 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::state::core::Core;
-use crate::state::put_types::{At, Came, Kind, Room, Size};
+use crate::state::put_types::{Location, PutOrigin, PutKind, Reservation, ObjectSize};
 use crate::state::shared::Shared;
 
 /// A group with memory of its own, invisible so far.
@@ -39,45 +39,45 @@ pub(crate) struct Admitted {
     generation: Generation,
     /// What the index will know its objects by.
     fingerprints: Vec<u128>,
-    room: Room,
+    reservation: Reservation,
     /// Where those of them are that are here already, and give way to the group; empty if none is.
-    here: Vec<Option<At>>,
+    existing: Vec<Option<Location>>,
     /// Which of those are seen, so that their bytes are the group's; empty if none is.
     pub adopts: Vec<bool>,
     /// The open group that is committed, if it is one.
-    pub open: Option<u64>,
-    pub came: Came,
+    pub open_group: Option<u64>,
+    pub origin: PutOrigin,
 }
 
 impl Admitted {
     /// Whether something is here that gives way to it.
-    pub fn met_some(&self) -> bool {
-        !self.here.is_empty()
+    pub fn has_existing(&self) -> bool {
+        !self.existing.is_empty()
     }
 
     /// Nothing will be stored: free what was set aside.
     pub fn give_back(mut self, core: &mut Core) {
-        self.room.give_back(core);
+        self.reservation.give_back(core);
     }
 }
 
 /// What became of a group that was copied.
-pub(crate) enum Stored {
+pub(crate) enum PublishResult {
     /// That, and these frames are to be written.
     Done(PutOutcome, Vec<FrameRef>),
     /// Not now. All of it lies in the arena, in the order given, and is the caller's.
-    Back(Error, Vec<FrameMember>),
+    Returned(Error, Vec<FrameMember>),
 }
 
 /// Check what does not depend on the store's state: every rule names what it refuses.
-pub(crate) fn check(shared: &Shared, kind: Kind<'_>, group: &[Size]) -> Result<()> {
-    let Some(Size { key: first, .. }) = group.first() else {
+pub(crate) fn check(shared: &Shared, kind: PutKind<'_>, group: &[ObjectSize]) -> Result<()> {
+    let Some(ObjectSize { key: first, .. }) = group.first() else {
         return Err(Error::invalid("a group has no object"));
     };
     for object in group {
         check_object(shared, object, first)?;
     }
-    if let (Kind::Single, [Size { length: Some(length), .. }]) = (kind, group) {
+    if let (PutKind::Single, [ObjectSize { length: Some(length), .. }]) = (kind, group) {
         return check_bytes(shared, first, &[*length]);
     }
     let keys: Vec<ObjectKey> = group.iter().map(|o| o.key).collect();
@@ -86,8 +86,8 @@ pub(crate) fn check(shared: &Shared, kind: Kind<'_>, group: &[Size]) -> Result<(
 }
 
 /// The rules for an object of a group by itself.
-pub(crate) fn check_object(shared: &Shared, object: &Size, first: &ObjectKey) -> Result<()> {
-    let Size { key, length, .. } = object;
+pub(crate) fn check_object(shared: &Shared, object: &ObjectSize, first: &ObjectKey) -> Result<()> {
+    let ObjectSize { key, length, .. } = object;
     let max = shared.object_bytes_max.min(OBJECT_BYTES_MAX);
     if *length == Some(0) {
         return Err(Error::invalid(format!("object has no bytes key={key} length=0")));
@@ -102,7 +102,7 @@ pub(crate) fn check_object(shared: &Shared, object: &Size, first: &ObjectKey) ->
 }
 
 /// The rules for which objects make a group.
-pub(crate) fn check_keys(shared: &Shared, kind: Kind<'_>, keys: &[ObjectKey]) -> Result<()> {
+pub(crate) fn check_keys(shared: &Shared, kind: PutKind<'_>, keys: &[ObjectKey]) -> Result<()> {
     let (objects, most) = (keys.len(), MEMBERS_MAX);
     if objects > most {
         return Err(Error::invalid(format!("a group has too many objects objects={objects} max={most}")));
@@ -111,7 +111,7 @@ pub(crate) fn check_keys(shared: &Shared, kind: Kind<'_>, keys: &[ObjectKey]) ->
         if keys[..i].contains(key) {
             return Err(Error::invalid(format!("a group has a key twice key={key}")));
         }
-        if let Kind::Attached(base) = kind {
+        if let PutKind::Attached(base) = kind {
             if !key.same_page(base) {
                 return Err(Error::invalid(format!("base is of another page key={key} base={base}")));
             }
@@ -154,7 +154,7 @@ pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -
 }
 
 /// Bytes came that are not those that were to come.
-pub(crate) fn unlike(key: &ObjectKey) -> Error {
+pub(crate) fn checksum_mismatch(key: &ObjectKey) -> Error {
     let detail = format!("bytes arrived that do not have the checksums sent with them key={key}");
     Error::new(ErrorKind::Unavailable, detail)
 }

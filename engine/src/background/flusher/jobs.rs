@@ -14,11 +14,11 @@ use crate::api::error::{Error, ErrorKind};
 use crate::background::reclaim::Reclaim;
 use crate::memory::frames::FrameState;
 use crate::state::core::{Core, Job, JobResult, SsdCore};
-use crate::state::frame_access::Held;
+use crate::state::frame_access::FrameGuard;
 
 /// The next work from the queue.
 enum Next {
-    Frames(Vec<Held>),
+    Frames(Vec<FrameGuard>),
     Other(Job),
 }
 
@@ -79,7 +79,7 @@ impl Flusher {
 
     /// Append frames until the log begins a write beyond `before` or one has to wait for a segment;
     /// the remaining frames return to the queue.
-    fn append_frames(&mut self, frames: Vec<Held>, before: usize) {
+    fn append_frames(&mut self, frames: Vec<FrameGuard>, before: usize) {
         let mut frames = frames.into_iter();
         for held in frames.by_ref() {
             let unit = self.frame_unit(held);
@@ -115,7 +115,7 @@ impl Flusher {
             if queued.map(|f| f.state = FrameState::Writing).is_none() {
                 continue;
             }
-            if let Some(held) = Held::new(&mut core, frame) {
+            if let Some(held) = FrameGuard::new(&mut core, frame) {
                 bytes += held.data.bytes();
                 core.ssd.iter_mut().for_each(|ssd| ssd.written.add(held.data.namespace));
                 frames.push(held);
@@ -189,7 +189,7 @@ impl Flusher {
         Ok(())
     }
 
-    fn frame_unit(&mut self, held: Held) -> Unit {
+    fn frame_unit(&mut self, held: FrameGuard) -> Unit {
         let id = self.unit_id();
         let data = &held.data;
         let member = |m: &crate::memory::frames::FrameMember| UnitMember {

@@ -8,15 +8,15 @@ use crate::api::outcome::Ticket;
 impl Session {
     /// Have its end wait for reads under way no longer than until `by`: what the device has even then keeps its memory, the ring and
     /// the files.
-    pub(crate) fn end_by(&mut self, by: Mono) {
-        self.drop_by = Some(by);
+    pub(crate) fn set_drop_deadline(&mut self, deadline: Mono) {
+        self.drop_deadline = Some(deadline);
     }
 }
 
 impl Drop for Session {
     /// Waits for reads under way: their memory is the caller's. The queue's own drop bounds the wait.
     fn drop(&mut self) {
-        let deadline = self.drop_by.unwrap_or_else(|| self.io.shared.deadline(None));
+        let deadline = self.drop_deadline.unwrap_or_else(|| self.io.shared.deadline(None));
         let tickets: Vec<Ticket> = self.batches.iter().map(|(t, _)| *t).collect();
         for ticket in tickets {
             while self.io.shared.now() < deadline {
@@ -30,8 +30,8 @@ impl Drop for Session {
         // The queue's own end waits for what is left, as long as anything can. What the kernel has even then it reads into
         // memory that nobody will look at: it must not keep segments from being reclaimed for ever.
         let mut queue = self.io.queue.take();
-        if let (Some(queue), Some(by)) = (&mut queue, self.drop_by) {
-            queue.limit_drop(by.since(self.io.shared.now()));
+        if let (Some(queue), Some(deadline)) = (&mut queue, self.drop_deadline) {
+            queue.limit_drop(deadline.since(self.io.shared.now()));
         }
         drop(queue);
         self.arrived.clear();

@@ -368,7 +368,7 @@ impl Store {
     /// End those that nobody uses, until `by`.
     pub(crate) fn end_sessions(&self, by: Mono) {
         let mut idle = std::mem::take(&mut self.sessions().idle);
-        idle.iter_mut().for_each(|session| session.end_by(by));
+        idle.iter_mut().for_each(|session| session.set_drop_deadline(by));
     }
 
     fn sessions(&self) -> MutexGuard<'_, Sessions> {

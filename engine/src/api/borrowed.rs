@@ -16,15 +16,15 @@ pub(crate) fn no_outcomes() -> Error {
 }
 
 /// A group in lent memory: what it is attached to, if it is, and its objects.
-pub(crate) type LentGroup<'a> = (Option<ObjectKey>, &'a [PutSlice<'a>]);
+pub(crate) type BorrowedGroup<'a> = (Option<ObjectKey>, &'a [PutSlice<'a>]);
 
 /// Put groups with `once`, and those that it is too busy for again, after a `rest`, until no time is `left`, or all that
 /// they may wait for room is over.
 pub(crate) fn while_busy<'a>(
-    groups: &[LentGroup<'a>],
+    groups: &[BorrowedGroup<'a>],
     options: Options,
     left: impl Fn() -> Duration,
-    mut once: impl FnMut(&[LentGroup<'a>], Options) -> Vec<Result<PutOutcome>>,
+    mut once: impl FnMut(&[BorrowedGroup<'a>], Options) -> Vec<Result<PutOutcome>>,
     mut rest: impl FnMut(Duration),
 ) -> Vec<Result<PutOutcome>> {
     let mut outcomes: Vec<Result<PutOutcome>> = groups.iter().map(|_| Err(no_outcomes())).collect();
@@ -63,22 +63,22 @@ pub(crate) fn lend_gets<'mem>(lender: &Lender<'mem>, gets: &'mem mut [GetSlice<'
 }
 
 /// Groups in lent memory.
-pub(crate) fn lend_groups<'mem>(lender: &Lender<'mem>, groups: &[LentGroup<'mem>]) -> Vec<PutGroup> {
+pub(crate) fn lend_groups<'mem>(lender: &Lender<'mem>, groups: &[BorrowedGroup<'mem>]) -> Vec<PutGroup> {
     let put = |object: &PutSlice<'mem>| {
         let pieces = object.pieces.iter().map(|piece| lender.shared(piece));
         Put { key: object.key, source: Source::of(pieces.collect()) }
     };
     let lent =
-        |(base, group): &LentGroup<'mem>| PutGroup { objects: group.iter().map(put).collect(), base: *base };
+        |(base, group): &BorrowedGroup<'mem>| PutGroup { objects: group.iter().map(put).collect(), base: *base };
     groups.iter().map(lent).collect()
 }
 
 /// One outcome a group, of those of all objects.
-pub(crate) fn outcomes_of_groups(groups: &[LentGroup<'_>], done: Vec<PutDone>) -> Vec<Result<PutOutcome>> {
+pub(crate) fn outcomes_of_groups(groups: &[BorrowedGroup<'_>], done: Vec<PutDone>) -> Vec<Result<PutOutcome>> {
     let mut done = done.into_iter().map(|done| done.outcome);
     let empty = || Err(Error::invalid("a group has no object"));
     let one =
-        |(_, group): &LentGroup<'_>| outcome_of_group(done.by_ref().take(group.len())).unwrap_or_else(empty);
+        |(_, group): &BorrowedGroup<'_>| outcome_of_group(done.by_ref().take(group.len())).unwrap_or_else(empty);
     groups.iter().map(one).collect()
 }
 
