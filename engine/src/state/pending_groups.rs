@@ -1,7 +1,12 @@
-//! Groups that are not visible yet: what was put of them lies in the arena, in no frame and no index entry, until
-//! the group is committed, or its base is there, or its time is up. Plain state behind the core's lock.
+//! Groups that are not visible yet: base groups that are not committed, and attached groups whose base
+//! is absent. Their objects are in the arena, in no frame and no index entry, until the group is
+//! committed, its base is published, or its deadline passes. Guarded by the core's lock.
 //!
-//! Invariant: `bytes` is what the extents of all waiting members take, padded.
+//! Invariants:
+//! - `bytes` is the sum of the padded bytes of all members' extents.
+//! - `required` is the sum of the required objects of all uncommitted groups, at most
+//!   [`REQUIRED_MAX`].
+//! - `earliest` is not after the deadline of any group.
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +24,8 @@ use crate::memory::frames::{FrameMember, Members};
 use crate::state::core::Core;
 use crate::state::put_types::{Location, PutKind, ObjectSize, group_conflict};
 
-/// Most objects that all open groups together require: a bound for the memory of their rows, some 350 bytes each.
+/// Most objects that all open groups together require. It bounds their memory, about 350 bytes an
+/// object.
 pub(crate) const REQUIRED_MAX: usize = 65_536;
 
 type Page = (NamespaceId, PrefixHash);
@@ -28,14 +34,14 @@ fn page_of(key: &ObjectKey) -> Page {
     (key.namespace(), key.hash())
 }
 
-/// Objects that wait for the base that they are attached to.
+/// An attached group whose base is absent.
 #[derive(Debug)]
 pub(crate) struct AttachedGroup {
     pub base: ObjectKey,
     pub generation: Generation,
     pub at: Recency,
     pub members: Members,
-    /// Where those of them are that were here when they were put.
+    /// Locations of those members that were present when the group was put.
     pub existing: Vec<Option<Location>>,
 }
 
@@ -45,15 +51,15 @@ impl AttachedGroup {
     }
 }
 
-/// A required object of an open group.
+/// State of a required object of an open group.
 #[derive(Debug)]
 pub(crate) enum MemberPlace {
     /// Not put yet.
     Empty,
-    /// Being copied by somebody; its length in bytes.
+    /// Being copied by a caller; its length in bytes.
     Filling(u64),
     Filled(FrameMember),
-    /// Put, and in the hands of who commits the group; its extent's bytes and padded bytes.
+    /// Taken by the commit in progress; its extent's bytes and padded bytes.
     Taken {
         length: u64,
         padded: u64,
@@ -71,7 +77,7 @@ impl MemberPlace {
         }
     }
 
-    /// Bytes of the arena that it takes.
+    /// Arena bytes that it takes.
     fn padded(&self) -> u64 {
         match self {
             MemberPlace::Filled(member) => member.extent.padded_bytes(),
@@ -81,21 +87,23 @@ impl MemberPlace {
     }
 }
 
-/// A base group that was begun and not committed.
+/// A base group that was begun and is not committed: an open group.
 #[derive(Debug)]
 pub(crate) struct UncommittedGroup {
-    /// What it will consist of, in the order in which it will lie on SSD.
+    /// Its objects, in the order of their storage on SSD.
     pub required: Arc<[ObjectKey]>,
     pub places: Vec<MemberPlace>,
     pub generation: Generation,
     pub at: Recency,
     deadline: Mono,
-    /// Connections that have it: it goes with the last of them, unless somebody else joined it too.
+    /// Links that joined it. When the last of them ends, the group is dropped, unless
+    /// `joined_locally`.
     links: u32,
+    /// A caller in this process joined it.
     joined_locally: bool,
-    /// Somebody is committing it.
+    /// A commit is in progress.
     pub committing: bool,
-    /// Objects were removed while who commits it had them in hand.
+    /// Objects were removed while the commit in progress had taken them.
     pub lost_members: bool,
 }
 
@@ -104,12 +112,12 @@ impl UncommittedGroup {
         self.required.len() == keys.len() && keys.iter().all(|k| self.required.contains(k))
     }
 
-    /// Bytes of the arena that what was put of it takes.
+    /// Arena bytes of the objects that were put.
     pub fn bytes(&self) -> u64 {
         self.places.iter().map(MemberPlace::padded).sum()
     }
 
-    /// Length of object `i` in bytes, if it was put.
+    /// Length of object `i` in bytes, if it was put and is not taken by a commit.
     pub fn filled(&self, i: usize) -> Option<u64> {
         match self.places.get(i)? {
             MemberPlace::Filled(member) => Some(member.extent.bytes),
@@ -122,7 +130,7 @@ impl UncommittedGroup {
         self.places.get(i).is_some_and(|place| matches!(place, MemberPlace::Filled(_) | MemberPlace::Taken { .. }))
     }
 
-    /// Take object `i` into the hands of who commits the group.
+    /// Take object `i` for a commit.
     pub fn take_member(&mut self, i: usize) -> Option<FrameMember> {
         let place = self.places.get_mut(i)?;
         let MemberPlace::Filled(member) = std::mem::replace(place, MemberPlace::Empty) else { return None };
@@ -130,7 +138,8 @@ impl UncommittedGroup {
         Some(member)
     }
 
-    /// Take an object back that [`UncommittedGroup::take_member`] gave; one that was removed meanwhile is the caller's.
+    /// Return an object from [`UncommittedGroup::take_member`] to the group. If it was removed
+    /// meanwhile, it is returned to the caller, who must free it.
     pub fn restore_member(&mut self, member: FrameMember) -> Option<FrameMember> {
         let at = self.required.iter().position(|key| *key == member.key);
         match at.and_then(|at| self.places.get_mut(at)) {
@@ -142,7 +151,8 @@ impl UncommittedGroup {
         }
     }
 
-    /// Forget an object that was put; its memory is the caller's, or that of who has it in hand.
+    /// Remove an object that was put. The caller must free the returned member; a taken member is freed
+    /// by the commit that took it.
     fn remove_member(&mut self, key: &ObjectKey) -> Option<FrameMember> {
         let at = self.required.iter().position(|k| k == key)?;
         let place = self.places.get_mut(at)?;
@@ -159,12 +169,12 @@ impl UncommittedGroup {
         }
     }
 
-    /// Whether somebody has its objects in hand.
+    /// Whether a commit has taken objects.
     fn has_taken_members(&self) -> bool {
         self.places.iter().any(|place| matches!(place, MemberPlace::Taken { .. }))
     }
 
-    /// Lengths of what was put of it.
+    /// Lengths of the objects that were put or are being put.
     pub fn lengths(&self) -> Vec<u64> {
         self.places.iter().filter_map(MemberPlace::length).collect()
     }
@@ -177,7 +187,8 @@ impl UncommittedGroup {
     }
 }
 
-/// Everything that waits; in order, so that what is dropped together gives back its memory in the same order in every run.
+/// All pending groups. The maps are ordered, so that groups dropped together free their memory in the
+/// same order in every run.
 #[derive(Debug, Default)]
 pub(crate) struct PendingGroups {
     open: BTreeMap<u64, UncommittedGroup>,
@@ -187,12 +198,13 @@ pub(crate) struct PendingGroups {
     bytes: u64,
     /// Objects that all open groups require.
     required: usize,
-    /// No deadline is before this.
+    /// No deadline is earlier.
     earliest: Mono,
 }
 
 impl PendingGroups {
-    /// Join the open group of exactly these objects, or open one; its objects in its own order.
+    /// Join the open group of exactly these objects, or begin it. Returns its ID and its objects in the
+    /// group's order.
     pub fn join(
         &mut self,
         required: &[ObjectKey],
@@ -203,8 +215,8 @@ impl PendingGroups {
     ) -> Result<(u64, Arc<[ObjectKey]>)> {
         self.check_overlap_of(required)?;
         let page = page_of(&required[0]);
-        let here = self.open_of.get(&page).into_iter().flatten();
-        let found = here.copied().find(|id| self.open.get(id).is_some_and(|g| g.requires_exactly(required)));
+        let ids = self.open_of.get(&page).into_iter().flatten();
+        let found = ids.copied().find(|id| self.open.get(id).is_some_and(|g| g.requires_exactly(required)));
         if let Some((id, group)) = found.and_then(|id| Some((id, self.open.get_mut(&id)?))) {
             group.links += u32::from(over_link);
             group.joined_locally |= !over_link;
@@ -236,7 +248,7 @@ impl PendingGroups {
         Ok((self.next_id, required))
     }
 
-    /// A connection has an open group no more. One that nobody else has is over now.
+    /// A link that joined the group has ended. If none is left, the group expires now.
     fn release_link(&mut self, id: u64) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.links = open.links.saturating_sub(1);
@@ -246,13 +258,13 @@ impl PendingGroups {
         }
     }
 
-    /// A deadline has come to those that are waited for.
+    /// Add a deadline to `earliest`.
     fn note_deadline(&mut self, deadline: Mono) {
         let none = self.open.is_empty() && self.attached.is_empty();
         self.earliest = if none { deadline } else { self.earliest.min(deadline) };
     }
 
-    /// An error if any of these objects is required by an open group of other objects.
+    /// An error if an open group with another set of objects requires one of these.
     pub fn check_overlap(&self, kind: PutKind<'_>, group: &[ObjectSize]) -> Result<()> {
         match kind {
             PutKind::Single => Ok(()),
@@ -279,22 +291,23 @@ impl PendingGroups {
         self.open.get(&id)
     }
 
-    /// An open group, to be changed. What is put or taken out is told to [`PendingGroups::add_bytes`].
+    /// As [`PendingGroups::get`]. The caller must report changed members with
+    /// [`PendingGroups::add_bytes`].
     pub fn get_mut(&mut self, id: u64) -> Option<&mut UncommittedGroup> {
         self.open.get_mut(&id)
     }
 
-    /// Padded bytes came or went.
-    pub fn add_bytes(&mut self, came: u64, went: u64) {
-        self.bytes = (self.bytes + came).saturating_sub(went);
+    /// Add `added` padded bytes to `bytes` and subtract `removed`.
+    pub fn add_bytes(&mut self, added: u64, removed: u64) {
+        self.bytes = (self.bytes + added).saturating_sub(removed);
     }
 
-    /// Bytes of the arena that all waiting members take.
+    /// Arena bytes of all members.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Close an open group; its members are the caller's.
+    /// Remove an open group. The caller owns its members.
     pub fn take(&mut self, id: u64) -> Option<UncommittedGroup> {
         let group = self.open.remove(&id)?;
         self.required -= group.required.len();
@@ -309,46 +322,47 @@ impl PendingGroups {
         Some(group)
     }
 
-    /// Keep attached objects until their base is there.
+    /// Keep an attached group until its base is published, or until the deadline.
     pub fn add_attached(&mut self, attached: AttachedGroup, deadline: Mono) {
         self.add_bytes(attached.bytes(), 0);
         self.note_deadline(deadline);
         self.attached.entry(page_of(&attached.base)).or_default().push((deadline, attached));
     }
 
-    /// Whether exactly these objects wait for this base already.
+    /// Whether a pending group attaches exactly these objects to this base.
     pub fn contains_attached(&self, base: &ObjectKey, members: &[FrameMember]) -> bool {
-        let here = self.attached.get(&page_of(base)).into_iter().flatten();
+        let groups = self.attached.get(&page_of(base)).into_iter().flatten();
         let holds = |a: &AttachedGroup, m: &FrameMember| a.members.iter().any(|n| n.key == m.key);
-        here.filter(|(_, a)| a.base == *base && a.members.len() == members.len())
+        groups.filter(|(_, a)| a.base == *base && a.members.len() == members.len())
             .any(|(_, a)| members.iter().all(|m| holds(a, m)))
     }
 
-    /// Whether anything waits for its base.
+    /// Whether any attached group is pending.
     pub fn has_attached(&self) -> bool {
         !self.attached.is_empty()
     }
 
-    /// What waited for one of these objects of a page to be there.
+    /// Take the groups attached to one of these objects, which are of one page.
     pub fn take_attached(&mut self, keys: &[ObjectKey]) -> Vec<AttachedGroup> {
         let Some(page) = keys.first().map(page_of) else { return Vec::new() };
         let Some(all) = self.attached.remove(&page) else { return Vec::new() };
-        let (come, stay): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, a)| keys.contains(&a.base));
-        if !stay.is_empty() {
-            self.attached.insert(page, stay);
+        let (taken, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, a)| keys.contains(&a.base));
+        if !rest.is_empty() {
+            self.attached.insert(page, rest);
         }
-        let come: Vec<AttachedGroup> = come.into_iter().map(|(_, a)| a).collect();
-        self.add_bytes(0, come.iter().map(AttachedGroup::bytes).sum());
-        come
+        let taken: Vec<AttachedGroup> = taken.into_iter().map(|(_, a)| a).collect();
+        self.add_bytes(0, taken.iter().map(AttachedGroup::bytes).sum());
+        taken
     }
 
-    /// Whether a group of this namespace is being committed: its objects are handed out, and not visible yet.
+    /// Whether a commit has taken objects of this namespace, which are not visible yet.
     pub fn is_committing_in(&self, namespace: NamespaceId) -> bool {
         let of = |group: &UncommittedGroup| group.required.first().is_some_and(|key| key.namespace() == namespace);
         self.open.values().any(|group| group.has_taken_members() && of(group))
     }
 
-    /// Take out every group that `drops`, by its deadline and generation; whose members are the caller's.
+    /// Remove every group for which `drops` is true, given its page, deadline and generation. The caller
+    /// owns the members. A group with taken members stays.
     fn take_where(&mut self, drops: impl Fn(Page, Mono, Generation) -> bool) -> Vec<Members> {
         let due = |(id, g): (&u64, &UncommittedGroup)| {
             (!g.has_taken_members() && drops(page_of(&g.required[0]), g.deadline, g.generation)).then_some(*id)
@@ -357,8 +371,8 @@ impl PendingGroups {
         let mut out: Vec<Members> =
             ids.into_iter().filter_map(|id| self.take(id)).map(|g| g.into_members().collect()).collect();
         let mut bytes = 0;
-        for (page, waiting) in &mut self.attached {
-            waiting.retain_mut(|(deadline, a)| {
+        for (page, groups) in &mut self.attached {
+            groups.retain_mut(|(deadline, a)| {
                 let due = drops(*page, *deadline, a.generation);
                 if due {
                     bytes += a.bytes();
@@ -367,7 +381,7 @@ impl PendingGroups {
                 !due
             });
         }
-        self.attached.retain(|_, waiting| !waiting.is_empty());
+        self.attached.retain(|_, groups| !groups.is_empty());
         self.add_bytes(0, bytes);
         let open = self.open.values().map(|g| g.deadline);
         let attached = self.attached.values().flatten().map(|(deadline, _)| *deadline);
@@ -375,59 +389,60 @@ impl PendingGroups {
         out
     }
 
-    /// Take out what waits of removed objects and for removed bases; the members are the caller's.
+    /// Remove the removed objects from open groups, and the attached groups that have such an object or
+    /// base. The caller owns the members.
     fn take_removed(&mut self, gone: &BTreeSet<ObjectKey>) -> Vec<FrameMember> {
         let mut out = Vec::new();
-        let mut went = 0;
+        let mut freed = 0;
         let pages: BTreeSet<Page> = gone.iter().map(page_of).collect();
         for page in pages {
             for id in self.open_of.get(&page).cloned().unwrap_or_default() {
                 let Some(open) = self.open.get_mut(&id) else { continue };
                 let before = open.bytes();
                 out.extend(gone.iter().filter_map(|key| open.remove_member(key)));
-                went += before - open.bytes();
+                freed += before - open.bytes();
             }
-            let Some(waiting) = self.attached.get_mut(&page) else { continue };
-            waiting.retain_mut(|(_, a)| {
-                let goes = gone.contains(&a.base) || a.members.iter().any(|m| gone.contains(&m.key));
-                if goes {
-                    went += a.bytes();
+            let Some(groups) = self.attached.get_mut(&page) else { continue };
+            groups.retain_mut(|(_, a)| {
+                let is_removed = gone.contains(&a.base) || a.members.iter().any(|m| gone.contains(&m.key));
+                if is_removed {
+                    freed += a.bytes();
                     out.extend(a.members.drain(..));
                 }
-                !goes
+                !is_removed
             });
-            if waiting.is_empty() {
+            if groups.is_empty() {
                 self.attached.remove(&page);
             }
         }
-        self.add_bytes(0, went);
+        self.add_bytes(0, freed);
         out
     }
 
-    /// Groups open, and attached ones that wait.
+    /// Number of open groups and pending attached groups.
     pub fn len(&self) -> u64 {
         (self.open.len() + self.attached.values().map(Vec::len).sum::<usize>()) as u64
     }
 }
 
 impl Core {
-    /// Close an open group and free what was put of it.
+    /// Close an open group and free its members.
     pub fn close_group(&mut self, id: u64) {
         let group = self.pending_groups.take(id);
         self.free_members(group.map(|g| g.into_members().collect()).into_iter().collect());
     }
 
-    /// Whether `bytes` more may wait: at most half of the arena holds what is not visible, except that the oldest
-    /// open group may always go on, so that one at least becomes complete, and that something may always wait for
-    /// its base.
+    /// An error if `bytes` more would exceed the limit, half of the arena. The oldest open group is
+    /// exempt, so that at least one group becomes complete. An attached group (`group` is `None`) is
+    /// exempt if nothing is pending.
     pub fn check_pending_capacity(&mut self, now: Mono, group: Option<u64>, bytes: u64) -> Result<()> {
         let max = self.space.capacity_bytes() / 2;
         let full = |core: &Core| {
-            let oldest = match group {
+            let exempt = match group {
                 Some(id) => core.pending_groups.open.keys().next() == Some(&id),
                 None => core.pending_groups.bytes() == 0,
             };
-            !oldest && core.pending_groups.bytes() + bytes > max
+            !exempt && core.pending_groups.bytes() + bytes > max
         };
         if full(self) {
             self.drop_expired_groups(now);
@@ -440,7 +455,7 @@ impl Core {
         Err(Error::busy(detail))
     }
 
-    /// Groups whose time is up are dropped, and counted.
+    /// Drop and count the groups whose deadline has passed.
     pub fn drop_expired_groups(&mut self, now: Mono) {
         if now < self.pending_groups.earliest {
             return;
@@ -450,27 +465,27 @@ impl Core {
         self.free_members(dropped);
     }
 
-    /// A connection has these groups no more. What nobody else has is dropped, and counted; what is being committed for it, as
-    /// soon as that has failed.
+    /// A link that joined these groups has ended. Groups that nothing else joined are dropped and
+    /// counted; a group that is being committed is dropped once the commit has failed.
     pub fn release_group_links(&mut self, ids: impl Iterator<Item = u64>, now: Mono) {
         ids.for_each(|id| self.pending_groups.release_link(id));
         self.drop_expired_groups(now);
     }
 
-    /// Every group that waits is dropped, and counted: the store ends.
+    /// Drop and count all pending groups: the store is closing.
     pub fn drop_pending_groups(&mut self) {
         let dropped = self.pending_groups.take_where(|_, _, _| true);
         self.counters.groups_dropped += dropped.len() as u64;
         self.free_members(dropped);
     }
 
-    /// What waits of removed objects, or for removed bases, goes with them.
+    /// Free pending objects that were removed, and groups attached to removed bases.
     pub fn remove_from_pending_groups(&mut self, gone: &BTreeSet<ObjectKey>) {
         let members = self.pending_groups.take_removed(gone);
         self.free_members(vec![members.into()]);
     }
 
-    /// What waits in a namespace goes with what is visible in it.
+    /// Drop the pending groups of a cleared namespace.
     pub fn clear_pending_groups(&mut self, namespace: NamespaceId) {
         let dropped = self.pending_groups.take_where(|(ns, _), _, _| ns == namespace);
         self.free_members(dropped);

@@ -31,9 +31,9 @@ fn begin(core: &mut Core, required: &[ObjectKey], deadline: Mono, over_link: boo
     core.pending_groups.join(required, Generation::FIRST, at(), deadline, over_link).map(|(id, _)| id)
 }
 
-/// As many objects as all open groups may require are begun and given up, twice in each way: there is room for as many again.
+/// Begins groups up to the limit and ends them, twice in each way: the full limit is free again.
 #[test]
-fn groups_given_up_in_any_way_leave_their_room() {
+fn ended_group_frees_its_share_of_required_limit() {
     let groups: Vec<Vec<ObjectKey>> =
         (0..64).map(|n| (0..REQUIRED_MAX / 64).map(|part| key(n, part)).collect()).collect();
     let one_more = [key(1000, 0)];
@@ -41,8 +41,8 @@ fn groups_given_up_in_any_way_leave_their_room() {
     let ways: [(&str, bool, GiveUp); 6] = [
         ("aborted", false, |core, ids| ids.iter().for_each(|id| core.close_group(*id))),
         ("committed", false, |core, ids| ids.iter().for_each(|id| drop(core.pending_groups.take(*id)))),
-        ("left by its link", true, |core, ids| core.release_group_links(ids.iter().copied(), Mono(5))),
-        ("over", false, |core, _| core.drop_expired_groups(FAR)),
+        ("link ended", true, |core, ids| core.release_group_links(ids.iter().copied(), Mono(5))),
+        ("expired", false, |core, _| core.drop_expired_groups(FAR)),
         ("cleared", false, |core, _| core.clear_pending_groups(NAMESPACE)),
         ("closed", false, |core, _| core.drop_pending_groups()),
     ];
@@ -60,34 +60,34 @@ fn groups_given_up_in_any_way_leave_their_room() {
     }
 }
 
-/// Groups are begun all the time, with deadlines in any order: each goes at its own, and none before.
+/// Groups are begun continuously, with deadlines in any order.
 #[test]
-fn group_goes_at_its_own_deadline_however_many_are_begun() {
+fn open_group_is_dropped_exactly_at_its_deadline() {
     let store = store();
     let mut core = store.shared.lock();
     let mut open: Vec<(u64, u64)> = Vec::new();
     for now in 0..500u64 {
-        // From 1 to 13 later, so that a later one is begun behind an earlier one, and before.
+        // From 1 to 13 later, so that a group may expire before or after the group begun before it.
         let deadline = now + 1 + now * 7 % 13;
         let id = begin(&mut core, &[key(now, 0)], Mono(deadline), false).expect("room");
         open.push((id, deadline));
         if now % 11 == 3 {
-            // One that is committed meanwhile changes nothing about the others.
+            // A committed group does not change the deadlines of the others.
             let (id, _) = open.remove(open.len() / 2);
             core.pending_groups.take(id).expect("open");
         }
         core.drop_expired_groups(Mono(now));
         open.retain(|(_, deadline)| *deadline > now);
-        let there: Vec<u64> = core.pending_groups.open.keys().copied().collect();
-        assert_eq!(there, open.iter().map(|(id, _)| *id).collect::<Vec<_>>(), "now={now}");
+        let present: Vec<u64> = core.pending_groups.open.keys().copied().collect();
+        assert_eq!(present, open.iter().map(|(id, _)| *id).collect::<Vec<_>>(), "now={now}");
     }
     core.drop_expired_groups(FAR);
     assert_eq!(core.pending_groups.len(), 0);
 }
 
-/// The same of what waits for its base, among groups that are begun.
+/// The open groups have later deadlines.
 #[test]
-fn what_waits_for_its_base_goes_at_its_own_deadline() {
+fn attached_group_is_dropped_exactly_at_its_deadline() {
     let store = store();
     let mut core = store.shared.lock();
     let mut due = Vec::new();
@@ -100,14 +100,15 @@ fn what_waits_for_its_base_goes_at_its_own_deadline() {
         begin(&mut core, &[key(10_000 + now, 0)], FAR, false).expect("room");
         core.drop_expired_groups(Mono(now));
         due.retain(|deadline| *deadline > now);
-        let waits = core.pending_groups.attached.values().map(Vec::len).sum::<usize>();
-        assert_eq!(waits, due.len(), "now={now}");
+        let pending = core.pending_groups.attached.values().map(Vec::len).sum::<usize>();
+        assert_eq!(pending, due.len(), "now={now}");
     }
 }
 
-/// Between the moment when it hands out its objects and the one when they are visible: the generation alone tells that it was cleared.
+/// Between the moment when a commit takes the objects and the moment when they are visible, only the
+/// generation shows that the namespace was cleared.
 #[test]
-fn clear_of_a_namespace_whose_only_group_is_being_committed_raises_its_generation() {
+fn clear_during_commit_of_only_group_raises_generation() {
     let store = store();
     let (shared, key) = (&store.shared, key(1, 0));
     let group = store.begin_group(&[key], crate::Options::default()).expect("begun");
