@@ -68,8 +68,8 @@ impl Source {
     pub fn shared(bytes: Arc<[u8]>) -> Source {
         let (ptr, len) = (NonNull::from(&bytes[..]).cast(), bytes.len());
         let keep: Keep = Arc::new(bytes);
-        // SAFETY: the bytes are on the heap behind the Arc that `keep` holds, are initialised, and
-        // cannot be written while a clone of the Arc exists.
+        // SAFETY: the Arc that `keep` holds owns the bytes. They are initialised, and cannot be
+        // written while a clone of the Arc exists.
         Source::of(vec![unsafe { Part::shared(ptr, len, Some(keep)) }])
     }
 
@@ -201,7 +201,7 @@ pub struct Get {
     pub key: ObjectKey,
     /// The byte range; `None` for all. A range is widened to whole checksum blocks internally.
     pub range: Option<Range<u64>>,
-    /// Where they go.
+    /// Memory for its bytes.
     pub destination: Destination,
 }
 

@@ -1,4 +1,4 @@
-//! Submit and wait, with memory that the caller lends for the call.
+//! Blocking calls of a store: submit to a pooled session and wait, with memory borrowed for the call.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::api::request::{GetSlice, Options};
 use crate::state::shared::BUSY_STEP;
 use crate::store::embedded::Store;
 
-/// Get, and return when all lent memory is back.
+/// Get, and return when no read uses the borrowed memory any more.
 pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
     let count = gets.len();
     let outcomes = store.with_session(options.timeout, |session| {
         Lender::scope(|lender| {
             let ticket = session.begin_get(borrowed::lend_gets(lender, gets), options);
-            // However long it takes: the memory is the kernel's until then.
+            // Without a deadline: until the batch is done, the kernel may write to the memory.
             let done = loop {
                 if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
                     break done;
@@ -32,10 +32,10 @@ pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options
             }
         })
     });
-    whole(outcomes, count)
+    complete(outcomes, count)
 }
 
-/// Which of `keys` are here or at a peer.
+/// Which of `keys` are present in this store or at a peer.
 pub(crate) fn exists(store: &Store, keys: &[ObjectKey], options: Options) -> Vec<bool> {
     let found = store.with_session(options.timeout, |session| {
         let ticket = session.submit_exists(keys, options);
@@ -51,8 +51,8 @@ pub(crate) fn exists(store: &Store, keys: &[ObjectKey], options: Options) -> Vec
     }
 }
 
-/// One outcome an object, whatever happened.
-fn whole<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
+/// Exactly `count` outcomes: those of the batch, or the error of the whole batch.
+fn complete<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
     let failed = |error: Error| (0..count).map(|_| Err(error.clone())).collect();
     match outcomes {
         Ok(outcomes) if outcomes.len() == count => outcomes,
@@ -61,7 +61,7 @@ fn whole<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
     }
 }
 
-/// Put groups; those that meet a full arena are tried again until the time is up.
+/// Put groups; retry those that are `Busy` until the deadline.
 pub(crate) fn put(
     store: &Store,
     groups: &[borrowed::BorrowedGroup<'_>],
@@ -70,14 +70,15 @@ pub(crate) fn put(
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
     let seen = Cell::new(shared.progress.value());
-    let once = |some: &[borrowed::BorrowedGroup<'_>], options: Options| {
+    let attempt = |groups: &[borrowed::BorrowedGroup<'_>], options: Options| {
         seen.set(shared.progress.value());
-        whole(store.with_session(options.timeout, |session| put_once(session, some, options)), some.len())
+        let outcomes = store.with_session(options.timeout, |session| put_once(session, groups, options));
+        complete(outcomes, groups.len())
     };
-    let rest = |left: Duration| {
+    let pause = |left: Duration| {
         shared.env.runtime.pause(&shared.progress, seen.get(), left.min(BUSY_STEP));
     };
-    borrowed::while_busy(groups, options, || deadline.since(shared.now()), once, rest)
+    borrowed::while_busy(groups, options, || deadline.since(shared.now()), attempt, pause)
 }
 
 fn put_once(
