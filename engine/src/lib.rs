@@ -60,10 +60,10 @@ pub use pagelith_layouts as layouts;
 pub use pagelith_transport as transport;
 pub use read::pin::Pin;
 pub use read::view::View;
+pub use store::embedded::Store;
 pub use store::key_file;
 pub use store::open::OpenReport;
 pub use store::session::Session;
-pub use store::embedded::Store;
 pub use write::groups::{Group, GroupId};
 
 /// Runs the example of the README as a test.

@@ -1,5 +1,5 @@
-//! Helpers of blocking calls with borrowed memory: conversion to requests, retries while the arena is
-//! full, and one outcome for each group.
+//! Helpers of blocking calls with borrowed memory: conversion to requests, retries while the arena
+//! is full, and one outcome for each group.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ pub(crate) fn no_outcomes() -> Error {
 /// A group in borrowed memory: an object of its base if it is attached, and its objects.
 pub(crate) type BorrowedGroup<'a> = (Option<ObjectKey>, &'a [PutSlice<'a>]);
 
-/// Put groups with `attempt`, and retry those that are `Busy`, each time after a call of `pause`. Ends
-/// when no time is `left`, or after `options.wait`.
+/// Put groups with `attempt`, and retry those that are `Busy`, each time after a call of `pause`.
+/// Ends when no time is `left`, or after `options.wait`.
 pub(crate) fn while_busy<'a>(
     groups: &[BorrowedGroup<'a>],
     options: Options,
@@ -45,7 +45,8 @@ pub(crate) fn while_busy<'a>(
         }
         remaining.retain(|&i| is_busy(&outcomes[i]));
         let time = left();
-        let wait = options.wait.map_or(time, |wait| wait.saturating_sub(limit.saturating_sub(time)).min(time));
+        let wait =
+            options.wait.map_or(time, |wait| wait.saturating_sub(limit.saturating_sub(time)).min(time));
         if remaining.is_empty() || wait.is_zero() {
             return outcomes;
         }
@@ -68,22 +69,28 @@ pub(crate) fn lend_groups<'mem>(lender: &Lender<'mem>, groups: &[BorrowedGroup<'
         let pieces = object.pieces.iter().map(|piece| lender.shared(piece));
         Put { key: object.key, source: Source::of(pieces.collect()) }
     };
-    let group_of =
-        |(base, group): &BorrowedGroup<'mem>| PutGroup { objects: group.iter().map(put).collect(), base: *base };
+    let group_of = |(base, group): &BorrowedGroup<'mem>| PutGroup {
+        objects: group.iter().map(put).collect(),
+        base: *base,
+    };
     groups.iter().map(group_of).collect()
 }
 
 /// One outcome for each group, from the outcomes of all objects.
-pub(crate) fn outcomes_of_groups(groups: &[BorrowedGroup<'_>], done: Vec<PutDone>) -> Vec<Result<PutOutcome>> {
+pub(crate) fn outcomes_of_groups(
+    groups: &[BorrowedGroup<'_>],
+    done: Vec<PutDone>,
+) -> Vec<Result<PutOutcome>> {
     let mut done = done.into_iter().map(|done| done.outcome);
     let empty = || Err(Error::invalid("a group has no object"));
-    let one =
-        |(_, group): &BorrowedGroup<'_>| outcome_of_group(done.by_ref().take(group.len())).unwrap_or_else(empty);
+    let one = |(_, group): &BorrowedGroup<'_>| {
+        outcome_of_group(done.by_ref().take(group.len())).unwrap_or_else(empty)
+    };
     groups.iter().map(one).collect()
 }
 
-/// The outcome of a group, from those of its objects: `Stored` if any object was stored, else the last.
-/// `None` without objects.
+/// The outcome of a group, from those of its objects: `Stored` if any object was stored, else the
+/// last. `None` without objects.
 pub(crate) fn outcome_of_group(
     outcomes: impl Iterator<Item = Result<PutOutcome>>,
 ) -> Option<Result<PutOutcome>> {

@@ -116,8 +116,8 @@ impl GetDone {
     }
 }
 
-/// Metadata of a found object, for sessions that request it. Boxed in [`GetDone`], since other sessions
-/// do not need it.
+/// Metadata of a found object, for sessions that request it. Boxed in [`GetDone`], since other
+/// sessions do not need it.
 #[derive(Debug, Default)]
 pub(crate) struct ObjectMeta {
     /// The checksums of all its blocks.

@@ -81,8 +81,8 @@ mod tests {
     use crate::config::Config;
     use crate::memory::frames::FrameState;
     use crate::server::tests::{key, object, overwrite};
-    use crate::store::stepped::SteppedRuntime;
     use crate::store::embedded::Store;
+    use crate::store::stepped::SteppedRuntime;
 
     const LEN: usize = 100_000;
 
@@ -97,8 +97,8 @@ mod tests {
         store.get_batch(&mut [get], Options::default()).remove(0).expect("get")
     }
 
-    /// The record on SSD then has the changed bytes with the checksums of the put, and a footer lists
-    /// it.
+    /// The record on SSD then has the changed bytes with the checksums of the put, and a footer
+    /// lists it.
     #[test]
     fn page_damaged_in_memory_during_its_write_stays_gone_after_flush_and_crash() {
         for by_view in [false, true] {

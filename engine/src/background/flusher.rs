@@ -217,7 +217,8 @@ impl Flusher {
     /// after them.
     fn write_depth(&self) -> usize {
         let config = &self.shared.config;
-        (if self.shared.has_recent_reads() { config.write_depth_reading() } else { config.write_depth() }) as usize
+        (if self.shared.has_recent_reads() { config.write_depth_reading() } else { config.write_depth() })
+            as usize
     }
 
     /// Whether the tier accepts no writes for now.

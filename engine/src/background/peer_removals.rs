@@ -1,17 +1,17 @@
 //! Sends a removal or a clear to all peers, since any of them may have a copy.
 //!
-//! While one peer has removed an object and another has not, the second may send it to the first, which
-//! would store it again. So with several peers:
+//! While one peer has removed an object and another has not, the second may send it to the first,
+//! which would store it again. So with several peers:
 //!
-//! 1. Each peer gets a hold request ([`crate::server`]), and then the removal on the same link. While
-//!    it holds, it stores no objects from other stores.
+//! 1. Each peer gets a hold request ([`crate::server`]), and then the removal on the same link.
+//!    While it holds, it stores no objects from other stores.
 //! 2. When all have responded, each peer gets a release request. Its response says whether it held
-//!    until then. If all did, there was a moment at which no peer had the object, and no transfer that
-//!    began before the removal was in flight.
+//!    until then. If all did, there was a moment at which no peer had the object, and no transfer
+//!    that began before the removal was in flight.
 //!
-//! If a peer ends its link meanwhile, the job is repeated once: removals and clears are idempotent. If
-//! this side gave up the link, the job is not repeated over a new link: the peer could execute the
-//! first request after a later put.
+//! If a peer ends its link meanwhile, the job is repeated once: removals and clears are idempotent.
+//! If this side gave up the link, the job is not repeated over a new link: the peer could execute
+//! the first request after a later put.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -69,8 +69,8 @@ pub(crate) struct PeerNotification {
 }
 
 impl PeerNotification {
-    /// Send `job`, whose result has the id `id`, to the peers. The last argument is the deadline, and
-    /// whether this is the first attempt. The caller must first wait for links that are being
+    /// Send `job`, whose result has the id `id`, to the peers. The last argument is the deadline,
+    /// and whether this is the first attempt. The caller must first wait for links that are being
     /// established ([`is_connecting`]).
     pub fn begin(
         connections: &mut PeerConnections,
@@ -83,17 +83,8 @@ impl PeerNotification {
         let peers = peers_to_notify(connections, &job);
         let (pending, failed, holding) = (BTreeMap::new(), None, Vec::new());
         let link_ended = false;
-        let mut notification = PeerNotification {
-            id,
-            job,
-            deadline,
-            pending,
-            failed,
-            link_ended,
-            is_first,
-            holding,
-            hold_name,
-        };
+        let mut notification =
+            PeerNotification { id, job, deadline, pending, failed, link_ended, is_first, holding, hold_name };
         notification.notify(connections, peers, now);
         notification
     }
@@ -164,7 +155,8 @@ impl PeerNotification {
         let Some((peer, sent_request)) = self.pending.remove(&token) else { return };
         match (sent_request, response) {
             (_, Response::Control(Err(error))) => self.fail(connections, peer, error),
-            (SentRequest::Notify, _) | (SentRequest::Release, Response::Control(Ok(ControlReply::Number(1)))) => {}
+            (SentRequest::Notify, _)
+            | (SentRequest::Release, Response::Control(Ok(ControlReply::Number(1)))) => {}
             (SentRequest::Release, _) => {
                 let name = &connections.pool.remote().owners[peer].name;
                 let detail = format!("peer stopped holding before all peers had removed peer={name}");
@@ -233,5 +225,8 @@ fn keys_for(connections: &PeerConnections, peer: usize, keys: &[ObjectKey]) -> V
 
 fn unreachable_peer(connections: &PeerConnections, peer: usize) -> Error {
     let name = &connections.pool.remote().owners[peer].name;
-    Error::new(ErrorKind::Unavailable, format!("peer is unreachable, not notified of a removal or clear peer={name}"))
+    Error::new(
+        ErrorKind::Unavailable,
+        format!("peer is unreachable, not notified of a removal or clear peer={name}"),
+    )
 }

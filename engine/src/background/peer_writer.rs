@@ -1,5 +1,5 @@
-//! The task that writes to peers: it offers them the pages put in this store, and forwards removals and
-//! clears, in the order of the queue.
+//! The task that writes to peers: it offers them the pages put in this store, and forwards removals
+//! and clears, in the order of the queue.
 //!
 //! Invariants:
 //! - `bytes` is the sum of `bytes` of all offers in flight. No offer begins while it is
@@ -49,7 +49,8 @@ struct PageOffer {
     number: u64,
     /// Retry if the link ends: the peer had responded over this link before.
     may_retry: bool,
-    /// Frames attached to the page, and their numbers of objects; offered once the peer has the page.
+    /// Frames attached to the page, and their numbers of objects; offered once the peer has the
+    /// page.
     dependents: Vec<(FrameRef, u64)>,
 }
 
@@ -133,8 +134,8 @@ impl PeerWriter {
         let shared = self.shared.clone();
         let skip = || shared.lock().counters.remote_skipped += objects;
         let client = match self.connections.pool.connect(peer, now) {
-            // Without this feature the peer does not know attached objects, or would store them without
-            // their base.
+            // Without this feature the peer does not know attached objects, or would store them
+            // without their base.
             ConnState::Up(client) if data.is_attached() && !client.has_feature(Feature::Bases) => {
                 skip();
                 return JobStart::Taken;
@@ -146,7 +147,9 @@ impl PeerWriter {
                 return JobStart::Taken;
             }
         };
-        let Some(guard) = FrameGuard::new(&mut shared.lock(), frame).map(Arc::new) else { return JobStart::Taken };
+        let Some(guard) = FrameGuard::new(&mut shared.lock(), frame).map(Arc::new) else {
+            return JobStart::Taken;
+        };
         let mut draft = PutDraft::new(BLOCK_BYTES);
         draft.group(data.base.as_deref().copied());
         for m in &guard.data.members {
@@ -178,11 +181,12 @@ impl PeerWriter {
         }
     }
 
-    /// The peer to which the key's page is offered: the preferred peer while it is reachable, else the
-    /// owner of the page.
+    /// The peer to which the key's page is offered: the preferred peer while it is reachable, else
+    /// the owner of the page.
     fn target_peer(&mut self, key: &ObjectKey, now: Mono) -> Option<usize> {
         let preferred = self.connections.pool.remote().preferred();
-        let is_reachable = |peer: &usize| !matches!(self.connections.pool.connect(*peer, now), ConnState::Down);
+        let is_reachable =
+            |peer: &usize| !matches!(self.connections.pool.connect(*peer, now), ConnState::Down);
         preferred.filter(is_reachable).or_else(|| self.connections.pool.remote().owner(key))
     }
 
@@ -202,7 +206,9 @@ impl PeerWriter {
         if peer_removals::is_connecting(&mut self.connections, &job, now) {
             return JobStart::Later(job);
         }
-        let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else { return JobStart::Taken };
+        let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else {
+            return JobStart::Taken;
+        };
         let attempt = match self.retry_deadline.take() {
             Some(deadline) => (deadline, false),
             None => (self.shared.deadline(None), true),
@@ -212,8 +218,8 @@ impl PeerWriter {
         JobStart::Taken
     }
 
-    /// Advance the notification in progress. When it has ended, complete its job, or requeue the job as
-    /// the next one.
+    /// Advance the notification in progress. When it has ended, complete its job, or requeue the
+    /// job as the next one.
     fn advance_notification(&mut self) {
         let connections = &mut self.connections;
         let Some(ended) = self.notification.take_if(|notification| notification.advance(connections)) else {

@@ -29,7 +29,7 @@ use crate::memory::index::{Entry, PREFETCH_GROUP, SsdPlace, TICK_MODULUS};
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::{Slot, record_members};
 use crate::state::core::Core;
-use crate::state::frame_access::{FrameReader, FrameGuard};
+use crate::state::frame_access::{FrameGuard, FrameReader};
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency::{FoundObject, record};
 use crate::state::shared::Shared;

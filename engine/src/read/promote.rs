@@ -15,7 +15,7 @@ use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::Slot;
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
-use crate::state::put_types::{Reservation, ObjectSize};
+use crate::state::put_types::{ObjectSize, Reservation};
 use crate::state::shared::Shared;
 
 /// Promote every record of which this batch read all members whole, and every prefetched object;
@@ -121,7 +121,8 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
     if !which.iter().all(|i| is_only_on_ssd(&core, &slots[*i])) {
         return Members::new();
     }
-    let size = |i: &usize| ObjectSize { key: slots[*i].get.key, length: Some(slots[*i].length), in_arena: false };
+    let size =
+        |i: &usize| ObjectSize { key: slots[*i].get.key, length: Some(slots[*i].length), in_arena: false };
     let sizes: Vec<_> = which.iter().map(size).collect();
     let mut reservation = Reservation::with_capacity(sizes.len());
     if !crate::state::put_types::reserve_group(&mut core, &sizes, &mut reservation) {

@@ -16,8 +16,8 @@ use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT, key};
 use crate::state::core::JobResult;
-use crate::store::stepped::SteppedRuntime;
 use crate::store::embedded::Store;
+use crate::store::stepped::SteppedRuntime;
 
 /// A store on a device that completes nothing by itself, and its clients.
 struct FlushEnv {

@@ -205,7 +205,9 @@ impl ClientHolds {
             return;
         }
         views.into_values().for_each(|views| _ = release_views(shared, views));
-        shared.lock().release_group_links(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
+        shared
+            .lock()
+            .release_group_links(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
     }
 }
 

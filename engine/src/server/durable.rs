@@ -45,7 +45,9 @@ impl DurableOp {
                 let peers = notifies_peers.then(|| crate::store::remove::tell(&shared, clear)).flatten();
                 (answer.into_iter().chain(peers).collect(), generation.0)
             }
-            Ask::Remove(_) if mutant::on(Mutant::ToldAndKept) && call.origin != PutOrigin::Put => (Vec::new(), 0),
+            Ask::Remove(_) if mutant::on(Mutant::ToldAndKept) && call.origin != PutOrigin::Put => {
+                (Vec::new(), 0)
+            }
             Ask::Remove(keys) => {
                 let keys: Vec<ObjectKey> = keys.iter().collect();
                 let Begun { mut answers, here, gone } =

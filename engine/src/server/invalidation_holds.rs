@@ -57,7 +57,8 @@ impl InvalidationHolds {
             return Err(Error::busy(format!("too many holds on this link max={HOLDS_MAX}")));
         }
         let detached = || Arc::new(RemovalFence::default());
-        let removals = if mutant::on(Mutant::HoldDropped) { detached() } else { shared.removal_fence.clone() };
+        let removals =
+            if mutant::on(Mutant::HoldDropped) { detached() } else { shared.removal_fence.clone() };
         self.all.insert(name, (deadline, removals.begin()));
         self.last_name = name;
         Ok(0)

@@ -82,9 +82,9 @@ use crate::api::outcome::Ticket;
 use crate::api::request::Request;
 use crate::memory::pins::ClientName;
 use crate::state::shared::Shared;
+use crate::store::embedded::Store;
 use crate::store::prefetch;
 use crate::store::session::Session;
-use crate::store::embedded::Store;
 
 /// Maximum number of operations in progress per link, including cancelled ones that still run; a
 /// request beyond it is answered `Busy`.

@@ -3,7 +3,8 @@
 //!
 //! - The allocator gives each page to at most one extent at a time.
 //! - An extent belongs to no frame until it is filled, and is never written after that.
-//! - The extents of a frame are freed only when it has neither counted readers nor lock-free readers.
+//! - The extents of a frame are freed only when it has neither counted readers nor lock-free
+//!   readers.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -16,8 +17,8 @@ use pagelith_tiers::dram::arena::{ArenaMemory, Extent, ExtentWriter};
 
 use crate::memory::frames::FrameData;
 
-/// An allocated extent that belongs to no frame yet. It is created from an extent that the allocator
-/// has just returned, and the extent is published only after it was filled.
+/// An allocated extent that belongs to no frame yet. It is created from an extent that the
+/// allocator has just returned, and the extent is published only after it was filled.
 pub(crate) struct Unpublished(Extent);
 
 impl Unpublished {
@@ -49,8 +50,8 @@ impl Unpublished {
     }
 
     fn writer<'a>(&self, memory: &'a ArenaMemory) -> ExtentWriter<'a> {
-        // SAFETY: the allocator gives a page to one extent at a time, and the extent is in no frame, so no
-        // reader, part or other writer of its pages exists.
+        // SAFETY: the allocator gives a page to one extent at a time, and the extent is in no
+        // frame, so no reader, part or other writer of its pages exists.
         unsafe { memory.writer(self.0) }
     }
 
@@ -64,8 +65,8 @@ impl Unpublished {
 }
 
 /// A counted reader of a frame: created under the core's lock together with `readers += 1`, and
-/// released with [`crate::state::core::Core::release_frame`] after all slices and parts made from it
-/// are gone.
+/// released with [`crate::state::core::Core::release_frame`] after all slices and parts made from
+/// it are gone.
 pub(crate) struct FrameGuard {
     pub frame: crate::memory::frames::FrameRef,
     pub data: Arc<FrameData>,
@@ -73,7 +74,10 @@ pub(crate) struct FrameGuard {
 
 impl FrameGuard {
     /// Add a reader. `None` if the frame does not exist any more.
-    pub fn new(core: &mut crate::state::core::Core, frame: crate::memory::frames::FrameRef) -> Option<FrameGuard> {
+    pub fn new(
+        core: &mut crate::state::core::Core,
+        frame: crate::memory::frames::FrameRef,
+    ) -> Option<FrameGuard> {
         let f = core.frames.get_ref(frame)?;
         f.readers += 1;
         Some(FrameGuard { frame, data: f.data.clone() })
@@ -89,8 +93,8 @@ impl FrameGuard {
 
     /// A member's bytes as a part to be sent. The part must be dropped before `self` is released.
     pub fn part(&self, memory: &Arc<ArenaMemory>, member: usize) -> Part {
-        // SAFETY: as in `bytes`. The peer writer keeps the guard until the response has returned all
-        // parts, a server until its link has returned the push.
+        // SAFETY: as in `bytes`. The peer writer keeps the guard until the response has returned
+        // all parts, a server until its link has returned the push.
         unsafe { memory.part(self.data.members[member].extent, false) }
     }
 
@@ -105,8 +109,8 @@ impl FrameGuard {
     }
 }
 
-/// A lock-free reader of a frame, registered by the frame's number. The frame keeps its extents until
-/// [`crate::read::locate::leave_frame`].
+/// A lock-free reader of a frame, registered by the frame's number. The frame keeps its extents
+/// until [`crate::read::locate::leave_frame`].
 pub(crate) struct FrameReader<'a>(Inside<'a, FrameData>);
 
 impl<'a> FrameReader<'a> {
@@ -117,9 +121,9 @@ impl<'a> FrameReader<'a> {
 
     /// A member's bytes.
     pub fn bytes<'b>(&'b self, memory: &'b ArenaMemory, member: usize) -> &'b [u8] {
-        // SAFETY: `Frames::free` frees extents only with the frame's value, which the table does not
-        // return while it has readers. Filled extents are never written. So nothing writes these
-        // pages while `self`, which the slice borrows, exists.
+        // SAFETY: `Frames::free` frees extents only with the frame's value, which the table does
+        // not return while it has readers. Filled extents are never written. So nothing writes
+        // these pages while `self`, which the slice borrows, exists.
         unsafe { memory.bytes(self.0.members[member].extent) }
     }
 

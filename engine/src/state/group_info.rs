@@ -1,9 +1,9 @@
 //! Group metadata of objects that are sent to another store: their members and their base.
 //!
 //! A record names the base group of attached objects by a hash that only its own store can compute.
-//! The sending store therefore looks for a key with this name: the key given with the put, the other
-//! keys of the request, and the frames in memory. Objects that are on SSD only, and whose base is not
-//! in the same request, are sent without a base.
+//! The sending store therefore looks for a key with this name: the key given with the put, the
+//! other keys of the request, and the frames in memory. Objects that are on SSD only, and whose
+//! base is not in the same request, are sent without a base.
 
 use pagelith_layouts::ids::{Generation, NamespaceId, PrefixHash, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -29,11 +29,14 @@ pub(crate) fn object_meta(data: &FrameData, member: usize) -> ObjectMeta {
     ObjectMeta { checksums: data.members[member].checksums.clone(), group: of_frame_data(data) }
 }
 
-/// The base of each requested object; `None` if it is not attached, or if no key of the base is found.
+/// The base of each requested object; `None` if it is not attached, or if no key of the base is
+/// found.
 pub(crate) fn bases(shared: &Shared, requested: &[(ObjectKey, Option<&AttachedTo>)]) -> Vec<Option<Base>> {
     let mut pages: FxHashMap<(NamespaceId, PrefixHash), Vec<ObjectKey>> = FxHashMap::default();
     if requested.iter().any(|(_, to)| to.is_some_and(|to| to.base.is_none())) {
-        requested.iter().for_each(|(key, _)| pages.entry((key.namespace(), key.hash())).or_default().push(*key));
+        requested
+            .iter()
+            .for_each(|(key, _)| pages.entry((key.namespace(), key.hash())).or_default().push(*key));
     }
     let mut numbers: FxHashMap<(u64, Sequence), Base> = FxHashMap::default();
     let mut base = |(key, to): &(ObjectKey, Option<&AttachedTo>)| {
@@ -42,7 +45,8 @@ pub(crate) fn bases(shared: &Shared, requested: &[(ObjectKey, Option<&AttachedTo
             return Some(*known);
         }
         let candidates = pages.get(&(key.namespace(), key.hash())).map_or(&[][..], Vec::as_slice);
-        let found = to.base.as_deref().copied().or_else(|| find_base(shared, key, to.base_group, candidates))?;
+        let found =
+            to.base.as_deref().copied().or_else(|| find_base(shared, key, to.base_group, candidates))?;
         let base = Base { number: numbers.len() as u32, key: found };
         numbers.insert((to.base_group, to.sequence), base);
         Some(base)

@@ -1,6 +1,6 @@
-//! Groups that are not visible yet: base groups that are not committed, and attached groups whose base
-//! is absent. Their objects are in the arena, in no frame and no index entry, until the group is
-//! committed, its base is published, or its deadline passes. Guarded by the core's lock.
+//! Groups that are not visible yet: base groups that are not committed, and attached groups whose
+//! base is absent. Their objects are in the arena, in no frame and no index entry, until the group
+//! is committed, its base is published, or its deadline passes. Guarded by the core's lock.
 //!
 //! Invariants:
 //! - `bytes` is the sum of the padded bytes of all members' extents.
@@ -22,7 +22,7 @@ use pagelith_tiers::policy::Recency;
 use crate::api::error::{Error, Result};
 use crate::memory::frames::{FrameMember, Members};
 use crate::state::core::Core;
-use crate::state::put_types::{Location, PutKind, ObjectSize, group_conflict};
+use crate::state::put_types::{Location, ObjectSize, PutKind, group_conflict};
 
 /// Most objects that all open groups together require. It bounds their memory, about 350 bytes an
 /// object.
@@ -127,7 +127,9 @@ impl UncommittedGroup {
 
     /// Whether object `i` was put.
     pub fn is_put(&self, i: usize) -> bool {
-        self.places.get(i).is_some_and(|place| matches!(place, MemberPlace::Filled(_) | MemberPlace::Taken { .. }))
+        self.places
+            .get(i)
+            .is_some_and(|place| matches!(place, MemberPlace::Filled(_) | MemberPlace::Taken { .. }))
     }
 
     /// Take object `i` for a commit.
@@ -147,12 +149,14 @@ impl UncommittedGroup {
                 *place = MemberPlace::Filled(member);
                 None
             }
-            Some(MemberPlace::Empty | MemberPlace::Filling(_) | MemberPlace::Filled(_)) | None => Some(member),
+            Some(MemberPlace::Empty | MemberPlace::Filling(_) | MemberPlace::Filled(_)) | None => {
+                Some(member)
+            }
         }
     }
 
-    /// Remove an object that was put. The caller must free the returned member; a taken member is freed
-    /// by the commit that took it.
+    /// Remove an object that was put. The caller must free the returned member; a taken member is
+    /// freed by the commit that took it.
     fn remove_member(&mut self, key: &ObjectKey) -> Option<FrameMember> {
         let at = self.required.iter().position(|k| k == key)?;
         let place = self.places.get_mut(at)?;
@@ -187,8 +191,8 @@ impl UncommittedGroup {
     }
 }
 
-/// All pending groups. The maps are ordered, so that groups dropped together free their memory in the
-/// same order in every run.
+/// All pending groups. The maps are ordered, so that groups dropped together free their memory in
+/// the same order in every run.
 #[derive(Debug, Default)]
 pub(crate) struct PendingGroups {
     open: BTreeMap<u64, UncommittedGroup>,
@@ -203,8 +207,8 @@ pub(crate) struct PendingGroups {
 }
 
 impl PendingGroups {
-    /// Join the open group of exactly these objects, or begin it. Returns its ID and its objects in the
-    /// group's order.
+    /// Join the open group of exactly these objects, or begin it. Returns its ID and its objects in
+    /// the group's order.
     pub fn join(
         &mut self,
         required: &[ObjectKey],
@@ -333,7 +337,8 @@ impl PendingGroups {
     pub fn contains_attached(&self, base: &ObjectKey, members: &[FrameMember]) -> bool {
         let groups = self.attached.get(&page_of(base)).into_iter().flatten();
         let holds = |a: &AttachedGroup, m: &FrameMember| a.members.iter().any(|n| n.key == m.key);
-        groups.filter(|(_, a)| a.base == *base && a.members.len() == members.len())
+        groups
+            .filter(|(_, a)| a.base == *base && a.members.len() == members.len())
             .any(|(_, a)| members.iter().all(|m| holds(a, m)))
     }
 
@@ -357,15 +362,17 @@ impl PendingGroups {
 
     /// Whether a commit has taken objects of this namespace, which are not visible yet.
     pub fn is_committing_in(&self, namespace: NamespaceId) -> bool {
-        let of = |group: &UncommittedGroup| group.required.first().is_some_and(|key| key.namespace() == namespace);
+        let of =
+            |group: &UncommittedGroup| group.required.first().is_some_and(|key| key.namespace() == namespace);
         self.open.values().any(|group| group.has_taken_members() && of(group))
     }
 
-    /// Remove every group for which `drops` is true, given its page, deadline and generation. The caller
-    /// owns the members. A group with taken members stays.
+    /// Remove every group for which `drops` is true, given its page, deadline and generation. The
+    /// caller owns the members. A group with taken members stays.
     fn take_where(&mut self, drops: impl Fn(Page, Mono, Generation) -> bool) -> Vec<Members> {
         let due = |(id, g): (&u64, &UncommittedGroup)| {
-            (!g.has_taken_members() && drops(page_of(&g.required[0]), g.deadline, g.generation)).then_some(*id)
+            (!g.has_taken_members() && drops(page_of(&g.required[0]), g.deadline, g.generation))
+                .then_some(*id)
         };
         let ids: Vec<u64> = self.open.iter().filter_map(due).collect();
         let mut out: Vec<Members> =
@@ -389,8 +396,8 @@ impl PendingGroups {
         out
     }
 
-    /// Remove the removed objects from open groups, and the attached groups that have such an object or
-    /// base. The caller owns the members.
+    /// Remove the removed objects from open groups, and the attached groups that have such an
+    /// object or base. The caller owns the members.
     fn take_removed(&mut self, gone: &BTreeSet<ObjectKey>) -> Vec<FrameMember> {
         let mut out = Vec::new();
         let mut freed = 0;
@@ -433,8 +440,8 @@ impl Core {
     }
 
     /// An error if `bytes` more would exceed the limit, half of the arena. The oldest open group is
-    /// exempt, so that at least one group becomes complete. An attached group (`group` is `None`) is
-    /// exempt if nothing is pending.
+    /// exempt, so that at least one group becomes complete. An attached group (`group` is `None`)
+    /// is exempt if nothing is pending.
     pub fn check_pending_capacity(&mut self, now: Mono, group: Option<u64>, bytes: u64) -> Result<()> {
         let max = self.space.capacity_bytes() / 2;
         let full = |core: &Core| {

@@ -92,7 +92,8 @@ pub(crate) fn reserve_group(core: &mut Core, group: &[ObjectSize], reservation: 
     for object in group {
         let one = match object.in_arena {
             true => Some(None),
-            false => reserve_extent_with_number(core, object.length.unwrap_or(0), &mut reservation.number).map(Some),
+            false => reserve_extent_with_number(core, object.length.unwrap_or(0), &mut reservation.number)
+                .map(Some),
         };
         match one {
             Some(extent) => reservation.extents.push(extent),
@@ -114,7 +115,11 @@ pub(crate) fn reserve_extent(core: &mut Core, length: u64) -> Option<Extent> {
 }
 
 /// As [`reserve_extent`]; stores the number of the evicted frame in `number`.
-fn reserve_extent_with_number(core: &mut Core, length: u64, number: &mut Option<FrameNumber>) -> Option<Extent> {
+fn reserve_extent_with_number(
+    core: &mut Core,
+    length: u64,
+    number: &mut Option<FrameNumber>,
+) -> Option<Extent> {
     loop {
         if let Some(extent) = core.space.alloc(length) {
             return Some(extent);

@@ -111,7 +111,8 @@ pub(crate) fn count_reserved(reserved: &AtomicU64, bytes: u64, max: u64) -> bool
 }
 
 impl ArenaReservation {
-    /// All bytes have arrived in `parts`, which are the reserved memory; `sums` are their checksums.
+    /// All bytes have arrived in `parts`, which are the reserved memory; `sums` are their
+    /// checksums.
     pub fn fill(self, parts: Vec<Part>, sums: Checksums) -> FilledReservation {
         drop(parts);
         FilledReservation { reserved: self.0, sums }

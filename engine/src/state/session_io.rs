@@ -34,14 +34,15 @@ pub(crate) struct SessionIo {
     pub sampler: Sampler,
     /// Connections to peers; `None` without peers.
     pub connections: Option<PeerConnections>,
-    /// Hits return an [`ObjectMeta`](crate::api::outcome::ObjectMeta): set for sessions that forward the bytes.
+    /// Hits return an [`ObjectMeta`](crate::api::outcome::ObjectMeta): set for sessions that
+    /// forward the bytes.
     pub wants_meta: bool,
 }
 
 impl SessionIo {
-    /// A token for a new operation of `ticket`: the low half of the ticket's number, so that the batch
-    /// of a completion is found without a table, and a counter. No operation is in flight for so long
-    /// that either number wraps around.
+    /// A token for a new operation of `ticket`: the low half of the ticket's number, so that the
+    /// batch of a completion is found without a table, and a counter. No operation is in flight for
+    /// so long that either number wraps around.
     pub fn token(&mut self, ticket: Ticket) -> u64 {
         self.last_token = self.last_token.wrapping_add(1);
         ticket.0 << 32 | u64::from(self.last_token)

@@ -33,8 +33,8 @@ pub(crate) const CONSTANT_FINGERPRINT: u128 = 1;
 
 /// Value of [`Shared::last_read_at`] before the first read.
 pub(crate) const NEVER_READ: u64 = u64::MAX;
-/// How long after [`Shared::note_reads`] the device still counts as read from. Longer than a session's
-/// wait for the device between two such calls.
+/// How long after [`Shared::note_reads`] the device still counts as read from. Longer than a
+/// session's wait for the device between two such calls.
 const READER_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Longest single wait for free memory in the arena.
@@ -68,8 +68,8 @@ pub(crate) struct Shared {
     /// Raised when a condition that callers wait for may have changed.
     pub progress: Signal,
     pub closed: AtomicBool,
-    /// A direct read missed its deadline. Reads go through staging memory until `late_reads` is 0 and a
-    /// read has completed in time.
+    /// A direct read missed its deadline. Reads go through staging memory until `late_reads` is 0
+    /// and a read has completed in time.
     pub direct_reads_suspended: AtomicBool,
     /// Direct reads that are past their deadline and not completed by the kernel.
     pub late_reads: AtomicU64,
@@ -77,7 +77,8 @@ pub(crate) struct Shared {
     pub slow_reads: SlowReads,
     /// Prefetch hints and their task.
     pub prefetch: Prefetch,
-    /// Arena bytes reserved for payload over links and for prefetches: see [`crate::state::reserve`].
+    /// Arena bytes reserved for payload over links and for prefetches: see
+    /// [`crate::state::reserve`].
     pub reserved_bytes: AtomicU64,
     /// Arena bytes pinned by views of other processes.
     pub viewed_bytes: AtomicU64,
@@ -88,8 +89,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Lock the core. A poisoned lock is accepted: every statement preserves the core's invariants, and
-    /// bytes are verified when they are read.
+    /// Lock the core. A poisoned lock is accepted: every statement preserves the core's invariants,
+    /// and bytes are verified when they are read.
     pub fn lock(&self) -> CoreGuard<'_> {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         CoreGuard::new(core, &self.read_view)
@@ -145,8 +146,8 @@ impl Shared {
         self.now().after(timeout.unwrap_or_else(|| self.config.deadline()))
     }
 
-    /// When a put stops waiting for memory in a full arena: after `options.wait`, at its deadline at the
-    /// latest.
+    /// When a put stops waiting for memory in a full arena: after `options.wait`, at its deadline
+    /// at the latest.
     pub fn arena_wait_deadline(&self, options: &Options) -> Mono {
         let deadline = self.deadline(options.timeout);
         options.wait.map_or(deadline, |wait| deadline.min(self.now().after(wait)))
@@ -176,8 +177,8 @@ impl Shared {
         }
     }
 
-    /// Take the result of job `id`, or an error after the deadline; the job is forgotten in both cases.
-    /// `None` while neither applies.
+    /// Take the result of job `id`, or an error after the deadline; the job is forgotten in both
+    /// cases. `None` while neither applies.
     pub fn poll_job(&self, id: u64, deadline: Mono, what: &str) -> Option<Result<()>> {
         let mut core = self.lock();
         let result = core.job_results.get(&id).cloned().flatten();

@@ -10,8 +10,8 @@ use crate::api::outcome::CloseReport;
 use crate::state::core::Job;
 use crate::state::health::State;
 use crate::state::shared::{BUSY_STEP, Shared};
-use crate::store::flush;
 use crate::store::embedded::Store;
+use crate::store::flush;
 
 /// Longest wait for a background task when no time is left, or when the tier has failed.
 const GRACE: Duration = Duration::from_secs(1);

@@ -33,8 +33,8 @@ use crate::store::{close, flush, open, pooled, prefetch, registered, remove};
 use crate::write::groups;
 use crate::write::groups::{Group, GroupId};
 
-/// An open store. Threads share it by reference; a thread with many gets or puts should have its own
-/// [`Session`].
+/// An open store. Threads share it by reference; a thread with many gets or puts should have its
+/// own [`Session`].
 ///
 /// A store dropped without [`Store::close`] leaves the same state on SSD as a crash at that moment:
 /// everything that a flush covered, without a promise about the rest.
@@ -56,29 +56,29 @@ struct Sessions {
 }
 
 impl Store {
-    /// Open the store that `config` describes, or create it. Blocks, and allocates all memory that the
-    /// store will use. The peers of `remote.peers` are a tier below DRAM and SSD; an unreachable peer
-    /// is no error.
+    /// Open the store that `config` describes, or create it. Blocks, and allocates all memory that
+    /// the store will use. The peers of `remote.peers` are a tier below DRAM and SSD; an
+    /// unreachable peer is no error.
     ///
     /// # Errors
-    /// Fails, without any change on disk, if the directories hold other files, another format or another configuration,
-    /// if another process has the store open, or if `remote.key` is not a file with one key that other
-    /// users cannot read.
+    /// Fails, without any change on disk, if the directories hold other files, another format or
+    /// another configuration, if another process has the store open, or if `remote.key` is not a
+    /// file with one key that other users cannot read.
     pub fn open(config: ValidConfig) -> Result<Store> {
         Store::open_until(config, &Arc::default())
     }
 
-    /// As [`Store::open`], for a process that may be asked to stop meanwhile. Once `stop` is raised, the
-    /// creation of a store's files fails soon, and leaves no files. The creation takes long on a file
-    /// system that cannot preallocate, since all files are written then.
+    /// As [`Store::open`], for a process that may be asked to stop meanwhile. Once `stop` is
+    /// raised, the creation of a store's files fails soon, and leaves no files. The creation takes
+    /// long on a file system that cannot preallocate, since all files are written then.
     pub fn open_until(config: ValidConfig, stop: &Arc<AtomicBool>) -> Result<Store> {
         let env = open::real_env(&config, stop)?;
         Store::open_in(config, env)
     }
 
-    /// As [`Store::open`], with these peers instead of the configured ones. A get that misses in this
-    /// store is sent to the peer that owns the page, and objects put here are offered to that peer in
-    /// the background. An unreachable peer is no error, and costs misses.
+    /// As [`Store::open`], with these peers instead of the configured ones. A get that misses in
+    /// this store is sent to the peer that owns the page, and objects put here are offered to that
+    /// peer in the background. An unreachable peer is no error, and costs misses.
     ///
     /// # Errors
     /// `Invalid` also if two peers have the same name, or if a weight is not above 0.
@@ -87,7 +87,8 @@ impl Store {
         Store::open_in_with_peers(config, env, peers)
     }
 
-    /// As [`Store::open`], in the caller's environment: a simulation, or an application's own clock.
+    /// As [`Store::open`], in the caller's environment: a simulation, or an application's own
+    /// clock.
     pub fn open_in(config: ValidConfig, env: Env) -> Result<Store> {
         Store::from_opened(open::open(config, env, None)?)
     }
@@ -107,8 +108,8 @@ impl Store {
         &self.report
     }
 
-    /// The arena as shared memory, if `dram.shared` is set: for a listener that serves this store to
-    /// processes of this host.
+    /// The arena as shared memory, if `dram.shared` is set: for a listener that serves this store
+    /// to processes of this host.
     pub fn shared_memory(&self) -> Option<Arc<Region>> {
         self.shared.memory.region().cloned()
     }
@@ -118,27 +119,29 @@ impl Store {
         Session::new(self.shared.clone())
     }
 
-    /// Register memory that gets read into repeatedly, such as a host pool: `len` bytes from `base`. For
-    /// reads from SSD the kernel then need not look up its pages, which is half of its work for a long
-    /// read into pages of 4 KiB; nothing else changes. Until the registration is dropped, the memory
-    /// must stay mapped to its current pages: reads go to those. Each session looks the pages up once
-    /// more, at its next get. Without an SSD tier or without io_uring the registration has no effect
-    /// ([`Registration::is_used`]).
+    /// Register memory that gets read into repeatedly, such as a host pool: `len` bytes from
+    /// `base`. For reads from SSD the kernel then need not look up its pages, which is half of its
+    /// work for a long read into pages of 4 KiB; nothing else changes. Until the registration is
+    /// dropped, the memory must stay mapped to its current pages: reads go to those. Each session
+    /// looks the pages up once more, at its next get. Without an SSD tier or without io_uring the
+    /// registration has no effect ([`Registration::is_used`]).
     ///
     /// # Errors
-    /// `Busy` if the process may not lock so much memory (`RLIMIT_MEMLOCK`); `Invalid` if the kernel
-    /// rejects this memory, for example because it is not mapped, or maps a file; `Closed`. Gets into
-    /// the memory then work as without a registration.
+    /// `Busy` if the process may not lock so much memory (`RLIMIT_MEMLOCK`); `Invalid` if the
+    /// kernel rejects this memory, for example because it is not mapped, or maps a file; `Closed`.
+    /// Gets into the memory then work as without a registration.
     pub fn register_memory(&self, base: *const u8, len: usize) -> Result<Registration> {
         registered::register(&self.shared, base as usize, len)
     }
 
-    /// Begin a request: batches with it count as equally recent, deeper pages before shallower ones.
+    /// Begin a request: batches with it count as equally recent, deeper pages before shallower
+    /// ones.
     pub fn begin_request(&self) -> Request {
         session_io::begin_request(&self.shared)
     }
 
-    /// Put standalone objects. If the arena is full, waits until the timeout; then the outcome is `Busy`.
+    /// Put standalone objects. If the arena is full, waits until the timeout; then the outcome is
+    /// `Busy`.
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = objects.chunks(1).map(|object| (None, object)).collect();
         pooled::put(self, &groups, options)
@@ -150,10 +153,10 @@ impl Store {
         pooled::put(self, &groups, options)
     }
 
-    /// Put objects of pools that a page need not have (a Mamba checkpoint, a sliding window). Each group
-    /// is attached to the base group that contains the key given with it, on the same page. Its objects
-    /// are visible together, and only while the base is. If the base is absent, the group waits for it
-    /// (`Waiting`) until its deadline.
+    /// Put objects of pools that a page need not have (a Mamba checkpoint, a sliding window). Each
+    /// group is attached to the base group that contains the key given with it, on the same page.
+    /// Its objects are visible together, and only while the base is. If the base is absent, the
+    /// group waits for it (`Waiting`) until its deadline.
     pub fn put_attached(
         &self,
         groups: &[(ObjectKey, &[PutSlice<'_>])],
@@ -163,35 +166,37 @@ impl Store {
         pooled::put(self, &groups, options)
     }
 
-    /// Begin the base group of a page that consists of the objects `required`, or join it if it is open.
-    /// The objects may be put in any order, in several calls and from several threads, and become
-    /// visible together at [`Group::commit`]. A group that is not committed within
+    /// Begin the base group of a page that consists of the objects `required`, or join it if it is
+    /// open. The objects may be put in any order, in several calls and from several threads, and
+    /// become visible together at [`Group::commit`]. A group that is not committed within
     /// `groups.deadline_ms` is dropped and counted.
     ///
     /// # Errors
-    /// `Invalid` if there are no keys or too many, if they are of two pages, or if a key occurs twice.
-    /// `Invalid` also if a key is in a group of other objects that is open or in DRAM; groups that are
-    /// only on SSD are compared at the commit. `Busy` if the open groups require too many objects.
+    /// `Invalid` if there are no keys or too many, if they are of two pages, or if a key occurs
+    /// twice. `Invalid` also if a key is in a group of other objects that is open or in DRAM;
+    /// groups that are only on SSD are compared at the commit. `Busy` if the open groups require
+    /// too many objects.
     pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group<'_>> {
         groups::begin(self, required, options)
     }
 
-    /// The open group with this ID, for callers that cannot keep a [`Group`]; `None` if it is not open any
-    /// more.
+    /// The open group with this ID, for callers that cannot keep a [`Group`]; `None` if it is not
+    /// open any more.
     pub fn open_group(&self, id: GroupId) -> Option<Group<'_>> {
         groups::open(self, id)
     }
 
     /// Put parts of base groups, each of one page, and commit the groups that are complete then: as
-    /// [`Store::begin_group`] and [`crate::Group`], in one call for many pages. A group consists of the
-    /// objects `required`, whose keys may be of any page, on the part's page; the calls for its other
-    /// parts must give the same ones. One outcome for each part: `Waiting` if objects of its group are
-    /// missing (the group is dropped at its deadline), `Stored` or `AlreadyPresent` if the group is
-    /// visible.
+    /// [`Store::begin_group`] and [`crate::Group`], in one call for many pages. A group consists of
+    /// the objects `required`, whose keys may be of any page, on the part's page; the calls for its
+    /// other parts must give the same ones. One outcome for each part: `Waiting` if objects of its
+    /// group are missing (the group is dropped at its deadline), `Stored` or `AlreadyPresent` if
+    /// the group is visible.
     ///
     /// # Errors
-    /// For each part, as [`Store::begin_group`], [`crate::Group::put`] and `commit`; `Invalid` also if
-    /// it has no object. Objects that were put before the error wait for the rest of their group.
+    /// For each part, as [`Store::begin_group`], [`crate::Group::put`] and `commit`; `Invalid` also
+    /// if it has no object. Objects that were put before the error wait for the rest of their
+    /// group.
     pub fn put_parts(
         &self,
         required: &[ObjectKey],
@@ -201,26 +206,26 @@ impl Store {
         groups::parts::put(self, required, parts, options)
     }
 
-    /// Get objects. Returns when no read uses the destinations any more. A device that hangs, or that has
-    /// just become slower than the timeout, can delay this beyond the timeout (counted in
+    /// Get objects. Returns when no read uses the destinations any more. A device that hangs, or
+    /// that has just become slower than the timeout, can delay this beyond the timeout (counted in
     /// [`Stats::late_direct`]). If recent reads took longer than the time that is left, reads go
     /// through staging memory and cause no delay.
     pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
         pooled::get(self, gets, options)
     }
 
-    /// Hint that these objects will be requested soon. Objects that are on SSD and not in DRAM are read
-    /// into DRAM in the background, as if `dram.promote` were "always"; returns their number. Objects of
-    /// a group are promoted together: give all of them. A hint promises nothing. Pending hints are
-    /// limited to a quarter of the arena, and only accepted hints count in the result: give the others
-    /// later. A read that does not begin within the timeout is dropped. Never waits for the disk, and
-    /// sends nothing to peers.
+    /// Hint that these objects will be requested soon. Objects that are on SSD and not in DRAM are
+    /// read into DRAM in the background, as if `dram.promote` were "always"; returns their number.
+    /// Objects of a group are promoted together: give all of them. A hint promises nothing. Pending
+    /// hints are limited to a quarter of the arena, and only accepted hints count in the result:
+    /// give the others later. A read that does not begin within the timeout is dropped. Never waits
+    /// for the disk, and sends nothing to peers.
     pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> usize {
         prefetch::prefetch(&self.shared, keys.iter().copied(), &options)
     }
 
-    /// Whether each object is present: from the index in memory, and with peers also at the peer that
-    /// owns it. A lookup counts as a use of the objects present in this store.
+    /// Whether each object is present: from the index in memory, and with peers also at the peer
+    /// that owns it. A lookup counts as a use of the objects present in this store.
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Vec<bool> {
         if self.shared.remote.is_some() {
             return pooled::exists(self, keys, options);
@@ -238,10 +243,10 @@ impl Store {
         exists::prefix(&self.shared, keys.iter(), at)
     }
 
-    /// The longest prefix that can be restored if the state of a page is in several pools, and every
-    /// usable length: from the index in memory, and with peers also at the peers that own the pages. A
-    /// lookup counts as a use of the present local objects that are usable. `Invalid` names the invalid
-    /// part of a query.
+    /// The longest prefix that can be restored if the state of a page is in several pools, and
+    /// every usable length: from the index in memory, and with peers also at the peers that own the
+    /// pages. A lookup counts as a use of the present local objects that are usable. `Invalid`
+    /// names the invalid part of a query.
     pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
         if self.shared.remote.is_some() {
             return crate::store::hits_peers::exists_groups(self, query, options);
@@ -253,8 +258,8 @@ impl Store {
         )
     }
 
-    /// An object in DRAM, in place: verified once since it was stored there, and pinned while the view
-    /// exists. `None` if it is not in DRAM.
+    /// An object in DRAM, in place: verified once since it was stored there, and pinned while the
+    /// view exists. `None` if it is not in DRAM.
     pub fn view(&self, key: &ObjectKey) -> Result<Option<View>> {
         view::view(&self.shared, key)
     }
@@ -266,8 +271,8 @@ impl Store {
         remove::remove(self, keys, options)
     }
 
-    /// Make all objects of a namespace invisible for ever, by raising its generation. Durable when it
-    /// returns. Returns the new generation; an empty namespace keeps its generation.
+    /// Make all objects of a namespace invisible for ever, by raising its generation. Durable when
+    /// it returns. Returns the new generation; an empty namespace keeps its generation.
     pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
         remove::clear(&self.shared, namespace, options)
     }
@@ -282,15 +287,15 @@ impl Store {
         pin::lease(&self.shared, keys, duration)
     }
 
-    /// Make all objects put so far durable, except objects that wait for their group or their base. The
-    /// report counts the objects that became durable since the last report.
+    /// Make all objects put so far durable, except objects that wait for their group or their base.
+    /// The report counts the objects that became durable since the last report.
     pub fn flush(&self, options: Options) -> Result<FlushReport> {
         flush::flush(&self.shared, options)
     }
 
-    /// Read and verify all records in sealed segments, in this thread. Records that are damaged or cannot
-    /// be read are dropped, and written again if DRAM has the objects. Gets, puts and reclaim continue
-    /// meanwhile.
+    /// Read and verify all records in sealed segments, in this thread. Records that are damaged or
+    /// cannot be read are dropped, and written again if DRAM has the objects. Gets, puts and
+    /// reclaim continue meanwhile.
     ///
     /// # Errors
     /// `Unavailable` if a read did not end within `deadline_ms`; `Closed`.
@@ -304,8 +309,8 @@ impl Store {
     }
 
     /// Take the events since the last call, at most `most`. Events are kept only if the setting
-    /// `events.max` is above 0. A new listener finds the objects present before its first event with
-    /// [`Store::exists_batch`].
+    /// `events.max` is above 0. A new listener finds the objects present before its first event
+    /// with [`Store::exists_batch`].
     pub fn take_events(&self, most: usize) -> Events {
         let mut taken = Events::default();
         loop {
@@ -318,8 +323,8 @@ impl Store {
         }
     }
 
-    /// Flush, seal, write a checkpoint, and release all resources, within `close_timeout_ms`. Calls of
-    /// sessions still in use then fail with `Closed`.
+    /// Flush, seal, write a checkpoint, and release all resources, within `close_timeout_ms`. Calls
+    /// of sessions still in use then fail with `Closed`.
     ///
     /// # Errors
     /// If not all objects are durable; [`Store::close_within`] reports how many are not.
@@ -334,14 +339,14 @@ impl Store {
         self.shared.config.close_timeout()
     }
 
-    /// As [`Store::close`], within `timeout`; reports the objects that are not durable. It does not wait
-    /// for a tier that accepts no writes.
+    /// As [`Store::close`], within `timeout`; reports the objects that are not durable. It does not
+    /// wait for a tier that accepts no writes.
     pub fn close_within(mut self, timeout: Duration) -> CloseReport {
         close::close(&mut self, timeout)
     }
 
-    /// Drop the store without a flush: SSD has the same state as after a crash at this moment. Waits for
-    /// writes in flight, so that the directory can be opened again at once.
+    /// Drop the store without a flush: SSD has the same state as after a crash at this moment.
+    /// Waits for writes in flight, so that the directory can be opened again at once.
     pub fn abandon(mut self) {
         close::abandon(&mut self);
     }
@@ -360,8 +365,8 @@ impl Store {
         Ok(result)
     }
 
-    /// Take a pooled session, or create one. If the resources for a new one are exhausted (a ring, a
-    /// descriptor, a mapping), wait for a session in use to be returned.
+    /// Take a pooled session, or create one. If the resources for a new one are exhausted (a ring,
+    /// a descriptor, a mapping), wait for a session in use to be returned.
     fn take_session(&self, timeout: Option<Duration>) -> Result<Session> {
         let shared = &self.shared;
         let deadline = shared.deadline(timeout);

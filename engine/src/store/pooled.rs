@@ -1,4 +1,5 @@
-//! Blocking calls of a store: submit to a pooled session and wait, with memory borrowed for the call.
+//! Blocking calls of a store: submit to a pooled session and wait, with memory borrowed for the
+//! call.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -7,8 +8,8 @@ use pagelith_io::buffer::Lender;
 
 use pagelith_layouts::key::ObjectKey;
 
-use crate::api::error::{Error, Result};
 use crate::api::borrowed;
+use crate::api::error::{Error, Result};
 use crate::api::outcome::{Done, GetOutcome, PutOutcome};
 use crate::api::request::{GetSlice, Options};
 use crate::state::shared::BUSY_STEP;

@@ -17,8 +17,8 @@ use crate::state::core::{Core, Job};
 use crate::state::peer_queue::RemoteJob;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
-use crate::store::session::Session;
 use crate::store::embedded::Store;
+use crate::store::session::Session;
 
 /// Remove `keys`, the rest of their groups and the objects attached to them. They are invisible at
 /// once; their tombstones are synced before this returns.

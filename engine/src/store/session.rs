@@ -43,8 +43,8 @@ const WAIT_STEP: Duration = Duration::from_millis(20);
 pub struct Session {
     pub(crate) io: SessionIo,
     batches: Vec<(Ticket, Batch)>,
-    /// Completions that are not processed yet, with their arrival times. Before the next one is verified,
-    /// finished batches are returned and waiting reads are submitted.
+    /// Completions that are not processed yet, with their arrival times. Before the next one is
+    /// verified, finished batches are returned and waiting reads are submitted.
     completions: VecDeque<(Mono, Completion)>,
     poll_times: PollTimes,
     /// Deadline of its drop; by default the configured deadline.
@@ -103,8 +103,8 @@ impl Session {
         Ticket(self.next_ticket)
     }
 
-    /// Submit gets. Never waits for the disk. Objects in DRAM are copied now, in this thread; objects on
-    /// SSD are read during calls of [`Session::poll`] and [`Session::wait`].
+    /// Submit gets. Never waits for the disk. Objects in DRAM are copied now, in this thread;
+    /// objects on SSD are read during calls of [`Session::poll`] and [`Session::wait`].
     pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let ticket = self.begin_get(gets, options);
         self.drive();
@@ -124,8 +124,8 @@ impl Session {
         ticket
     }
 
-    /// As [`Session::submit_get`], for callers that wait at once: the reads are submitted by the wait, with
-    /// one system call.
+    /// As [`Session::submit_get`], for callers that wait at once: the reads are submitted by the
+    /// wait, with one system call.
     pub(crate) fn begin_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
@@ -148,15 +148,20 @@ impl Session {
         ticket
     }
 
-    /// Submit groups to be put; each becomes visible as a whole. Never waits: if the arena is full, the
-    /// outcome is `Busy`. New objects are copied now, in this thread. A put reads from SSD first only if
-    /// the same object may be there.
+    /// Submit groups to be put; each becomes visible as a whole. Never waits: if the arena is full,
+    /// the outcome is `Busy`. New objects are copied now, in this thread. A put reads from SSD
+    /// first only if the same object may be there.
     pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
         self.submit_put_as(groups, options, PutOrigin::Put)
     }
 
     /// As [`Session::submit_put`], for groups of this origin.
-    pub(crate) fn submit_put_as(&mut self, groups: Vec<PutGroup>, options: Options, origin: PutOrigin) -> Ticket {
+    pub(crate) fn submit_put_as(
+        &mut self,
+        groups: Vec<PutGroup>,
+        options: Options,
+        origin: PutOrigin,
+    ) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
@@ -168,8 +173,8 @@ impl Session {
     }
 
     /// Make a group visible that [`crate::Store::begin_group`] opened. Never waits. Outcomes as for
-    /// [`crate::Group::commit`], one for each of [`crate::Group::required`]; none if the group is not
-    /// open any more.
+    /// [`crate::Group::commit`], one for each of [`crate::Group::required`]; none if the group is
+    /// not open any more.
     pub fn submit_commit(&mut self, group: GroupId, options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
@@ -181,13 +186,14 @@ impl Session {
         ticket
     }
 
-    /// Look up which objects are present; see [`crate::Store::exists_batch`]. The lookup is in memory and
-    /// finishes at once, unless absent objects are looked up at peers.
+    /// Look up which objects are present; see [`crate::Store::exists_batch`]. The lookup is in
+    /// memory and finishes at once, unless absent objects are looked up at peers.
     pub fn submit_exists(&mut self, keys: &[ObjectKey], options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let found = crate::read::exists::exists(&self.io.shared, keys.iter(), at);
-        let Some(connections) = self.io.connections.as_ref().filter(|_| !found.iter().all(|present| *present))
+        let Some(connections) =
+            self.io.connections.as_ref().filter(|_| !found.iter().all(|present| *present))
         else {
             self.finished.push_back((ticket, Done::Exists(found)));
             return ticket;
@@ -200,8 +206,8 @@ impl Session {
         ticket
     }
 
-    /// Look up how long a prefix can be restored; see [`crate::Store::exists_groups`]. The lookup is in
-    /// memory, finishes at once, and does not include peers.
+    /// Look up how long a prefix can be restored; see [`crate::Store::exists_groups`]. The lookup
+    /// is in memory, finishes at once, and does not include peers.
     pub fn submit_exists_groups(&mut self, query: &PagesQuery<'_>, options: Options) -> Ticket {
         let ticket = self.ticket();
         let found = crate::read::exists_groups::exists_groups(
@@ -247,15 +253,15 @@ impl Session {
         self.finished.pop_front()
     }
 
-    /// Wait for a batch, at most `timeout`. `None` if it is not finished by then (it continues, and may be
-    /// waited for again), or if it was returned already.
+    /// Wait for a batch, at most `timeout`. `None` if it is not finished by then (it continues, and
+    /// may be waited for again), or if it was returned already.
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Option<Done> {
         self.wait_for(Some(ticket), timeout).map(|(_, done)| done)
     }
 
-    /// Wait for the first batch that finishes, at most `timeout`. `None` if none finishes by then, or none
-    /// is in flight. A caller with several batches in flight can thus submit the next one without waiting
-    /// for the oldest.
+    /// Wait for the first batch that finishes, at most `timeout`. `None` if none finishes by then,
+    /// or none is in flight. A caller with several batches in flight can thus submit the next one
+    /// without waiting for the oldest.
     pub fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, Done)> {
         self.wait_for(None, timeout)
     }
@@ -286,7 +292,8 @@ impl Session {
         !self.finished.is_empty()
     }
 
-    /// Whether disk operations or peer requests are in flight, or completions are not processed yet.
+    /// Whether disk operations or peer requests are in flight, or completions are not processed
+    /// yet.
     pub(crate) fn is_busy(&self) -> bool {
         !self.completions.is_empty()
             || self.io.queue.as_ref().is_some_and(|q| q.in_flight() > 0)
@@ -320,8 +327,9 @@ impl Session {
         self.completions.extend(done.into_iter().map(|completion| (arrived_at, completion)));
     }
 
-    /// Process completions until one finishes a batch, advance every batch, and collect the finished ones.
-    /// [`Session::start`] or a wait passes the operations that they submit to the kernel.
+    /// Process completions until one finishes a batch, advance every batch, and collect the
+    /// finished ones. [`Session::start`] or a wait passes the operations that they submit to the
+    /// kernel.
     fn drive(&mut self) {
         self.submit_waiting_reads();
         while let Some((arrived_at, completion)) = self.completions.pop_front() {
@@ -376,8 +384,8 @@ impl Session {
         }
     }
 
-    /// Poll the disk. If completions arrived, submit waiting reads, of new batches or for the slots that
-    /// became free, so that the device works while the completions are verified.
+    /// Poll the disk. If completions arrived, submit waiting reads, of new batches or for the slots
+    /// that became free, so that the device works while the completions are verified.
     fn submit_waiting_reads(&mut self) {
         self.start();
         if self.completions.is_empty() {

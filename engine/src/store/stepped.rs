@@ -1,5 +1,5 @@
-//! A runtime whose background tasks make progress only while a caller waits for them: for tests that
-//! inspect a store between two steps.
+//! A runtime whose background tasks make progress only while a caller waits for them: for tests
+//! that inspect a store between two steps.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

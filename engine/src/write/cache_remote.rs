@@ -21,7 +21,7 @@ use crate::rpc::remote_get::{FetchedItem, RemoteGet};
 use crate::rpc::removal_fence::FenceEpoch;
 use crate::state::core::Core;
 use crate::state::put_types;
-use crate::state::put_types::{PutOrigin, PutKind, ObjectSize};
+use crate::state::put_types::{ObjectSize, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 use crate::write::put;
 use crate::write::put::PublishResult;

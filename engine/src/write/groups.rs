@@ -23,7 +23,7 @@ use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
 use crate::state::pending_groups::MemberPlace;
 use crate::state::put_types;
-use crate::state::put_types::{PutKind, ObjectSize};
+use crate::state::put_types::{ObjectSize, PutKind};
 use crate::state::reserve::FilledReservation;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
@@ -217,7 +217,12 @@ impl JoinedGroup {
     }
 
     /// As [`JoinedGroup::put`], for bytes that are already in the arena.
-    pub fn put_filled(&self, shared: &Shared, key: &ObjectKey, filled: FilledReservation) -> Result<PutOutcome> {
+    pub fn put_filled(
+        &self,
+        shared: &Shared,
+        key: &ObjectKey,
+        filled: FilledReservation,
+    ) -> Result<PutOutcome> {
         shared.check_open()?;
         let place = match self.reserve(shared, key, filled.length(), filled.extent())? {
             ReservedPlace::Present => return Ok(PutOutcome::AlreadyPresent),

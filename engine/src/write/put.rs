@@ -1,18 +1,19 @@
 //! The write path: admit, copy with checksums, publish.
 //!
 //! 1. [`admit`](admit::admit): under the lock, separate present objects from new ones, and reserve
-//!    memory, with eviction if necessary. If the arena is full, the outcome is `Busy`; nothing waits
-//!    and nothing grows.
+//!    memory, with eviction if necessary. If the arena is full, the outcome is `Busy`; nothing
+//!    waits and nothing grows.
 //! 2. [`prepare`](copied::prepare) and [`fill`](copied::GroupCopy::fill): without the lock, in the
 //!    caller's thread, copy the bytes into the arena once and compute the block checksums.
-//! 3. [`publish`](publish::publish): under the lock, make the whole group visible and queue it for the
-//!    flusher. It is not published if its namespace was cleared, or if another thread published the
-//!    objects first.
+//! 3. [`publish`](publish::publish): under the lock, make the whole group visible and queue it for
+//!    the flusher. It is not published if its namespace was cleared, or if another thread published
+//!    the objects first.
 //!
 //! Most objects that are put are new. [`new_keys`] detects them first, without the lock.
 //!
 //! The groups of a batch take each step together, in runs ([`put_batch`](crate::write::put_batch)).
-//! One critical section publishes a run and admits the next one: the lock is taken once for each run.
+//! One critical section publishes a run and admits the next one: the lock is taken once for each
+//! run.
 //!
 //! A put never changes the bytes of a visible object. If an object of a group is present as a
 //! standalone object, the group *adopts* it: its bytes are read and stored again with the group.
@@ -34,7 +35,7 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::state::core::Core;
-use crate::state::put_types::{Location, PutOrigin, PutKind, Reservation, ObjectSize};
+use crate::state::put_types::{Location, ObjectSize, PutKind, PutOrigin, Reservation};
 use crate::state::shared::Shared;
 
 /// A group that has memory reserved and is not visible yet.
@@ -43,8 +44,8 @@ pub(crate) struct Admitted {
     /// Fingerprints of its objects, for the index.
     fingerprints: Vec<u128>,
     reservation: Reservation,
-    /// Locations of the objects that are present and will be replaced by the group; empty if none is
-    /// present.
+    /// Locations of the objects that are present and will be replaced by the group; empty if none
+    /// is present.
     existing: Vec<Option<Location>>,
     /// Which of those are visible, so that the group adopts their bytes; empty if none is.
     pub adopts: Vec<bool>,
@@ -73,7 +74,8 @@ pub(crate) enum PublishResult {
     Returned(Error, Vec<FrameMember>),
 }
 
-/// Check the rules that do not depend on the store's state. Each error names the rule and the value.
+/// Check the rules that do not depend on the store's state. Each error names the rule and the
+/// value.
 pub(crate) fn check(shared: &Shared, kind: PutKind<'_>, group: &[ObjectSize]) -> Result<()> {
     let Some(ObjectSize { key: first, .. }) = group.first() else {
         return Err(Error::invalid("a group has no object"));
@@ -125,8 +127,8 @@ pub(crate) fn check_keys(shared: &Shared, kind: PutKind<'_>, keys: &[ObjectKey])
         }
     }
     if let Some(volume) = &shared.volume {
-        // A group is written by one operation. Its parts are the objects, the record's header and the
-        // segment's head.
+        // A group is written by one operation. Its parts are the objects, the record's header and
+        // the segment's head.
         let most = volume.disk.facts().parts_max.saturating_sub(2);
         if objects > most {
             return Err(Error::invalid(format!(

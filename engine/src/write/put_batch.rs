@@ -14,11 +14,11 @@ use pagelith_tiers::policy::Recency;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{PutDone, PutOutcome, Ticket};
-use crate::api::request::{Destination, Payload, Get, Put, PutGroup, Source};
+use crate::api::request::{Destination, Get, Payload, Put, PutGroup, Source};
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::read::get::{GetBatch, Probed};
 use crate::state::core::Core;
-use crate::state::put_types::{Location, PutOrigin, PutKind, ObjectSize};
+use crate::state::put_types::{Location, ObjectSize, PutKind, PutOrigin};
 use crate::state::session_io::SessionIo;
 use crate::state::shared::Shared;
 use crate::write::put::Admitted;

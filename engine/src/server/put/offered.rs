@@ -40,7 +40,8 @@ pub(crate) enum ObjectBuffer {
 impl OfferedObject {
     /// Takes the bytes that arrived in `parts`, or copies them from `shown`, and verifies them.
     pub fn receive(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
-        let ObjectBuffer::Reserved(reservation) = std::mem::replace(&mut self.buffer, ObjectBuffer::None) else {
+        let ObjectBuffer::Reserved(reservation) = std::mem::replace(&mut self.buffer, ObjectBuffer::None)
+        else {
             return;
         };
         let all = 0..self.length;

@@ -67,7 +67,11 @@ mod tests {
         };
         let group = |at: usize| OfferedGroup { base: None, objects: at..at + 1, state: OfferedState::New };
         PutOp {
-            call: CallContext { options: Options::default(), deadline: Mono::default(), origin: PutOrigin::Put },
+            call: CallContext {
+                options: Options::default(),
+                deadline: Mono::default(),
+                origin: PutOrigin::Put,
+            },
             verb: Verb::Put,
             block_bytes: BLOCK_BYTES,
             offered: (0..objects).map(offered).collect(),

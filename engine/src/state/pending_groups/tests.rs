@@ -55,7 +55,11 @@ fn ended_group_frees_its_share_of_required_limit() {
             let error = begin(&mut core, &one_more, FAR, false).expect_err("no room");
             assert_eq!(error.kind, crate::ErrorKind::Busy, "{way}");
             give_up(&mut core, &ids);
-            assert_eq!((core.pending_groups.len(), core.pending_groups.required), (0, 0), "{way} round={round}");
+            assert_eq!(
+                (core.pending_groups.len(), core.pending_groups.required),
+                (0, 0),
+                "{way} round={round}"
+            );
         }
     }
 }
@@ -105,8 +109,8 @@ fn attached_group_is_dropped_exactly_at_its_deadline() {
     }
 }
 
-/// Between the moment when a commit takes the objects and the moment when they are visible, only the
-/// generation shows that the namespace was cleared.
+/// Between the moment when a commit takes the objects and the moment when they are visible, only
+/// the generation shows that the namespace was cleared.
 #[test]
 fn clear_during_commit_of_only_group_raises_generation() {
     let store = store();

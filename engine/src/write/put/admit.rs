@@ -15,7 +15,9 @@ use crate::memory::visibility::VisibilityFilter;
 use crate::read::get::Probed;
 use crate::state::core::Core;
 use crate::state::put_types;
-use crate::state::put_types::{Location, PutOrigin, PutKind, Reservation, ObjectSize, expire, group_conflict};
+use crate::state::put_types::{
+    Location, ObjectSize, PutKind, PutOrigin, Reservation, expire, group_conflict,
+};
 use crate::state::shared::Shared;
 
 /// A member of the group that is already stored as a single object. Its bytes must be read, so that
@@ -171,7 +173,15 @@ pub(crate) fn reserve_memory(
         return Admission::NoMemory(group.iter().filter_map(|o| o.length).sum());
     }
     let (existing, adopts, open_group, origin) = (Vec::new(), Vec::new(), None, PutOrigin::Put);
-    Admission::Admitted(Admitted { generation, fingerprints, reservation, existing, adopts, open_group, origin })
+    Admission::Admitted(Admitted {
+        generation,
+        fingerprints,
+        reservation,
+        existing,
+        adopts,
+        open_group,
+        origin,
+    })
 }
 
 /// Whether one object is present. `probed` is `None` before headers were requested, and
@@ -230,12 +240,17 @@ fn key_state(
 }
 
 /// Decide from the members that are present whether the group is present, new or in conflict.
-fn classify_group(kind: PutKind<'_>, group: &[ObjectSize], found: &[Option<PresentObject>]) -> Result<GroupState> {
+fn classify_group(
+    kind: PutKind<'_>,
+    group: &[ObjectSize],
+    found: &[Option<PresentObject>],
+) -> Result<GroupState> {
     let mut given: Option<BTreeSet<ObjectKey>> = None;
     let mut same = true;
     let mut standalone_members = Vec::new();
     for (member, (object, found)) in group.iter().zip(found).enumerate() {
-        let (ObjectSize { key, length, .. }, Some(found)) = (object, found.as_ref().filter(|f| !f.hidden)) else {
+        let (ObjectSize { key, length, .. }, Some(found)) = (object, found.as_ref().filter(|f| !f.hidden))
+        else {
             same = false;
             continue;
         };

@@ -17,7 +17,7 @@ use crate::memory::index::{Entry, TICK_MODULUS, name_of};
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
 use crate::state::pending_groups::AttachedGroup;
-use crate::state::put_types::{Location, PutOrigin, PutKind};
+use crate::state::put_types::{Location, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 
 /// Make a group visible.
@@ -56,7 +56,8 @@ pub(crate) fn publish(
         );
     }
     // Most keys that are put are new, and then no existing object has to be replaced.
-    let meets_existing = !existing.is_empty() || data.members.iter().any(|m| core.index.contains(m.fingerprint));
+    let meets_existing =
+        !existing.is_empty() || data.members.iter().any(|m| core.index.contains(m.fingerprint));
     if meets_existing && is_present(core, kind, &data.members, generation) {
         free_members(core, &data.members);
         core.counters.puts_present += if fetched { 0 } else { objects };
