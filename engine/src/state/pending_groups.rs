@@ -4,8 +4,7 @@
 //!
 //! Invariants:
 //! - `bytes` is the sum of the padded bytes of all members' extents.
-//! - `required` is the sum of the required objects of all uncommitted groups, at most
-//!   [`REQUIRED_MAX`].
+//! - `required` counts the required objects of all uncommitted groups, at most [`REQUIRED_MAX`].
 //! - `earliest` is not after the deadline of any group.
 
 #[cfg(test)]
@@ -24,8 +23,7 @@ use crate::memory::frames::{FrameMember, Members};
 use crate::state::core::Core;
 use crate::state::put_types::{Location, ObjectSize, PutKind, group_conflict};
 
-/// Most objects that all open groups together require. It bounds their memory, about 350 bytes an
-/// object.
+/// Limit of objects that all open groups require together; each takes about 350 bytes of memory.
 pub(crate) const REQUIRED_MAX: usize = 65_536;
 
 type Page = (NamespaceId, PrefixHash);
@@ -140,8 +138,8 @@ impl UncommittedGroup {
         Some(member)
     }
 
-    /// Return an object from [`UncommittedGroup::take_member`] to the group. If it was removed
-    /// meanwhile, it is returned to the caller, who must free it.
+    /// Undo [`UncommittedGroup::take_member`]. A member that was removed meanwhile is returned, and
+    /// the caller must free it.
     pub fn restore_member(&mut self, member: FrameMember) -> Option<FrameMember> {
         let at = self.required.iter().position(|key| *key == member.key);
         match at.and_then(|at| self.places.get_mut(at)) {
@@ -174,7 +172,7 @@ impl UncommittedGroup {
     }
 
     /// Whether a commit has taken objects.
-    fn has_taken_members(&self) -> bool {
+    fn has_taken(&self) -> bool {
         self.places.iter().any(|place| matches!(place, MemberPlace::Taken { .. }))
     }
 
@@ -362,17 +360,15 @@ impl PendingGroups {
 
     /// Whether a commit has taken objects of this namespace, which are not visible yet.
     pub fn is_committing_in(&self, namespace: NamespaceId) -> bool {
-        let of =
-            |group: &UncommittedGroup| group.required.first().is_some_and(|key| key.namespace() == namespace);
-        self.open.values().any(|group| group.has_taken_members() && of(group))
+        let of = |g: &UncommittedGroup| g.required.first().is_some_and(|key| key.namespace() == namespace);
+        self.open.values().any(|group| group.has_taken() && of(group))
     }
 
     /// Remove every group for which `drops` is true, given its page, deadline and generation. The
     /// caller owns the members. A group with taken members stays.
     fn take_where(&mut self, drops: impl Fn(Page, Mono, Generation) -> bool) -> Vec<Members> {
         let due = |(id, g): (&u64, &UncommittedGroup)| {
-            (!g.has_taken_members() && drops(page_of(&g.required[0]), g.deadline, g.generation))
-                .then_some(*id)
+            (!g.has_taken() && drops(page_of(&g.required[0]), g.deadline, g.generation)).then_some(*id)
         };
         let ids: Vec<u64> = self.open.iter().filter_map(due).collect();
         let mut out: Vec<Members> =
@@ -426,7 +422,7 @@ impl PendingGroups {
         out
     }
 
-    /// Number of open groups and pending attached groups.
+    /// Number of open and attached groups.
     pub fn len(&self) -> u64 {
         (self.open.len() + self.attached.values().map(Vec::len).sum::<usize>()) as u64
     }
