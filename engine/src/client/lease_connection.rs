@@ -24,7 +24,7 @@ use super::{STORE, is_unavailable};
 use crate::api::error::{Error, Result};
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{CallOptions, no_link};
-use crate::rpc::{ControlReply, Remote};
+use crate::rpc::{ControlReply, Peers};
 
 /// How often to poll the link while leases are held: several times in the period after which a
 /// silent peer counts as dead.
@@ -117,7 +117,7 @@ impl LeaseLink {
 }
 
 impl LeaseConnection {
-    pub fn new(remote: Arc<Remote>, clock: Arc<dyn Clock>, timeout: Duration) -> LeaseConnection {
+    pub fn new(remote: Arc<Peers>, clock: Arc<dyn Clock>, timeout: Duration) -> LeaseConnection {
         let link = Box::new(LeaseLink { connections: PeerConnections::for_client(remote), last_name: 0 });
         let (link, free) = (Mutex::new(Some(link)), Condvar::default());
         let (leases_held, last_link) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -311,9 +311,8 @@ mod tests {
         let address = "tcp:127.0.0.1:1".parse().expect("an address");
         let offer = Offer::of_this_build(SystemEntropy.bytes16());
         let dial = Arc::new(SocketDial::new(address, None, offer, clock.clone()));
-        let remote =
-            Remote::new(vec![Peer { name: "store".to_owned(), weight: 1.0, preferred: false, dial }])
-                .expect("a peer");
+        let remote = Peers::new(vec![Peer { name: "store".to_owned(), weight: 1.0, preferred: false, dial }])
+            .expect("a peer");
         let leases = LeaseConnection::new(Arc::new(remote), clock, Duration::from_secs(60));
         let soon = || leases.clock.now().after(Duration::from_millis(2));
         let far = leases.default_options().deadline;

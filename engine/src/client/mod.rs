@@ -56,7 +56,7 @@ use crate::api::request::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
 use crate::rpc::client::RpcClient;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{CallOptions, LinkFailures, no_link};
-use crate::rpc::{ControlReply, Peer, Remote};
+use crate::rpc::{ControlReply, Peer, Peers};
 
 pub use self::group::{Group, GroupId};
 pub use self::pin::Pin;
@@ -81,7 +81,7 @@ struct IdleConnections {
 
 /// A store in another process. Threads share it by reference.
 pub struct Attached {
-    remote: Arc<Remote>,
+    remote: Arc<Peers>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
     idle: Mutex<IdleConnections>,
@@ -115,7 +115,7 @@ impl Attached {
         link: Option<Box<dyn Link>>,
     ) -> Result<Attached> {
         let peer = Peer { name, weight: 1.0, preferred: false, dial };
-        let remote = Arc::new(Remote::new(vec![peer])?);
+        let remote = Arc::new(Peers::new(vec![peer])?);
         let leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
         let group_leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
         let mut connections = PeerConnections::for_client(remote.clone());

@@ -294,7 +294,7 @@ pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Reco
     // A record that was dropped whole counts as one failure.
     if known && !core.is_hidden_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
-        shared.work.raise();
+        shared.flusher_signal.raise();
     }
     match record {
         Some(record) => {
@@ -314,7 +314,7 @@ pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Reco
     }
     for page in pages {
         if core.requeue_frame(FrameId(page)) {
-            shared.work.raise();
+            shared.flusher_signal.raise();
         }
     }
 }

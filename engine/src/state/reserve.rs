@@ -88,7 +88,7 @@ pub(crate) fn reserve_all(shared: &Arc<Shared>, lengths: &[u64]) -> ReserveResul
             extents.into_iter().for_each(|extent| core.space.free(extent));
             drop(core);
             shared.reserved_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            shared.work.raise();
+            shared.flusher_signal.raise();
             return ReserveResult::ArenaFull;
         };
         extents.push(extent);

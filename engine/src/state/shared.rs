@@ -18,7 +18,7 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::request::Options;
 use crate::config::ValidConfig;
 use crate::memory::index::name_of;
-use crate::rpc::Remote;
+use crate::rpc::Peers;
 use crate::rpc::removal_fence::RemovalFence;
 use crate::state::core::{Core, JobResult};
 use crate::state::counters::StripedCounters;
@@ -60,11 +60,11 @@ pub(crate) struct Shared {
     /// Largest object and largest group record that the store accepts, in bytes.
     pub object_bytes_max: u64,
     /// The peers; `None` without a remote tier.
-    pub remote: Option<Arc<Remote>>,
+    pub remote: Option<Arc<Peers>>,
     /// Removals and clears in progress.
     pub removal_fence: Arc<RemovalFence>,
     /// Wakes the flusher.
-    pub work: Signal,
+    pub flusher_signal: Signal,
     /// Raised when a condition that callers wait for may have changed.
     pub progress: Signal,
     pub closed: AtomicBool,

@@ -28,7 +28,7 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     shared.closed.store(true, Ordering::Release);
     let closed = flushed.and_then(|()| {
         let asked = shared.lock().submit_job(|id| Job::Close { id });
-        shared.work.raise();
+        shared.flusher_signal.raise();
         asked.map_or(Ok(()), |id| await_answer_or_failure(&shared, id, deadline))
     });
     let (unsaved_objects, unsaved_bytes) = shared.lock().unsaved();
@@ -85,7 +85,7 @@ fn stop(store: &mut Store, deadline: Mono) {
     let left = || deadline.since(shared.now()).max(GRACE.min(shared.config.deadline()));
     shared.closed.store(true, Ordering::Release);
     shared.lock().stopping = true;
-    shared.work.raise();
+    shared.flusher_signal.raise();
     store.end_sessions(shared.now().after(left()));
     if !shared.prefetch.stop(left()) {
         tracing::error!("close: prefetch reader still runs after the deadline, its files stay open");
@@ -95,7 +95,7 @@ fn stop(store: &mut Store, deadline: Mono) {
     {
         tracing::error!("close: flusher still runs after the deadline, its files stay open");
     }
-    shared.remote.iter().for_each(|remote| remote.work.raise());
+    shared.remote.iter().for_each(|remote| remote.writer_signal.raise());
     if let Some(writer) = store.writer.take()
         && !writer.join(left())
     {

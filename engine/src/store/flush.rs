@@ -20,7 +20,7 @@ pub(crate) fn flush(shared: &Shared, options: Options) -> Result<FlushReport> {
 pub(crate) fn begin(shared: &Shared) -> Result<Vec<u64>> {
     shared.check_open()?;
     let asked = shared.lock().submit_job(|id| Job::Flush { id });
-    shared.work.raise();
+    shared.flusher_signal.raise();
     Ok(asked.into_iter().collect())
 }
 

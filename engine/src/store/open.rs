@@ -37,7 +37,7 @@ use crate::memory::pins::Pins;
 use crate::memory::visibility::Visibility;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::removal_fence::RemovalFence;
-use crate::rpc::{Peer, Remote};
+use crate::rpc::{Peer, Peers};
 use crate::state::busy::BusyPuts;
 use crate::state::core::{Core, Job, SsdCore};
 use crate::state::counters::StripedCounters;
@@ -140,7 +140,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let peers = peers.map_or_else(|| configured_peers::peers(&config, &env), Ok)?;
     let remote = match peers.is_empty() {
         true => None,
-        false => Some(Arc::new(Remote::new(peers)?)),
+        false => Some(Arc::new(Peers::new(peers)?)),
     };
     let began = env.clock.now();
     let arena = if config.dram_shared() { Arena::shared } else { Arena::new };
@@ -226,7 +226,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         object_bytes_max: report.object_bytes_max,
         remote: remote.clone(),
         removal_fence: Arc::new(RemovalFence::default()),
-        work: Signal::default(),
+        flusher_signal: Signal::default(),
         progress: Signal::default(),
         closed: AtomicBool::new(false),
         direct_reads_suspended: AtomicBool::new(false),
@@ -245,14 +245,14 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
             let mut task = Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
             task.durable_generations = durable_generations;
             task.reason = full.map(|f| f.fault.to_string()).unwrap_or_default();
-            Some(env.runtime.spawn("pagelith-flusher", Box::new(task), shared.work.clone())?)
+            Some(env.runtime.spawn("pagelith-flusher", Box::new(task), shared.flusher_signal.clone())?)
         }
         _ => None,
     };
     let writer = match remote {
         Some(remote) => {
             let task = PeerWriter::new(shared.clone(), PeerConnections::new(remote.clone()));
-            match env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone()) {
+            match env.runtime.spawn("pagelith-remote", Box::new(task), remote.writer_signal.clone()) {
                 Ok(writer) => Some(writer),
                 Err(fault) => {
                     stop_flusher(&shared, flusher);
@@ -268,7 +268,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
 /// The open failed after the flusher was started: stop it, so that the files are closed.
 fn stop_flusher(shared: &Shared, flusher: Option<Box<dyn Join>>) {
     shared.lock().stopping = true;
-    shared.work.raise();
+    shared.flusher_signal.raise();
     if let Some(flusher) = flusher {
         flusher.join(shared.config.deadline());
     }

@@ -82,7 +82,7 @@ pub(crate) fn begin(
             return Err(Error::new(ErrorKind::Unavailable, "remove did not end in time"));
         }
     };
-    shared.work.raise();
+    shared.flusher_signal.raise();
     drop_attached(shared, &gone);
     let here = here.into_iter().filter(|here| *here).count();
     Ok(Begun { answers, here, gone: gone.into_iter().collect() })
@@ -225,7 +225,7 @@ pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -
 pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
     let remote = shared.remote.as_ref()?;
     let asked = shared.lock().submit_peer_job(job);
-    remote.work.raise();
+    remote.writer_signal.raise();
     asked
 }
 
@@ -254,6 +254,6 @@ pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Ge
     let generation = core.clear(namespace);
     let answer = core.submit_job(|id| Job::Clear { id, namespace, generation });
     drop(core);
-    shared.work.raise();
+    shared.flusher_signal.raise();
     Ok((generation, answer))
 }

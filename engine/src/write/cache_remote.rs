@@ -66,7 +66,7 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
     }
     if !frames.is_empty() {
         put_types::enqueue(&mut shared.lock(), &mut frames);
-        shared.work.raise();
+        shared.flusher_signal.raise();
     }
 }
 

@@ -340,7 +340,7 @@ impl JoinedGroup {
             }
         }
         drop(core);
-        shared.work.raise();
+        shared.flusher_signal.raise();
         Ok(ReservedPlace::Reserved(MemberReservation { at, fingerprint, extent, key: *key }))
     }
 

@@ -282,7 +282,7 @@ impl PutBatch {
 
     fn try_groups(&mut self, io: &mut SessionIo) {
         self.try_runs(&io.shared);
-        io.shared.remote.iter().for_each(|remote| remote.work.raise());
+        io.shared.remote.iter().for_each(|remote| remote.writer_signal.raise());
         self.release_buffers(&io.shared);
     }
 
@@ -335,7 +335,7 @@ impl PutBatch {
                     for (alone, buffer) in alone.iter().zip(buffers) {
                         let key = *self.groups[g].key(alone.member);
                         gets.push(Get { key, range: None, destination: Destination::owned(buffer) });
-                        targets.push((g, alone.member, alone.at));
+                        targets.push((g, alone.member, alone.location));
                     }
                 }
                 Err(error) => {

@@ -29,7 +29,7 @@ pub(crate) struct StandaloneMember {
     /// Length in bytes.
     pub length: u64,
     /// Its location. Bytes that were read from another location are not accepted.
-    pub at: Location,
+    pub location: Location,
 }
 
 /// Result of the admission of a group, before its bytes are read.
@@ -51,7 +51,7 @@ pub(crate) enum Admission {
 
 /// An object that is already present.
 struct PresentObject {
-    at: Location,
+    location: Location,
     length: u64,
     kind: GroupKind,
     /// It is attached to a base that is absent: it is invisible, and a put replaces it.
@@ -125,7 +125,7 @@ pub(crate) fn admit(
     if group.iter().enumerate().any(|(i, object)| object.length.is_none() && standalone(i).is_none()) {
         return Admission::MissingObjects;
     }
-    let was_read = |a: &StandaloneMember| adopted.get(a.member).copied().flatten() == Some(a.at);
+    let was_read = |a: &StandaloneMember| adopted.get(a.member).copied().flatten() == Some(a.location);
     if !standalone_members.iter().all(was_read) {
         return Admission::NeedObjects(standalone_members.into_iter().filter(|a| !was_read(a)).collect());
     }
@@ -148,7 +148,7 @@ pub(crate) fn admit(
     let mut admission = reserve_memory(shared, core, (generation, fingerprints), &sizes, reservation);
     if let Admission::Admitted(admitted) = &mut admission {
         if found.iter().any(Option::is_some) {
-            admitted.existing = found.iter().map(|f| f.as_ref().map(|f| f.at)).collect();
+            admitted.existing = found.iter().map(|f| f.as_ref().map(|f| f.location)).collect();
         }
         admitted.adopts = adopts;
     }
@@ -198,7 +198,7 @@ fn key_state(
         let Some(frame) = core.frames.get(id.id) else { return KeyState::Unclear };
         let seen = core.index.find(fingerprint).any(|e| e.frame == Some(id.id.0) && core.is_visible(&e));
         return KeyState::Present(PresentObject {
-            at: Location::Frame(id),
+            location: Location::Frame(id),
             length: frame.data.members[member].extent.bytes,
             kind: frame.data.group_kind,
             hidden: !seen,
@@ -225,7 +225,7 @@ fn key_state(
                 .find(|e| is_own_record(e) && probed.generation == Some(generation));
             match (entry, own, probed.kind) {
                 (Some(entry), Some(place), Some(kind)) => KeyState::Present(PresentObject {
-                    at: Location::Ssd(place),
+                    location: Location::Ssd(place),
                     length: probed.length,
                     kind,
                     hidden: !core.is_visible(&entry),
@@ -265,7 +265,11 @@ fn classify_group(
         }
         if found.kind == GroupKind::Single {
             same = false;
-            standalone_members.push(StandaloneMember { member, length: found.length, at: found.at });
+            standalone_members.push(StandaloneMember {
+                member,
+                length: found.length,
+                location: found.location,
+            });
             continue;
         }
         let attached = found.kind == GroupKind::Attached;

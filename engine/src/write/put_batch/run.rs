@@ -102,7 +102,7 @@ impl PutBatch {
         let (end, full) = self.admit(shared, &mut core, runs, end);
         drop(core);
         if queued || full {
-            shared.work.raise();
+            shared.flusher_signal.raise();
         }
         end
     }
