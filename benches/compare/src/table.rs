@@ -187,7 +187,7 @@ mod tests {
             serde_json::to_string(&line).unwrap()
         };
         let skipped =
-            Line::Skipped { object_bytes: 65536, side: "nixl".into(), why: "it is not here".into() };
+            Line::Skipped { object_bytes: 65536, side: "nixl".into(), why: "not installed".into() };
         let lines = [line("foyer"), line("fio"), line("pagelith"), serde_json::to_string(&skipped).unwrap()];
         let table = of_lines(&lines.join("\n")).unwrap();
         let at = |what: &str| table.find(what).unwrap();
@@ -196,6 +196,6 @@ mod tests {
             first < at("| 64 KiB | fio |") && at("| 64 KiB | fio |") < at("| 64 KiB | foyer |"),
             "{table}"
         );
-        assert!(table.contains("| nixl | skipped: it is not here |"), "{table}");
+        assert!(table.contains("| nixl | skipped: not installed |"), "{table}");
     }
 }

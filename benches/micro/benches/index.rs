@@ -76,7 +76,7 @@ fn exists(c: &mut Criterion) {
         }
         let found = store.exists_batch(&present, Options::default()).iter().filter(|found| **found).count();
         let strange = store.exists_batch(&absent, Options::default()).iter().filter(|found| **found).count();
-        assert_eq!((found, strange), (present.len(), 0), "what was asked for is there, or is not");
+        assert_eq!((found, strange), (present.len(), 0), "wrong number of keys found");
     }
 }
 

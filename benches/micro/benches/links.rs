@@ -8,7 +8,7 @@
 //! checksums them. Gets from SSD use a store in the system's directory for temporary files
 //! (`TMPDIR`), through shared memory: staged by the server, and read by the client.
 #![allow(missing_docs, reason = "criterion's macros")]
-#![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
+#![allow(clippy::disallowed_methods, reason = "measures threads by the real clock")]
 
 mod bare;
 mod common;

@@ -10,7 +10,7 @@
 //! the peer continued.
 #![allow(
     clippy::disallowed_methods,
-    reason = "processes and threads are what is measured, by the real clock"
+    reason = "measures processes and threads by the real clock"
 )]
 #![allow(clippy::print_stdout, reason = "a table is what comes of it")]
 

@@ -5,7 +5,7 @@
 //! the memory: as many threads that copy and hash, or copy. Throughput is that of all threads
 //! together.
 #![allow(missing_docs, reason = "criterion's macros")]
-#![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
+#![allow(clippy::disallowed_methods, reason = "measures threads by the real clock")]
 
 mod common;
 

@@ -119,7 +119,7 @@ fn kept_member_keeps_bytes_and_is_judged_with_group() {
         told(false, &died).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
     };
     assert_eq!(judge(Some(Put(2)), Some(Put(1))), 0);
-    assert_eq!(judge(None, Some(Put(1))), 0, "the group is lost, what was flushed is not");
+    assert_eq!(judge(None, Some(Put(1))), 0, "the group is lost, but not the flushed object");
     assert_eq!(judge(Some(Put(2)), None), 2);
     let before = |events: &[Event]| BTreeMap::from([(key("v"), told(false, events).allowed(&key("v")))]);
     let here = before(&put(1, &["v"]));

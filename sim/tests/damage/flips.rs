@@ -121,7 +121,7 @@ fn record_headers_with_checkpoint() {
 fn tombstones() {
     let is = |kind, _| kind == RecordKind::Tombstones;
     let open = headers(Scene::Open, 3, "tombstones", is);
-    assert!(open.returned <= open.injected, "no more than what was hit {open:?}");
+    assert!(open.returned <= open.injected, "more than the injected faults {open:?}");
     for scene in [Scene::Sealed, Scene::Closed] {
         let sums = headers(scene, 5, "tombstones", is);
         assert_eq!((sums.detected, sums.returned), (0, 0), "{scene:?}");

@@ -254,7 +254,7 @@ impl<'a> Run<'a> {
         let Some(store) = &self.store else { return };
         let damaged = store.stats().damaged;
         if damaged > 0 && !self.world.disk.stopped() {
-            self.wrong.push(format!("what is not intact was indexed damaged={damaged}"));
+            self.wrong.push(format!("a record that is not intact was indexed damaged={damaged}"));
         }
     }
 

@@ -59,7 +59,7 @@ impl Nixl {
         if ready.trim() != "ready" {
             let said = child.wait_with_output()?;
             let said = String::from_utf8_lossy(&said.stderr);
-            bail!("{}", said.lines().last().unwrap_or("it ended without a word"));
+            bail!("{}", said.lines().last().unwrap_or("it exited without output"));
         }
         // Drain warnings, so that the pipe does not fill up.
         let errors = child.stderr.take();

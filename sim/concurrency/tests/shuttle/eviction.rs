@@ -21,7 +21,7 @@ fn first_writer() {
             thread(&scenario, move |p| {
                 let outcome = p.put(1, value);
                 assert!(is_allowed(&outcome), "{outcome:?}");
-                let first = p.get(1).expect("what was put is not there");
+                let first = p.get(1).expect("put object is missing");
                 assert_eq!(p.get(1), Some(first), "a present key changed its bytes");
             })
         };

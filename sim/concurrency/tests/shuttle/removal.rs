@@ -53,7 +53,7 @@ fn removed_while_written_and_promoted() {
         }));
         threads.push(thread(&scenario, |p| {
             p.remove(1);
-            assert_eq!(p.get(1).filter(|v| *v == 10), None, "removed and here");
+            assert_eq!(p.get(1).filter(|v| *v == 10), None, "removed but present");
         }));
         threads.push(thread(&scenario, |p| {
             assert!(is_allowed(&p.put(1, 11)));
@@ -104,5 +104,5 @@ fn adopted(config: pagelith::Config) {
 /// The second component of a page is visible only with the first.
 fn assert_whole_or_absent(scenario: &Arc<Scenario>, page: u64) {
     let here = scenario.store.exists_batch(&[part(page, 0), part(page, 1)], Options::default());
-    assert!(here[0] || !here[1], "half of a group is here {here:?}");
+    assert!(here[0] || !here[1], "half of a group is present {here:?}");
 }

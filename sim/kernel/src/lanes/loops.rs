@@ -282,7 +282,7 @@ pub fn full(_: &Path, seed: u64) -> Result<Seen, Skip> {
     for _ in 0..3 {
         let error = other.try_open().expect_err("no room");
         assert_eq!(error.kind, pagelith::ErrorKind::NoSpace, "{error}");
-        assert!(!fs.path().join("other").exists() && fs.free_bytes() == free, "something is left behind");
+        assert!(!fs.path().join("other").exists() && fs.free_bytes() == free, "files are left");
         life.noticed += 1;
     }
     let store = life.open();

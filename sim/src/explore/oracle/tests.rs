@@ -138,7 +138,7 @@ fn miss_without_eviction_is_wrong() {
     c.oracle.rebooted(false);
     assert!(c.miss(), "the process that runs could not read everything");
     c.oracle.rebooted(true);
-    assert!(c.miss(), "and its checkpoint is of what it read");
+    assert!(c.miss(), "and its checkpoint has what it read");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn failed_write_excuses_unflushed_objects() {
     c.oracle.struck(Struck::Write);
     assert!(c.miss(), "the tier may be turned off");
     c.oracle.rebooted(true);
-    assert!(c.hit(put) && !c.miss(), "but what was flushed is there for the next process");
+    assert!(c.hit(put) && !c.miss(), "but the next process has the flushed object");
     c.oracle.struck(Struck::Write);
     c.take(true);
     c.put();
@@ -250,7 +250,7 @@ fn hit_during_struck_read_is_not_made_durable_by_flush() {
     assert!(c.hit(put));
     c.flush();
     c.oracle.rebooted(true);
-    assert!(!c.miss(), "what is seen later is there");
+    assert!(!c.miss(), "an object that is seen later is present");
 }
 
 #[test]
