@@ -50,10 +50,10 @@ fn check(bytes: &[u8]) {
             }
         }
         Kind::Shown => {
-            if let Ok(said) = shown::decode(body) {
-                let pieces: Vec<_> = said.pieces.iter().collect();
-                assert_eq!(shown::encode(said.item, said.offset, &pieces), body);
-                assert_eq!(said.length, pieces.iter().map(|piece| piece.length).sum::<u64>());
+            if let Ok(decoded) = shown::decode(body) {
+                let pieces: Vec<_> = decoded.pieces.iter().collect();
+                assert_eq!(shown::encode(decoded.item, decoded.offset, &pieces), body);
+                assert_eq!(decoded.length, pieces.iter().map(|piece| piece.length).sum::<u64>());
             }
         }
         Kind::Taken => {
@@ -82,9 +82,12 @@ fn outcome(body: &[u8]) {
     match answer {
         Answer::Items(items) => assert_eq!(items.iter().count(), items.len()),
         Answer::Bits(bits) => assert_eq!(bits.iter().count(), bits.len()),
-        Answer::Events(said) => {
-            let items: Vec<EventItem> = said.iter().map(|happened| EventItem::of(&happened)).collect();
-            assert_eq!(outcome::encode(Verb::Events, &Written::Events(&items, said.next, said.lost)), body);
+        Answer::Events(decoded) => {
+            let items: Vec<EventItem> = decoded.iter().map(|happened| EventItem::of(&happened)).collect();
+            assert_eq!(
+                outcome::encode(Verb::Events, &Written::Events(&items, decoded.next, decoded.lost)),
+                body
+            );
         }
         Answer::Views(views) => {
             let items: Vec<ViewItem> =

@@ -99,12 +99,12 @@ impl World {
         let listen = Listen { address, admission, beyond_this_host: false };
         let offer = Offer::of_this_build([1; 16]);
         let listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
-        let said = Kept::default();
+        let sent = Kept::default();
         let offer = Offer::of_this_build([2; 16]);
         let handshake = Handshake::client(offer, None, &SystemEntropy);
         let outside = (clock(), Limits::default());
-        drop(Pending::new(said.clone(), "server".into(), Side::Client, offer, handshake, outside).poll());
-        let greeting = said.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        drop(Pending::new(sent.clone(), "server".into(), Side::Client, offer, handshake, outside).poll());
+        let greeting = sent.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let staging = StagingPool::new(9 << 20).expect("memory");
         World { store, staging, listener: listener.expect("listens"), path, greeting }
     }

@@ -246,13 +246,13 @@ impl Model {
     }
 
     fn remove_begun(&mut self, key: &ObjectKey) {
-        let here = |(put, g): &(&Put, &Group)| {
+        let is_live = |(put, g): &(&Put, &Group)| {
             g.members.iter().all(|m| {
                 let certain = self.keys.get(m).and_then(History::certain_put);
                 !self.allowed(m).miss && (g.kept.contains(m) || certain == Some(**put))
             })
         };
-        self.removing = self.groups_with(key).filter(here).map(|(put, _)| *put).collect();
+        self.removing = self.groups_with(key).filter(is_live).map(|(put, _)| *put).collect();
         let mut mates: BTreeSet<ObjectKey> =
             self.groups_with(key).flat_map(|(_, g)| g.members.clone()).chain([*key]).collect();
         // Objects attached to one of them are removed too.
@@ -265,8 +265,8 @@ impl Model {
     }
 
     fn removed(&mut self, key: &ObjectKey) {
-        let here = std::mem::take(&mut self.removing);
-        let gone = here.iter().flat_map(|put| self.groups[put].members.clone()).chain([*key]);
+        let removing = std::mem::take(&mut self.removing);
+        let gone = removing.iter().flat_map(|put| self.groups[put].members.clone()).chain([*key]);
         let gone: BTreeSet<ObjectKey> = gone.collect();
         for key in &gone {
             self.keys.entry(*key).or_default().end_taking();
@@ -390,8 +390,8 @@ impl Group {
 
     /// The error, if any, in these answers about this group.
     fn judge(&self, put: Put, answers: &BTreeMap<ObjectKey, Option<Put>>) -> Option<String> {
-        let here = |key: &ObjectKey| answers.get(key) == Some(&Some(put));
-        if !self.members.iter().any(here) {
+        let has_put = |key: &ObjectKey| answers.get(key) == Some(&Some(put));
+        if !self.members.iter().any(has_put) {
             return None;
         }
         let seen = || {

@@ -186,8 +186,7 @@ mod tests {
                 Line::Round { object_bytes: 65536, round: 0, side: side.into(), manner: manner.clone(), of };
             serde_json::to_string(&line).unwrap()
         };
-        let skipped =
-            Line::Skipped { object_bytes: 65536, side: "nixl".into(), why: "not installed".into() };
+        let skipped = Line::Skipped { object_bytes: 65536, side: "nixl".into(), why: "not installed".into() };
         let lines = [line("foyer"), line("fio"), line("pagelith"), serde_json::to_string(&skipped).unwrap()];
         let table = of_lines(&lines.join("\n")).unwrap();
         let at = |what: &str| table.find(what).unwrap();

@@ -27,7 +27,7 @@ const LINE: usize = 64;
 const INDEX_BYTES: u64 = 40;
 
 /// Numbers below `objects` in random order, some repeatedly.
-fn asked(objects: u64) -> impl Iterator<Item = u64> {
+fn sampled(objects: u64) -> impl Iterator<Item = u64> {
     (0..ASKED).map(move |i| mix(i ^ 0xa5a5) % objects)
 }
 
@@ -50,12 +50,12 @@ fn filled(objects: u64) -> Option<Store> {
 fn exists(c: &mut Criterion) {
     for objects in OBJECTS {
         let Some(store) = filled(objects) else { continue };
-        let present = keys(asked(objects));
-        let absent = keys(asked(objects).map(|number| ABSENT + number));
+        let present = keys(sampled(objects));
+        let absent = keys(sampled(objects).map(|number| ABSENT + number));
         let lines = (objects * INDEX_BYTES) as usize / LINE;
         let mut table = AlignedBuf::new(lines * LINE).expect("memory");
         table.fill(1);
-        let places: Vec<usize> = asked(lines as u64).map(|line| line as usize * LINE).collect();
+        let places: Vec<usize> = sampled(lines as u64).map(|line| line as usize * LINE).collect();
         for batch in BATCHES {
             let mut group = c.benchmark_group(format!("exists_batch of {batch}"));
             group.throughput(Throughput::Elements(batch as u64));

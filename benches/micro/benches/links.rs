@@ -55,8 +55,9 @@ fn links(c: &mut Criterion) {
             for batch in keys(0..objects).chunks(BATCH) {
                 sides[0].1.put(batch, &buffers[..batch.len()]);
             }
-            let asked = keys((0..objects * 4).map(|i| mix(i) % objects));
-            let batch = |turn: u64| &asked[(mix(turn) as usize % (asked.len() / BATCH)) * BATCH..][..BATCH];
+            let requested = keys((0..objects * 4).map(|i| mix(i) % objects));
+            let batch =
+                |turn: u64| &requested[(mix(turn) as usize % (requested.len() / BATCH)) * BATCH..][..BATCH];
 
             let mut group = c.benchmark_group(format!("get {BATCH} of {} KiB", object_bytes >> 10));
             group.throughput(Throughput::Bytes((BATCH * object_bytes) as u64));
@@ -117,7 +118,7 @@ fn links(c: &mut Criterion) {
 
             // What is here a client that is told so finds without asking; what is not it asks for.
             for (what, key) in [
-                ("exists of 1", asked[0]),
+                ("exists of 1", requested[0]),
                 ("exists of 1 that is not here", keys((1 << 60)..(1 << 60) + 1)[0]),
             ] {
                 let mut group = c.benchmark_group(format!("{what}, objects of {} KiB", object_bytes >> 10));

@@ -8,10 +8,7 @@
 //! number of affected gets, their duration (median, longest), and by how much of its deadline the
 //! longest was late. Hits are compared byte by byte; memory of finished gets is checked again after
 //! the peer continued.
-#![allow(
-    clippy::disallowed_methods,
-    reason = "measures processes and threads by the real clock"
-)]
+#![allow(clippy::disallowed_methods, reason = "measures processes and threads by the real clock")]
 #![allow(clippy::print_stdout, reason = "a table is what comes of it")]
 
 mod common;

@@ -89,12 +89,12 @@ fn at_once(threads: u64, turns: u64, work: &(impl Fn(u64, &mut [AlignedBuf]) + S
 
 fn threads(c: &mut Criterion) {
     let store = filled(OBJECT_BYTES);
-    let asked = keys((0..64 * KEYS as u64).map(|i| mix(i) % OBJECTS));
+    let requested = keys((0..64 * KEYS as u64).map(|i| mix(i) % OBJECTS));
     let mut group = c.benchmark_group(format!("exists_batch of {KEYS}"));
     group.throughput(Throughput::Elements(KEYS as u64));
     measure(&mut group, "threads", |turn, _| {
         let at = (mix(turn) % 63) as usize * KEYS;
-        black_box(store.exists_batch(&asked[at..at + KEYS], Options::default()));
+        black_box(store.exists_batch(&requested[at..at + KEYS], Options::default()));
     });
     group.finish();
 
@@ -114,9 +114,9 @@ fn threads(c: &mut Criterion) {
         }
     });
     measure(&mut group, "get", |turn, buffers| {
-        let at = (mix(turn) as usize % (asked.len() / BATCH)) * BATCH;
+        let at = (mix(turn) as usize % (requested.len() / BATCH)) * BATCH;
         let mut pieces: Vec<[&mut [u8]; 1]> = buffers.iter_mut().map(|b| [&mut b[..]]).collect();
-        let mut gets: Vec<_> = asked[at..at + BATCH]
+        let mut gets: Vec<_> = requested[at..at + BATCH]
             .iter()
             .zip(&mut pieces)
             .map(|(key, pieces)| GetSlice { key: *key, range: None, pieces })

@@ -291,7 +291,7 @@ impl FaultInjector {
     /// A random aligned range of `len` bytes, disjoint from the addressed one, in a file of the
     /// same kind.
     fn other_range(&mut self, files: &FileTable, no: FileNo, offset: u64, len: u64) -> Option<(FileNo, u64)> {
-        let meant = files.get(no)?;
+        let target = files.get(no)?;
         // Candidate ranges before the addressed one, and in total.
         let places = |other: FileNo, file_len: u64| {
             let count = |room: u64| if room < len { 0 } else { (room - len) / ALIGN + 1 };
@@ -300,10 +300,10 @@ impl FaultInjector {
                 false => (0, count(file_len)),
             }
         };
-        let kin = files.iter().filter(|(_, f)| f.kind() == meant.kind());
-        let kin: Vec<_> = kin.map(|(other, f)| (other, places(other, f.file.len))).collect();
-        let kin: Vec<_> = kin.into_iter().filter(|(_, (_, all))| *all > 0).collect();
-        let (other, (before, all)) = *kin.get(self.rng.below(kin.len() as u64) as usize)?;
+        let same_kind = files.iter().filter(|(_, f)| f.kind() == target.kind());
+        let same_kind: Vec<_> = same_kind.map(|(other, f)| (other, places(other, f.file.len))).collect();
+        let same_kind: Vec<_> = same_kind.into_iter().filter(|(_, (_, all))| *all > 0).collect();
+        let (other, (before, all)) = *same_kind.get(self.rng.below(same_kind.len() as u64) as usize)?;
         let place = self.rng.below(all);
         let skipped = if other == no && place >= before { offset + len } else { 0 };
         let first = if skipped > 0 { place - before } else { place };

@@ -113,13 +113,13 @@ impl Run<'_> {
     }
 
     /// Checks that events and a look-up agree about an object.
-    pub(super) fn check_event_presence(&mut self, oid: Oid, expected: Option<bool>, here: bool) {
+    pub(super) fn check_event_presence(&mut self, oid: Oid, expected: Option<bool>, exists: bool) {
         // An attached object is visible only with its base.
-        let hidden = !here && base_of(oid).next().is_some();
-        if expected.is_some_and(|expected| expected != here) && !hidden {
+        let hidden = !exists && base_of(oid).next().is_some();
+        if expected.is_some_and(|expected| expected != exists) && !hidden {
             self.report(
                 FindingKind::Wrong,
-                format!("look-up and events differ exists={here} events={expected:?} oid={oid}"),
+                format!("look-up and events differ exists={exists} events={expected:?} oid={oid}"),
             );
         }
     }

@@ -41,12 +41,12 @@ impl Run<'_> {
         self.trace(|| format!("  remove {oids:?} {outcome:?}"));
         let now = self.oracle.tick();
         match outcome {
-            Some(Ok(here)) => {
-                self.fold_hash(here as u64);
-                if here > keys.len() {
+            Some(Ok(removed)) => {
+                self.fold_hash(removed as u64);
+                if removed > keys.len() {
                     self.report(
                         FindingKind::Wrong,
-                        format!("remove reports too many objects removed={here} requested={}", keys.len()),
+                        format!("remove reports too many objects removed={removed} requested={}", keys.len()),
                     );
                 }
                 for oid in &oids {
@@ -131,16 +131,16 @@ impl Run<'_> {
         for _ in 0..1 + self.rng.below(3) {
             let oid = self.some_oid();
             let pin = store.pin(&[key(oid)]);
-            let here = pin.pinned() == 1;
+            let pinned = pin.pinned() == 1;
             let now = self.oracle.tick();
             // With equal fingerprints it may be a pin of another object.
-            let tells = !self.plan.setup.constant;
-            if !here && tells && !self.world.disk.stopped() {
+            let is_exact = !self.plan.setup.constant;
+            if !pinned && is_exact && !self.world.disk.stopped() {
                 let answer = self.oracle.miss(oid, now, "pin");
                 self.judge(answer);
             }
-            self.trace(|| format!("  pin {oid} here={here}"));
-            let counts = here && tells && !self.struck;
+            self.trace(|| format!("  pin {oid} pinned={pinned}"));
+            let counts = pinned && is_exact && !self.struck;
             if counts {
                 self.oracle.pinned(oid);
             }

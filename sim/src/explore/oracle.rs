@@ -68,8 +68,8 @@ impl Object {
     fn doubt_all(&mut self) {
         self.certain = NEVER;
         // Also uncovered versions: the next flush may cover a write that no look-up finds.
-        let here = self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
-        here.for_each(|v| v.state = State::Maybe);
+        let stored = self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
+        stored.for_each(|v| v.state = State::Maybe);
     }
 }
 
@@ -85,7 +85,7 @@ pub struct Oracle {
     /// Stored by this process and not covered by a flush.
     dirty: Vec<(Oid, u32)>,
     /// The device may lie: removed objects may come back.
-    lies: bool,
+    lying: bool,
     /// The device has lied: a lost segment head or tombstone may bring back any removed object.
     lied: bool,
     /// Blocks became bad, or the device lied: a flush proves nothing any more.
@@ -120,7 +120,7 @@ impl Oracle {
             roomy,
             blind,
             dirty: Vec::new(),
-            lies: false,
+            lying: false,
             lied: false,
             rotten: false,
             read_struck: 0,
@@ -187,7 +187,7 @@ impl Oracle {
 
     /// The device may lie.
     pub fn may_be_lied_to(&mut self) {
-        self.lies = true;
+        self.lying = true;
     }
 
     /// The next tick.
@@ -207,9 +207,9 @@ impl Oracle {
 
     /// A put begins now.
     pub fn put_begun(&mut self, oid: Oid, no: u32, len: usize) {
-        let (start, oldest, lies) = (self.now, self.oldest, self.lies);
+        let (start, oldest, lying) = (self.now, self.oldest, self.lying);
         let o = self.at(oid);
-        if o.versions.len() >= 12 && !lies {
+        if o.versions.len() >= 12 && !lying {
             o.versions.retain(|v| v.gone >= oldest);
         }
         let (done, dead, gone) = (NEVER, NEVER, NEVER);
@@ -341,14 +341,14 @@ impl Oracle {
             self.may_all_be_dropped();
         }
         self.now += 1;
-        let (now, roomy, lies, held) = (self.now, self.roomy, self.lies, self.held);
+        let (now, roomy, lying, held) = (self.now, self.roomy, self.lying, self.held);
         // A later version that no flush covered may have replaced the durable one, and be lost.
         let last = |o: &Object| o.versions.last().is_some_and(|v| v.state == State::Durable);
         let durable: Vec<bool> = self.objects.iter().map(last).collect();
         for (oid, o) in (0..).zip(&mut self.objects) {
             // An attached object may be lost with its base, if that was put again.
             let held = held && o.pins > 0 && base_of(oid).chain([oid]).all(|o| durable[usize::from(o)]);
-            o.versions.retain(|v| v.gone == NEVER || lies);
+            o.versions.retain(|v| v.gone == NEVER || lying);
             for v in &mut o.versions {
                 v.done = v.done.min(now);
                 if v.state != State::Durable {

@@ -360,12 +360,12 @@ impl Run<'_> {
             }
         }
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
-        let here = store.exists_batch(&keys, Options::default());
+        let present = store.exists_batch(&keys, Options::default());
         // A write buffer keeps nothing of a tier that stopped writing meanwhile; and while the
         // index was full, each object replaced the one before.
         let well = well && store.stats().ssd_state_changes == changes && !refused;
-        if here.iter().any(|here| !here) && well && !self.plan.setup.constant {
-            self.report(FindingKind::Lost, format!("empty store lost objects just put {here:?}"));
+        if present.iter().any(|present| !present) && well && !self.plan.setup.constant {
+            self.report(FindingKind::Lost, format!("empty store lost objects just put {present:?}"));
         }
         drop(store);
         if !well || !self.findings.is_empty() {

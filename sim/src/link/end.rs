@@ -436,11 +436,11 @@ impl Link for SimLink {
         self.finished.insert(op);
         match self.plant {
             Plant::KeptAfterRetract => {
-                let said = self.exposed.names(op).map(|(op, item, offset)| {
+                let events = self.exposed.names(op).map(|(op, item, offset)| {
                     let parts = Vec::new();
                     Event::Retracted { op, item, offset, parts }
                 });
-                self.ready.extend(said);
+                self.ready.extend(events);
             }
             _ => self.exposed.retract(Some(op), &mut self.ready),
         }

@@ -144,7 +144,7 @@ impl SharingState {
     /// A request arrived at this end, or an outcome leaves it.
     pub fn passes(&mut self, wire: &mut Wire, frame: &Frame) {
         match frame.kind {
-            Kind::Request => self.outcome_check.asked(frame),
+            Kind::Request => self.outcome_check.on_request(frame),
             Kind::Outcome => wire.net_stats.broken += u64::from(!self.outcome_check.outcome(frame)),
             _ => {}
         }

@@ -84,8 +84,8 @@ fn link_without_faults_delivers_in_order() {
     let bytes = content(1, 0, 100_000);
     world.client.expose(OpId(1), 0, 0, memory(&vec![0; bytes.len()])).expect("room");
     world.client.send(request(1)).expect("room");
-    let (_, asked) = settle(&mut world);
-    assert_eq!(event_names(&asked), ["Request 1"]);
+    let (_, request) = settle(&mut world);
+    assert_eq!(event_names(&request), ["Request 1"]);
     world.server.push(push(1, 0, &bytes)).expect("room");
     world.server.send(outcome(1)).expect("room");
     let (got, sent) = settle(&mut world);

@@ -181,8 +181,8 @@ impl Wire {
     /// Packets that have arrived at `side` by now, in order of arrival.
     pub fn receive(&mut self, side: Side) -> Vec<Packet> {
         let now = self.clock.now();
-        let here = self.in_transit.range(..=(now, u64::MAX)).filter(|(_, (to, _))| *to == side);
-        let names: Vec<_> = here.map(|(name, _)| *name).collect();
+        let due = self.in_transit.range(..=(now, u64::MAX)).filter(|(_, (to, _))| *to == side);
+        let names: Vec<_> = due.map(|(name, _)| *name).collect();
         let arrived: Vec<Packet> =
             names.iter().filter_map(|name| self.in_transit.remove(name)).map(|(_, packet)| packet).collect();
         if self.ends[index(side)].deaf_since.is_some() {

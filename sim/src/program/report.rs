@@ -235,10 +235,10 @@ fn matrix(out: &mut String, sums: &Sums, lanes: &[Lane]) {
     *out += "| # | fault | where | runs | injected | detected | harmless | wrong | synced lost |\n";
     *out += "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
     for row in ROWS {
-        let mut said = false;
+        let mut has_results = false;
         for kind in row.kinds {
             let Some(f) = sums.faults.get(*kind) else { continue };
-            said = true;
+            has_results = true;
             let _ = writeln!(
                 out,
                 "| {} | {} | seeds: `{kind}` | {} | {} | {} | {} | {} | {} |",
@@ -253,7 +253,7 @@ fn matrix(out: &mut String, sums: &Sums, lanes: &[Lane]) {
             );
         }
         for l in lanes.iter().filter(|l| l.row.split(", ").any(|r| r == row.number.to_string())) {
-            said = true;
+            has_results = true;
             let _ = writeln!(
                 out,
                 "| {} | {} | kernel: `{}` | {} | {} | {} | {} | {} | {} |",
@@ -268,7 +268,7 @@ fn matrix(out: &mut String, sums: &Sums, lanes: &[Lane]) {
                 l.synced_lost
             );
         }
-        if !row.tests.is_empty() || !said {
+        if !row.tests.is_empty() || !has_results {
             let where_ = if row.tests.is_empty() { "**nothing yet**" } else { row.tests };
             let _ = writeln!(out, "| {} | {} | {where_} | | | | | | |", row.number, row.fault);
         }
@@ -304,9 +304,9 @@ fn planted(out: &mut String, mutants: &[Outcome]) {
     *out += "\n## Planted bugs\n\n`sim/mutants.sh`: one build, one bug per process (`layouts::mutant` describes each).\n\n";
     *out += "| planted | caught | seconds | by | first observation |\n| --- | --- | ---: | --- | --- |\n";
     for m in mutants {
-        let said = serde_json::from_str::<Caught>(&m.how);
+        let caught = serde_json::from_str::<Caught>(&m.how);
         let how =
-            said.map_or_else(|_| m.how.clone(), |c| format!("{:?}, seed {}: {}", c.kind, c.seed, c.text));
+            caught.map_or_else(|_| m.how.clone(), |c| format!("{:?}, seed {}: {}", c.kind, c.seed, c.text));
         let how: String = how.replace('|', "/").chars().take(120).collect();
         let caught = match (m.caught, m.mutant == "none") {
             (true, _) => "yes",
@@ -360,9 +360,9 @@ mod tests {
     #[test]
     fn report_matches_stored_results() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let said = std::fs::read_to_string(root.join("../docs/faults.md")).expect("the report");
+        let document = std::fs::read_to_string(root.join("../docs/faults.md")).expect("the report");
         assert!(
-            said == render(&root.join("results")).expect("results"),
+            document == render(&root.join("results")).expect("results"),
             "docs/faults.md is stale: run pagelith-sim report --out docs/faults.md"
         );
     }

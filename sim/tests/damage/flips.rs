@@ -263,10 +263,16 @@ fn damage_in_both_manifest_copies_is_refused_by_name() {
 fn checkpoints() {
     const CHUNK: u64 = 65_536;
     let heads = ["checkpoint.0", "checkpoint.1"].map(|file| (file, 0));
-    let told = |_: &Seen, seen: &Seen| 2 * u64::from(!seen.from_checkpoint);
-    harmless(Scene::Closed, "heads of both checkpoints", &heads, &thin(bits(0..128, ALIGN), 3), told);
+    let expected_reports = |_: &Seen, seen: &Seen| 2 * u64::from(!seen.from_checkpoint);
+    harmless(
+        Scene::Closed,
+        "heads of both checkpoints",
+        &heads,
+        &thin(bits(0..128, ALIGN), 3),
+        expected_reports,
+    );
     // Without the newer one, records since the older one are replayed.
-    let told = |before: &Seen, seen: &Seen| u64::from(seen.footers > before.footers);
+    let expected_reports = |before: &Seen, seen: &Seen| u64::from(seen.footers > before.footers);
     let mut noticed = Vec::new();
     for file in ["checkpoint.0", "checkpoint.1"] {
         // Marks of segments, then entries: those of a kind are alike, so some are taken in full.
@@ -283,7 +289,7 @@ fn checkpoints() {
                 which.retain(|bit| bit % 17 == 0);
             }
             let what = format!("{file} {what}");
-            let sums = harmless(Scene::Closed, &what, &[(file, start)], &which, told);
+            let sums = harmless(Scene::Closed, &what, &[(file, start)], &which, expected_reports);
             noticed.push(if sums.detected == sums.injected { 1 } else { sums.detected });
         }
     }

@@ -82,7 +82,8 @@ impl Run<'_> {
         match (&end, base_before) {
             (PutEnd::Waiting, None) => self.wrong.push(format!("it has no base and waits put={put:?}")),
             (PutEnd::Waiting, Some(base)) if !base.miss => {
-                self.wrong.push(format!("group waits although its base is present put={put:?} base={base:?}"));
+                self.wrong
+                    .push(format!("group waits although its base is present put={put:?} base={base:?}"));
             }
             (PutEnd::Stored(_), Some(base)) if base.puts.is_empty() && !self.shape.constant => {
                 self.wrong.push(format!("stored without its base put={put:?} base={base:?}"));
@@ -177,7 +178,8 @@ impl Run<'_> {
         for (key, answer) in &answers {
             let allowed = self.model.allowed(key);
             if answer.map_or(!self.shape.evicts, |put| !allowed.puts.contains(&put)) {
-                self.wrong.push(format!("put reported an existing object key={key} got={answer:?} {allowed:?}"));
+                self.wrong
+                    .push(format!("put reported an existing object key={key} got={answer:?} {allowed:?}"));
             }
         }
     }

@@ -295,7 +295,7 @@ impl<'a> Run<'a> {
             for (((key, buf), outcome), exists) in some.iter().zip(&bufs).zip(outcomes).zip(exists) {
                 let answer = match outcome {
                     Ok(GetOutcome::Hit { .. }) => {
-                        Some(self.contents.whose(key, buf.bytes()).unwrap_or(UNKNOWN_PUT))
+                        Some(self.contents.put_of_bytes(key, buf.bytes()).unwrap_or(UNKNOWN_PUT))
                     }
                     Ok(GetOutcome::Miss(cause)) => {
                         let torn = cause == MissCause::Damaged || cause == MissCause::Late;

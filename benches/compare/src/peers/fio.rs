@@ -81,8 +81,8 @@ impl Fio {
         }
         // Notes may precede it.
         let start = out.stdout.iter().position(|b| *b == b'{').context("fio printed no JSON")?;
-        let said: Value = serde_json::from_slice(&out.stdout[start..])?;
-        phase(&said["jobs"][0], direction).context("fio's output lacks the figures of the job")
+        let report: Value = serde_json::from_slice(&out.stdout[start..])?;
+        phase(&report["jobs"][0], direction).context("fio's output lacks the figures of the job")
     }
 }
 

@@ -103,6 +103,6 @@ fn adopted(config: pagelith::Config) {
 
 /// The second component of a page is visible only with the first.
 fn assert_whole_or_absent(scenario: &Arc<Scenario>, page: u64) {
-    let here = scenario.store.exists_batch(&[part(page, 0), part(page, 1)], Options::default());
-    assert!(here[0] || !here[1], "half of a group is present {here:?}");
+    let exists = scenario.store.exists_batch(&[part(page, 0), part(page, 1)], Options::default());
+    assert!(exists[0] || !exists[1], "half of a group is present {exists:?}");
 }

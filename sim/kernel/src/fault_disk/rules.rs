@@ -49,6 +49,6 @@ pub struct Rule {
 
 /// The fault that strikes an operation.
 pub fn draw_fault(rules: &[Rule], rng: &mut Rng, on: On, file: &str) -> Option<Fault> {
-    let meant = |rule: &&Rule| rule.on == on && file.starts_with(rule.file) && rng.below(rule.one_in) == 0;
-    rules.iter().find(meant).map(|rule| rule.fault)
+    let applies = |rule: &&Rule| rule.on == on && file.starts_with(rule.file) && rng.below(rule.one_in) == 0;
+    rules.iter().find(applies).map(|rule| rule.fault)
 }

@@ -271,12 +271,12 @@ fn open_group_committed_twice_is_one_put() {
 
 #[test]
 fn after_failed_sync_only_machine_crash_proves_durability() {
-    for fell in [false, true] {
+    for crashed in [false, true] {
         let mut c = Case::new(true);
         let put = c.put();
         c.oracle.struck(Struck::Write);
         c.oracle.began_after_failed_sync();
-        if fell {
+        if crashed {
             c.oracle.machine_crashed();
         }
         c.oracle.rebooted(true);
@@ -285,7 +285,7 @@ fn after_failed_sync_only_machine_crash_proves_durability() {
         assert!(c.hit(put));
         c.flush();
         c.oracle.rebooted(true);
-        assert_eq!(c.miss(), !fell, "the device may have kept it in its cache alone");
+        assert_eq!(c.miss(), !crashed, "the device may have kept it in its cache alone");
     }
 }
 
