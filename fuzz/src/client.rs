@@ -39,7 +39,7 @@ const BYTES_AT: u64 = 4096;
 const WRITTEN_AT: u64 = 0;
 /// Polls of the server after each step, and at the end until the link is closed.
 const TURNS: usize = 4;
-const LAST_TURNS: usize = 100_000;
+const CLOSE_TURNS_MAX: usize = 100_000;
 
 struct World {
     store: Store,
@@ -110,7 +110,7 @@ impl World {
     }
 
     /// A client that has sent its greeting and shared its memory, and the server's end.
-    fn meet(&mut self) -> (UnixStream, OwnedFd, Server) {
+    fn connect(&mut self) -> (UnixStream, OwnedFd, Server) {
         let client = UnixStream::connect(&self.path).expect("connected");
         (&client).write_all(&self.greeting).expect("greeted");
         let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
@@ -135,7 +135,7 @@ impl World {
 pub fn run(data: &[u8]) -> Option<Closed> {
     let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
     let world = world.get_or_insert_with(World::new);
-    let (client, memory, mut server) = world.meet();
+    let (client, memory, mut server) = world.connect();
     let (mut rest, mut written, mut op) = (data, 0u64, 0u64);
     while let Some((what, behind)) = rest.split_first() {
         rest = behind;
@@ -179,7 +179,7 @@ pub fn run(data: &[u8]) -> Option<Closed> {
     let mut turns = 0;
     while server.closed().is_none() {
         turns += 1;
-        assert!(turns < LAST_TURNS, "the link outlives its client");
+        assert!(turns < CLOSE_TURNS_MAX, "the link outlives its client");
         server.turn();
     }
     let why = server.closed().cloned();

@@ -139,9 +139,9 @@ impl Model {
             }
             Event::RemoveBegun(key) => self.remove_begun(key),
             Event::RemoveEnded(key, true) => self.removed(key),
-            Event::ClearBegun(namespace) => self.of(*namespace, History::begin_taking),
+            Event::ClearBegun(namespace) => self.of(*namespace, History::begin_removal),
             Event::ClearEnded(namespace, true) => {
-                self.of(*namespace, History::end_taking);
+                self.of(*namespace, History::end_removal);
                 let inside = self.groups.values_mut().filter(|g| g.members[0].namespace() == *namespace);
                 inside.for_each(|g| g.gone = true);
             }
@@ -260,7 +260,7 @@ impl Model {
         let attached: Vec<ObjectKey> = attached.flat_map(|g| g.members.clone()).collect();
         mates.extend(attached);
         for key in mates {
-            self.keys.entry(key).or_default().begin_taking();
+            self.keys.entry(key).or_default().begin_removal();
         }
     }
 
@@ -269,7 +269,7 @@ impl Model {
         let gone = removing.iter().flat_map(|put| self.groups[put].members.clone()).chain([*key]);
         let gone: BTreeSet<ObjectKey> = gone.collect();
         for key in &gone {
-            self.keys.entry(*key).or_default().end_taking();
+            self.keys.entry(*key).or_default().end_removal();
         }
         self.groups.retain(|_, g| !g.waiting || !g.has_any(&gone));
         // A group with a removed member is removed, and so are groups attached to it.

@@ -10,7 +10,7 @@ use crate::peer::{Manner, Round};
 use crate::result::Line;
 use crate::work::shown_size;
 
-const OURS: &str = "pagelith";
+const PAGELITH: &str = "pagelith";
 const LIMIT: &str = "fio";
 
 /// Rounds of one size, by side in file order, then by number.
@@ -43,7 +43,7 @@ pub(crate) fn of_lines(lines: &str) -> anyhow::Result<String> {
         }
     }
     for size in sizes.values_mut() {
-        size.sides.sort_by_key(|(name, ..)| (name != OURS, name != LIMIT));
+        size.sides.sort_by_key(|(name, ..)| (name != PAGELITH, name != LIMIT));
     }
     write_phase(&mut out, "Gets", &sizes, |r| &r.get)?;
     write_phase(&mut out, "Puts", &sizes, |r| &r.put)?;
@@ -75,9 +75,9 @@ fn write_phase(
                 shown_size(*bytes),
                 figure(|p| p.gb_per_s),
                 to(Some(rounds), of(LIMIT), |p| p.gb_per_s),
-                to(of(OURS), Some(rounds), |p| p.gb_per_s),
+                to(of(PAGELITH), Some(rounds), |p| p.gb_per_s),
                 figure(|p| p.cpu_s_per_gb),
-                to(of(OURS), Some(rounds), |p| p.cpu_s_per_gb),
+                to(of(PAGELITH), Some(rounds), |p| p.cpu_s_per_gb),
                 figure(|p| p.p50_us),
                 figure(|p| p.p99_us),
             )?;

@@ -18,7 +18,7 @@ use common::{keys, mix};
 const OBJECTS: [u64; 2] = [64 << 10, 1 << 20];
 const BATCHES: [usize; 2] = [1, 1024];
 /// Keys that are looked up in turn: more than a cache holds.
-const ASKED: u64 = 256 << 10;
+const LOOKUPS: u64 = 256 << 10;
 /// First number of objects that were never put.
 const ABSENT: u64 = 1 << 40;
 const PAGE: u64 = 4096;
@@ -28,7 +28,7 @@ const INDEX_BYTES: u64 = 40;
 
 /// Numbers below `objects` in random order, some repeatedly.
 fn sampled(objects: u64) -> impl Iterator<Item = u64> {
-    (0..ASKED).map(move |i| mix(i ^ 0xa5a5) % objects)
+    (0..LOOKUPS).map(move |i| mix(i ^ 0xa5a5) % objects)
 }
 
 /// A DRAM-only store with this many objects; `None` on a machine that is too small.

@@ -39,7 +39,7 @@ const OBJECTS: usize = 64;
 const OBJECT_BYTES: usize = 1 << 20;
 const TRIALS: u64 = 50;
 const WAIT: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Fills memory that no one may write any more.
 const UNTOUCHED: u8 = 0xa5;
 
@@ -61,7 +61,7 @@ fn store(dram: u64, peers: Vec<Peer>) -> Store {
 }
 
 /// The peer's process: serves clients until it is lost.
-fn be_a_peer(address: Address) -> ! {
+fn run_peer(address: Address) -> ! {
     let store: &'static Store = Box::leak(Box::new(store(256 << 20, Vec::new())));
     let listen = Listen { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
@@ -98,7 +98,7 @@ impl Process {
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
         let address: Address = line.trim().parse().expect("an address");
-        let there = Attached::to(&address, None, PATIENCE).expect("attached");
+        let there = Attached::to(&address, None, TIME_LIMIT).expect("attached");
         let keys = keys(0..OBJECTS as u64);
         let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..]]).collect();
         let puts: Vec<_> =
@@ -158,7 +158,7 @@ fn trial(
     // A new store for each trial: it has no failed requests yet.
     let near = peer.asked_by();
     let mut buffers = buffers();
-    let (_, hits) = get(&near, &mut buffers, PATIENCE);
+    let (_, hits) = get(&near, &mut buffers, TIME_LIMIT);
     assert!(hits.iter().all(|hit| *hit), "all is at the peer");
     buffers.iter_mut().for_each(|buffer| buffer.fill(UNTOUCHED));
     let together = Barrier::new(2);
@@ -183,7 +183,7 @@ fn trial(
         // Data that the peer still had to send arrives before the reply to this get, over the same
         // link or another.
         let mut others = self::buffers();
-        get(&near, &mut others, PATIENCE);
+        get(&near, &mut others, TIME_LIMIT);
     }
     assert!(buffers.iter().all(|buffer| buffer.iter().all(|byte| *byte == UNTOUCHED)), "touched late");
     hits.iter().any(|hit| !hit).then_some(took)
@@ -191,7 +191,7 @@ fn trial(
 
 fn main() {
     if let Some(listen) = std::env::args().skip_while(|arg| arg != "peer").nth(1) {
-        be_a_peer(listen.parse().expect("an address"));
+        run_peer(listen.parse().expect("an address"));
     }
     let trials = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(TRIALS);
     let mut values = buffers();
@@ -237,7 +237,7 @@ fn main() {
 /// The median duration of a get of every object.
 fn whole(peer: &Process) -> Duration {
     let (near, mut buffers) = (peer.asked_by(), buffers());
-    let mut took: Vec<Duration> = (0..5).map(|_| get(&near, &mut buffers, PATIENCE).0).collect();
+    let mut took: Vec<Duration> = (0..5).map(|_| get(&near, &mut buffers, TIME_LIMIT).0).collect();
     took.sort();
     took[2]
 }

@@ -97,11 +97,11 @@ fn in_flight(side: &Side<'_>, what: What, batches: &mut Batches, buffers: &mut V
 /// not count.
 fn rounds(count: usize, mut round: impl FnMut() -> (f64, f64)) -> (Vec<(f64, f64)>, usize) {
     let (mut times, mut others) = (Vec::with_capacity(count), 0);
-    let mut has_cores = cores::two_run();
+    let mut has_cores = cores::has_two_cores();
     while times.len() < count {
         let taken = has_cores.then(&mut round);
         std::thread::sleep(LOOKED);
-        has_cores = cores::two_run();
+        has_cores = cores::has_two_cores();
         match taken.filter(|_| has_cores) {
             Some(taken) => times.push(taken),
             None => others += 1,

@@ -75,7 +75,7 @@ impl EventMirror {
     }
 }
 
-fn brief(event: &Event) -> String {
+fn event_text(event: &Event) -> String {
     match event {
         Event::Stored { tier, key, new } => format!("stored {tier:?} {key} new={new}"),
         Event::Removed { tier, key, gone } => format!("removed {tier:?} {key} gone={gone}"),
@@ -92,11 +92,11 @@ impl Run<'_> {
             self.report(FindingKind::Wrong, format!("events were dropped count={}", page.lost));
         }
         for event in page.events {
-            self.trace(|| format!("  event {}", brief(&event)));
+            self.trace(|| format!("  event {}", event_text(&event)));
             if !self.event_mirror.note(&event) {
                 self.report(
                     FindingKind::Wrong,
-                    format!("event contradicts earlier events {}", brief(&event)),
+                    format!("event contradicts earlier events {}", event_text(&event)),
                 );
             }
         }

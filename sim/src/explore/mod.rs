@@ -39,7 +39,7 @@ pub fn explore_with_trace(plan: &Plan, trace_to: Option<Box<dyn FnMut(String)>>)
     if let Some(trace_to) = trace_to {
         run.set_trace(trace_to);
     }
-    let outcome = catch_unwind(AssertUnwindSafe(|| run.go()));
+    let outcome = catch_unwind(AssertUnwindSafe(|| run.execute_all()));
     if let Err(panic) = outcome {
         let text = format!("panicked: {}", message(&*panic));
         run.report(FindingKind::Panic, text);

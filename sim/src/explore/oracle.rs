@@ -65,7 +65,7 @@ struct Object {
 }
 
 impl Object {
-    fn doubt_all(&mut self) {
+    fn mark_uncertain(&mut self) {
         self.certain = NEVER;
         // Also uncovered versions: the next flush may cover a write that no look-up finds.
         let stored = self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
@@ -87,9 +87,9 @@ pub struct Oracle {
     /// The device may lie: removed objects may come back.
     lying: bool,
     /// The device has lied: a lost segment head or tombstone may bring back any removed object.
-    lied: bool,
+    removed_may_return: bool,
     /// Blocks became bad, or the device lied: a flush proves nothing any more.
-    rotten: bool,
+    flush_unreliable: bool,
     /// When a read was last struck, and how often in this process.
     read_struck: u32,
     reads_struck: u32,
@@ -121,8 +121,8 @@ impl Oracle {
             blind,
             dirty: Vec::new(),
             lying: false,
-            lied: false,
-            rotten: false,
+            removed_may_return: false,
+            flush_unreliable: false,
             read_struck: 0,
             reads_struck: 0,
             quarantine_after: 1000,
@@ -135,14 +135,14 @@ impl Oracle {
     }
 
     /// A process read wrong bytes at open: it may have missed tombstones, and sealed its scan.
-    pub fn was_misled(&mut self) {
-        self.lied = true;
-        self.rotten = true;
+    pub fn opened_with_wrong_bytes(&mut self) {
+        self.removed_may_return = true;
+        self.flush_unreliable = true;
         self.may_all_be_dropped();
     }
 
     /// Sets the number of failed reads after which a segment is quarantined.
-    pub fn quarantines_after(&mut self, reads: u32) {
+    pub fn set_quarantine_after(&mut self, reads: u32) {
         self.quarantine_after = reads;
     }
 
@@ -177,16 +177,16 @@ impl Oracle {
 
     /// A page's objects may have been dropped for good.
     pub fn may_be_dropped(&mut self, page: usize) {
-        self.objects[page * PARTS..(page + 1) * PARTS].iter_mut().for_each(Object::doubt_all);
+        self.objects[page * PARTS..(page + 1) * PARTS].iter_mut().for_each(Object::mark_uncertain);
     }
 
     /// Any object may have been dropped for good.
     pub fn may_all_be_dropped(&mut self) {
-        self.objects.iter_mut().for_each(Object::doubt_all);
+        self.objects.iter_mut().for_each(Object::mark_uncertain);
     }
 
     /// The device may lie.
-    pub fn may_be_lied_to(&mut self) {
+    pub fn set_lying(&mut self) {
         self.lying = true;
     }
 
@@ -239,7 +239,8 @@ impl Oracle {
     /// The put was stored: earlier versions were not present when it took effect.
     pub fn put_stored(&mut self, oid: Oid, no: u32) {
         let (now, roomy, blind) = (self.now, self.roomy, self.blind);
-        let may_be_certain = !self.rotten && !self.write_failed && self.reads_struck < self.quarantine_after;
+        let may_be_certain =
+            !self.flush_unreliable && !self.write_failed && self.reads_struck < self.quarantine_after;
         let read_struck = self.read_struck;
         let o = self.at(oid);
         let Some(mine) = o.versions.iter_mut().rfind(|v| v.no == no) else { return };
@@ -294,7 +295,7 @@ impl Oracle {
 
     /// A flush that began at `start` succeeded.
     pub fn flushed(&mut self, start: u32) {
-        if self.rotten {
+        if self.flush_unreliable {
             return;
         }
         let objects = &mut self.objects;
@@ -325,9 +326,9 @@ impl Oracle {
                 self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
             Struck::Lie | Struck::Rot => {
-                self.rotten = true;
+                self.flush_unreliable = true;
                 if what == Struck::Lie {
-                    self.lied = true;
+                    self.removed_may_return = true;
                 }
                 self.may_all_be_dropped();
             }
@@ -377,15 +378,15 @@ impl Oracle {
     }
 
     /// Whether a lasting fault struck since the store was made.
-    pub fn is_rotten(&self) -> bool {
-        self.rotten
+    pub fn is_flush_unreliable(&self) -> bool {
+        self.flush_unreliable
     }
 
     /// All files are removed: no version is present.
     pub fn wiped(&mut self) {
         self.now += 1;
         self.objects.iter_mut().for_each(|o| o.versions.clear());
-        (self.lied, self.rotten) = (false, false);
+        (self.removed_may_return, self.flush_unreliable) = (false, false);
     }
 
     /// The length to request for the object: that of its last put, if any.
@@ -410,9 +411,9 @@ impl Oracle {
     }
 
     /// Whether it may have been present at any time since `start`.
-    pub fn may_be_here(&self, oid: Oid, start: u32) -> bool {
+    pub fn may_be_present(&self, oid: Oid, start: u32) -> bool {
         let o = &self.objects[usize::from(oid)];
-        o.versions.iter().any(|v| v.dead >= start || self.lied)
+        o.versions.iter().any(|v| v.dead >= start || self.removed_may_return)
     }
 
     /// Whether a remove or clear of it began at `start` or later.
@@ -428,10 +429,10 @@ impl Oracle {
         pieces: impl Iterator<Item = (usize, &'a [u8])> + Clone,
         len: Option<usize>,
     ) -> Result<Seen, Wrong> {
-        let (now, lied, roomy) = (self.now, self.lied, self.roomy);
+        let (now, removed_may_return, roomy) = (self.now, self.removed_may_return, self.roomy);
         // A struck read of this or another batch in flight may still drop objects near its own.
         let whole = self.read_struck < start.min(self.oldest);
-        let clear = whole && !self.rotten && self.reads_struck < self.quarantine_after;
+        let clear = whole && !self.flush_unreliable && self.reads_struck < self.quarantine_after;
         let weak = self.write_failed;
         let is = |v: &Version| {
             let content = Content::of(oid, v.no);
@@ -453,7 +454,7 @@ impl Oracle {
                     return Err(Wrong::Bytes(text));
                 };
                 let v = o.versions[dead];
-                if !lied {
+                if !removed_may_return {
                     let what = if v.gone < NEVER { "removed or cleared" } else { "replaced" };
                     let text = format!("{what} bytes returned oid={oid} no={} {o:?} start={start}", v.no);
                     return Err(Wrong::Bytes(text));

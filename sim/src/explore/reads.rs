@@ -392,7 +392,7 @@ impl Run<'_> {
         }
         for ((oid, exists), expected_present) in oids.iter().zip(&exists).zip(expected_present) {
             self.check_event_presence(*oid, expected_present, *exists);
-            if *exists && !self.oracle.may_be_here(*oid, now) {
+            if *exists && !self.oracle.may_be_present(*oid, now) {
                 self.report(FindingKind::Wrong, format!("exists though never put or removed oid={oid}"));
             }
             if !exists {

@@ -57,7 +57,7 @@ impl Run<'_> {
                 Ok(store) => {
                     let whole = self.take_count() == before;
                     if self.misled {
-                        self.oracle.was_misled();
+                        self.oracle.opened_with_wrong_bytes();
                     }
                     self.opened(Rc::new(store), whole);
                     if !during || attempt >= OPENINGS {
@@ -81,7 +81,7 @@ impl Run<'_> {
                         return self
                             .report(FindingKind::Leak, format!("file lock was not released error={error}"));
                     }
-                    if refused && self.oracle.is_rotten() {
+                    if refused && self.oracle.is_flush_unreliable() {
                         self.sums.refused_opens += 1;
                         self.ledger.detected(1);
                         self.disarm();
@@ -139,7 +139,7 @@ impl Run<'_> {
         }
         // Damage from a lying write lasts, and so does a bad block; other faults ended with the
         // last process.
-        self.struck = self.oracle.is_rotten() || self.sync_unproven || !whole;
+        self.struck = self.oracle.is_flush_unreliable() || self.sync_unproven || !whole;
         self.lateness_excused = !whole;
         if report.made {
             return;
@@ -387,7 +387,7 @@ impl Run<'_> {
         match Store::open_in(config, self.world.env()) {
             Ok(store) => self.opened(Rc::new(store), true),
             // Only an operator repairs a manifest that the device corrupted silently.
-            Err(error) if error.kind == ErrorKind::Damaged && self.oracle.is_rotten() => {}
+            Err(error) if error.kind == ErrorKind::Damaged && self.oracle.is_flush_unreliable() => {}
             Err(error) => self.report(FindingKind::Error, format!("store does not open error={error}")),
         }
         self.drain();

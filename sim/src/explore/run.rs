@@ -91,9 +91,9 @@ impl<'p> Run<'p> {
         }
         let mut oracle = Oracle::new(setup.roomy, setup.constant);
         if !plan.faults.is_empty() {
-            oracle.may_be_lied_to();
+            oracle.set_lying();
         }
-        oracle.quarantines_after(setup.quarantine_after);
+        oracle.set_quarantine_after(setup.quarantine_after);
         // With pages kept in memory, a pinned object may have left its segment before.
         if setup.objects >= 2048 && setup.dram_kib == 0 && !setup.constant {
             oracle.keeps_pins();
@@ -140,7 +140,7 @@ impl<'p> Run<'p> {
     }
 
     /// Executes all operations, up to the first finding.
-    pub fn go(&mut self) {
+    pub fn execute_all(&mut self) {
         self.open();
         for (at, op) in &self.plan.ops {
             if !self.findings.is_empty() {

@@ -13,7 +13,7 @@ use pagelith_sim::disk::FaultPlan;
 use pagelith_sim::entropy::SplitMix64;
 
 use super::report::Sums;
-use super::scene::{Made, SEGMENT, Scene, Seen};
+use super::scene::{BuiltStore, SEGMENT, Scene, Seen};
 
 /// Of the bits that are zero in every store, one in this many is flipped, unless all are requested.
 const PADDING_ONE_IN: usize = 211;
@@ -33,7 +33,7 @@ impl Flip {
     }
 }
 
-impl Made {
+impl BuiltStore {
     /// Reopens with these bits flipped.
     fn flipped(&mut self, flips: &[Flip]) -> Seen {
         self.reopen(|disk| {
@@ -78,7 +78,7 @@ fn headers(scene: Scene, by: usize, what: &str, sort: impl Fn(RecordKind, GroupK
     let mut sums = Sums::default();
     let which = thin(bits(0..used, records[0].header_bytes), by);
     for turn in turns(&which, records.len()) {
-        let flip = |(r, bit): (&super::scene::Placed, &u64)| Flip::new("segments", r.at, *bit);
+        let flip = |(r, bit): (&super::scene::LoggedRecord, &u64)| Flip::new("segments", r.at, *bit);
         let flips: Vec<Flip> = records.iter().zip(&turn).map(flip).collect();
         let seen = made.flipped(&flips);
         assert!(seen.is_whole() && seen.look.lost.is_subset(&may), "flips={flips:?} {seen:?}");

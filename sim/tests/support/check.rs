@@ -23,7 +23,7 @@ pub const CRASHES: [(CrashMode, u64); 5] = [
 const NEW_PAGE: u32 = 999_983;
 
 /// Changes after the reopening at which it crashes again: recovery itself makes fewer.
-const RECOVERY_MOST: usize = 8;
+const RECOVERY_CHANGES_MAX: usize = 8;
 /// Puts by a reopened store are numbered from here.
 const PUTS_AFTER: u64 = 1 << 20;
 
@@ -140,7 +140,7 @@ impl Crash<'_> {
         let (mut wrong, recovery) = self.reopen(point, twice);
         let mut second = Vec::new();
         // The first point is the crash itself.
-        for (m, again) in recovery.iter().enumerate().skip(1).take(RECOVERY_MOST) {
+        for (m, again) in recovery.iter().enumerate().skip(1).take(RECOVERY_CHANGES_MAX) {
             for (mode, crash_seed) in [(CrashMode::DropAll, 0), (CrashMode::Random, self.n + m as u64)] {
                 let deeper = Crash { mode, crash_seed, ..self };
                 let (more, _) = deeper.reopen(again, false);

@@ -68,7 +68,7 @@ impl Run<'_> {
         let base_before = base.map(|base| self.model.allowed(&base));
         self.event(Event::PutBegun(put, base, keys.to_vec()));
         let contents = self.contents.clone();
-        let outcomes = self.insist(&store, |session| {
+        let outcomes = self.submit_until_accepted(&store, |session| {
             let source = |key: &ObjectKey| Source::shared(contents.of(key, put));
             let objects = keys.iter().map(|key| pagelith::Put { key: *key, source: source(key) });
             session.submit_put(vec![PutGroup { objects: objects.collect(), base }], Options::default())
@@ -104,7 +104,7 @@ impl Run<'_> {
     }
 
     /// Submits until the store is not busy any more; returns one outcome per object.
-    fn insist(&mut self, store: &Store, submit: impl Fn(&mut Session) -> Ticket) -> Outcomes {
+    fn submit_until_accepted(&mut self, store: &Store, submit: impl Fn(&mut Session) -> Ticket) -> Outcomes {
         let until = self.world.clock.now().after(BUSY);
         loop {
             let done = store.session().map(|mut session| {
@@ -164,11 +164,11 @@ impl Run<'_> {
         end
     }
 
-    /// Checks an error: objects in two groups conflict, or the error is excused anyway.
+    /// Checks an error: objects in two groups conflict, or the error is allowed anyway.
     fn refused(&mut self, base: Option<ObjectKey>, keys: &[ObjectKey], error: &Error) {
         let conflict = || self.model.may_conflict(base, keys) || self.opened.conflict(keys);
         if error.kind != ErrorKind::Invalid || !conflict() {
-            self.excused("put", error);
+            self.check_error("put", error);
         }
     }
 
@@ -235,7 +235,7 @@ impl Run<'_> {
                     Ok(PutOutcome::Waiting) if filled.insert(*key) => {}
                     Ok(PutOutcome::AlreadyPresent) if was || !allowed.puts.is_empty() => {}
                     Ok(other) => self.wrong.push(format!("put into a group key={key} outcome={other:?}")),
-                    Err(error) => self.excused("put into a group", &error),
+                    Err(error) => self.check_error("put into a group", &error),
                 }
             }
         }
@@ -250,7 +250,8 @@ impl Run<'_> {
             let put = self.opened.0[at].put;
             let before = self.before(keys);
             self.event(Event::PutBegun(put, None, keys.to_vec()));
-            let outcomes = self.insist(&store, |session| session.submit_commit(id, Options::default()));
+            let outcomes =
+                self.submit_until_accepted(&store, |session| session.submit_commit(id, Options::default()));
             let end = self.end(None, keys, &before, &outcomes);
             let Opened { filled, unsure, .. } = &self.opened.0[at];
             let put_here = |key: &ObjectKey| filled.contains(key) || unsure.contains(key);

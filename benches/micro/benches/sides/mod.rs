@@ -32,7 +32,7 @@ pub const DEPTH: usize = 4;
 /// Bytes of the objects that gets choose from.
 pub const DATA: usize = 256 << 20;
 const WAIT: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 pub fn store() -> Store {
     let mut config = Config::default();
@@ -113,8 +113,8 @@ impl<'a> Flights<'a> {
             return buffers;
         }
         let done = match &mut self.way {
-            Way::Embedded(session) => session.wait_any(PATIENCE),
-            Way::Attached(session) => session.wait_any(PATIENCE),
+            Way::Embedded(session) => session.wait_any(TIME_LIMIT),
+            Way::Attached(session) => session.wait_any(TIME_LIMIT),
         };
         match done.expect("done").1 {
             Done::Get(done) => done

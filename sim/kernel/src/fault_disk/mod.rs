@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fuser::{BackgroundSession, Config, MountOption};
 
 pub use image::{Cut, Image};
-pub use rules::{Fault, On, Rule};
+pub use rules::{Fault, FileOp, Rule};
 
 use crate::killed::content::Rng;
 

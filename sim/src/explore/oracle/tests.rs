@@ -188,7 +188,7 @@ fn failed_write_excuses_unflushed_objects() {
 fn removed_object_returns_only_after_lie() {
     for (what, comes_back) in [(Struck::Rot, false), (Struck::Lie, true)] {
         let mut c = Case::new(true);
-        c.oracle.may_be_lied_to();
+        c.oracle.set_lying();
         let put = c.put();
         c.flush();
         c.take(true);
@@ -266,7 +266,7 @@ fn open_group_committed_twice_is_one_put() {
     // The second commit finds no such group.
     c.oracle.put_nothing(A, 1);
     let start = c.oracle.tick();
-    assert!(c.oracle.may_be_here(A, start));
+    assert!(c.oracle.may_be_present(A, start));
 }
 
 #[test]
