@@ -1,4 +1,4 @@
-//! A client's text is parsed under a configuration and prints back to itself, or it is opaque; 128 bytes that
+//! A client's text is parsed under a configuration and formats back to itself, or it is opaque; 128 bytes that
 //! are a key have no name or one that parses to the key. The first bytes choose the configuration, the rest is
 //! the text.
 #![no_main]

@@ -11,7 +11,7 @@ use pagelith_layouts::wire::{FrameHead, Kind, head, pull, shown};
 
 fuzz_target!(|data: &[u8]| {
     check(data);
-    // A fuzzer cannot guess a checksum: the same bytes with both made right.
+    // A fuzzer cannot guess a checksum: also run the same bytes with both checksums corrected.
     let mut sealed = data.to_vec();
     let Some((head, body)) = sealed.split_first_chunk_mut::<{ FrameHead::BYTES }>() else { return };
     if head[6] != Kind::Data as u8 {
