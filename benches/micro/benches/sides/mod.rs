@@ -43,7 +43,7 @@ pub fn store() -> Store {
     Store::open(config).expect("a store")
 }
 
-/// A store, embedded or behind a link.
+/// A store, embedded or attached over a link.
 pub enum Side<'a> {
     Embedded(&'a Store),
     Attached(Box<Attached>),

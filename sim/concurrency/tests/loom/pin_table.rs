@@ -1,6 +1,6 @@
 //! Lock-free readers of a frame against a thread that drops, frees and refills it: the rule of
 //! `locate` and `Core::drop_frame`, with the production reader counts, table and versions. Loom's
-//! cells stand for the frame's page number and for its memory.
+//! cells model the frame's page number and for its memory.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const FRAME: usize = 0;
 /// A page's number, in a cell whose accesses loom checks.
 struct Page(UnsafeCell<u64>);
 
-// SAFETY: the cell is what is tested; loom reports an access that is not ordered with the others.
+// SAFETY: the test checks access to the cell; loom reports an access that is not ordered with the others.
 unsafe impl Sync for Page {}
 // SAFETY: as above.
 unsafe impl Send for Page {}

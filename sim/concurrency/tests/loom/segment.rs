@@ -1,7 +1,7 @@
 //! A segment's readers against its reuse: the rule of `locate`, `release_segment` and
 //! `Flusher::leave`, with the production guards and versions. Shuttle tests the rule as the engine
 //! implements it (`tests/shuttle/reclaim.rs`). Here loom tries every order of its steps, and loom's
-//! cell stands for the bytes.
+//! cell models the bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ struct Shared {
     bytes: UnsafeCell<u64>,
 }
 
-// SAFETY: the cell is what is tested; loom reports an access that is not ordered with the others.
+// SAFETY: the test checks access to the cell; loom reports an access that is not ordered with the others.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}

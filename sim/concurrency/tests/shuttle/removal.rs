@@ -36,7 +36,7 @@ fn removed_while_put() {
     });
 }
 
-/// The same with an SSD tier: the flusher writes and drops frames, and gets promote what they read.
+/// The same with an SSD tier: the flusher writes and drops frames, and gets promote their objects.
 #[test]
 fn removed_while_written_and_promoted() {
     explore("removed_while_written_and_promoted", 1500, || {

@@ -1,4 +1,4 @@
-//! A store on its own ext4 on a loop device; faults are made in the file behind the device.
+//! A store on its own ext4 on a loop device; faults are made in the backing file of the device.
 
 use std::collections::HashMap;
 use std::fs::File;
