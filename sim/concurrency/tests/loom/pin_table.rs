@@ -1,6 +1,6 @@
 //! Lock-free readers of a frame against a thread that drops, frees and refills it: the rule of
 //! `locate` and `Core::drop_frame`, with the production reader counts, table and versions. Loom's
-//! cells model the frame's page number and for its memory.
+//! cells model the frame's page number and its memory.
 
 use std::sync::Arc;
 
