@@ -1,14 +1,14 @@
 #!/bin/sh
-# SSD gets or puts of the store beside fio: same directory, same sizes, same minute, in turns; medians, and the median of the
-# ratios within each run.
+# Compares SSD gets or puts of the store with fio: same directory and sizes, runs alternate within the same minute. Prints
+# medians, and the median of the ratios within each run.
 #
 #   benches/fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS] [get|put]
 #
-# get: the store has been running: it knows what headers it has memory for (PAGELITH_SSD__HEADERS_BYTES). fio reads whole blocks of
-# 4096 bytes at random. put: fio writes what the store writes by default, 1 MiB in order, 8 in flight; and once more with 256 in
-# flight, since eight buffers stay in the processor's cache, and what is put does not. Of both only the objects' bytes count. Both
-# have huge pages: as root they are reserved for fio meanwhile; where that fails fio has pages of 4 KiB, which is said.
-# DIR is on the file system to measure and is left as it was found, but for DIR/pagelith-fio-compare, which is
+# get: the store is warm: it caches as many headers as PAGELITH_SSD__HEADERS_BYTES allows. fio reads whole blocks of 4096
+# bytes at random. put: fio writes as the store does by default, 1 MiB sequential, 8 in flight; and once more with 256 in
+# flight, since eight buffers stay in the processor's cache, and put objects do not. Only the objects' bytes count on both
+# sides. Both have huge pages: as root they are reserved for fio meanwhile; if that fails, fio has pages of 4 KiB, and the
+# script prints so. DIR is on the file system to measure and is left unchanged; DIR/pagelith-fio-compare is created and
 # removed. Sizes are in bytes. PAGELITH names the program (default: a release build of this repository).
 set -eu
 
@@ -20,13 +20,13 @@ runs=${5:-5}
 op=${6:-get}
 # Batches in flight.
 depth=4
-# What fio does: how, of what length, how many at a time, and so many that their memory is no longer in the cache; how much of that
-# are bytes of objects; and the field of its bandwidth in KiB/s in the terse format, version 3.
+# fio's parameters: mode, transfer length, number in flight, and a number in flight whose memory exceeds the cache; the share
+# of object bytes; and the field of its bandwidth in KiB/s in the terse format, version 3.
 padded=$(((object_bytes + 4095) / 4096 * 4096))
 case $op in
 get) data=$((1 << 30)) how=randread length=$padded many=$((batch * depth)) cold=0 share=$object_bytes field=7 ;;
 put) data=$((8 << 30)) how=write length=1048576 many=8 cold=256 share=1048576 field=48 ;;
-*) echo "neither get nor put: $op" >&2 && exit 2 ;;
+*) echo "unknown operation $op: expected get or put" >&2 && exit 2 ;;
 esac
 
 if ! command -v fio >/dev/null 2>&1; then
@@ -53,15 +53,15 @@ memory=
 if { echo $pages >$reserved; } 2>/dev/null && [ "$(cat $reserved)" -ge $pages ]; then
     memory=--mem=mmaphuge
 else
-    echo "no huge pages can be reserved, fio has pages of 4 KiB"
+    echo "no huge pages could be reserved; fio uses pages of 4 KiB"
 fi
 trap 'exit 1' INT TERM
 
-# A field of the store's own side of a JSON line, which comes first, or of the limit's, which stands inside of `limit`.
+# A field of the store's part of a JSON line, or of the bare loop's part, which is the object `limit`.
 own() { echo "$line" | sed -n "s/\"limit\":{[^}]*}//; s/.*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
 bare() { echo "$line" | sed -n "s/.*\"limit\":{[^}]*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
 
-# fio's bandwidth in GB/s (10^9) of objects with so many in flight, and its CPU seconds for one; fields 88 and 89 are CPU in percent.
+# fio's bandwidth in GB/s (10^9) of object bytes with IN_FLIGHT, and its CPU seconds per GB; fields 88 and 89 are CPU in percent.
 fio_run() { # IN_FLIGHT
     out=$(fio --name=limit --filename="$work/fio" --size=$data --rw=$how --bs="$length" --iodepth="$1" \
         --ioengine=io_uring --direct=1 --minimal --terse-version=3 $memory --time_based --ramp_time=1 --runtime="$seconds")
@@ -71,7 +71,7 @@ fio_run() { # IN_FLIGHT
     }'
 }
 
-# Fill both sides before anything is timed.
+# Fills both sides before the measurement.
 fio --name=fill --filename="$work/fio" --size=$data --rw=write --bs=1M --iodepth=8 --ioengine=io_uring --direct=1 \
     --end_fsync=1 --minimal >/dev/null
 store_run() {
@@ -83,11 +83,11 @@ store_run >/dev/null
 : >"$work/runs"
 run=0 far=0
 while [ "$run" -lt "$runs" ]; do
-    # The first second it faults in its memory; the store's is touched before its clock runs.
+    # fio faults in its memory in the first second; the store's is touched before its measurement starts.
     limit=$(fio_run "$many")
     [ $cold = 0 ] || far=$(fio_run $cold)
     line=$(store_run)
-    # Nothing is said of it with puts.
+    # Puts do not report it.
     sum=$(bare checksum_cpu_s_per_gb)
     echo "$limit $(own gb_per_s) $(own cpu_s_per_gb) $(bare gb_per_s) $(bare cpu_s_per_gb) ${sum:-0} ${far%% *}" >>"$work/runs"
     run=$((run + 1))
@@ -98,7 +98,7 @@ if ! awk 'NF != 8 || $1 <= 0 { exit 1 }' "$work/runs"; then
     exit 1
 fi
 
-# The median over runs of an expression in awk's fields.
+# The median over the runs of an expression of awk's fields.
 median() {
     awk "{ print $1 }" "$work/runs" | sort -g |
         awk '{ v[NR] = $1 } END { printf "%.3f", (NR % 2) ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'

@@ -1,10 +1,10 @@
 #!/bin/sh
-# The table of docs/performance.md: `pagelith bench` at the sizes that matter, each beside the limit of the same run.
+# The table of docs/performance.md: `pagelith bench` at the relevant sizes, each with the limit of the same run.
 #
 #   benches/table.sh DIR [SECONDS]
 #
-# DIR is on the file system to measure; DIR/pagelith-table is made and removed. SECONDS are for each row. PAGELITH names
-# the program (default: a release build of this repository). Leave the machine alone meanwhile.
+# DIR is on the file system to measure; DIR/pagelith-table is created and removed. SECONDS are for each row. PAGELITH names
+# the program (default: a release build of this repository). Run nothing else on the machine meanwhile.
 set -eu
 
 dir=${1:?usage: table.sh DIR [SECONDS]}
@@ -19,7 +19,7 @@ mkdir -p "$work"
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 
-# A field of the store's side, or of the limit's, of a JSON line.
+# A field of the store's part of a JSON line, or of the limit's part.
 own() { echo "$line" | sed -n "s/\"limit\":{[^}]*}//; s/.*\"$1\":\([^,}]*\).*/\1/p"; }
 limits() { echo "$line" | sed -n "s/.*\"limit\":{\([^}]*\)}.*/,\1,/; s/.*,\"$1\":\([^,]*\),.*/\1/p" | tr -d '"'; }
 

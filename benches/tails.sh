@@ -1,12 +1,13 @@
 #!/bin/sh
-# p99 of reads beside a writer, over the writer's share of what it writes alone.
+# p99 of reads concurrent with a writer, by the writer's rate as a share of its rate alone.
 #
 #   benches/tails.sh DIR [SECONDS] [OBJECT_BYTES]
 #
-# One object at a time is read, in random order, by the call that waits; a thread beside puts objects of 1 MiB at a rate
-# (and reclaim makes room for them). DIR is on the file system to measure; DIR/pagelith-tails is made and removed. SECONDS are for
-# each row. PAGELITH names the program (default: a release build of this repository). PAGELITH_SSD__WRITE_DEPTH_READING sets
-# how many writes are in flight beside reads. Leave the machine alone meanwhile.
+# The blocking call reads one object at a time, in random order; a second thread puts objects of 1 MiB at a fixed rate, and
+# reclaim frees space for them. DIR is on the file system to measure; DIR/pagelith-tails is created and removed. SECONDS are
+# for each row. PAGELITH names the program (default: a release build of this repository).
+# PAGELITH_SSD__WRITE_DEPTH_READING sets how many writes may be in flight during reads. Run nothing else on the machine
+# meanwhile.
 set -eu
 
 dir=${1:?usage: tails.sh DIR [SECONDS] [OBJECT_BYTES]}
@@ -22,7 +23,7 @@ mkdir -p "$work"
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 
-# A field of the store's side of a JSON line.
+# A field of the store's part of a JSON line.
 own() { echo "$line" | sed -n "s/\"limit\":{[^}]*}//; s/.*\"$1\":\([^,}]*\).*/\1/p"; }
 bench() {
     line=$("$PAGELITH" bench --tier ssd --object-bytes "$bytes" --data 2GiB --rounds 5 --seconds "$seconds" --json \
@@ -38,7 +39,7 @@ echo "| writer asks for | it gets, of what it writes alone | reads GB/s | p50 us
 echo "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
 echo "| 0 | 0 | $(own gb_per_s) | $(own p50_us) | $idle | 1.00 | $(own p999_us) |"
 for share in 0.125 0.25 0.5 0.75 1 2; do
-    # Not %d, which ends at 2^31 in some implementations.
+    # Not %d, which is limited to 2^31 in some implementations.
     rate=$(awk "BEGIN { printf \"%.0f\", $share * $alone * 1e9 }")
     bench --op mixed --batch 1 --depth 1 --write-rate "${rate}B"
     awk "BEGIN { printf \"| %s | %.2f | %s | %s | %s | %.2f | %s |\\n\", \"$share\", $(own written_gb_per_s) / $alone,

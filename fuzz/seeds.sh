@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Make a seed corpus for each target from the golden files, so that no bytes are kept twice.
+# Makes a seed corpus for each target from the golden files, so that no bytes are stored twice.
 set -euo pipefail
 cd "$(dirname "$0")"
 golden=../layouts/tests/golden/v1
 
-blocks() { # FILE FIRST COUNT: so many 4096-byte blocks of a file
+blocks() { # FILE FIRST COUNT: COUNT blocks of 4096 bytes, from block FIRST
     dd if="$golden/$1" bs=4096 skip="$2" count="$3" status=none
 }
 
@@ -29,7 +29,7 @@ head -c 4608 "$golden/checkpoint.bin" >corpus/checkpoint_decode/marks
 
 cp ../layouts/tests/golden/wire1/*.bin corpus/wire_decode/
 
-# Three bytes choose the configuration (two ranks, one stage), the rest is a client's text.
+# Three bytes select the configuration (two ranks, one stage); the rest is a client's text.
 hash=$(printf 'ab%.0s' {1..32})
 client() { # NAME KIND TEXT: the kind in hexadecimal
     { printf '%b' "\\x$2\\x0a\\x05"; printf '%s' "$3"; } >"corpus/client_names/$1"
@@ -42,7 +42,7 @@ client vllm 07 "p@m@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@$hash"
 client vllm_shared 0f "p@m@store_tp:8@store_pp:1@store_format:tp_shared_lbhnc@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@$hash"
 client opaque 01 'anything else'
 
-# Which end of the store, then edits: file, block, offset (two bytes), what, flags (bit 0: make the checksum right).
+# How the store ended, then edits: file, block, offset (two bytes), edit, flags (bit 0: correct the checksum).
 hex() { # FILE BYTES: hexadecimal
     printf '%b' "$(printf '%s' "$2" | tr -d ' ' | sed 's/../\\x&/g')" >"corpus/$1"
 }
@@ -63,7 +63,7 @@ edit record_forged '01 00 01 0048 08 01 05 00 00 00 00 00 00 00'
 edit record_misdirected '01 00 0c 0001 d0 00'
 edit footer '01 00 ff 0fe0 e3 00'
 
-# The first byte's lowest bit is the format, the others the machine's memory; variables come behind the text.
+# The lowest bit of the first byte is the format, the other bits the machine's memory; variables follow the text.
 { printf '\x80[dram]\nbytes = "1GiB"\npolicy = "s3fifo"\n[ssd]\nbytes = "8GiB"\ndirs = ["/a", "/b"]\n'
   printf '\0DRAM__BYTES=2GiB\0READ__DEPTH=128'; } >corpus/config/toml
 { printf '\x81{"ssd": {"bytes": 1073741824, "dirs": ["/a"], "segment_bytes": "16MiB"}, "deadline_ms": 5}'
@@ -76,7 +76,7 @@ printf '%s\n\n%s' "$line" "$line" >corpus/trace/plain
 printf '%s\n' "$line" | gzip -n >corpus/trace/gzipped
 printf '%s\n{"timestamp": 0, "hash_ids": [1, 2.5]}' "$line" >corpus/trace/wrong
 
-# The store, what fails, then operations of three bytes: an operation and a number.
+# The store, the faults, then operations of three bytes: an operation and a number.
 ops() { # NAME STORE FLAGS OPERATION...: the numbers count up
     local name=$1 n=0 op
     { printf '%b' "\\x$2\\x00\\x$3"; shift 3
@@ -90,7 +90,7 @@ ops crash 0b 01 $puts 08 09 0a 15 0f 10 $puts 1e 00 01 1f $puts 15 00 01 20 01 1
 # shellcheck disable=SC2086
 ops constant 03 02 $puts 15 0f 12 13 01 1c 01
 
-# Steps of a client: requests (a verb and three numbers), bytes as they are, counts, anything anywhere.
+# Steps of a client: requests (a verb and three numbers), raw bytes, counts, arbitrary writes.
 steps() { hex "server/$1" "$2"; } # NAME BYTES
 steps asks '04 02 01 01 00 04 00 01 02 00 04 01 01 02 00 04 09 00 00 00 04 0a 00 00 00'
 steps puts '04 05 06 06 05 04 05 07 07 01 04 08 06 06 00'

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The share of the lines of engine/src and tiers/src that the explorer's seeds execute, their unit tests left out.
+# Measures which lines of engine/src and tiers/src the explorer's seeds execute, without the unit tests.
 #
 #   sim/coverage.sh [SEEDS] [OPS] [DIR]   default: 40 seeds of 5000 operations, outputs in target/coverage
 #
-# Needs rustup's llvm-tools (`rustup component add llvm-tools`); without them it says that it is skipped, and is
-# successful. Fails if the share is below 85 %.
+# Needs rustup's llvm-tools (`rustup component add llvm-tools`); without them it prints that it is skipped and succeeds.
+# Fails below 85 %.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=${1:-40} ops=${2:-5000} out=${3:-target/coverage}
@@ -19,15 +19,15 @@ mkdir -p "$out"
 rm -f "$out"/*.profraw
 RUSTFLAGS="-C instrument-coverage" cargo build --release -p pagelith-sim --bin pagelith-sim --target-dir "$out/build"
 program=$out/build/release/pagelith-sim
-# A finding is not what is looked for here, but it is said.
+# Findings do not fail the measurement, but they are reported.
 LLVM_PROFILE_FILE="$PWD/$out/%p.profraw" "$program" run --seeds "0..$seeds" --ops "$ops" --shrink 0 ||
-    echo "coverage: the seeds found something"
+    echo "coverage: the explorer reported findings"
 LLVM_PROFILE_FILE="$PWD/$out/%p.profraw" "$program" run --seeds "0..$((seeds / 8 + 1))" --ops "$ops" \
-    --constant-fingerprint --shrink 0 >/dev/null || echo "coverage: the seeds found something"
+    --constant-fingerprint --shrink 0 >/dev/null || echo "coverage: the explorer reported findings"
 "$tools/llvm-profdata" merge -sparse "$out"/*.profraw -o "$out/all.profdata"
 "$tools/llvm-cov" export "$program" -instr-profile="$out/all.profdata" -format=lcov engine/src tiers/src >"$out/lcov.info"
 
-# Lines of a file up to its module of unit tests, and how many of them ran.
+# Lines of a file up to its module of unit tests, and the number of them that ran.
 awk '
     /^SF:/ {
         file = substr($0, 4); sub(/^.*\/(engine|tiers)\/src\//, "&", file)

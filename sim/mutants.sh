@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every planted bug, one at a time, in one build that has them all: each must be caught by as many seeds as are tried, and
-# the build without one must find nothing. Further arguments go to `pagelith-sim mutants`, as in
+# Enables every planted bug, one at a time, in one build that contains all of them. Each must be caught within the seeds
+# that are tried, and the build without a planted bug must have no findings. Arguments are passed to `pagelith-sim mutants`:
 #   sim/mutants.sh --only PinIgnored --results FILE
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,8 +8,8 @@ target=${CARGO_TARGET_DIR:-target}
 planted() { # CARGO'S ARGUMENTS
     cargo "$@" --features pagelith-mutants/planted
 }
-# Dependencies are built once for this build and the other, so both leave their program in one place: this one is copied, and the other
-# linked there again, whatever comes of this.
+# Both builds share the dependencies and so write their program to the same path. This one is copied away, and the other is
+# linked there again even if this script fails.
 put_back() { cargo build --quiet --release -p pagelith-sim; }
 trap put_back EXIT
 planted build --quiet --release -p pagelith-sim

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The tests over real threads, real memory and a real ring under a sanitizer. Needs a nightly toolchain; std itself is
-# not built with it (that would need rust-src), so what happens inside std is invisible: see sim/concurrency/README.md
-# for what this means. Builds into target/thread and target/address. Ends with an error when something was found.
+# Runs the tests with real threads, real memory and a real ring under a sanitizer. Needs a nightly toolchain. std is not
+# instrumented (that would need rust-src), so the sanitizer does not observe std: see sim/concurrency/README.md. Builds into
+# target/thread and target/address. Exits with an error if the sanitizer found something.
 #
-#   sim/sanitize.sh thread|address [NAME...]   NAME: layouts io tiers engine; all of them if none is named
+#   sim/sanitize.sh thread|address [NAME...]   NAME: layouts io tiers engine; default: all of them
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,12 +11,12 @@ sanitizer=${1:-}
 [ $# -gt 0 ] && shift
 case $sanitizer in
 thread)
-    # A race is data used before its lock or release is seen: reported, and an error.
+    # A race is an access before the lock or release that orders it: it is reported and is an error.
     export TSAN_OPTIONS="halt_on_error=0 exitcode=66 suppressions=$PWD/sim/concurrency/tsan.supp ${TSAN_OPTIONS:-}"
     flags="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg pagelith_tsan"
     ;;
 address)
-    # Leaks are not looked for: what the kernel still writes into is leaked on purpose.
+    # No leak detection: memory that the kernel still writes into is leaked on purpose.
     export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
     flags="-Zsanitizer=address"
     ;;
@@ -30,7 +30,7 @@ if ! cargo +nightly --version >/dev/null 2>&1; then
     exit 0
 fi
 host=$(rustc -vV | sed -n 's/^host: //p')
-# With a target named, build scripts and macros are built without the sanitizer.
+# With an explicit target, build scripts and macros are built without the sanitizer.
 export RUSTFLAGS="$flags" CARGO_BUILD_TARGET=$host CARGO_TARGET_DIR=$PWD/target/$sanitizer
 failed=()
 
@@ -51,11 +51,11 @@ wanted() {
 wanted layouts "$@" && tests layouts -p pagelith-layouts --lib
 wanted io "$@" && tests io -p pagelith-io --lib --test queue_behaviour --test disk_behaviour
 wanted tiers "$@" && tests tiers -p pagelith-tiers --lib
-# Each behaviour over every side, one fingerprint for all keys left out: it finds the same races, slowly.
+# Every behaviour test on every backend, but without the constant fingerprint: it finds the same races, slowly.
 wanted engine "$@" && tests engine -p pagelith --lib --test behaviour -- --skip sim --skip constant --skip object_of_75_mb_round_trips
-echo "== $sanitizer sanitizer: skipped: tests that kill processes or end them on purpose (kill_*, reopen_after_kill," \
-    "seccomp), configuration, resharding, cli, and what runs on one thread over the simulated disk (sim)"
+echo "== $sanitizer sanitizer: skipped: tests that kill or abort processes on purpose (kill_*, reopen_after_kill," \
+    "seccomp), configuration, resharding, cli, and single-threaded tests on the simulated disk (sim)"
 if [ ${#failed[@]} -gt 0 ]; then
-    echo "== $sanitizer sanitizer: FOUND something in: ${failed[*]}"
+    echo "== $sanitizer sanitizer: FOUND errors in: ${failed[*]}"
     exit 1
 fi

@@ -1,7 +1,7 @@
-"""The side of NIXL's POSIX plugin: started by src/peers/nixl.rs, a line of input a phase, a line of JSON back.
+"""The side of NIXL's POSIX plugin. src/peers/nixl.rs starts it, writes one line for each phase and reads one line of JSON.
 
-One large file, O_DIRECT, io_uring; an object is a place in it. There is no index and no checksum: with `verify` every
-value is hashed here (xxh3-128) and compared with the hash of what was put, with `bare` only its first bytes are compared.
+One large file, O_DIRECT, io_uring; an object is an offset in it. There is no index and no checksum: with `verify` every
+value is hashed here (xxh3-128) and compared with the hash of the put value; with `bare` only its first bytes are compared.
 """
 
 import json
@@ -19,7 +19,7 @@ except ImportError:
     from nixl._api import nixl_agent, nixl_agent_config
 
 MASK = (1 << 64) - 1
-PAUSE_S = 20e-6  # Between looks at a transfer that is not done, if there are several: one alone is what a caller waits for.
+PAUSE_S = 20e-6  # Between polls of a transfer, if several are in flight: for a single one the caller polls without pause.
 
 
 def mix(x):
@@ -72,7 +72,7 @@ class Side:
         fill(self.contents, object_bytes, seed)
         self.sums = [xxhash.xxh3_128_digest(self.object(self.contents, n)) for n in range(objects)]
         self.room = aligned(object_bytes * batch * depth)
-        self.room.fill(1)  # To fault in the destinations is no part of a get.
+        self.room.fill(1)  # Faulting in the destinations is not part of a get.
         self.agent = nixl_agent("compare", nixl_agent_config(backends=[]))
         self.agent.create_backend("POSIX", {"use_uring": "true"})
         self.memory = [self.register(m) for m in (self.contents, self.room)]
@@ -102,7 +102,7 @@ class Side:
         os.close(fd)
 
     def batches(self, op, file, memory, slots_of, order, ended):
-        """Keep `depth` batches in flight; `ended` sees each that is done."""
+        """Keep `depth` batches in flight; calls `ended` for each that completes."""
         cost, flying = Cost(), []
         waiting = [order[at : at + self.batch] for at in range(0, self.objects, self.batch)]
         free = list(range(self.depth))
@@ -130,7 +130,7 @@ class Side:
     def put(self):
         file = self.open(os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(file[0], 0, self.object_bytes * self.objects)
-        order = list(range(self.objects))[::-1]  # Taken from the end.
+        order = list(range(self.objects))[::-1]  # `pop` takes from the end.
         order = [n for at in range(0, self.objects, self.batch) for n in order[at : at + self.batch][::-1]]
         cost = self.batches("WRITE", file[2], self.memory[0], lambda _, n: n, order, lambda *_: None)
         os.fsync(file[0])
@@ -162,7 +162,7 @@ class Side:
 
 
 def main():
-    # Whatever a library prints does not get between the answers.
+    # Libraries that print to stdout must not disturb the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     path, verify, *numbers = sys.argv[1:]

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use pagelith::config::{Facts, Size, SizeError, ValidConfig};
 use pagelith::io::facts::MemoryFacts;
-use pagelith::io::limits::{Descriptors, open_descriptors, raise_descriptors};
+use pagelith::io::limits::{DescriptorLimits, open_descriptors, raise_descriptors};
 use pagelith::io::shm::PAIR_MEMORY_BYTES;
 use pagelith::layouts::align::align_down;
 use pagelith::server::load;
@@ -59,7 +59,7 @@ fn client_memory(text: &str) -> Result<Size, String> {
 
 impl ClientFlags {
     /// Raise the descriptor limit to the hard limit, and log it. Called before anything is opened.
-    pub(crate) fn descriptors() -> Descriptors {
+    pub(crate) fn descriptors() -> DescriptorLimits {
         let descriptors = raise_descriptors();
         if descriptors.before != descriptors.now {
             log!("raised the descriptor limit from={} to={}", descriptors.before, descriptors.now);
@@ -68,7 +68,7 @@ impl ClientFlags {
     }
 
     /// The bounds. Called after the store is open, since clients share the remaining descriptors.
-    pub(crate) fn limits(&self, listen: &Address, descriptors: Descriptors) -> anyhow::Result<Limits> {
+    pub(crate) fn limits(&self, listen: &Address, descriptors: DescriptorLimits) -> anyhow::Result<Limits> {
         let open = open_descriptors().unwrap_or(OTHER_DESCRIPTORS);
         let is_local = matches!(listen, Address::Unix(_));
         let defaults = Limits::default();
@@ -131,7 +131,12 @@ fn links_bytes_max(links_max: usize) -> u64 {
 }
 
 /// Log the bounds of clients.
-pub(crate) fn log_bounds(limits: &Limits, listen: &Address, descriptors: Descriptors, memory: &ClientMemory) {
+pub(crate) fn log_bounds(
+    limits: &Limits,
+    listen: &Address,
+    descriptors: DescriptorLimits,
+    memory: &ClientMemory,
+) {
     let Limits { links_max, mapped_max, mapped_of_peer_max, .. } = limits;
     let (descriptors, links_bytes) = (descriptors.now, Size::from_bytes(links_bytes_max(*links_max)));
     if matches!(listen, Address::Tcp(_)) {

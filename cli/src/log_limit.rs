@@ -45,7 +45,7 @@ impl RefusalLimit {
         decision
     }
 
-    /// Start a new second if the current one has roll_over; returns its suppressed lines.
+    /// Start a new second if the current one has passed; returns its suppressed lines.
     pub(crate) fn roll_over(&mut self, now: Mono) -> Decision {
         let since = *self.since.get_or_insert(now);
         if now.since(since) < SECOND {

@@ -4,4 +4,4 @@
 pub(crate) use pagelith::io::cow::write_in_place;
 pub(crate) use pagelith::io::fault::FaultKind;
 pub(crate) use pagelith::io::owner::has_ended;
-pub(crate) use pagelith::io::regular_file::{Access, open_own};
+pub(crate) use pagelith::io::regular_file::{Access, open_store_file};

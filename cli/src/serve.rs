@@ -15,7 +15,7 @@ use pagelith::io::fault::IoFault;
 use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
-use pagelith::io::threads::no_thread;
+use pagelith::io::threads::thread_start_fault;
 use pagelith::key_file;
 use pagelith::layouts::align::align_down;
 use pagelith::server::Server;
@@ -26,7 +26,7 @@ use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, Listen, Listener, Socket, SocketLink};
+use pagelith::transport::socket::{Arrival, ListenConfig, Listener, Socket, SocketLink};
 use pagelith::{FlushReport, Options, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     let stop = Arc::new(AtomicBool::new(false));
     let descriptors = ClientFlags::descriptors();
     // A client may truncate its memory while the server reads it.
-    pagelith::io::shm::survive_shrinking().context("cannot take SIGBUS")?;
+    pagelith::io::shm::handle_truncation_sigbus().context("cannot take SIGBUS")?;
     for signal in signals() {
         signal_hook::flag::register(signal, stop.clone()).context("cannot take signals")?;
     }
@@ -107,7 +107,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     let memory = ClientMemory::for_store(&config, args.transfer)?;
     let (staging, transfer) =
         transfer_memory(&config, args.transfer).context("cannot allocate the memory of --transfer")?;
-    let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
+    let listen =
+        ListenConfig { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
     // Finds an address that cannot be bound before a store is created. Until the store is open,
     // clients are refused.
     drop(listener(&listen, args.clients.limits(&args.listen, descriptors)?)?);
@@ -124,7 +125,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     let serving = ServeState::new(staging);
     let limits = args.clients.limits(&args.listen, descriptors)?;
     clients::log_bounds(&limits, &args.listen, descriptors, &memory);
-    let mut listener = listener(&listen, limits)?.showing(regions);
+    let mut listener = listener(&listen, limits)?.with_shared_regions(regions);
     let mut http = args.metrics.as_ref().map(Http::listen).transpose()?;
     let mut lines =
         http.iter().map(|http| format!("metrics http://{}/metrics", http.address())).collect::<Vec<_>>();
@@ -289,10 +290,10 @@ fn spawn<'scope>(
         }
     };
     let builder = std::thread::Builder::new().name(format!("pagelith-{name}"));
-    builder.spawn_scoped(scope, guarded).map(drop).map_err(|error| no_thread(name, &error))
+    builder.spawn_scoped(scope, guarded).map(drop).map_err(|error| thread_start_fault(name, &error))
 }
 
-fn listener(listen: &Listen, limits: Limits) -> anyhow::Result<Listener> {
+fn listener(listen: &ListenConfig, limits: Limits) -> anyhow::Result<Listener> {
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     Listener::new(listen, offer(), entropy, clock, limits).context("cannot listen")
 }

@@ -67,7 +67,7 @@ fn soft_limit_of_descriptors_is_raised_to_the_hard_one() {
     let mut shell = common::without_settings(Command::new("sh"));
     let serve = "ulimit -Sn 256 && ulimit -Hn 512 && exec \"$0\" serve --dram 8MiB --listen tcp:127.0.0.1:0";
     let mut server = Serving::of(shell.args(["-c", serve, program]).stderr(Stdio::piped()));
-    server.says("raised the limit of descriptors from=256 to=512");
+    server.says("raised the descriptor limit from=256 to=512");
     server.says("descriptors=512");
     json(&attach(&server.address));
 }

@@ -21,7 +21,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The write path is `write/put.rs`, the read path `read/get.rs`. What is promised is in `docs/promises.md`.
+//! The write path begins in `write/put.rs`, the read path in `read/get.rs`. The store's promises are in
+//! `docs/promises.md`.
 
 mod api;
 mod background;
@@ -35,7 +36,7 @@ mod state;
 mod store;
 mod write;
 
-/// Parts of the store that benches measure by themselves. No promise holds here.
+/// Parts of the store that benches measure separately. They may change at any time.
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals {
@@ -59,13 +60,14 @@ pub use pagelith_layouts as layouts;
 pub use pagelith_transport as transport;
 pub use read::pin::Pin;
 pub use read::view::View;
+pub use store::embedded::Store;
+pub use store::group::Group;
 pub use store::key_file;
 pub use store::open::OpenReport;
 pub use store::session::Session;
-pub use store::store::Store;
-pub use write::groups::{Group, GroupId};
+pub use write::groups::GroupId;
 
-/// The example of the README is run as a test too.
+/// Runs the example of the README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;

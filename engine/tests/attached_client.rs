@@ -25,8 +25,8 @@ use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::resolve::Resolver;
 use pagelith::transport::rights::{Namespaces, Rights};
-use pagelith::transport::shown::Shows;
-use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::transport::shown::SharedRegions;
+use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{
     Config, ErrorKind, Event, Events, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice,
     Size, Store, Tier,
@@ -65,7 +65,7 @@ impl Process {
         let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
         let store = Arc::new(Store::open(valid).expect("opened"));
         let served = store.clone();
-        let listen = Listen {
+        let listen = ListenConfig {
             address: address.clone(),
             admission: Admission::Connection(rights),
             beyond_this_host: false,
@@ -112,7 +112,7 @@ impl Process {
             entropy: Arc::new(SystemEntropy),
             clock: clock.clone(),
             limits: Limits::default(),
-            shows: Shows::default(),
+            shows: SharedRegions::default(),
             resolver: Resolver::default(),
         };
         Attached::attach(Arc::new(dial), clock, timeout).expect("attached")

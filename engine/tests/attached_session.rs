@@ -24,7 +24,7 @@ use pagelith::transport::capability::Offer;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{
     Config, Destination, Done, ErrorKind, Facts, Get, GetOutcome, MissCause, Options, Put, PutGroup,
     PutOutcome, Size, Source, Store, Ticket, Tier,
@@ -69,13 +69,14 @@ impl Process {
         let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
         let store = Store::open(valid).expect("opened");
         let (address, admission) = (address.clone(), Admission::Connection(Rights::all()));
-        let listen = Listen { address, admission, beyond_this_host: false };
+        let listen = ListenConfig { address, admission, beyond_this_host: false };
         let (clock, offer) = (Arc::new(SystemClock::new()), offer(way, instance));
         let (staging, memory) = StagingPool::shared(16 << 20).expect("memory");
         let mut listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
             .expect("listens");
         if way == Way::Shown {
-            listener = listener.showing(store.shared_memory().into_iter().chain([memory]).collect());
+            listener =
+                listener.with_shared_regions(store.shared_memory().into_iter().chain([memory]).collect());
         }
         let address = listener.address().clone();
         let flag = || Arc::new(AtomicBool::new(false));

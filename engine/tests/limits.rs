@@ -15,7 +15,7 @@ use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::pending::Progress;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, Listen, Listener, connect};
+use pagelith::transport::socket::{Arrival, ListenConfig, Listener, connect};
 use pagelith::{
     AlignedBuf, Config, ErrorKind, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store,
 };
@@ -236,7 +236,7 @@ fn a_listener_without_descriptors_pauses_and_accepts_later() {
     in_child("a_listener_without_descriptors_pauses_and_accepts_later", || {
         let home = tempfile::tempdir().unwrap();
         let address = Address::Unix(home.path().join("s"));
-        let listen = Listen {
+        let listen = ListenConfig {
             address: address.clone(),
             admission: Admission::Connection(Rights::all()),
             beyond_this_host: false,

@@ -39,7 +39,7 @@ use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{
     AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, GetSlice, MissCause, Options, PutOutcome,
     PutSlice, Size, Store, Tier, ValidConfig,
@@ -84,7 +84,7 @@ impl Process {
     /// The clock of its connections.
     fn timed(store: Store, admission: Admission, offer: Offer, clock: Arc<dyn Clock>) -> Process {
         let store = Arc::new(store);
-        let listen = Listen {
+        let listen = ListenConfig {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
             admission,
             beyond_this_host: false,

@@ -33,8 +33,8 @@ use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::resolve::Resolver;
 use pagelith::transport::rights::{Namespaces, Rights};
-use pagelith::transport::shown::Shows;
-use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::transport::shown::SharedRegions;
+use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{Config, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store, Tier};
 use tempfile::TempDir;
 
@@ -75,7 +75,7 @@ impl Process {
         let store = Arc::new(Store::open(valid).expect("opened"));
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
         let arena = store.shared_memory().expect("dram.shared");
-        let listen = Listen {
+        let listen = ListenConfig {
             address: Address::Unix(dir.path().join("socket")),
             admission: Admission::Connection(rights),
             beyond_this_host: false,
@@ -84,7 +84,7 @@ impl Process {
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
         let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default())
             .expect("listens")
-            .showing(vec![arena, memory]);
+            .with_shared_regions(vec![arena, memory]);
         let stop = Arc::new(AtomicBool::new(false));
         let (ends, served) = (stop.clone(), store.clone());
         let thread = std::thread::spawn(move || {
@@ -108,7 +108,7 @@ impl Process {
     }
 
     fn client_within(&self, timeout: Duration, regions: Vec<Arc<Region>>) -> (Attached, Arc<Seen>) {
-        let shows = Shows::default();
+        let shows = SharedRegions::default();
         assert!(regions.into_iter().all(|region| shows.add(region)));
         let clock = Arc::new(SystemClock::new());
         let dial = SocketDial {

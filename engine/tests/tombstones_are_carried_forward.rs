@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pagelith::config::{SsdPolicy, ValidConfig};
 use pagelith::io::fault::IoFault;
-use pagelith::io::probe::{SideChoice, open_disk};
+use pagelith::io::probe::{BackendChoice, open_disk};
 use pagelith::io::runtime::{Env, Join, Runtime, Task};
 use pagelith::io::signal::Signal;
 use pagelith::io::system::{SystemClock, SystemEntropy};
@@ -58,7 +58,7 @@ fn open(home: &Path, policy: SsdPolicy) -> Store {
 fn open_still(home: &Path, policy: SsdPolicy) -> Store {
     let valid = valid(home, policy);
     let env = Env {
-        disk: Some(open_disk(valid.ssd_dirs(), SideChoice::Auto).unwrap()),
+        disk: Some(open_disk(valid.ssd_dirs(), BackendChoice::Auto).unwrap()),
         clock: Arc::new(SystemClock::new()),
         entropy: Arc::new(SystemEntropy),
         runtime: Arc::new(Still),

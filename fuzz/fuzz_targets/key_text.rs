@@ -1,4 +1,4 @@
-//! A text is refused or prints back to itself; 128 bytes are refused or are a key with a text.
+//! A text is refused or formats back to itself; 128 bytes are refused or are a key with a text.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -22,7 +22,7 @@ fn check(bytes: &[u8]) {
     let sums: Vec<Vec<_>> = r.members().map(|m| r.checksums(&m).collect()).collect();
     let spec = |(m, checksums): (Member, _)| MemberSpec { key: m.key, length: m.length, checksums };
     let specs: Vec<_> = r.members().zip(sums.iter().map(Vec::as_slice)).map(spec).collect();
-    let again = encode(&r.facts(), &specs).expect("what was read can be written");
+    let again = encode(&r.facts(), &specs).expect("a decoded header can be encoded");
     assert_eq!(again, bytes[..r.header_bytes() as usize]);
     assert_eq!(specs.len(), r.member_count());
     assert_eq!(entries_of(&r).count(), r.member_count());

@@ -17,8 +17,8 @@ fuzz_target!(|data: &[u8]| {
         match request {
             Ok(request) => assert!(request.whole_blocks <= request.hash_ids.len()),
             Err(error) => {
-                let said = format!("{error:#}");
-                assert!(said.contains("file=fuzz line="), "{said}");
+                let text = format!("{error:#}");
+                assert!(text.contains("file=fuzz line="), "{text}");
                 break;
             }
         }

@@ -18,8 +18,8 @@ use pagelith::layouts::ids::{NamespaceId, OpId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::head::{self, HeadFacts};
-use pagelith::layouts::wire::put::PutDraft;
-use pagelith::layouts::wire::request::{self, Ask, GetItem, Terms};
+use pagelith::layouts::wire::put::PutBuilder;
+use pagelith::layouts::wire::request::{self, RequestBody, GetItem, RequestOptions};
 use pagelith::layouts::wire::{Kind, List, Side, VERSION_MAX};
 use pagelith::server::Server;
 use pagelith::transport::address::Address;
@@ -29,8 +29,8 @@ use pagelith::transport::handshake::{Admission, Handshake};
 use pagelith::transport::limits::Limits;
 use pagelith::transport::pending::Pending;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, Listen, Listener};
-use pagelith::transport::stream::{Moved, Stream};
+use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
+use pagelith::transport::stream::{IoResult, Stream};
 use pagelith::{Config, Facts, Options, PutSlice, Size, Store};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -39,7 +39,7 @@ const BYTES_AT: u64 = 4096;
 const WRITTEN_AT: u64 = 0;
 /// Polls of the server after each step, and at the end until the link is closed.
 const TURNS: usize = 4;
-const LAST_TURNS: usize = 100_000;
+const CLOSE_TURNS_MAX: usize = 100_000;
 
 struct World {
     store: Store,
@@ -56,15 +56,15 @@ static WORLD: Mutex<Option<World>> = Mutex::new(None);
 struct Kept(Arc<Mutex<Vec<u8>>>);
 
 impl Stream for Kept {
-    fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> Moved {
-        Moved::Blocked
+    fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> IoResult {
+        IoResult::Blocked
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = kept.len();
         parts.iter().for_each(|part| kept.extend_from_slice(part));
-        Moved::Bytes(kept.len() - before)
+        IoResult::Bytes(kept.len() - before)
     }
 
     fn ready(&mut self, _: bool, _: Duration) -> bool {
@@ -96,21 +96,21 @@ impl World {
         let path = std::env::temp_dir().join(format!("pagelith-fuzz-{}", std::process::id()));
         let address = Address::Unix(path.clone());
         let admission = Admission::Connection(Rights::all());
-        let listen = Listen { address, admission, beyond_this_host: false };
+        let listen = ListenConfig { address, admission, beyond_this_host: false };
         let offer = Offer::of_this_build([1; 16]);
         let listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
-        let said = Kept::default();
+        let sent = Kept::default();
         let offer = Offer::of_this_build([2; 16]);
         let handshake = Handshake::client(offer, None, &SystemEntropy);
         let outside = (clock(), Limits::default());
-        drop(Pending::new(said.clone(), "server".into(), Side::Client, offer, handshake, outside).poll());
-        let greeting = said.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        drop(Pending::new(sent.clone(), "server".into(), Side::Client, offer, handshake, outside).poll());
+        let greeting = sent.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let staging = StagingPool::new(9 << 20).expect("memory");
         World { store, staging, listener: listener.expect("listens"), path, greeting }
     }
 
     /// A client that has sent its greeting and shared its memory, and the server's end.
-    fn meet(&mut self) -> (UnixStream, OwnedFd, Server) {
+    fn connect(&mut self) -> (UnixStream, OwnedFd, Server) {
         let client = UnixStream::connect(&self.path).expect("connected");
         (&client).write_all(&self.greeting).expect("greeted");
         let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
@@ -135,7 +135,7 @@ impl World {
 pub fn run(data: &[u8]) -> Option<Closed> {
     let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
     let world = world.get_or_insert_with(World::new);
-    let (client, memory, mut server) = world.meet();
+    let (client, memory, mut server) = world.connect();
     let (mut rest, mut written, mut op) = (data, 0u64, 0u64);
     while let Some((what, behind)) = rest.split_first() {
         rest = behind;
@@ -179,7 +179,7 @@ pub fn run(data: &[u8]) -> Option<Closed> {
     let mut turns = 0;
     while server.closed().is_none() {
         turns += 1;
-        assert!(turns < LAST_TURNS, "the link outlives its client");
+        assert!(turns < CLOSE_TURNS_MAX, "the link outlives its client");
         server.turn();
     }
     let why = server.closed().cloned();
@@ -219,29 +219,29 @@ fn frame(kind: Kind, op: OpId, body: Vec<u8>) -> Vec<u8> {
 /// A well-formed request.
 fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
     let (deadline_ms, request) = (u32::from(number % 8), u64::from(other % 3));
-    let terms = Terms { deadline_ms, depth: number.into(), request, of_store: page % 32 == 31 };
+    let terms = RequestOptions { deadline_ms, depth: number.into(), request, of_store: page % 32 == 31 };
     let keys = [key(page), key(other)];
     let length = [70_000, 1, 100, 70_001][usize::from(number % 4)];
     let items = [
         GetItem::new(key(page), None, length),
         GetItem::new(key(other), Some(10..u64::from(number) + 11), 0),
     ];
-    let mut draft = PutDraft::new(32 << 10);
+    let mut draft = PutBuilder::new(32 << 10);
     draft.group((verb % 16 > 12).then(|| key(page)));
     draft.object(key(other), u64::from(number) * 1000 + 1, &[]);
-    let put = draft.puts().ok().map(Ask::Put);
+    let put = draft.puts().ok().map(RequestBody::Put);
     let ask = match verb % 15 {
-        0 => Ask::Exists(List::of(&keys)),
-        1 => Ask::ExistsPrefix(List::of(&keys)),
-        2..=4 => Ask::Get(List::of(&items)),
-        5..=7 => put.unwrap_or(Ask::Ping),
-        8 => Ask::Remove(List::of(&keys[1..])),
-        9 => Ask::Flush,
-        10 => Ask::Stats,
-        11 => Ask::Hold(u64::from(number) + 1),
-        12 => Ask::Release(u64::from(number) + 1),
-        13 => Ask::Used(u64::from(number) + 1, List::of(&keys)),
-        _ => Ask::Ping,
+        0 => RequestBody::Exists(List::of(&keys)),
+        1 => RequestBody::ExistsPrefix(List::of(&keys)),
+        2..=4 => RequestBody::Get(List::of(&items)),
+        5..=7 => put.unwrap_or(RequestBody::Ping),
+        8 => RequestBody::Remove(List::of(&keys[1..])),
+        9 => RequestBody::Flush,
+        10 => RequestBody::Stats,
+        11 => RequestBody::Hold(u64::from(number) + 1),
+        12 => RequestBody::Release(u64::from(number) + 1),
+        13 => RequestBody::Used(u64::from(number) + 1, List::of(&keys)),
+        _ => RequestBody::Ping,
     };
     request::encode(terms, &ask)
 }

@@ -2,7 +2,7 @@
 //! checkpoint and log through the recovery code.
 //!
 //! The input is a list of edits. Each has a file, a 4096-byte block of it, the change, and whether
-//! the checksum of the structure that starts there is made right again.
+//! the checksum of the structure that starts there is corrected.
 
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::{ObjectKey, Role};

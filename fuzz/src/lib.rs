@@ -1,5 +1,5 @@
 //! Shared code of the fuzz targets. A fuzzer cannot guess a checksum, so each target reads its
-//! input twice: as it is, and with every checksum made right, as an attacker or a defective writer
+//! input twice: as it is, and with every checksum corrected, as an attacker or a defective writer
 //! could make it.
 #![forbid(unsafe_code)]
 

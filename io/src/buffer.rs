@@ -367,17 +367,17 @@ impl Readers {
     }
 }
 
-/// Makes parts of memory that is borrowed for the length of a call. [`Lender::scope`] does not
+/// Makes parts of memory that is borrowed for the length of a call. [`BorrowScope::scope`] does not
 /// return while any of its parts exists: it aborts the process rather than let the kernel write
 /// into memory whose borrow has ended. So its user must wait for every operation first.
-pub struct Lender<'mem> {
+pub struct BorrowScope<'mem> {
     loans: Arc<()>,
     _memory: std::marker::PhantomData<std::cell::Cell<&'mem mut ()>>,
 }
 
-impl<'mem> Lender<'mem> {
+impl<'mem> BorrowScope<'mem> {
     /// Run `body` with a lender, and abort the process if a part of it still exists afterwards.
-    pub fn scope<R>(body: impl FnOnce(&Lender<'mem>) -> R) -> R {
+    pub fn scope<R>(body: impl FnOnce(&BorrowScope<'mem>) -> R) -> R {
         struct AbortOnLoan(Arc<()>);
         impl Drop for AbortOnLoan {
             fn drop(&mut self) {
@@ -390,7 +390,7 @@ impl<'mem> Lender<'mem> {
                 }
             }
         }
-        let lender = Lender { loans: Arc::new(()), _memory: std::marker::PhantomData };
+        let lender = BorrowScope { loans: Arc::new(()), _memory: std::marker::PhantomData };
         let abort_on_loan = AbortOnLoan(lender.loans.clone());
         let lender = std::panic::AssertUnwindSafe(lender);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&lender)));

@@ -34,7 +34,7 @@ const WIDE_BYTES: u64 = 8 << 20;
 
 /// The kind of store that a copy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stores {
+pub enum StoreKind {
     /// Ordinary stores: for bytes that are read next, and for memory that is cached.
     Cached,
     /// Non-temporal stores, where the CPU has them: an ordinary store first reads the line that it
@@ -42,10 +42,10 @@ pub enum Stores {
     PastCache,
 }
 
-impl Stores {
+impl StoreKind {
     /// The kind for a caller that receives `bytes` bytes at once, and may read them next.
-    pub fn of(bytes: u64) -> Stores {
-        if bytes < WIDE_BYTES { Stores::Cached } else { Stores::PastCache }
+    pub fn of(bytes: u64) -> StoreKind {
+        if bytes < WIDE_BYTES { StoreKind::Cached } else { StoreKind::PastCache }
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct BlockCopy {
         not(target_arch = "x86_64"),
         expect(dead_code, reason = "on other CPUs all copies are plain")
     )]
-    stores: Stores,
+    stores: StoreKind,
     /// Bytes of the block that are not copied yet.
     left: usize,
     sum: Sum,
@@ -88,7 +88,7 @@ enum SeparateHash {
 
 impl BlockCopy {
     /// Begin a block of `len` bytes.
-    fn new(len: usize, stores: Stores) -> BlockCopy {
+    fn new(len: usize, stores: StoreKind) -> BlockCopy {
         let mut block = BlockCopy { stores, left: 0, sum: Sum::Separate(SeparateHash::Empty) };
         block.begin(len);
         block
@@ -139,7 +139,7 @@ impl BlockCopy {
     /// If the block has fewer bytes left.
     pub(crate) fn hash_in_place(&mut self, bytes: &[u8]) {
         let mut discarded = [0; 4096];
-        let stores = std::mem::replace(&mut self.stores, Stores::Cached);
+        let stores = std::mem::replace(&mut self.stores, StoreKind::Cached);
         bytes.chunks(discarded.len()).for_each(|bytes| self.piece(&mut discarded[..bytes.len()], bytes));
         self.stores = stores;
     }
@@ -226,7 +226,7 @@ impl Fused {
 
     /// # Safety
     /// As [`BlockCopy::copy`], with at most the rest of the block, and the CPU has AVX2.
-    unsafe fn copy<const SHARED: bool>(&mut self, to: &mut [u8], from: *const u8, stores: Stores) {
+    unsafe fn copy<const SHARED: bool>(&mut self, to: &mut [u8], from: *const u8, stores: StoreKind) {
         let mut done = 0;
         if self.in_part > 0 {
             done = to.len().min(STRIPE - self.in_part);
@@ -245,7 +245,7 @@ impl Fused {
         let (to, from) = (&mut to[done..], from.wrapping_add(done));
         let count = (to.len() / STRIPE).min(self.stripes_max() - self.stripes);
         let bypasses_cache =
-            stores == Stores::PastCache && count * STRIPE > PLAIN_BYTES && to.as_ptr().addr() % 32 == 0;
+            stores == StoreKind::PastCache && count * STRIPE > PLAIN_BYTES && to.as_ptr().addr() % 32 == 0;
         // SAFETY: `to` contains `count` stripes, and so does `from` by the caller's promise.
         // Non-temporal stores begin at a multiple of 32.
         unsafe {

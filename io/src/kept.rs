@@ -5,7 +5,7 @@
 //! close is counted when it is closed; a later one is refused and changes nothing. This needs no
 //! fence.
 //!
-//! [`Keeper`] and [`Kept`] are the two sides of a table of values with such words. Invariants:
+//! [`PinTableOwner`] and [`Kept`] are the two sides of a table of values with such words. Invariants:
 //! 1. A place is filled only while it is empty, and opened after that: a reader that enters finds
 //!    the value.
 //! 2. A value is taken out only after its place was closed and its count is 0: no borrow of it
@@ -142,7 +142,7 @@ impl<T> Drop for Table<T> {
 }
 
 /// The owner's side: it fills places and empties them.
-pub struct Keeper<T> {
+pub struct PinTableOwner<T> {
     table: Arc<Table<T>>,
 }
 
@@ -151,11 +151,11 @@ pub struct Kept<T> {
     table: Arc<Table<T>>,
 }
 
-impl<T> Keeper<T> {
+impl<T> PinTableOwner<T> {
     /// A table of `places` places, all empty.
-    pub fn new(places: usize) -> Keeper<T> {
+    pub fn new(places: usize) -> PinTableOwner<T> {
         let chunks = (0..places.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
-        Keeper { table: Arc::new(Table { chunks, places, _values: PhantomData }) }
+        PinTableOwner { table: Arc::new(Table { chunks, places, _values: PhantomData }) }
     }
 
     /// The readers' side of the table.
@@ -214,21 +214,21 @@ impl<T> Keeper<T> {
 impl<T> Kept<T> {
     /// Pin the value of a place, if the place is open.
     #[inline]
-    pub fn enter(&self, at: usize) -> Option<Inside<'_, T>> {
+    pub fn enter(&self, at: usize) -> Option<PinnedRef<'_, T>> {
         let place = self.table.place(at)?;
-        place.readers.enter().then_some(Inside { place, _value: PhantomData })
+        place.readers.enter().then_some(PinnedRef { place, _value: PhantomData })
     }
 }
 
 /// A pin: a reader inside of a place, which keeps its value until the reader leaves. If it is
-/// dropped without [`Inside::leave`], the reader counts as inside for ever, and the value stays.
+/// dropped without [`PinnedRef::leave`], the reader counts as inside for ever, and the value stays.
 #[must_use]
-pub struct Inside<'a, T> {
+pub struct PinnedRef<'a, T> {
     place: &'a Place<T>,
     _value: PhantomData<&'a T>,
 }
 
-impl<T> Inside<'_, T> {
+impl<T> PinnedRef<'_, T> {
     /// Leave. True for the last reader of a place that was closed meanwhile: its value can be taken
     /// now, and no other reader reports this.
     #[inline]
@@ -237,7 +237,7 @@ impl<T> Inside<'_, T> {
     }
 }
 
-impl<T> Deref for Inside<'_, T> {
+impl<T> Deref for PinnedRef<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn pinned_value_stays_until_last_reader_leaves() {
-        let mut keeper = Keeper::new(3);
+        let mut keeper = PinTableOwner::new(3);
         let kept = keeper.kept();
         assert!(kept.enter(1).is_none(), "it is empty");
         let value = Arc::new(7);

@@ -34,14 +34,14 @@ pub fn named(mut fault: IoFault) -> IoFault {
 }
 
 /// The limit on this process's mappings, to be appended to a message; empty if none is set.
-pub fn of_mappings() -> String {
+pub fn mapping_limit_text() -> String {
     limit("RLIMIT_AS", "ulimit -v", Resource::As)
         .map_or_else(String::new, |limit| format!(", limits: {limit}"))
 }
 
 /// The limit on open descriptors of this process, before and after [`raise_descriptors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptors {
+pub struct DescriptorLimits {
     /// The limit when the function was called.
     pub before: u64,
     /// The limit from now on.
@@ -50,11 +50,11 @@ pub struct Descriptors {
 
 /// Raise the soft limit on open descriptors to the hard limit (`RLIMIT_NOFILE`). Nothing changes if
 /// the system refuses.
-pub fn raise_descriptors() -> Descriptors {
+pub fn raise_descriptors() -> DescriptorLimits {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let now = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    Descriptors { before: limit.current.unwrap_or(u64::MAX), now }
+    DescriptorLimits { before: limit.current.unwrap_or(u64::MAX), now }
 }
 
 /// The number of descriptors that this process has open; `None` without a `/proc`.

@@ -19,7 +19,7 @@ use crate::file_system::check_length;
 use crate::files::{DataFile, Files};
 use crate::forked;
 use crate::registered::{Registered, Registration, Span};
-use crate::regular_file::{Access, lstat_name, open_own};
+use crate::regular_file::{Access, lstat_name, open_store_file};
 use crate::sync::{Mutex, PoisonError};
 use crate::uring::{self, Common, UringQueue};
 
@@ -179,7 +179,7 @@ impl Disk for RealDisk {
 
     fn glance(&self, dir: usize, name: &str) -> Option<Vec<u8>> {
         let path = self.dir(dir, FaultOp::Open).ok()?.join(name);
-        let fd = open_own(&path, Access::Read).ok()?;
+        let fd = open_store_file(&path, Access::Read).ok()?;
         let mut bytes = vec![0; ALIGN as usize];
         let read = retry_on_intr(|| rustix::io::read(&fd, &mut bytes)).ok()?;
         bytes.truncate(read);
@@ -227,7 +227,7 @@ fn open(dir: &Path, index: usize, name: &str, direct: bool) -> Result<DataFile, 
     check_name(dir, name, FaultOp::Open)?;
     let path = dir.join(name);
     let fault = |e: Errno| IoFault::of_errno(FaultOp::Open, show(&path), 0, e.raw_os_error());
-    let fd = open_own(&path, Access::Write)?;
+    let fd = open_store_file(&path, Access::Write)?;
     lock(&fd, &path, FaultOp::Open)?;
     let stat = rustix::fs::fstat(&fd).map_err(fault)?;
     if stat.st_nlink == 0 {

@@ -90,7 +90,7 @@ pub fn read_secret(path: &Path) -> std::io::Result<String> {
 /// Open a file of a store by name. The fault is of kind `ReadOnly` if it is not a regular file, and
 /// for [`Access::Write`] if it has another name or a foreign owner: another user could then read or
 /// change the data, or redirect this process's writes to another file.
-pub fn open_own(path: &Path, access: Access) -> Result<OwnedFd, IoFault> {
+pub fn open_store_file(path: &Path, access: Access) -> Result<OwnedFd, IoFault> {
     let fault = |e: Errno| IoFault::of_errno(FaultOp::Open, show(path), 0, e.raw_os_error());
     let refused = |why: String| Err(IoFault::found(FaultKind::ReadOnly, FaultOp::Open, show(path), 0, why));
     let flags = if access == Access::Write { OFlags::RDWR } else { OFlags::RDONLY };
@@ -188,7 +188,7 @@ mod tests {
                 );
             }
             for access in [Access::Read, Access::Write] {
-                let fault = open_own(&path, access).expect_err("refused");
+                let fault = open_store_file(&path, access).expect_err("refused");
                 assert!(
                     fault.kind == FaultKind::ReadOnly && fault.detail.contains("not a regular file"),
                     "{path:?} {fault}"
@@ -222,16 +222,16 @@ mod tests {
         let path = file(dir.path(), "segments", 0o600);
         symlink(&path, dir.path().join("link")).expect("a link");
         for access in [Access::Read, Access::Write] {
-            open_own(&path, access).expect("opened");
-            let refused = open_own(&dir.path().join("link"), access).expect_err("refused");
+            open_store_file(&path, access).expect("opened");
+            let refused = open_store_file(&dir.path().join("link"), access).expect_err("refused");
             assert!(
                 refused.kind == FaultKind::ReadOnly && refused.detail.contains("symbolic link"),
                 "{refused}"
             );
         }
         std::fs::hard_link(&path, dir.path().join("other")).expect("a link");
-        open_own(&path, Access::Read).expect("read access");
-        let refused = open_own(&path, Access::Write).expect_err("refused");
+        open_store_file(&path, Access::Read).expect("read access");
+        let refused = open_store_file(&path, Access::Write).expect_err("refused");
         assert!(refused.detail.contains("links=2"), "{refused}");
     }
 
@@ -252,8 +252,8 @@ mod tests {
         std::os::unix::fs::chown(&path, Some(12345), None).expect("chown");
         let refused = read_secret(&path).expect_err("refused");
         assert!(refused.to_string().contains("owner=12345 user=0"), "{refused}");
-        open_own(&path, Access::Read).expect("read access");
-        let refused = open_own(&path, Access::Write).expect_err("refused");
+        open_store_file(&path, Access::Read).expect("read access");
+        let refused = open_store_file(&path, Access::Write).expect_err("refused");
         assert!(refused.detail.contains("owner=12345 user=0"), "{refused}");
     }
 }

@@ -10,7 +10,7 @@ const PLAIN_COPY_BYTES: usize = 4096;
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn copy_past_cache(to: &mut [u8], from: &[u8]) {
+pub fn copy_non_temporal(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "copies are between equal lengths");
     match to.len() < PLAIN_COPY_BYTES {
         true => to.copy_from_slice(from),
@@ -76,7 +76,7 @@ mod tests {
         let from: Vec<u8> = (0..3 * PLAIN_COPY_BYTES as u32).map(|i| (i * 7 + i / 251) as u8).collect();
         for len in [0, 1, PLAIN_COPY_BYTES - 1, PLAIN_COPY_BYTES, PLAIN_COPY_BYTES + 1, from.len()] {
             let mut to = vec![0; len];
-            copy_past_cache(&mut to, &from[..len]);
+            copy_non_temporal(&mut to, &from[..len]);
             assert_eq!(to, from[..len]);
         }
     }
@@ -84,6 +84,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "equal lengths")]
     fn copy_of_unequal_lengths_panics() {
-        copy_past_cache(&mut [0; 3], &[0; 4]);
+        copy_non_temporal(&mut [0; 3], &[0; 4]);
     }
 }

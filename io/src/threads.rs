@@ -10,7 +10,7 @@ use crate::signal::Signal;
 use crate::sync::Builder;
 
 /// The fault of a thread that could not be started, naming the limits that may have prevented it.
-pub fn no_thread(name: &str, error: &std::io::Error) -> IoFault {
+pub fn thread_start_fault(name: &str, error: &std::io::Error) -> IoFault {
     let mut fault = IoFault::of_errno(FaultOp::Spawn, name, 0, error.raw_os_error().unwrap_or(0));
     fault.detail = "no thread can be started".to_owned();
     limits::named(fault)
@@ -57,7 +57,7 @@ impl Runtime for Threads {
                 let _last = guard;
                 drive(&own_name, task, &wake);
             })
-            .map_err(|error| no_thread(name, &error))?;
+            .map_err(|error| thread_start_fault(name, &error))?;
         Ok(Box::new(Running { finished }))
     }
 

@@ -17,21 +17,21 @@ use crate::prefetch;
 use crate::sync::{AtomicU32, fence};
 
 /// Versions of the stripes of a table. A version is odd while its stripe is being changed.
-pub struct Versions {
+pub struct SeqLocks {
     stripes: Box<[AtomicU32]>,
 }
 
 /// A stripe and the version that a reader found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct ReadStamp {
     stripe: u32,
     version: u32,
 }
 
-impl Versions {
+impl SeqLocks {
     /// Versions for `stripes` stripes.
-    pub fn new(stripes: usize) -> Versions {
-        Versions { stripes: (0..stripes).map(|_| AtomicU32::new(0)).collect() }
+    pub fn new(stripes: usize) -> SeqLocks {
+        SeqLocks { stripes: (0..stripes).map(|_| AtomicU32::new(0)).collect() }
     }
 
     /// Number of stripes.
@@ -75,16 +75,16 @@ impl Versions {
     /// Note a stripe's version before reading in it. `None` while it is being changed: then a read
     /// there is worthless.
     #[inline]
-    pub fn mark(&self, stripe: usize) -> Option<Mark> {
+    pub fn mark(&self, stripe: usize) -> Option<ReadStamp> {
         let version = self.stripes[stripe].load(Acquire);
         // A stripe number must fit 32 bits, else two stripes would share a mark; there are never
         // that many.
-        version.is_multiple_of(2).then_some(Mark { stripe: stripe as u32, version })
+        version.is_multiple_of(2).then_some(ReadStamp { stripe: stripe as u32, version })
     }
 
     /// Whether none of the stripes has changed since it was marked.
     #[inline]
-    pub fn hold(&self, marks: &[Mark]) -> bool {
+    pub fn hold(&self, marks: &[ReadStamp]) -> bool {
         // The writer of a value that was read began its stripe first, and that version is seen
         // after this fence.
         fence(Acquire);
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn mark_is_valid_until_stripe_begins() {
-        let versions = Versions::new(2);
+        let versions = SeqLocks::new(2);
         let (first, second) = (versions.mark(0).expect("even"), versions.mark(1).expect("even"));
         assert!(versions.hold(&[first, second]));
         assert!(versions.begin(0) && !versions.begin(0));

@@ -8,7 +8,7 @@ use crate::buffer::AlignedBuf;
 
 /// 64-bit atomics, initially zero. The memory is mapped like an [`AlignedBuf`]: pages become
 /// resident when first touched, and failure to allocate is an error instead of an abort.
-pub struct Words {
+pub struct AtomicArray {
     base: NonNull<AtomicU64>,
     count: usize,
     /// Keeps the mapping; the words are accessed through `base` only.
@@ -16,18 +16,18 @@ pub struct Words {
 }
 
 // SAFETY: the words are atomics, and this value owns the memory.
-unsafe impl Send for Words {}
+unsafe impl Send for AtomicArray {}
 // SAFETY: as above; a shared borrow gives atomics, which any thread may read and write.
-unsafe impl Sync for Words {}
+unsafe impl Sync for AtomicArray {}
 
-impl Words {
+impl AtomicArray {
     /// An array of `count` words. Fails if the system has no memory.
-    pub fn new(count: usize) -> std::io::Result<Words> {
+    pub fn new(count: usize) -> std::io::Result<AtomicArray> {
         let bytes = count.checked_mul(size_of::<AtomicU64>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let mut memory = AlignedBuf::new(bytes)?;
         memory.keep_from_children();
         // The memory does not move with the buffer's handle.
-        Ok(Words { base: NonNull::from(&mut memory[..]).cast(), count, memory })
+        Ok(AtomicArray { base: NonNull::from(&mut memory[..]).cast(), count, memory })
     }
 
     /// Make all pages resident now ([`AlignedBuf::prefault`]).
@@ -36,7 +36,7 @@ impl Words {
     }
 }
 
-impl Deref for Words {
+impl Deref for AtomicArray {
     type Target = [AtomicU64];
     #[inline]
     fn deref(&self) -> &[AtomicU64] {
@@ -56,8 +56,8 @@ mod tests {
 
     #[test]
     fn atomic_array_is_zero_and_writable_by_all_threads() {
-        assert!(Words::new(0).expect("memory").is_empty());
-        let words = Words::new(10_000).expect("memory");
+        assert!(AtomicArray::new(0).expect("memory").is_empty());
+        let words = AtomicArray::new(10_000).expect("memory");
         assert!(words.iter().all(|word| word.load(Relaxed) == 0));
         std::thread::scope(|scope| {
             for thread in 0..2 {
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn array_larger_than_memory_is_an_error() {
-        assert!(Words::new(usize::MAX).is_err());
-        assert!(Words::new(usize::MAX / 16).is_err());
+        assert!(AtomicArray::new(usize::MAX).is_err());
+        assert!(AtomicArray::new(usize::MAX / 16).is_err());
     }
 }

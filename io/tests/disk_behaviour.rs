@@ -11,7 +11,7 @@ use std::sync::Arc;
 use common::{BLOCK, disk, drain, filled, kind, on_each_side, perform, read, submit};
 use pagelith_io::disk::{Disk, Op};
 use pagelith_io::fault::FaultKind;
-use pagelith_io::probe::{SideChoice, open_disk};
+use pagelith_io::probe::{BackendChoice, open_disk};
 use tempfile::TempDir;
 
 const LEN: u64 = 16 * BLOCK as u64;
@@ -41,7 +41,7 @@ fn file_has_one_owner_at_a_time() {
         perform(&mut *first.queue(1).unwrap(), Op::Write { file, offset: 0, parts: vec![filled(1, 5)] })
             .result
             .unwrap();
-        for choice in [SideChoice::Auto, SideChoice::Blocking] {
+        for choice in [BackendChoice::Auto, BackendChoice::Blocking] {
             let second = open_disk(&[dir.to_owned()], choice).unwrap();
             assert_eq!(kind(second.open(0, "a")), FaultKind::Locked);
         }
@@ -51,7 +51,7 @@ fn file_has_one_owner_at_a_time() {
 
 #[test]
 fn dropped_disk_unlocks_files_at_once() {
-    for choice in [SideChoice::Uring, SideChoice::Blocking] {
+    for choice in [BackendChoice::Uring, BackendChoice::Blocking] {
         let dir = TempDir::new().unwrap();
         let Some(first) = disk(dir.path(), choice) else { continue };
         first.create(0, "a", LEN).unwrap();
@@ -91,7 +91,7 @@ fn existing_file_is_not_overwritten_by_create() {
 fn failed_create_leaves_nothing() {
     let dir = TempDir::new().unwrap();
     let below = dir.path().join("x/y/z");
-    for choice in [SideChoice::Auto, SideChoice::Blocking] {
+    for choice in [BackendChoice::Auto, BackendChoice::Blocking] {
         let disk = open_disk(std::slice::from_ref(&below), choice).unwrap();
         assert_eq!(names(dir.path()), Vec::<String>::new(), "probing left a file");
         for len in [1 << 60, u64::MAX] {
@@ -100,7 +100,7 @@ fn failed_create_leaves_nothing() {
         }
     }
     // In an existing directory only the file is removed.
-    let disk = open_disk(&[dir.path().to_owned()], SideChoice::Auto).unwrap();
+    let disk = open_disk(&[dir.path().to_owned()], BackendChoice::Auto).unwrap();
     disk.create(0, "kept", LEN).unwrap();
     assert_eq!(kind(disk.create(0, "a", 1 << 60)), FaultKind::NoSpace);
     assert_eq!(names(dir.path()), ["kept"]);
@@ -109,7 +109,7 @@ fn failed_create_leaves_nothing() {
 #[test]
 fn created_directory_is_removed_with_last_file() {
     let dir = TempDir::new().unwrap();
-    let disk = open_disk(&[dir.path().join("x/y"), dir.path().to_owned()], SideChoice::Auto).unwrap();
+    let disk = open_disk(&[dir.path().join("x/y"), dir.path().to_owned()], BackendChoice::Auto).unwrap();
     disk.create(0, "a", LEN).unwrap();
     disk.create(0, "b", LEN).unwrap();
     disk.remove(0, "a").unwrap();
@@ -126,7 +126,7 @@ fn created_directory_is_removed_with_last_file() {
 fn directories_are_created_as_needed_and_numbered() {
     let dir = TempDir::new().unwrap();
     let dirs = [dir.path().join("one/deep"), dir.path().join("two")];
-    let disk = open_disk(&dirs, SideChoice::Auto).unwrap();
+    let disk = open_disk(&dirs, BackendChoice::Auto).unwrap();
     assert_eq!(disk.dirs(), 2);
     assert_eq!(disk.list(0).unwrap(), []);
     disk.create(0, "a", LEN).unwrap();
@@ -176,8 +176,8 @@ fn path_names_and_irregular_files_are_refused() {
 #[test]
 fn data_of_one_side_is_readable_by_other() {
     let dir = TempDir::new().unwrap();
-    let sides = [SideChoice::Auto, SideChoice::Blocking, SideChoice::Auto];
-    open_disk(&[dir.path().to_owned()], SideChoice::Auto).unwrap().create(0, "a", LEN).unwrap();
+    let sides = [BackendChoice::Auto, BackendChoice::Blocking, BackendChoice::Auto];
+    open_disk(&[dir.path().to_owned()], BackendChoice::Auto).unwrap().create(0, "a", LEN).unwrap();
     for (round, choice) in sides.into_iter().enumerate() {
         let disk: Arc<dyn Disk> = open_disk(&[dir.path().to_owned()], choice).unwrap();
         let (file, _) = disk.open(0, "a").unwrap();

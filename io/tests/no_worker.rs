@@ -10,7 +10,7 @@ use std::io::Write as _;
 
 use common::{BLOCK, drain, filled, read, submit};
 use pagelith_io::disk::Op;
-use pagelith_io::probe::SideChoice;
+use pagelith_io::probe::BackendChoice;
 use rustix::process::{Resource, Rlimit, Uid, getrlimit, getuid, setrlimit};
 use tempfile::TempDir;
 
@@ -31,7 +31,7 @@ fn no_more_threads() {
 
 fn child() {
     let dir = TempDir::new().unwrap();
-    let Some(disk) = common::disk(dir.path(), SideChoice::Uring) else { return };
+    let Some(disk) = common::disk(dir.path(), BackendChoice::Uring) else { return };
     // The blocks were never written: the kernel does the first write to each in a worker thread, as
     // it does every sync.
     let file = disk.create(0, "a", (WRITES * BLOCK) as u64).unwrap();

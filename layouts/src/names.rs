@@ -13,7 +13,7 @@ pub const MANIFESTS: [&str; 2] = ["manifest.0", "manifest.1"];
 pub const CHECKPOINTS: [&str; 2] = ["checkpoint.0", "checkpoint.1"];
 
 /// Whether `name` is a file name that a store uses.
-pub fn is_ours(name: &str) -> bool {
+pub fn is_store_file(name: &str) -> bool {
     [LOCK, CREATING, SEGMENTS].contains(&name) || MANIFESTS.contains(&name) || CHECKPOINTS.contains(&name)
 }
 
@@ -33,8 +33,11 @@ mod tests {
     fn only_exact_file_names_are_ours() {
         let ours =
             ["LOCK", "CREATING", "segments", "manifest.0", "manifest.1", "checkpoint.0", "checkpoint.1"];
-        assert_eq!(ours.map(is_ours), [true; 7]);
-        assert_eq!(["", "lock", "manifest", "manifest.2", "segments~", "./LOCK"].map(is_ours), [false; 6]);
+        assert_eq!(ours.map(is_store_file), [true; 7]);
+        assert_eq!(
+            ["", "lock", "manifest", "manifest.2", "segments~", "./LOCK"].map(is_store_file),
+            [false; 6]
+        );
     }
 
     #[test]

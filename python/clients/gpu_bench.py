@@ -200,7 +200,7 @@ class Bench:
                     with row.attempt("DRAM", self.device):
                         self.read(row, stores[row], turn, "DRAM", before=self.pages)
                 done.append(turn)
-        # So that clients read segment files themselves, directly into their pools.
+        # Gets leave the pages on SSD.
         with gpu_process.serving(program, folder, ssd=room, dram=64 << 20, promote="never") as address, self.attached(address) as stores:
             for turn in done:
                 for row in self.in_turns(turn):

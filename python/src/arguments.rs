@@ -27,8 +27,8 @@ pub fn wrong_type(arg_name: &str, must_be: &str, arg: &Bound<'_, PyAny>) -> PyEr
 pub fn prefix_error(py: Python<'_>, place: &str, error: PyErr) -> PyErr {
     // Exceptions of the program's own classes may have any constructor, so they pass unchanged.
     let kind = error.get_type(py);
-    let is_ours = kind.is(py.get_type::<InvalidError>());
-    if is_ours || kind.getattr("__module__").is_ok_and(|module| module.eq("builtins").unwrap_or(false)) {
+    let is_store_file = kind.is(py.get_type::<InvalidError>());
+    if is_store_file || kind.getattr("__module__").is_ok_and(|module| module.eq("builtins").unwrap_or(false)) {
         return PyErr::from_type(kind, format!("{place}: {}", error.value(py)));
     }
     error

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 
 use pagelith::io::regular_file;
-use pagelith::io::shm::{Region, keep_length};
+use pagelith::io::shm::{Region, seal_length};
 use pyo3::prelude::*;
 
 use crate::errors::InvalidError;
@@ -37,7 +37,7 @@ fn opened(fd: u32) -> std::io::Result<File> {
     // Read-only: it is passed to the store process.
     let file = regular_file::open(&of_process(&fd))?;
     if let Ok(written) = OpenOptions::new().write(true).open(of_process(&file.as_raw_fd())) {
-        keep_length(written.as_fd());
+        seal_length(written.as_fd());
     }
     Ok(file)
 }

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use pagelith::io::threads::no_thread;
+use pagelith::io::threads::thread_start_fault;
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
@@ -78,7 +78,7 @@ impl Queue {
             let spawned = std::thread::Builder::new().name(name.clone()).spawn(move || work.run_jobs());
             match spawned {
                 Ok(_) => state.threads += 1,
-                Err(error) if first => return Err(raised(&no_thread(&name, &error).into())),
+                Err(error) if first => return Err(raised(&thread_start_fault(&name, &error).into())),
                 Err(_) => {}
             }
         }

@@ -137,7 +137,7 @@ impl SimDisk {
             FaultPlan::Fail { op, nth, kind } => state.pending.add(op, nth, kind),
             FaultPlan::Capacity { bytes } => state.capacity = bytes,
             FaultPlan::Strike { fault, nth } => {
-                state.strikes.order(fault, nth);
+                state.strikes.schedule(fault, nth);
                 state.track_previous();
             }
             FaultPlan::Unlink { dir, name } => {

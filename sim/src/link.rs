@@ -84,11 +84,11 @@ pub struct NetStats {
     pub cuts: u64,
     /// Ranges passed by reference to memory.
     pub shown: u64,
-    /// Of `shown` and `lent`, ranges read after the reference was withdrawn.
+    /// Of `shown`, ranges read after the reference was withdrawn.
     pub looked_late: u64,
     /// Requests of stores to their peers.
     pub questions: u64,
-    /// Of `shown` and `lent`, ranges that changed while referenced, or that do not match the
+    /// Of `shown`, ranges that changed while referenced, or that do not match the
     /// checksums of the outcome.
     pub broken: u64,
     /// Cancelled requests without an outcome, and outcomes without a request.

@@ -139,9 +139,9 @@ impl Model {
             }
             Event::RemoveBegun(key) => self.remove_begun(key),
             Event::RemoveEnded(key, true) => self.removed(key),
-            Event::ClearBegun(namespace) => self.of(*namespace, History::begin_taking),
+            Event::ClearBegun(namespace) => self.of(*namespace, History::begin_removal),
             Event::ClearEnded(namespace, true) => {
-                self.of(*namespace, History::end_taking);
+                self.of(*namespace, History::end_removal);
                 let inside = self.groups.values_mut().filter(|g| g.members[0].namespace() == *namespace);
                 inside.for_each(|g| g.gone = true);
             }
@@ -246,13 +246,13 @@ impl Model {
     }
 
     fn remove_begun(&mut self, key: &ObjectKey) {
-        let here = |(put, g): &(&Put, &Group)| {
+        let is_live = |(put, g): &(&Put, &Group)| {
             g.members.iter().all(|m| {
                 let certain = self.keys.get(m).and_then(History::certain_put);
                 !self.allowed(m).miss && (g.kept.contains(m) || certain == Some(**put))
             })
         };
-        self.removing = self.groups_with(key).filter(here).map(|(put, _)| *put).collect();
+        self.removing = self.groups_with(key).filter(is_live).map(|(put, _)| *put).collect();
         let mut mates: BTreeSet<ObjectKey> =
             self.groups_with(key).flat_map(|(_, g)| g.members.clone()).chain([*key]).collect();
         // Objects attached to one of them are removed too.
@@ -260,16 +260,16 @@ impl Model {
         let attached: Vec<ObjectKey> = attached.flat_map(|g| g.members.clone()).collect();
         mates.extend(attached);
         for key in mates {
-            self.keys.entry(key).or_default().begin_taking();
+            self.keys.entry(key).or_default().begin_removal();
         }
     }
 
     fn removed(&mut self, key: &ObjectKey) {
-        let here = std::mem::take(&mut self.removing);
-        let gone = here.iter().flat_map(|put| self.groups[put].members.clone()).chain([*key]);
+        let removing = std::mem::take(&mut self.removing);
+        let gone = removing.iter().flat_map(|put| self.groups[put].members.clone()).chain([*key]);
         let gone: BTreeSet<ObjectKey> = gone.collect();
         for key in &gone {
-            self.keys.entry(*key).or_default().end_taking();
+            self.keys.entry(*key).or_default().end_removal();
         }
         self.groups.retain(|_, g| !g.waiting || !g.has_any(&gone));
         // A group with a removed member is removed, and so are groups attached to it.
@@ -390,8 +390,8 @@ impl Group {
 
     /// The error, if any, in these answers about this group.
     fn judge(&self, put: Put, answers: &BTreeMap<ObjectKey, Option<Put>>) -> Option<String> {
-        let here = |key: &ObjectKey| answers.get(key) == Some(&Some(put));
-        if !self.members.iter().any(here) {
+        let has_put = |key: &ObjectKey| answers.get(key) == Some(&Some(put));
+        if !self.members.iter().any(has_put) {
             return None;
         }
         let seen = || {

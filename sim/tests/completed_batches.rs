@@ -59,7 +59,7 @@ fn poll_returns_first_batch_before_verifying_others() {
         let (ticket, done) = session.poll().expect("a batch is done");
         let number = tickets.iter().position(|t| *t == ticket).expect("one of them");
         assert!(holds(done, PAGES[number]), "page={page}");
-        assert_eq!(store.stats().hits_ssd, at as u64 + 1, "verified before it was asked for");
+        assert_eq!(store.stats().hits_ssd, at as u64 + 1, "verified before its wait");
     }
     assert!(session.poll().is_none());
 }

@@ -297,8 +297,8 @@ fn after_damage(of: &str, header: bool) -> [usize; 2] {
     // Only the damaged object is read: the others must be dropped with it.
     run.get_keys(&[key(0, of)]);
     let answers = run.get_keys(&all).expect("a disk that runs");
-    let here = |some: &[_]| some.iter().filter(|key| answers[*key].is_some()).count();
-    let left = [here(&base), here(&attached)];
+    let count_present = |some: &[_]| some.iter().filter(|key| answers[*key].is_some()).count();
+    let left = [count_present(&base), count_present(&attached)];
     world.crash(CrashMode::KeepAll);
     left
 }

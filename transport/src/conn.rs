@@ -6,7 +6,7 @@ use std::time::Duration;
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Clock;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
+use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
 use pagelith_layouts::wire::{Frame, Kind, Side};
 
 use crate::capability::Offer;
@@ -19,7 +19,7 @@ use crate::limits::Limits;
 use crate::link::{Counts, Event, Facts, Link, Push, Room};
 use crate::outbound::{FrameWriter, Outbound};
 use crate::permits::LinkPermit;
-use crate::shown::{Regions, Shown};
+use crate::shown::{LinkRegions, Shown};
 use crate::stream::Stream;
 
 /// One end of a connection over `S`.
@@ -29,7 +29,7 @@ pub struct Conn<S> {
     inbound: Inbound,
     outbound: Outbound,
     exposures: Exposures,
-    regions: Regions,
+    regions: LinkRegions,
     facts: Facts,
     limits: Limits,
     counts: Counts,
@@ -242,7 +242,7 @@ impl<S: Stream> Link for Conn<S> {
         }
     }
 
-    fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
+    fn view(&self, stretch: ItemRange, (region, at): (u32, u64), length: u64) -> Option<Shown> {
         self.regions.shown(stretch, std::iter::once(ShownPiece::new(region, at, length)))
     }
 

@@ -16,7 +16,7 @@ use crate::limits::Limits;
 use crate::link::Link;
 use crate::pending::Progress;
 use crate::resolve::Resolver;
-use crate::shown::Shows;
+use crate::shown::SharedRegions;
 use crate::socket::{Socket, SocketPending, connect};
 
 /// Establishes links to one peer.
@@ -28,13 +28,13 @@ pub trait Dial: Send + Sync {
 /// A link that is being established.
 pub trait Dialing: Send {
     /// Advance as far as possible now. Never waits.
-    fn poll(self: Box<Self>) -> Dialled;
+    fn poll(self: Box<Self>) -> DialProgress;
     /// As `poll`, but wait until there is progress or `timeout` passed.
-    fn wait(self: Box<Self>, timeout: Duration) -> Dialled;
+    fn wait(self: Box<Self>, timeout: Duration) -> DialProgress;
 }
 
 /// Progress of a [`Dialing`].
-pub enum Dialled {
+pub enum DialProgress {
     /// More bytes must arrive.
     Waiting(Box<dyn Dialing>),
     /// The established link.
@@ -59,7 +59,7 @@ pub struct SocketDial {
     /// Bounds of the link.
     pub limits: Limits,
     /// Memory of this process that a peer on this host may read.
-    pub shows: Shows,
+    pub shows: SharedRegions,
     /// Resolves the address if it has a host name.
     pub resolver: Resolver,
 }
@@ -70,7 +70,7 @@ impl SocketDial {
     pub fn new(address: Address, key: Option<Key>, offer: Offer, clock: Arc<dyn Clock>) -> SocketDial {
         let limits = Limits::default();
         let entropy = Arc::new(SystemEntropy);
-        let (shows, resolver) = (Shows::default(), Resolver::default());
+        let (shows, resolver) = (SharedRegions::default(), Resolver::default());
         SocketDial { address, offer, key, entropy, clock, limits, shows, resolver }
     }
 
@@ -93,19 +93,19 @@ impl Dial for SocketDial {
 }
 
 impl Dialing for SocketPending {
-    fn poll(self: Box<Self>) -> Dialled {
+    fn poll(self: Box<Self>) -> DialProgress {
         dialled((*self).poll())
     }
 
-    fn wait(self: Box<Self>, timeout: Duration) -> Dialled {
+    fn wait(self: Box<Self>, timeout: Duration) -> DialProgress {
         dialled((*self).wait(timeout))
     }
 }
 
-fn dialled(progress: Progress<Socket>) -> Dialled {
+fn dialled(progress: Progress<Socket>) -> DialProgress {
     match progress {
-        Progress::Waiting(pending) => Dialled::Waiting(Box::new(pending)),
-        Progress::Ready(link) => Dialled::Ready(link),
-        Progress::Over(why) => Dialled::Over(why),
+        Progress::Waiting(pending) => DialProgress::Waiting(Box::new(pending)),
+        Progress::Ready(link) => DialProgress::Ready(link),
+        Progress::Over(why) => DialProgress::Over(why),
     }
 }

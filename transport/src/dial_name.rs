@@ -13,7 +13,7 @@ use pagelith_io::clock::Mono;
 
 use crate::address::Address;
 use crate::closed::Closed;
-use crate::dial::{Dialing, Dialled, SocketDial};
+use crate::dial::{DialProgress, Dialing, SocketDial};
 use crate::limits::Limits;
 use crate::pending::Progress;
 use crate::resolve::Lookup;
@@ -55,7 +55,7 @@ impl NameDial {
     }
 
     /// Advance as far as possible, after a wait of at most `timeout`.
-    fn advance(mut self: Box<Self>, timeout: Duration) -> Dialled {
+    fn advance(mut self: Box<Self>, timeout: Duration) -> DialProgress {
         let polled = self.pending.take().map(|pending| match timeout.is_zero() {
             true => (*pending).poll(),
             false => (*pending).wait(timeout),
@@ -66,15 +66,15 @@ impl NameDial {
                 let left = self.left();
                 match self.lookup.found(timeout.min(left)) {
                     None if left.is_zero() => {
-                        return Dialled::Over(self.lookup.timed_out(self.dial.limits.handshake));
+                        return DialProgress::Over(self.lookup.timed_out(self.dial.limits.handshake));
                     }
-                    None => return Dialled::Waiting(self),
-                    Some(Err(why)) => return Dialled::Over(why),
+                    None => return DialProgress::Waiting(self),
+                    Some(Err(why)) => return DialProgress::Over(why),
                     Some(Ok(addresses)) => self.rest = addresses.into(),
                 }
                 match self.connect() {
                     Ok(pending) => pending.poll(),
-                    Err(why) => return Dialled::Over(why),
+                    Err(why) => return DialProgress::Over(why),
                 }
             }
         };
@@ -82,14 +82,16 @@ impl NameDial {
             match progress {
                 Progress::Waiting(pending) => {
                     self.pending = Some(Box::new(pending));
-                    return Dialled::Waiting(self);
+                    return DialProgress::Waiting(self);
                 }
-                Progress::Ready(link) => return Dialled::Ready(link),
+                Progress::Ready(link) => return DialProgress::Ready(link),
                 // A store responded at this address, so another address does not help.
-                Progress::Over(why) if !why.retryable() || self.rest.is_empty() => return Dialled::Over(why),
+                Progress::Over(why) if !why.retryable() || self.rest.is_empty() => {
+                    return DialProgress::Over(why);
+                }
                 Progress::Over(_) => match self.connect() {
                     Ok(pending) => progress = pending.poll(),
-                    Err(why) => return Dialled::Over(why),
+                    Err(why) => return DialProgress::Over(why),
                 },
             }
         }
@@ -97,11 +99,11 @@ impl NameDial {
 }
 
 impl Dialing for NameDial {
-    fn poll(self: Box<Self>) -> Dialled {
+    fn poll(self: Box<Self>) -> DialProgress {
         self.advance(Duration::ZERO)
     }
 
-    fn wait(self: Box<Self>, timeout: Duration) -> Dialled {
+    fn wait(self: Box<Self>, timeout: Duration) -> DialProgress {
         self.advance(timeout)
     }
 }

@@ -12,15 +12,15 @@ use std::io::IoSliceMut;
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts, Mac};
-use pagelith_layouts::wire::shown::{self, Stretch};
+use pagelith_layouts::wire::shown::{self, ItemRange};
 use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
 use crate::exposures::{ExposureKey, Exposures};
 use crate::link::{Counts, Event};
-use crate::shown::Regions;
-use crate::stream::{Moved, Stream};
+use crate::shown::LinkRegions;
+use crate::stream::{IoResult, Stream};
 
 /// Size of the read-ahead buffer, for control frames and for discarded bytes.
 pub(crate) const READ_AHEAD_BYTES: usize = 64 << 10;
@@ -59,11 +59,11 @@ pub(crate) struct Sink<'a> {
     pub events: &'a mut Vec<Event>,
     /// Frames for the link itself: pings, pongs and goodbyes.
     pub own: &'a mut Vec<Frame>,
-    pub regions: &'a Regions,
+    pub regions: &'a LinkRegions,
     /// Ranges that this end passed by reference and the peer has released.
-    pub released: &'a mut Vec<Stretch>,
+    pub released: &'a mut Vec<ItemRange>,
     /// Ranges that the peer passed by reference and this end no longer reads.
-    pub to_release: &'a mut Vec<Stretch>,
+    pub to_release: &'a mut Vec<ItemRange>,
     pub counts: &'a mut Counts,
 }
 
@@ -95,7 +95,7 @@ impl Inbound {
             }
             sink.counts.calls += 1;
             match self.read(stream, sink) {
-                (Moved::Bytes(n), asked) => {
+                (IoResult::Bytes(n), asked) => {
                     total += n as u64;
                     // A short read: the stream has no more bytes now.
                     if n < asked {
@@ -103,9 +103,11 @@ impl Inbound {
                         return Ok(total);
                     }
                 }
-                (Moved::Blocked, _) => return Ok(total),
-                (Moved::Ended, _) => return Err(Closed::Ended),
-                (Moved::Failed { operation, errno }, _) => return Err(Closed::System { operation, errno }),
+                (IoResult::Blocked, _) => return Ok(total),
+                (IoResult::Ended, _) => return Err(Closed::Ended),
+                (IoResult::Failed { operation, errno }, _) => {
+                    return Err(Closed::System { operation, errno });
+                }
             }
         }
     }
@@ -120,7 +122,7 @@ impl Inbound {
     }
 
     /// One read of the stream; its result, and the number of bytes requested.
-    fn read(&mut self, stream: &mut dyn Stream, sink: &mut Sink<'_>) -> (Moved, usize) {
+    fn read(&mut self, stream: &mut dyn Stream, sink: &mut Sink<'_>) -> (IoResult, usize) {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
@@ -144,7 +146,7 @@ impl Inbound {
         let ReadState::Data { key, left } = &mut self.state else {
             let asked = ahead.len();
             let moved = stream.read(&mut [IoSliceMut::new(ahead)]);
-            if let Moved::Bytes(n) = moved {
+            if let IoResult::Bytes(n) = moved {
                 self.end += n;
             }
             return (moved, asked);
@@ -158,7 +160,7 @@ impl Inbound {
             slices.push(IoSliceMut::new(ahead));
         }
         let moved = stream.read(&mut slices);
-        if let Moved::Bytes(n) = moved {
+        if let IoResult::Bytes(n) = moved {
             let landed = n.min(direct);
             *left -= landed as u64;
             self.end += n - landed;

@@ -10,7 +10,7 @@
 //! - Bytes are written only to memory exposed for exactly their operation, item and offset: each
 //!   byte once, in order, and only up to the exposed length. Bytes that match no exposed range are
 //!   read, discarded and counted.
-//! - If both ends share memory ([`Regions`](crate::shown::Regions)), a push from that memory is
+//! - If both ends share memory ([`LinkRegions`](crate::shown::Regions)), a push from that memory is
 //!   passed by reference and not sent. Its parts come back after the peer has released the
 //!   reference. The receiver gets its exposed memory back unwritten, and copies into it. After
 //!   [`Link::retract`] the peer may still read the memory of a push for a while; it detects a
@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::shown::Stretch;
+use pagelith_layouts::wire::shown::ItemRange;
 use pagelith_layouts::wire::{Frame, Side};
 
 use crate::closed::Closed;
@@ -203,7 +203,7 @@ pub trait Link: Send {
     }
 
     /// A reference to bytes in a region of the peer; `None` if it has handed over no such memory.
-    fn view(&self, _stretch: Stretch, _place: (u32, u64), _length: u64) -> Option<Shown> {
+    fn view(&self, _stretch: ItemRange, _place: (u32, u64), _length: u64) -> Option<Shown> {
         None
     }
 

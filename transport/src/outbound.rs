@@ -8,7 +8,7 @@ use std::io::IoSlice;
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
-use pagelith_layouts::wire::shown::{self, ShownPiece, Stretch};
+use pagelith_layouts::wire::shown::{self, ItemRange, ShownPiece};
 use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
 
 use crate::auth::FrameMac;
@@ -16,8 +16,8 @@ use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Push, Room};
 use crate::push_cursor::PushCursor;
-use crate::shown::Regions;
-use crate::stream::{Moved, Stream};
+use crate::shown::LinkRegions;
+use crate::stream::{IoResult, Stream};
 
 /// Bytes of control frames that are written together.
 pub(crate) const STAGE_BYTES: usize = 64 << 10;
@@ -55,9 +55,9 @@ pub(crate) struct Outbound {
     /// Frames that are sent before the queue, between two other frames.
     urgent: VecDeque<Frame>,
     /// Pushes passed by reference and not released by the peer; `None` while still in the queue.
-    references: BTreeMap<Stretch, Option<Push>>,
+    references: BTreeMap<ItemRange, Option<Push>>,
     /// Ranges of the peer that this end has released, not yet sent in a `Taken` frame.
-    releases: Vec<Stretch>,
+    releases: Vec<ItemRange>,
     /// Only `Taken` frames are staged: they need not wake the peer.
     quiet: bool,
     /// Whole frames and the head of a data frame. `staged[..at]` is written.
@@ -158,7 +158,7 @@ impl Outbound {
     }
 
     /// Queue a push. It is passed by reference if all of it is in `regions`.
-    pub fn push(&mut self, push: Push, regions: &Regions) -> Result<(), Push> {
+    pub fn push(&mut self, push: Push, regions: &LinkRegions) -> Result<(), Push> {
         let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
         let named = push.op.0 != 0 && push.offset.checked_add(len).is_some();
         if len == 0 || !named || self.pushes >= self.limits.pushes_max {
@@ -177,12 +177,12 @@ impl Outbound {
     }
 
     /// Queue the release of a range that the peer passed by reference.
-    pub fn queue_release(&mut self, stretch: Stretch) {
+    pub fn queue_release(&mut self, stretch: ItemRange) {
         self.releases.push(stretch);
     }
 
     /// Hand back the pushes that the peer has released.
-    pub fn complete_refs(&mut self, stretches: &[Stretch], events: &mut Vec<Event>, counts: &mut Counts) {
+    pub fn complete_refs(&mut self, stretches: &[ItemRange], events: &mut Vec<Event>, counts: &mut Counts) {
         for stretch in stretches {
             let Some(push) = self.references.get_mut(stretch).and_then(Option::take) else { continue };
             self.references.remove(stretch);
@@ -218,9 +218,9 @@ impl Outbound {
                 other => self.queue.push_back(other),
             }
         }
-        let is_retracted = |stretch: &Stretch| op.is_none_or(|op| stretch.0 == op);
+        let is_retracted = |stretch: &ItemRange| op.is_none_or(|op| stretch.0 == op);
         // Pushes that were still in the queue are handed back already.
-        let retracted: Vec<Stretch> = self.references.keys().copied().filter(is_retracted).collect();
+        let retracted: Vec<ItemRange> = self.references.keys().copied().filter(is_retracted).collect();
         for push in retracted.iter().filter_map(|stretch| self.references.remove(stretch)?) {
             self.pushes -= 1;
             events.push(pushed(push, false));
@@ -244,21 +244,21 @@ impl Outbound {
             }
             counts.calls += 1;
             match self.write(stream) {
-                Moved::Bytes(n) => {
+                IoResult::Bytes(n) => {
                     total += n as u64;
                     self.written += n as u64;
                     self.advance(n, events, counts);
                 }
-                Moved::Blocked => return Ok(()),
-                Moved::Ended => return Err(Closed::Ended),
-                Moved::Failed { operation, errno } => return Err(Closed::System { operation, errno }),
+                IoResult::Blocked => return Ok(()),
+                IoResult::Ended => return Err(Closed::Ended),
+                IoResult::Failed { operation, errno } => return Err(Closed::System { operation, errno }),
             }
         }
         Ok(())
     }
 
     /// One write to the stream.
-    fn write(&mut self, stream: &mut dyn Stream) -> Moved {
+    fn write(&mut self, stream: &mut dyn Stream) -> IoResult {
         let staged = &self.staged[self.at..];
         let mut slices = Vec::new();
         if !staged.is_empty() {
@@ -305,8 +305,8 @@ impl Outbound {
         }
         while !self.releases.is_empty() {
             let count = self.releases.len().min(RELEASES_PER_FRAME_MAX);
-            let now: Vec<Stretch> = self.releases.drain(..count).collect();
-            let frame = Frame::new(Kind::Taken, OpId(0), shown::encode_taken(&now));
+            let now: Vec<ItemRange> = self.releases.drain(..count).collect();
+            let frame = Frame::new(Kind::Taken, OpId(0), shown::encode_released(&now));
             self.writer.control(&frame, &mut self.staged);
         }
         while self.staged.len() < STAGE_BYTES {
@@ -361,7 +361,7 @@ impl FrameWriter {
 }
 
 /// The range that a push fills.
-fn stretch_of(push: &Push) -> Stretch {
+fn stretch_of(push: &Push) -> ItemRange {
     (push.op, push.item, push.offset)
 }
 

@@ -13,7 +13,7 @@ use crate::closed::Closed;
 use crate::conn::Conn;
 use crate::handshake::{Agreed, Handshake};
 use crate::limits::Limits;
-use crate::stream::{Moved, Stream};
+use crate::stream::{IoResult, Stream};
 
 /// A connection in its handshake.
 pub struct Pending<S> {
@@ -184,13 +184,13 @@ impl<S: Stream> Pending<S> {
             self.received.reserve_exact(need - from);
             self.received.resize(need, 0);
             let moved = self.stream.read(&mut [IoSliceMut::new(&mut self.received[from..])]);
-            let read = if let Moved::Bytes(n) = moved { n } else { 0 };
+            let read = if let IoResult::Bytes(n) = moved { n } else { 0 };
             self.received.truncate(from + read);
             match moved {
-                Moved::Bytes(_) => {}
-                Moved::Blocked => return Ok(None),
-                Moved::Ended => return Err(Closed::Ended),
-                Moved::Failed { operation, errno } => return Err(Closed::System { operation, errno }),
+                IoResult::Bytes(_) => {}
+                IoResult::Blocked => return Ok(None),
+                IoResult::Ended => return Err(Closed::Ended),
+                IoResult::Failed { operation, errno } => return Err(Closed::System { operation, errno }),
             }
         }
     }
@@ -200,10 +200,10 @@ impl<S: Stream> Pending<S> {
         let out = self.handshake.out();
         while !out.is_empty() {
             match self.stream.write(&[IoSlice::new(out)]) {
-                Moved::Bytes(n) => drop(out.drain(..n)),
-                Moved::Blocked => return Ok(()),
-                Moved::Ended => return Err(Closed::Ended),
-                Moved::Failed { operation, errno } => return Err(Closed::System { operation, errno }),
+                IoResult::Bytes(n) => drop(out.drain(..n)),
+                IoResult::Blocked => return Ok(()),
+                IoResult::Ended => return Err(Closed::Ended),
+                IoResult::Failed { operation, errno } => return Err(Closed::System { operation, errno }),
             }
         }
         Ok(())

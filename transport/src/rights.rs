@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use pagelith_layouts::ids::NamespaceId;
-use pagelith_layouts::wire::request::{Ask, Verb};
+use pagelith_layouts::wire::request::{RequestBody, Verb};
 
 /// A set of namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,13 +111,13 @@ impl Rights {
     }
 
     /// Whether the peer may receive the events of a namespace.
-    pub fn may_hear(&self, namespace: NamespaceId) -> bool {
+    pub fn may_receive_events(&self, namespace: NamespaceId) -> bool {
         self.read && self.namespaces.contains(namespace)
     }
 
     /// Check that all of `ask` is allowed. It checks every key: those of items, of bases, and of
     /// the required members of groups.
-    pub fn check(&self, ask: &Ask<'_>) -> Result<(), NotAllowed> {
+    pub fn check(&self, ask: &RequestBody<'_>) -> Result<(), NotAllowed> {
         let verb = ask.verb();
         let may = right_of(verb).is_none_or(|right| self.has(right));
         if !may {
@@ -125,30 +125,33 @@ impl Rights {
         }
         let foreign = |namespace: NamespaceId| (!self.namespaces.contains(namespace)).then_some(namespace);
         let found = match ask {
-            Ask::Exists(keys)
-            | Ask::ExistsPrefix(keys)
-            | Ask::Remove(keys)
-            | Ask::Pin(_, keys)
-            | Ask::Lease(_, keys)
-            | Ask::Prefetch(keys)
-            | Ask::View(_, keys)
-            | Ask::Used(_, keys)
-            | Ask::Begin(_, keys) => keys.iter().find_map(|key| foreign(key.namespace())),
-            Ask::Get(items) => items.iter().find_map(|item| foreign(item.key.namespace())),
-            Ask::Put(puts) => {
+            RequestBody::Exists(keys)
+            | RequestBody::ExistsPrefix(keys)
+            | RequestBody::Remove(keys)
+            | RequestBody::Pin(_, keys)
+            | RequestBody::Lease(_, keys)
+            | RequestBody::Prefetch(keys)
+            | RequestBody::View(_, keys)
+            | RequestBody::Used(_, keys)
+            | RequestBody::Begin(_, keys) => keys.iter().find_map(|key| foreign(key.namespace())),
+            RequestBody::Get(items) => items.iter().find_map(|item| foreign(item.key.namespace())),
+            RequestBody::Put(puts) => {
                 let bases = (0..puts.group_count()).filter_map(|group| puts.base(group));
                 let required = puts.required().into_iter().flat_map(|keys| keys.iter());
                 let keys = puts.items().iter().map(|item| item.key).chain(bases).chain(required);
                 keys.into_iter().find_map(|key| foreign(key.namespace()))
             }
-            Ask::Clear(namespace) => foreign(*namespace),
-            // Events are filtered by namespace when they are sent ([`Rights::may_hear`]).
-            Ask::Flush | Ask::Stats | Ask::Ping | Ask::Events(_) => None,
+            RequestBody::Clear(namespace) => foreign(*namespace),
+            // Events are filtered by namespace when they are sent ([`Rights::may_receive_events`]).
+            RequestBody::Flush | RequestBody::Stats | RequestBody::Ping | RequestBody::Events(_) => None,
             // Identifiers of state of the connection, which was checked when that state was
             // created.
-            Ask::Unpin(_) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => None,
+            RequestBody::Unpin(_)
+            | RequestBody::Commit(_)
+            | RequestBody::Abort(_)
+            | RequestBody::Missing(_) => None,
             // Not bound to a namespace: each removal has the same effect while it runs.
-            Ask::Hold(_) | Ask::Release(_) => None,
+            RequestBody::Hold(_) | RequestBody::Release(_) => None,
         };
         found.map_or(Ok(()), |namespace| Err(NotAllowed { verb, namespace: Some(namespace) }))
     }

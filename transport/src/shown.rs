@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::Piece;
 use pagelith_io::shm::{Region, View};
-use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
+use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
 
 /// Maximum regions that one end hands over on a link.
 pub const REGIONS_MAX: usize = 32;
@@ -13,9 +13,9 @@ pub const REGIONS_MAX: usize = 32;
 /// Memory of this process that its peers may read. Each new link hands it over. Clones share the
 /// list.
 #[derive(Clone, Debug, Default)]
-pub struct Shows(Arc<Mutex<Vec<Arc<Region>>>>);
+pub struct SharedRegions(Arc<Mutex<Vec<Arc<Region>>>>);
 
-impl Shows {
+impl SharedRegions {
     /// Add a region. Returns false, and adds nothing, if the list has [`REGIONS_MAX`] regions.
     /// Regions that overlap its addresses are removed first: they are no longer mapped there.
     pub fn add(&self, region: Arc<Region>) -> bool {
@@ -37,14 +37,14 @@ impl Shows {
 
 /// The regions and files that each end has handed over, in that order.
 #[derive(Clone, Debug, Default)]
-pub struct Regions {
+pub struct LinkRegions {
     /// Memory of this end: pushes from it are passed by reference.
     pub own: Vec<Arc<Region>>,
     /// Memory of the peer.
     pub theirs: Vec<Arc<View>>,
 }
 
-impl Regions {
+impl LinkRegions {
     /// The locations of all of `parts` in this end's regions; `None` if one of them is outside of
     /// the regions, or if none has a byte.
     pub fn pieces(&self, parts: &[Part]) -> Option<Vec<ShownPiece>> {
@@ -64,7 +64,7 @@ impl Regions {
     }
 
     /// A reference to bytes in the peer's regions; `None` if it has handed over no such memory.
-    pub fn shown(&self, stretch: Stretch, pieces: impl Iterator<Item = ShownPiece>) -> Option<Shown> {
+    pub fn shown(&self, stretch: ItemRange, pieces: impl Iterator<Item = ShownPiece>) -> Option<Shown> {
         let piece = |piece: ShownPiece| {
             let view = self.theirs.get(piece.region as usize)?;
             view.has(piece.at, piece.length).then(|| (view.clone(), piece.at, piece.length))
@@ -73,19 +73,19 @@ impl Regions {
     }
 }
 
-/// A reference to bytes in the peer's memory files. The holder may read them until
+/// A reference to bytes in the peer's memory. The holder may read them until
 /// it hands the reference to [`Link::took`](crate::link::Link::took). The peer may change the bytes
 /// at any time, so the holder verifies its copy by checksums.
 #[derive(Debug)]
 pub struct Shown {
-    stretch: Stretch,
+    stretch: ItemRange,
     /// The pieces in order: a view, the offset in it, and the length.
     pieces: Vec<(Arc<View>, u64, u64)>,
 }
 
 impl Shown {
     /// The operation, item and offset.
-    pub fn stretch(&self) -> Stretch {
+    pub fn stretch(&self) -> ItemRange {
         self.stretch
     }
 
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn added_region_replaces_those_that_overlap_its_addresses() {
-        let (shows, page) = (Shows::default(), 4096);
+        let (shows, page) = (SharedRegions::default(), 4096);
         let at = |n: usize| (1 << 20) + n * page;
         let given = [region(at(0), page), region(at(1), page), region(at(2), page), region(at(4), page)];
         given.iter().for_each(|one| assert!(shows.add(one.clone())));

@@ -35,7 +35,7 @@ use crate::pending::Pending;
 
 pub use connect::{connect, dial};
 pub use connected::Socket;
-pub use listener::{Arrival, Listen, ListenError, Listener};
+pub use listener::{Arrival, ListenConfig, ListenError, Listener};
 
 /// The offer of an end at `address`: shared memory, and references to it, only within a host.
 fn offered(offer: Offer, address: &Address, can_share: bool) -> Offer {

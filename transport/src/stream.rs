@@ -6,11 +6,11 @@ use std::time::Duration;
 use pagelith_layouts::wire::Side;
 
 use crate::closed::Closed;
-use crate::shown::Regions;
+use crate::shown::LinkRegions;
 
 /// Result of one read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moved {
+pub enum IoResult {
     /// Number of bytes moved, at least 1.
     Bytes(usize),
     /// No byte can be moved now.
@@ -29,9 +29,9 @@ pub enum Moved {
 /// A bidirectional stream of bytes. Bytes arrive in order or not at all.
 pub trait Stream: Send {
     /// Fill `parts` in order with received bytes. Never waits.
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved;
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> IoResult;
     /// Send from `parts` in order. Never waits.
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved;
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult;
     /// Whether the stream moves to a faster carrier after the handshake if these features are
     /// agreed.
     fn goes_over(&self, _features: u64) -> bool {
@@ -45,12 +45,12 @@ pub trait Stream: Send {
     }
 
     /// Memory that the two ends share, after [`Stream::go_over`] has returned true.
-    fn regions(&self) -> Regions {
-        Regions::default()
+    fn regions(&self) -> LinkRegions {
+        LinkRegions::default()
     }
 
     /// As `write`, but without waking the peer: it finds the bytes when it next polls.
-    fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+    fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
         self.write(parts)
     }
 

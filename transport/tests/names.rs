@@ -16,13 +16,13 @@ use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_transport::address::{Address, Endpoint};
 use pagelith_transport::capability::Offer;
 use pagelith_transport::closed::Closed;
-use pagelith_transport::dial::{Dial, Dialing, Dialled, SocketDial};
+use pagelith_transport::dial::{Dial, DialProgress, Dialing, SocketDial};
 use pagelith_transport::handshake::Admission;
 use pagelith_transport::limits::Limits;
 use pagelith_transport::link::Link;
 use pagelith_transport::resolve::{Resolve, Resolver};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{Arrival, Listen, ListenError, Listener};
+use pagelith_transport::socket::{Arrival, ListenConfig, ListenError, Listener};
 
 /// Maximum single wait. In a passing test each wait ends with an event.
 const WAIT: Duration = Duration::from_secs(10);
@@ -50,9 +50,9 @@ fn offer(instance: u8) -> Offer {
     Offer::of_this_build([instance; 16])
 }
 
-fn listen(address: &str) -> Listen {
+fn listen(address: &str) -> ListenConfig {
     let admission = Admission::Connection(Rights::all());
-    Listen { address: address.parse().expect("an address"), admission, beyond_this_host: false }
+    ListenConfig { address: address.parse().expect("an address"), admission, beyond_this_host: false }
 }
 
 fn listener(address: &str, instance: u8) -> Listener {
@@ -91,9 +91,9 @@ fn dial_instance(dial: &SocketDial, servers: &mut [&mut Listener]) -> Result<u8,
             links.push(link);
         }
         dialing = match dialing.wait(Duration::from_millis(1)) {
-            Dialled::Ready(link) => return Ok(link.facts().peer_instance[0]),
-            Dialled::Over(why) => return Err(why),
-            Dialled::Waiting(dialing) => dialing,
+            DialProgress::Ready(link) => return Ok(link.facts().peer_instance[0]),
+            DialProgress::Over(why) => return Err(why),
+            DialProgress::Waiting(dialing) => dialing,
         };
     }
     panic!("no link within {WAIT:?}")
@@ -155,15 +155,15 @@ fn hung_resolver_blocks_no_dial_and_uses_one_thread() {
     let clock = Arc::new(HandClock::default());
     let dial = SocketDial { clock: clock.clone(), ..dial("tcp:store.test:7411", slow.clone()) };
     let waiting = |dialled| match dialled {
-        Dialled::Waiting(dialing) => dialing,
-        Dialled::Ready(_) => panic!("there is no address yet"),
-        Dialled::Over(why) => panic!("{why}"),
+        DialProgress::Waiting(dialing) => dialing,
+        DialProgress::Ready(_) => panic!("there is no address yet"),
+        DialProgress::Over(why) => panic!("{why}"),
     };
     let begin = || -> Box<dyn Dialing> { waiting(dial.begin().expect("begun").poll()) };
     let (first, second) = (begin(), begin());
     clock.pass(dial.limits.handshake);
     for dialing in [first, second] {
-        let Dialled::Over(why) = dialing.poll() else { panic!("its time limit has passed") };
+        let DialProgress::Over(why) = dialing.poll() else { panic!("its time limit has passed") };
         assert!(why.to_string().contains("no answer within 5000 ms"), "{why}");
     }
     // A new dial joins the running lookup.
@@ -174,7 +174,7 @@ fn hung_resolver_blocks_no_dial_and_uses_one_thread() {
     let instance = loop {
         server.poll(&mut links);
         third = match third.wait(Duration::from_millis(1)) {
-            Dialled::Ready(link) => break link.facts().peer_instance[0],
+            DialProgress::Ready(link) => break link.facts().peer_instance[0],
             dialled => waiting(dialled),
         };
     };
@@ -195,9 +195,9 @@ fn localhost_accepts_a_link_by_name() {
 fn host_name_with_a_remote_address_needs_the_option_and_a_key() {
     let names = Arc::new(FakeResolver::default());
     let resolver = Resolver::new(names.clone());
-    let made = |listen: &Listen| {
+    let made = |listen: &ListenConfig| {
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
-        Listener::resolved_by(&resolver, listen, offer(1), entropy, clock, Limits::default())
+        Listener::with_resolver(&resolver, listen, offer(1), entropy, clock, Limits::default())
             .map(|listener| listener.address().clone())
     };
     let by_name = listen("tcp:store.test:0");
@@ -206,7 +206,7 @@ fn host_name_with_a_remote_address_needs_the_option_and_a_key() {
     names.set(&[near, far]);
     assert_eq!(made(&by_name), Err(ListenError::BeyondThisHost(by_name.address.clone())));
     // With the option too, a listener without a key is refused.
-    let text = Listen { beyond_this_host: true, ..by_name.clone() };
+    let text = ListenConfig { beyond_this_host: true, ..by_name.clone() };
     assert_eq!(made(&text), Err(ListenError::NoKey(by_name.address.clone())));
     names.set(&[near]);
     assert!(made(&by_name).is_ok_and(|address| address.to_string().starts_with("tcp:store.test:")));

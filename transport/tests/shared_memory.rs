@@ -22,7 +22,7 @@ use pagelith_transport::limits::Limits;
 use pagelith_transport::link::{Event, Link};
 use pagelith_transport::pending::{Pending, Progress};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{Arrival, Listen, Listener, SocketLink};
+use pagelith_transport::socket::{Arrival, ListenConfig, Listener, SocketLink};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Maximum single wait. In a passing test each wait ends with an event.
@@ -47,7 +47,8 @@ fn meet_by_hand(after: impl FnOnce(&UnixStream)) -> (Result<Box<SocketLink>, Clo
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
     let address = Address::Unix(path.clone());
-    let listen = Listen { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
+    let listen =
+        ListenConfig { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
     let mut listener = Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), Limits::default())
         .expect("listens");
     let client = UnixStream::connect(&path).expect("connected");

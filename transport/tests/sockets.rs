@@ -28,14 +28,16 @@ use pagelith_transport::limits::{Limits, UNKNOWN_PEER_BYTES_MAX};
 use pagelith_transport::link::{Event, Link};
 use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{self, Arrival, Listen, ListenError, Listener, Socket, SocketLink, connect};
+use pagelith_transport::socket::{
+    self, Arrival, ListenConfig, ListenError, Listener, Socket, SocketLink, connect,
+};
 
 /// Maximum single wait. In a passing test each wait ends with an event.
 const WAIT: Duration = Duration::from_secs(10);
 
 fn listener(admission: Admission, offer: Offer, limits: Limits, clock: Arc<dyn Clock>) -> Listener {
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
-    let listen = Listen { address, admission, beyond_this_host: false };
+    let listen = ListenConfig { address, admission, beyond_this_host: false };
     Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, limits).expect("loopback")
 }
 
@@ -49,7 +51,7 @@ fn port(listener: &Listener) -> SocketAddr {
 /// A listener on a Unix socket, for processes of this user.
 fn at(path: &Path) -> Result<Listener, ListenError> {
     let admission = Admission::Connection(Rights::all());
-    let listen = Listen { address: Address::Unix(path.to_owned()), admission, beyond_this_host: false };
+    let listen = ListenConfig { address: Address::Unix(path.to_owned()), admission, beyond_this_host: false };
     Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), Limits::default())
 }
 
@@ -108,7 +110,7 @@ fn linked(carrier: Carrier, data_bytes_max: u32) -> (SocketLink, SocketLink) {
         Carrier::Tcp => "tcp:127.0.0.1:0".parse().expect("an address"),
         Carrier::Unix | Carrier::Shared => Address::Unix(dir.path().join("socket")),
     };
-    let listen = Listen { address, admission: keys(1), beyond_this_host: false };
+    let listen = ListenConfig { address, admission: keys(1), beyond_this_host: false };
     let mut listener =
         Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default()).expect("listens");
     let (client, server) = meet_over((offer, Some(key(1))), &mut listener);
@@ -401,7 +403,7 @@ fn refusals(arrivals: Vec<Arrival>) -> Vec<Option<Reason>> {
 #[test]
 fn remote_listener_needs_the_option_and_a_key() {
     let try_to = |address: &str, admission, beyond_this_host| {
-        let listen = Listen {
+        let listen = ListenConfig {
             address: format!("tcp:{address}").parse().expect("an address"),
             admission,
             beyond_this_host,

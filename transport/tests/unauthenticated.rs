@@ -24,7 +24,7 @@ use pagelith_transport::handshake::{Admission, Handshake};
 use pagelith_transport::limits::Limits;
 use pagelith_transport::pending::{Pending, Progress};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{Arrival, Listen, Listener, SocketLink, connect};
+use pagelith_transport::socket::{Arrival, ListenConfig, Listener, SocketLink, connect};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, bind, connect as start,
@@ -35,7 +35,7 @@ use rustix::net::{
 const WAIT: Duration = Duration::from_secs(10);
 
 fn at(address: Address, admission: Admission, limits: Limits, clock: Arc<dyn Clock>) -> Listener {
-    let listen = Listen { address, admission, beyond_this_host: false };
+    let listen = ListenConfig { address, admission, beyond_this_host: false };
     Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock, limits).expect("listens")
 }
 
@@ -300,8 +300,11 @@ fn descriptor_with_a_blocking_close_blocks_no_client() {
     for with_greeting in [true, false] {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("socket");
-        let listen =
-            Listen { address: Address::Unix(path.clone()), admission: admission(), beyond_this_host: false };
+        let listen = ListenConfig {
+            address: Address::Unix(path.clone()),
+            admission: admission(),
+            beyond_this_host: false,
+        };
         let limits = Limits { handshake: Duration::from_secs(600), ..Limits::default() };
         let mut listener =
             Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), limits).expect("listens");

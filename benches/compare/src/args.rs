@@ -69,7 +69,7 @@ impl RunArgs {
     }
 
     /// Whether a side is to be measured.
-    pub(crate) fn wants(&self, side: &str) -> bool {
+    pub(crate) fn is_selected(&self, side: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|start| side.starts_with(start.as_str()))
     }
 }

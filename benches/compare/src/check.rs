@@ -35,7 +35,7 @@ impl Check {
     pub(crate) fn value(&self, number: u64, value: &[u8]) {
         let right = match self.whole.load(Relaxed) {
             true => self.contents.is_whole(number, value),
-            false => self.contents.looks_right(number, value),
+            false => self.contents.samples_match(number, value),
         };
         self.wrong.fetch_add(u64::from(!right), Relaxed);
     }

@@ -9,7 +9,7 @@ use crate::rng::mix;
 use crate::work::Work;
 
 /// Bytes compared at each of three places of a value that its engine has verified.
-const GLANCE_BYTES: usize = 64;
+const SAMPLE_BYTES: usize = 64;
 
 /// The bytes of all objects, concatenated.
 pub(crate) struct Contents {
@@ -51,10 +51,10 @@ impl Contents {
     }
 
     /// Whether the length and a few bytes at the start, in the middle and at the end are right.
-    pub(crate) fn looks_right(&self, number: u64, value: &[u8]) -> bool {
+    pub(crate) fn samples_match(&self, number: u64, value: &[u8]) -> bool {
         let object = self.of(number);
-        let places = [0, object.len() / 2, object.len() - GLANCE_BYTES];
-        let same = |at: usize| value[at..at + GLANCE_BYTES] == object[at..at + GLANCE_BYTES];
+        let places = [0, object.len() / 2, object.len() - SAMPLE_BYTES];
+        let same = |at: usize| value[at..at + SAMPLE_BYTES] == object[at..at + SAMPLE_BYTES];
         value.len() == object.len() && places.into_iter().all(same)
     }
 }
@@ -68,12 +68,12 @@ mod tests {
         let work = Work { object_bytes: 4096, objects: 3, batch: 1, depth: 1, threads: 1, seed: 5 };
         let contents = Contents::new(&work).unwrap();
         let mut value = contents.of(1).to_vec();
-        assert!(contents.is_whole(1, &value) && contents.looks_right(1, &value));
-        assert!(!contents.is_whole(2, &value) && !contents.looks_right(2, &value));
-        assert!(!contents.is_whole(1, &value[1..]) && !contents.looks_right(1, &value[..4095]));
+        assert!(contents.is_whole(1, &value) && contents.samples_match(1, &value));
+        assert!(!contents.is_whole(2, &value) && !contents.samples_match(2, &value));
+        assert!(!contents.is_whole(1, &value[1..]) && !contents.samples_match(1, &value[..4095]));
         value[1000] ^= 1;
         assert!(!contents.is_whole(1, &value));
         value[4095] ^= 1;
-        assert!(!contents.looks_right(1, &value));
+        assert!(!contents.samples_match(1, &value));
     }
 }

@@ -45,11 +45,11 @@ impl Readers {
                     let Ok(Part { numbers, batch }) = part else { break };
                     let outcome = numbers.into_iter().try_for_each(&mut read);
                     let is_last = batch.left.fetch_sub(1, AcqRel) == 1;
-                    let said = match outcome {
+                    let result = match outcome {
                         Ok(()) if !is_last => continue,
                         outcome => report.send(outcome.map(|()| batch.begun.elapsed())),
                     };
-                    if said.is_err() {
+                    if result.is_err() {
                         break;
                     }
                 }

@@ -10,7 +10,7 @@ use crate::peer::{Manner, Round};
 use crate::result::Line;
 use crate::work::shown_size;
 
-const OURS: &str = "pagelith";
+const PAGELITH: &str = "pagelith";
 const LIMIT: &str = "fio";
 
 /// Rounds of one size, by side in file order, then by number.
@@ -43,7 +43,7 @@ pub(crate) fn of_lines(lines: &str) -> anyhow::Result<String> {
         }
     }
     for size in sizes.values_mut() {
-        size.sides.sort_by_key(|(name, ..)| (name != OURS, name != LIMIT));
+        size.sides.sort_by_key(|(name, ..)| (name != PAGELITH, name != LIMIT));
     }
     write_phase(&mut out, "Gets", &sizes, |r| &r.get)?;
     write_phase(&mut out, "Puts", &sizes, |r| &r.put)?;
@@ -75,9 +75,9 @@ fn write_phase(
                 shown_size(*bytes),
                 figure(|p| p.gb_per_s),
                 to(Some(rounds), of(LIMIT), |p| p.gb_per_s),
-                to(of(OURS), Some(rounds), |p| p.gb_per_s),
+                to(of(PAGELITH), Some(rounds), |p| p.gb_per_s),
                 figure(|p| p.cpu_s_per_gb),
-                to(of(OURS), Some(rounds), |p| p.cpu_s_per_gb),
+                to(of(PAGELITH), Some(rounds), |p| p.cpu_s_per_gb),
                 figure(|p| p.p50_us),
                 figure(|p| p.p99_us),
             )?;
@@ -186,8 +186,7 @@ mod tests {
                 Line::Round { object_bytes: 65536, round: 0, side: side.into(), manner: manner.clone(), of };
             serde_json::to_string(&line).unwrap()
         };
-        let skipped =
-            Line::Skipped { object_bytes: 65536, side: "nixl".into(), why: "it is not here".into() };
+        let skipped = Line::Skipped { object_bytes: 65536, side: "nixl".into(), why: "not installed".into() };
         let lines = [line("foyer"), line("fio"), line("pagelith"), serde_json::to_string(&skipped).unwrap()];
         let table = of_lines(&lines.join("\n")).unwrap();
         let at = |what: &str| table.find(what).unwrap();
@@ -196,6 +195,6 @@ mod tests {
             first < at("| 64 KiB | fio |") && at("| 64 KiB | fio |") < at("| 64 KiB | foyer |"),
             "{table}"
         );
-        assert!(table.contains("| nixl | skipped: it is not here |"), "{table}");
+        assert!(table.contains("| nixl | skipped: not installed |"), "{table}");
     }
 }

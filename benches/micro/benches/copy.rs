@@ -9,7 +9,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagelith::io::fused::{Piece, Stores, copy_blocks};
+use pagelith::io::fused::{Piece, StoreKind, copy_blocks};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::{ids::PrefixHash, namespace::Namespace, shard::Shard};
 use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
@@ -121,7 +121,7 @@ fn get(c: &mut Criterion) {
                         let seen = |sum| {
                             black_box(sum);
                         };
-                        copy_blocks([value], [Piece::Lent(object)], blocks, Stores::Cached, seen);
+                        copy_blocks([value], [Piece::Lent(object)], blocks, StoreKind::Cached, seen);
                     }
                 });
             });

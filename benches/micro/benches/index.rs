@@ -18,7 +18,7 @@ use common::{keys, mix};
 const OBJECTS: [u64; 2] = [64 << 10, 1 << 20];
 const BATCHES: [usize; 2] = [1, 1024];
 /// Keys that are looked up in turn: more than a cache holds.
-const ASKED: u64 = 256 << 10;
+const LOOKUPS: u64 = 256 << 10;
 /// First number of objects that were never put.
 const ABSENT: u64 = 1 << 40;
 const PAGE: u64 = 4096;
@@ -27,8 +27,8 @@ const LINE: usize = 64;
 const INDEX_BYTES: u64 = 40;
 
 /// Numbers below `objects` in random order, some repeatedly.
-fn asked(objects: u64) -> impl Iterator<Item = u64> {
-    (0..ASKED).map(move |i| mix(i ^ 0xa5a5) % objects)
+fn sampled(objects: u64) -> impl Iterator<Item = u64> {
+    (0..LOOKUPS).map(move |i| mix(i ^ 0xa5a5) % objects)
 }
 
 /// A DRAM-only store with this many objects; `None` on a machine that is too small.
@@ -50,12 +50,12 @@ fn filled(objects: u64) -> Option<Store> {
 fn exists(c: &mut Criterion) {
     for objects in OBJECTS {
         let Some(store) = filled(objects) else { continue };
-        let present = keys(asked(objects));
-        let absent = keys(asked(objects).map(|number| ABSENT + number));
+        let present = keys(sampled(objects));
+        let absent = keys(sampled(objects).map(|number| ABSENT + number));
         let lines = (objects * INDEX_BYTES) as usize / LINE;
         let mut table = AlignedBuf::new(lines * LINE).expect("memory");
         table.fill(1);
-        let places: Vec<usize> = asked(lines as u64).map(|line| line as usize * LINE).collect();
+        let places: Vec<usize> = sampled(lines as u64).map(|line| line as usize * LINE).collect();
         for batch in BATCHES {
             let mut group = c.benchmark_group(format!("exists_batch of {batch}"));
             group.throughput(Throughput::Elements(batch as u64));
@@ -76,7 +76,7 @@ fn exists(c: &mut Criterion) {
         }
         let found = store.exists_batch(&present, Options::default()).iter().filter(|found| **found).count();
         let strange = store.exists_batch(&absent, Options::default()).iter().filter(|found| **found).count();
-        assert_eq!((found, strange), (present.len(), 0), "what was asked for is there, or is not");
+        assert_eq!((found, strange), (present.len(), 0), "wrong number of keys found");
     }
 }
 

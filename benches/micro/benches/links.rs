@@ -8,7 +8,7 @@
 //! checksums them. Gets from SSD use a store in the system's directory for temporary files
 //! (`TMPDIR`), embedded and through shared memory: staged by the server.
 #![allow(missing_docs, reason = "criterion's macros")]
-#![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
+#![allow(clippy::disallowed_methods, reason = "measures threads by the real clock")]
 
 mod bare;
 mod common;
@@ -55,8 +55,9 @@ fn links(c: &mut Criterion) {
             for batch in keys(0..objects).chunks(BATCH) {
                 sides[0].1.put(batch, &buffers[..batch.len()]);
             }
-            let asked = keys((0..objects * 4).map(|i| mix(i) % objects));
-            let batch = |turn: u64| &asked[(mix(turn) as usize % (asked.len() / BATCH)) * BATCH..][..BATCH];
+            let requested = keys((0..objects * 4).map(|i| mix(i) % objects));
+            let batch =
+                |turn: u64| &requested[(mix(turn) as usize % (requested.len() / BATCH)) * BATCH..][..BATCH];
 
             let mut group = c.benchmark_group(format!("get {BATCH} of {} KiB", object_bytes >> 10));
             group.throughput(Throughput::Bytes((BATCH * object_bytes) as u64));
@@ -116,7 +117,7 @@ fn links(c: &mut Criterion) {
             group.finish();
 
             for (what, key) in [
-                ("exists of 1", asked[0]),
+                ("exists of 1", requested[0]),
                 ("exists of 1 that is not here", keys((1 << 60)..(1 << 60) + 1)[0]),
             ] {
                 let mut group = c.benchmark_group(format!("{what}, objects of {} KiB", object_bytes >> 10));

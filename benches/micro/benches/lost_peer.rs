@@ -8,10 +8,7 @@
 //! number of affected gets, their duration (median, longest), and by how much of its deadline the
 //! longest was late. Hits are compared byte by byte; memory of finished gets is checked again after
 //! the peer continued.
-#![allow(
-    clippy::disallowed_methods,
-    reason = "processes and threads are what is measured, by the real clock"
-)]
+#![allow(clippy::disallowed_methods, reason = "measures processes and threads by the real clock")]
 #![allow(clippy::print_stdout, reason = "a table is what comes of it")]
 
 mod common;
@@ -32,7 +29,7 @@ use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -42,7 +39,7 @@ const OBJECTS: usize = 64;
 const OBJECT_BYTES: usize = 1 << 20;
 const TRIALS: u64 = 50;
 const WAIT: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Fills memory that no one may write any more.
 const UNTOUCHED: u8 = 0xa5;
 
@@ -64,9 +61,10 @@ fn store(dram: u64, peers: Vec<Peer>) -> Store {
 }
 
 /// The peer's process: serves clients until it is lost.
-fn be_a_peer(address: Address) -> ! {
+fn run_peer(address: Address) -> ! {
     let store: &'static Store = Box::leak(Box::new(store(256 << 20, Vec::new())));
-    let listen = Listen { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
+    let listen =
+        ListenConfig { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     let offer = Offer::of_this_build([1; 16]);
     let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
@@ -101,7 +99,7 @@ impl Process {
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
         let address: Address = line.trim().parse().expect("an address");
-        let there = Attached::to(&address, None, PATIENCE).expect("attached");
+        let there = Attached::to(&address, None, TIME_LIMIT).expect("attached");
         let keys = keys(0..OBJECTS as u64);
         let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..]]).collect();
         let puts: Vec<_> =
@@ -161,7 +159,7 @@ fn trial(
     // A new store for each trial: it has no failed requests yet.
     let near = peer.asked_by();
     let mut buffers = buffers();
-    let (_, hits) = get(&near, &mut buffers, PATIENCE);
+    let (_, hits) = get(&near, &mut buffers, TIME_LIMIT);
     assert!(hits.iter().all(|hit| *hit), "all is at the peer");
     buffers.iter_mut().for_each(|buffer| buffer.fill(UNTOUCHED));
     let together = Barrier::new(2);
@@ -186,7 +184,7 @@ fn trial(
         // Data that the peer still had to send arrives before the reply to this get, over the same
         // link or another.
         let mut others = self::buffers();
-        get(&near, &mut others, PATIENCE);
+        get(&near, &mut others, TIME_LIMIT);
     }
     assert!(buffers.iter().all(|buffer| buffer.iter().all(|byte| *byte == UNTOUCHED)), "touched late");
     hits.iter().any(|hit| !hit).then_some(took)
@@ -194,7 +192,7 @@ fn trial(
 
 fn main() {
     if let Some(listen) = std::env::args().skip_while(|arg| arg != "peer").nth(1) {
-        be_a_peer(listen.parse().expect("an address"));
+        run_peer(listen.parse().expect("an address"));
     }
     let trials = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(TRIALS);
     let mut values = buffers();
@@ -240,7 +238,7 @@ fn main() {
 /// The median duration of a get of every object.
 fn whole(peer: &Process) -> Duration {
     let (near, mut buffers) = (peer.asked_by(), buffers());
-    let mut took: Vec<Duration> = (0..5).map(|_| get(&near, &mut buffers, PATIENCE).0).collect();
+    let mut took: Vec<Duration> = (0..5).map(|_| get(&near, &mut buffers, TIME_LIMIT).0).collect();
     took.sort();
     took[2]
 }

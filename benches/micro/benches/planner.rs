@@ -11,7 +11,7 @@ use pagelith_layouts::ids::SegmentId;
 
 // The engine's own file, because its planner is private.
 #[path = "../../../engine/src/read/plan.rs"]
-#[allow(dead_code, reason = "what is not measured")]
+#[allow(dead_code, reason = "parts that are not measured")]
 mod plan;
 
 use plan::{ReadTarget, plan};

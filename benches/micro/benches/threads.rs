@@ -5,7 +5,7 @@
 //! the memory: as many threads that copy and hash, or copy. Throughput is that of all threads
 //! together.
 #![allow(missing_docs, reason = "criterion's macros")]
-#![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
+#![allow(clippy::disallowed_methods, reason = "measures threads by the real clock")]
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagelith::io::fused::{Piece, Stores, copy_blocks};
+use pagelith::io::fused::{Piece, StoreKind, copy_blocks};
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
@@ -87,12 +87,12 @@ fn at_once(threads: u64, turns: u64, work: &(impl Fn(u64, &mut [AlignedBuf]) + S
 
 fn threads(c: &mut Criterion) {
     let store = filled(OBJECT_BYTES);
-    let asked = keys((0..64 * KEYS as u64).map(|i| mix(i) % OBJECTS));
+    let requested = keys((0..64 * KEYS as u64).map(|i| mix(i) % OBJECTS));
     let mut group = c.benchmark_group(format!("exists_batch of {KEYS}"));
     group.throughput(Throughput::Elements(KEYS as u64));
     measure(&mut group, "threads", |turn, _| {
         let at = (mix(turn) % 63) as usize * KEYS;
-        black_box(store.exists_batch(&asked[at..at + KEYS], Options::default()));
+        black_box(store.exists_batch(&requested[at..at + KEYS], Options::default()));
     });
     group.finish();
 
@@ -108,13 +108,13 @@ fn threads(c: &mut Criterion) {
             let seen = |sum| {
                 black_box(sum);
             };
-            copy_blocks([&mut to[..]], [Piece::Lent(from)], blocks, Stores::Cached, seen);
+            copy_blocks([&mut to[..]], [Piece::Lent(from)], blocks, StoreKind::Cached, seen);
         }
     });
     measure(&mut group, "get", |turn, buffers| {
-        let at = (mix(turn) as usize % (asked.len() / BATCH)) * BATCH;
+        let at = (mix(turn) as usize % (requested.len() / BATCH)) * BATCH;
         let mut pieces: Vec<[&mut [u8]; 1]> = buffers.iter_mut().map(|b| [&mut b[..]]).collect();
-        let mut gets: Vec<_> = asked[at..at + BATCH]
+        let mut gets: Vec<_> = requested[at..at + BATCH]
             .iter()
             .zip(&mut pieces)
             .map(|(key, pieces)| GetSlice { key: *key, range: None, pieces })

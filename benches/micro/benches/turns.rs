@@ -6,7 +6,7 @@
 //! and `by-calls` by one that does not; `tcp` gets over TCP beside a bare loop that sends, receives and checksums as many bytes; `looks` look-ups of one key, of which the median
 //! of each round's 5,000 is taken. Of each the medians of all rounds (21), us a batch, and the median of their ratios with the middle half of them.
 //! A round counts only if two threads had a core each right before and right after it ([`cores`]); how often they had not is said.
-#![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
+#![allow(clippy::disallowed_methods, reason = "measures threads by the real clock")]
 #![allow(clippy::print_stdout, reason = "a table is what comes of it")]
 
 mod bare;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
 use pagelith::AlignedBuf;
-use pagelith::io::shm::{Region, survive_shrinking};
+use pagelith::io::shm::{Region, handle_truncation_sigbus};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::address::Address;
 
@@ -96,11 +96,11 @@ fn in_flight(side: &Side<'_>, what: What, batches: &mut Batches, buffers: &mut V
 /// not count.
 fn rounds(count: usize, mut round: impl FnMut() -> (f64, f64)) -> (Vec<(f64, f64)>, usize) {
     let (mut times, mut others) = (Vec::with_capacity(count), 0);
-    let mut has_cores = cores::two_run();
+    let mut has_cores = cores::has_two_cores();
     while times.len() < count {
         let taken = has_cores.then(&mut round);
         std::thread::sleep(LOOKED);
-        has_cores = cores::two_run();
+        has_cores = cores::has_two_cores();
         match taken.filter(|_| has_cores) {
             Some(taken) => times.push(taken),
             None => others += 1,
@@ -230,7 +230,7 @@ fn main() {
     let is = |name: &str| std::env::args().any(|arg| arg == name);
     let unsealed = is("unsealed") || is("by-calls");
     if is("unsealed") {
-        survive_shrinking().expect("signals");
+        handle_truncation_sigbus().expect("signals");
     }
     match (is("tcp"), is("looks")) {
         (true, _) => return tcp(count),

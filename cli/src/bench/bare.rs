@@ -11,7 +11,7 @@ use pagelith::config::SsdIo;
 use pagelith::io::buffer::Part;
 use pagelith::io::disk::{Completion, Disk, FileId, Op as DiskOp, Queue};
 use pagelith::io::fault::FaultKind;
-use pagelith::io::probe::{SideChoice, open_disk};
+use pagelith::io::probe::{BackendChoice, open_disk};
 use pagelith::layouts::align::{ALIGN, align_up};
 use pagelith::layouts::footer::FooterEntry;
 use pagelith::layouts::ids::SegmentId;
@@ -44,7 +44,7 @@ pub(super) struct LimitFile {
     pub(super) baseline: Option<Baseline>,
     dir: PathBuf,
     name: &'static str,
-    side: SideChoice,
+    side: BackendChoice,
     /// The extents to read at random: (offset, length), multiples of 4096.
     extents: Vec<(u64, usize)>,
     /// Offset of the next write.
@@ -117,9 +117,9 @@ impl LimitFile {
 
     fn named(shape: Shape, baseline: Option<Baseline>, dir: &Path, io: Option<SsdIo>) -> LimitFile {
         let side = match io.unwrap_or_default() {
-            SsdIo::Auto => SideChoice::Auto,
-            SsdIo::Uring => SideChoice::Uring,
-            SsdIo::Blocking => SideChoice::Blocking,
+            SsdIo::Auto => BackendChoice::Auto,
+            SsdIo::Uring => BackendChoice::Uring,
+            SsdIo::Blocking => BackendChoice::Blocking,
         };
         let rng = SplitMix64::new(shape.seed);
         LimitFile {

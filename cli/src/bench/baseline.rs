@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 
 use clap::ValueEnum;
 use pagelith::AlignedBuf;
-use pagelith::io::fused::{Copier, Piece, Stores};
-use pagelith::io::threads::no_thread;
+use pagelith::io::fused::{Copier, Piece, StoreKind};
+use pagelith::io::threads::thread_start_fault;
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths, checksum};
 
 use super::{Op, Shape};
@@ -151,7 +151,7 @@ impl CopyThread {
             }
         };
         let thread = std::thread::Builder::new().spawn(body);
-        let thread = thread.map_err(|error| std::io::Error::other(no_thread("copying", &error)))?;
+        let thread = thread.map_err(|error| std::io::Error::other(thread_start_fault("copying", &error)))?;
         Ok(CopyThread { free: Some(free), copied, thread: Some(thread) })
     }
 
@@ -172,7 +172,7 @@ impl Drop for CopyThread {
 /// pass.
 fn copy<'a>(sources: &mut impl Iterator<Item = &'a AlignedBuf>, pieces: &mut [AlignedBuf]) {
     let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-    let mut copier = Copier::new(Stores::of(bytes as u64));
+    let mut copier = Copier::new(StoreKind::of(bytes as u64));
     let pairs = pieces.as_chunks_mut::<2>().0;
     for ([header, object], source) in pairs.iter_mut().zip(sources) {
         header.fill(1);

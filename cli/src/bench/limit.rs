@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::Context;
 use pagelith::AlignedBuf;
 use pagelith::config::SsdIo;
-use pagelith::io::fused::{Piece, Stores, copy_blocks};
+use pagelith::io::fused::{Piece, StoreKind, copy_blocks};
 use pagelith::layouts::align::align_up;
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 
@@ -182,7 +182,7 @@ impl MemoryCopies {
 
     fn get(&mut self, slot: usize) {
         let range = self.object_range();
-        let stores = Stores::of((self.shape.batch * self.shape.object_bytes) as u64);
+        let stores = StoreKind::of((self.shape.batch * self.shape.object_bytes) as u64);
         let lengths = block_lengths(0..self.shape.object_bytes as u64, BLOCK_BYTES);
         let (to, from) = ([&mut self.buffers[slot][..]], [Piece::Lent(&self.arena[range])]);
         copy_blocks(to, from, lengths, stores, |sum| {

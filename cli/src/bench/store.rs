@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail};
 use pagelith::config::ValidConfig;
-use pagelith::io::threads::no_thread;
+use pagelith::io::threads::thread_start_fault;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
     AlignedBuf, Destination, Done, Get, GetDone, GetOutcome, GetSlice, Options, Registration, Session, Store,
@@ -305,7 +305,7 @@ impl Bench {
         let first = self.next_new;
         let read = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().spawn_scoped(scope, || writer.run(&next, &over));
-            let thread = thread.map_err(|error| no_thread("writer", &error))?;
+            let thread = thread.map_err(|error| thread_start_fault("writer", &error))?;
             let mut timer = Timer::start(self.shape.round);
             let mut objects = 0;
             let mut reads = || {

@@ -11,7 +11,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, retry_on_intr};
 
 use super::locks::{self, LockKind, Locks};
-use crate::machine::{Access, open_own, write_in_place};
+use crate::machine::{Access, open_store_file, write_in_place};
 
 /// Bytes of zeros written at once.
 const ZEROS: usize = 1 << 20;
@@ -118,7 +118,7 @@ impl Files {
 
 /// The reason why a file cannot be opened for writing.
 fn open_error(path: &Path) -> String {
-    match open_own(path, Access::Write) {
+    match open_store_file(path, Access::Write) {
         Ok(_) => format!("it was created meanwhile file={}", path.display()),
         Err(fault) => fault.to_string(),
     }

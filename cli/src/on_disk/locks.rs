@@ -3,14 +3,14 @@
 //! descriptions.
 //!
 //! After `kill -9` the kernel keeps a lock while a write of the dead process is in flight, which
-//! may lock_all seconds. Only in that case is it useful to wait for a lock.
+//! may take seconds. Only in that case is it useful to wait for a lock.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::machine::{Access, has_ended, open_own};
+use crate::machine::{Access, has_ended, open_store_file};
 
 /// Maximum wait for the last writes of a dead owner.
 const DEAD_OWNER_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ pub(crate) fn lock_all(files: &[PathBuf], kind: LockKind, owner: Option<&str>) -
     let mut held = BTreeMap::new();
     for path in files {
         let access = if kind == LockKind::Exclusive { Access::Write } else { Access::Read };
-        let Ok(file) = open_own(path, access).map(File::from) else { continue };
+        let Ok(file) = open_store_file(path, access).map(File::from) else { continue };
         let locked = || match kind {
             LockKind::Shared => file.try_lock_shared(),
             LockKind::Exclusive => file.try_lock(),

@@ -20,7 +20,7 @@ use pagelith_layouts::manifest::{self, BlockDamage, Manifest, Superblock};
 use pagelith_layouts::names;
 use pagelith_layouts::wire::printable::Printable;
 
-use crate::machine::{Access, FaultKind, open_own};
+use crate::machine::{Access, FaultKind, open_store_file};
 
 /// Maximum bytes read of a manifest copy: twice the size for the largest configuration, so that a
 /// huge file of that name cannot exhaust memory.
@@ -120,7 +120,7 @@ impl OnDisk {
     pub(crate) fn missing(&self) -> anyhow::Result<Vec<(usize, &Path)>> {
         let mut missing = Vec::new();
         for (i, dir) in self.dirs.iter().enumerate() {
-            if !list_if_exists(dir)?.is_some_and(|names| names.iter().any(|n| names::is_ours(n))) {
+            if !list_if_exists(dir)?.is_some_and(|names| names.iter().any(|n| names::is_store_file(n))) {
                 missing.push((i, dir.as_path()));
             }
         }
@@ -265,7 +265,7 @@ pub(crate) fn files_of(dirs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     for dir in dirs {
         let names = list_if_exists(dir)?;
         absent = absent.or(names.is_none().then_some(dir));
-        for name in names.unwrap_or_default().iter().filter(|n| names::is_ours(n)) {
+        for name in names.unwrap_or_default().iter().filter(|n| names::is_store_file(n)) {
             if name == names::CREATING {
                 bail!("not a store: its creation was not finished dir={}", dir.display());
             }
@@ -306,7 +306,7 @@ pub(crate) fn list(dir: &Path) -> anyhow::Result<Vec<String>> {
 }
 
 fn open_if_exists(path: &Path) -> anyhow::Result<Option<File>> {
-    match open_own(path, Access::Read) {
+    match open_store_file(path, Access::Read) {
         Ok(fd) => Ok(Some(File::from(fd))),
         Err(fault) if fault.kind == FaultKind::NotFound => Ok(None),
         Err(fault) => Err(fault).context("cannot open a file of the store"),

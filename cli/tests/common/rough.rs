@@ -19,7 +19,7 @@ use pagelith::transport::conn::Conn;
 use pagelith::transport::handshake::Handshake;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::pending::{Pending, Progress};
-use pagelith::transport::stream::{Moved, Stream};
+use pagelith::transport::stream::{IoResult, Stream};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Longest wait for bytes, at a time.
@@ -34,24 +34,24 @@ pub struct Rough {
     hands: Vec<OwnedFd>,
 }
 
-fn moved(result: std::io::Result<usize>, operation: &'static str) -> Moved {
+fn moved(result: std::io::Result<usize>, operation: &'static str) -> IoResult {
     match result {
-        Ok(0) => Moved::Ended,
-        Ok(n) => Moved::Bytes(n),
-        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Moved::Blocked,
-        Err(e) => Moved::Failed { operation, errno: e.raw_os_error().unwrap_or(0) },
+        Ok(0) => IoResult::Ended,
+        Ok(n) => IoResult::Bytes(n),
+        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => IoResult::Blocked,
+        Err(e) => IoResult::Failed { operation, errno: e.raw_os_error().unwrap_or(0) },
     }
 }
 
 impl Stream for Rough {
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> IoResult {
         match self.deaf.load(Ordering::Relaxed) {
-            true => Moved::Blocked,
+            true => IoResult::Blocked,
             false => moved(self.socket.read_vectored(parts), "read"),
         }
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
         moved(self.socket.write_vectored(parts), "write")
     }
 

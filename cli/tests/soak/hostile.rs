@@ -9,7 +9,7 @@ use std::time::Duration;
 use pagelith::layouts::ids::{OpId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
-use pagelith::layouts::wire::request::{self, Ask, GetItem, Terms};
+use pagelith::layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
 use pagelith::layouts::wire::{Frame, Kind, List};
 use pagelith::transport::address::Address;
 use pagelith::transport::conn::Conn;
@@ -59,7 +59,7 @@ fn request(tenant: &Tenant) -> Vec<u8> {
         GetItem::new(key, None, 12_345)
     };
     let items: Vec<GetItem> = (0..ITEMS).map(item).collect();
-    request::encode(Terms::default(), &Ask::Get(List::of(&items)))
+    request::encode(RequestOptions::default(), &RequestBody::Get(List::of(&items)))
 }
 
 /// Send as many requests as the store accepts over several links, and read no response; repeatedly.

@@ -1,34 +1,34 @@
-//! What an object was put together with, and what it is attached to.
+//! Group metadata of an object: the number of members of its group, and its base.
 
 use pagelith_layouts::ids::Sequence;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::{GroupKind, RecordFacts};
 
-/// What an object was put with.
+/// The group that an object was put with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Together {
-    /// How many objects were put together, itself among them; 0 if that is not known.
+pub(crate) struct GroupInfo {
+    /// Number of objects in the group; 0 if unknown.
     pub members: u32,
-    /// What they are attached to, if they are.
+    /// Their base; `None` if they are not attached.
     pub attached: Option<AttachedTo>,
 }
 
-/// What objects are attached to.
+/// The base group that objects are attached to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachedTo {
-    /// Name of the base group, as records have it.
+    /// Name of the base group, as in records.
     pub base_group: u64,
-    /// With that name, tells what was put together from all else.
+    /// Together with `base_group`, identifies the group.
     pub sequence: Sequence,
-    /// An object of the base group, where that is known.
+    /// An object of the base group, if known.
     pub base: Option<Box<ObjectKey>>,
 }
 
-impl Together {
-    /// Objects on SSD.
-    pub fn of_record(facts: &RecordFacts, members: usize) -> Together {
+impl GroupInfo {
+    /// The group of a record on SSD.
+    pub fn of_record(facts: &RecordFacts, members: usize) -> GroupInfo {
         let to = || AttachedTo { base_group: facts.base_group.0, sequence: facts.sequence, base: None };
         let is_attached = facts.group_kind == GroupKind::Attached;
-        Together { members: members as u32, attached: is_attached.then(to) }
+        GroupInfo { members: members as u32, attached: is_attached.then(to) }
     }
 }

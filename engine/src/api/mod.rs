@@ -1,10 +1,10 @@
 //! Types of the public API without state: requests, outcomes, errors, hit rules, events, counters.
 
+pub(crate) mod borrowed;
 pub(crate) mod error;
 pub(crate) mod events;
 pub(crate) mod group_info;
 pub(crate) mod hits;
-pub(crate) mod lent;
 pub(crate) mod outcome;
 pub(crate) mod page_depth;
 pub(crate) mod request;

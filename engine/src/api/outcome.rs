@@ -5,7 +5,7 @@ use std::fmt;
 use pagelith_layouts::checksum::{Checksum, Checksums};
 
 use crate::api::error::{Error, Result};
-use crate::api::group_info::Together;
+use crate::api::group_info::GroupInfo;
 use crate::api::hits::PagesFound;
 use crate::api::request::{Destination, Source};
 
@@ -106,24 +106,24 @@ pub struct GetDone {
     /// The object's length in bytes, if it was found.
     pub(crate) length: u64,
     /// Metadata of the object, if it was requested.
-    pub(crate) proof: Option<Box<Proof>>,
+    pub(crate) meta: Option<Box<ObjectMeta>>,
 }
 
 impl GetDone {
-    /// The checksums of the object's blocks and the metadata of its put; empty unless requested.
-    pub(crate) fn proven(&self) -> (&[Checksum], Together) {
-        self.proof.as_ref().map(|proof| (&proof.checksums[..], proof.with.clone())).unwrap_or_default()
+    /// The checksums of the object's blocks, and its group; empty unless requested.
+    pub(crate) fn metadata(&self) -> (&[Checksum], GroupInfo) {
+        self.meta.as_ref().map(|meta| (&meta.checksums[..], meta.group.clone())).unwrap_or_default()
     }
 }
 
-/// Metadata of a found object, for sessions with proofs. Boxed in [`GetDone`], since other sessions
-/// do not need it.
+/// Metadata of a found object, for sessions that request it. Boxed in [`GetDone`], since other
+/// sessions do not need it.
 #[derive(Debug, Default)]
-pub(crate) struct Proof {
+pub(crate) struct ObjectMeta {
     /// The checksums of all its blocks.
     pub checksums: Checksums,
-    /// Metadata of its put.
-    pub with: Together,
+    /// The group that it was put with.
+    pub group: GroupInfo,
 }
 
 /// A finished put: its outcome, and the caller's memory.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pagelith_io::buffer::{AlignedBuf, Keep, Part};
 use pagelith_layouts::key::ObjectKey;
 
-use crate::state::reserve::Arrived;
+use crate::state::reserve::FilledReservation;
 use crate::write::put::client_memory::ClientPayload;
 
 /// One request of a cache controller (for example one prompt): objects used under it count as
@@ -36,27 +36,27 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Source {
     pub(crate) parts: Vec<Part>,
-    /// Where they are instead, if there are no parts.
-    pub(crate) elsewhere: Option<Elsewhere>,
+    /// The payload of a put over a link; `parts` is empty then.
+    pub(crate) payload: Option<Payload>,
 }
 
-/// Where the bytes of an object are that came over a link.
+/// Payload of an object that a client or a peer put over a link.
 #[derive(Debug)]
-pub(crate) enum Elsewhere {
-    /// In the arena already.
-    Arrived(Arrived),
-    /// In the client's memory.
-    Shown(ClientPayload),
+pub(crate) enum Payload {
+    /// Received into the arena.
+    Filled(FilledReservation),
+    /// In memory that the client shares.
+    Client(ClientPayload),
 }
 
 impl Source {
     pub(crate) fn of(parts: Vec<Part>) -> Source {
-        Source { parts, elsewhere: None }
+        Source { parts, payload: None }
     }
 
-    /// Bytes that came over a link.
-    pub(crate) fn elsewhere(elsewhere: Elsewhere) -> Source {
-        Source { parts: Vec::new(), elsewhere: Some(elsewhere) }
+    /// The payload of a put over a link.
+    pub(crate) fn from_payload(payload: Payload) -> Source {
+        Source { parts: Vec::new(), payload: Some(payload) }
     }
 
     /// Store a buffer's bytes; the buffer is returned when the put is done.
@@ -68,8 +68,8 @@ impl Source {
     pub fn shared(bytes: Arc<[u8]>) -> Source {
         let (ptr, len) = (NonNull::from(&bytes[..]).cast(), bytes.len());
         let keep: Keep = Arc::new(bytes);
-        // SAFETY: the bytes are on the heap behind the Arc that `keep` holds, are initialised, and
-        // cannot be written while a clone of the Arc exists.
+        // SAFETY: the Arc that `keep` holds owns the bytes. They are initialised, and cannot be
+        // written while a clone of the Arc exists.
         Source::of(vec![unsafe { Part::shared(ptr, len, Some(keep)) }])
     }
 
@@ -93,10 +93,10 @@ impl Source {
     pub fn len(&self) -> u64 {
         let parts: u64 = self.parts.iter().map(|p| p.len() as u64).sum();
         parts
-            + match &self.elsewhere {
+            + match &self.payload {
                 None => 0,
-                Some(Elsewhere::Arrived(arrived)) => arrived.length(),
-                Some(Elsewhere::Shown(vouched)) => vouched.length(),
+                Some(Payload::Filled(filled)) => filled.length(),
+                Some(Payload::Client(payload)) => payload.length(),
             }
     }
 
@@ -201,7 +201,7 @@ pub struct Get {
     pub key: ObjectKey,
     /// The byte range; `None` for all. A range is widened to whole checksum blocks internally.
     pub range: Option<Range<u64>>,
-    /// Where they go.
+    /// Memory for its bytes.
     pub destination: Destination,
 }
 

@@ -81,8 +81,8 @@ mod tests {
     use crate::config::Config;
     use crate::memory::frames::FrameState;
     use crate::server::tests::{key, object, overwrite};
-    use crate::store::stepped::Stepped;
-    use crate::store::store::Store;
+    use crate::store::embedded::Store;
+    use crate::store::stepped::SteppedRuntime;
 
     const LEN: usize = 100_000;
 
@@ -94,10 +94,10 @@ mod tests {
     fn get(store: &Store, page: u8) -> GetOutcome {
         let mut bytes = vec![0; LEN];
         let get = GetSlice { key: key(page, "k"), range: None, pieces: &mut [&mut bytes] };
-        store.get_batch(&mut [get], Options::default()).remove(0).expect("got")
+        store.get_batch(&mut [get], Options::default()).remove(0).expect("get")
     }
 
-    /// Then the record on SSD has the changed bytes with the checksums of the put, and a footer
+    /// The record on SSD then has the changed bytes with the checksums of the put, and a footer
     /// lists it.
     #[test]
     fn page_damaged_in_memory_during_its_write_stays_gone_after_flush_and_crash() {
@@ -109,8 +109,8 @@ mod tests {
             config.ssd.segment_bytes = Some(crate::Size::mib(1));
             config.ssd.dirs = vec![dir.path().to_owned()];
             config.index.max_objects = Some(1000);
-            let work = Stepped::default();
-            let store = work.open(&config);
+            let runtime = SteppedRuntime::default();
+            let store = runtime.open(&config);
             put(&store, 1);
             let mut bytes = object(1, LEN);
             bytes[50_000] ^= 1;
@@ -119,20 +119,20 @@ mod tests {
             let writes = |store: &Store| {
                 store.shared.lock().frames.iter().all(|(_, f)| f.state == FrameState::Writing)
             };
-            work.until("the frames are being written", || writes(&store));
+            runtime.until("the frames are being written", || writes(&store));
             match by_view {
-                true => assert!(store.view(&key(1, "k")).expect("asked").is_none()),
+                true => assert!(store.view(&key(1, "k")).expect("open").is_none()),
                 false => assert_eq!(get(&store, 1), GetOutcome::Miss(MissCause::Damaged)),
             }
-            assert!(writes(&store), "still being written when found damaged");
+            assert!(writes(&store), "still being written when the damage is found");
             // Fill the rest of its segment, and a little of the next.
             (3..13).for_each(|page| put(&store, page));
-            work.until("a segment is sealed", || store.stats().segments_sealed > 0);
+            runtime.until("a segment is sealed", || store.stats().segments_sealed > 0);
             store.flush(Options::default()).expect("flushed");
             store.abandon();
-            let store = Stepped::default().open(&config);
-            let here = store.exists_batch(&[key(1, "k"), key(2, "k")], Options::default());
-            assert_eq!((here, get(&store, 2).is_hit()), (vec![false, true], true), "by_view={by_view}");
+            let store = SteppedRuntime::default().open(&config);
+            let present = store.exists_batch(&[key(1, "k"), key(2, "k")], Options::default());
+            assert_eq!((present, get(&store, 2).is_hit()), (vec![false, true], true), "by_view={by_view}");
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::background::scrub::BackgroundScrub;
 use crate::background::stall::StallDetector;
 use crate::memory::index::SsdPlace;
 use crate::state::core::JobResult;
-use crate::state::frame_access::Held;
+use crate::state::frame_access::FrameGuard;
 use crate::state::shared::Shared;
 use crate::state::unsaved::UnsyncedUnit;
 
@@ -49,9 +49,9 @@ pub(crate) const TAG_READBACK: u64 = 6 << 32;
 /// What the engine must do once a unit in the log is written or has failed.
 pub(crate) enum PendingUnit {
     /// A frame, pinned until its write ends.
-    Frame(Held),
+    Frame(FrameGuard),
     /// An extent that reclaim moves: fingerprint and old place of each member.
-    Moved(Vec<(u128, SsdPlace)>),
+    IoResult(Vec<(u128, SsdPlace)>),
     /// Tombstones, and the request that waits for them; `None` if reclaim carries them forward.
     Tombstones(Option<u64>),
 }
@@ -217,7 +217,8 @@ impl Flusher {
     /// after them.
     fn write_depth(&self) -> usize {
         let config = &self.shared.config;
-        (if self.shared.is_read() { config.write_depth_reading() } else { config.write_depth() }) as usize
+        (if self.shared.has_recent_reads() { config.write_depth_reading() } else { config.write_depth() })
+            as usize
     }
 
     /// Whether the tier accepts no writes for now.
@@ -268,7 +269,7 @@ impl Task for Flusher {
         }
         if !self.expire() {
             // Abandoned: operations in flight end, and none begins.
-            self.log.drop_made();
+            self.log.drop_queued();
             let mut events = Vec::new();
             if self.log.in_flight() == 0 {
                 return Step::Done;

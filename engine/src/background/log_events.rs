@@ -13,7 +13,7 @@ use crate::api::outcome::FlushReport;
 use crate::background::flusher::{Flusher, PendingUnit, SyncPurpose};
 use crate::memory::index::{Entry, SsdPlace};
 use crate::state::core::{Core, Job, JobResult, SsdCore};
-use crate::state::frame_access::Held;
+use crate::state::frame_access::FrameGuard;
 use crate::state::unsaved::UnsyncedUnit;
 
 /// Frames whose places enter the index in one critical section: bounds how long others wait for the
@@ -22,7 +22,7 @@ const FRAMES: usize = 8;
 
 /// Enter a frame's places into the index. `None`, with nothing changed, if the place would not be
 /// readable there.
-fn frame_written(core: &mut Core, held: &Held, place: &RecordPlace) -> Option<UnsyncedUnit> {
+fn frame_written(core: &mut Core, held: &FrameGuard, place: &RecordPlace) -> Option<UnsyncedUnit> {
     let data = &held.data;
     let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
     let mut offset = record::header_bytes(data.members.len() as u64, blocks);
@@ -134,7 +134,7 @@ impl Flusher {
                         self.frames_written(&mut frames);
                     }
                 }
-                Some(PendingUnit::Moved(members)) => self.move_written(id, members, &place),
+                Some(PendingUnit::IoResult(members)) => self.move_written(id, members, &place),
                 // Reclaim waits for every unit it appended.
                 Some(PendingUnit::Tombstones(None)) => self.reclaim_unit_done(),
                 Some(PendingUnit::Tombstones(Some(answer))) => {
@@ -147,7 +147,7 @@ impl Flusher {
     }
 
     /// Enter the places of frames into the index, in one critical section.
-    fn frames_written(&mut self, frames: &mut Vec<(u64, Held, RecordPlace)>) {
+    fn frames_written(&mut self, frames: &mut Vec<(u64, FrameGuard, RecordPlace)>) {
         if frames.is_empty() {
             return;
         }
@@ -220,7 +220,7 @@ impl Flusher {
                 core.mark_frame_clean(held.frame);
             }
             // The extent stays at its old place; reclaim defers the victim.
-            Some(PendingUnit::Moved(_)) => self.reclaim_move_failed(),
+            Some(PendingUnit::IoResult(_)) => self.reclaim_move_failed(),
             Some(PendingUnit::Tombstones(Some(answer))) => {
                 let error = Error::new(ErrorKind::Unavailable, "tombstone could not be written");
                 self.syncs.retain(|_, purpose| *purpose != SyncPurpose::Tombstones(answer));

@@ -1,11 +1,17 @@
-//! A removal or clear that peers are told of, all of them: any may have a copy.
+//! Sends a removal or a clear to all peers, since any of them may have a copy.
 //!
-//! While one of them has removed and another has not, the first may be sent it again by the second, and keep it. So where there are several,
-//! each is asked to hold first ([`crate::server`]), on the same link, and is told behind that. When all have answered, each is asked to
-//! release, and says whether it had held until then: at that moment nobody had it, nor had anything of before on its way.
+//! While one peer has removed an object and another has not, the second may send it to the first,
+//! which would store it again. So with several peers:
 //!
-//! If a peer ends its link under that, all of it is done once more: a removal and a clear have the same effect twice as once.
-//! A link that this side gave up is not made anew for it: behind it the first could come to be done after what is put next.
+//! 1. Each peer gets a hold request ([`crate::server`]), and then the removal on the same link.
+//!    While it holds, it stores no objects from other stores.
+//! 2. When all have responded, each peer gets a release request. Its response says whether it held
+//!    until then. If all did, there was a moment at which no peer had the object, and no transfer
+//!    that began before the removal was in flight.
+//!
+//! If a peer ends its link meanwhile, the job is repeated once: removals and clears are idempotent.
+//! If this side gave up the link, the job is not repeated over a new link: the peer could execute
+//! the first request after a later put.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +20,7 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::greeting::Feature;
-use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 use pagelith_mutants::{self as mutant, Mutant};
 
 use crate::api::error::{Error, ErrorKind};
@@ -27,128 +33,136 @@ use crate::state::peer_queue::RemoteJob;
 /// Most keys of one request.
 const KEYS_MAX: usize = 4096;
 
-/// What a peer was asked.
+/// A request sent to a peer.
 #[derive(Clone, Copy)]
-enum Asked {
-    /// To hold, or to remove or clear.
-    Told,
-    /// Whether it has held.
-    Released,
+enum SentRequest {
+    /// A hold, removal or clear.
+    Notify,
+    /// A release, whose response says whether the peer held until then.
+    Release,
 }
 
-/// What came of it.
-pub(crate) enum Ended {
-    /// This is the answer to whoever waits for the job.
-    Over(u64, JobResult),
-    /// A link ended under it: the job is to be done once more, by this deadline.
-    Again(RemoteJob, Mono),
+/// Result of a notification.
+pub(crate) enum NotificationResult {
+    /// The job's id and result.
+    Complete(u64, JobResult),
+    /// A peer ended its link: repeat the job, by this deadline.
+    Retry(RemoteJob, Mono),
 }
 
-/// One under way.
-pub(crate) struct Telling {
+/// A removal or clear that is being sent to all peers.
+pub(crate) struct PeerNotification {
     id: u64,
     job: RemoteJob,
     deadline: Mono,
-    /// What was not answered yet, and by which peer, by token.
-    asked: BTreeMap<u64, (usize, Asked)>,
+    /// Requests without a response, by token, each with its peer.
+    pending: BTreeMap<u64, (usize, SentRequest)>,
     failed: Option<Error>,
-    /// A peer ended its link under it.
+    /// A peer ended its link meanwhile.
     link_ended: bool,
-    /// It is done for the first time.
+    /// This is the first attempt.
     is_first: bool,
-    /// Peers that hold, under this name of each one's link.
+    /// Peers that were sent a hold request.
     holding: Vec<usize>,
-    name: u64,
+    /// Name of the hold, the same at all peers.
+    hold_name: u64,
 }
 
-impl Telling {
-    /// Tell peers of what `job` says, to be answered as `id`, by a deadline, for the first time or once more. Links that
-    /// are being made are to be waited for before.
+impl PeerNotification {
+    /// Send `job`, whose result has the id `id`, to the peers. The last argument is the deadline,
+    /// and whether this is the first attempt. The caller must first wait for links that are being
+    /// established ([`is_connecting`]).
     pub fn begin(
         connections: &mut PeerConnections,
         job: RemoteJob,
         id: u64,
         now: Mono,
         (deadline, is_first): (Mono, bool),
-    ) -> Telling {
-        let name = connections.next_token();
-        let peers = concerned(connections, &job);
-        let (asked, failed, holding) = (BTreeMap::new(), None, Vec::new());
-        let mut telling =
-            Telling { id, job, deadline, asked, failed, link_ended: false, is_first, holding, name };
-        telling.tell(connections, peers, now);
-        telling
+    ) -> PeerNotification {
+        let hold_name = connections.next_token();
+        let peers = peers_to_notify(connections, &job);
+        let (pending, failed, holding) = (BTreeMap::new(), None, Vec::new());
+        let link_ended = false;
+        let mut notification =
+            PeerNotification { id, job, deadline, pending, failed, link_ended, is_first, holding, hold_name };
+        notification.notify(connections, peers, now);
+        notification
     }
 
-    fn tell(&mut self, connections: &mut PeerConnections, peers: Vec<usize>, now: Mono) {
+    /// Send hold requests and the job's requests to `peers`.
+    fn notify(&mut self, connections: &mut PeerConnections, peers: Vec<usize>, now: Mono) {
         let holds = peers.len() > 1 && !mutant::on(Mutant::ToldOwnerAlone);
         for peer in peers {
             let has_holds = match connections.pool.connect(peer, now) {
-                ConnState::Up(caller) => caller.has_feature(Feature::Holds),
+                ConnState::Up(client) => client.has_feature(Feature::Holds),
                 ConnState::Connecting | ConnState::Down => {
-                    self.failed = Some(untold(connections, peer));
+                    self.failed = Some(unreachable_peer(connections, peer));
                     continue;
                 }
             };
             if holds && has_holds {
-                // It need not hold for longer than this side waits.
+                // The peer need not hold for longer than this side waits.
                 let left = self.deadline.since(now).max(Duration::from_millis(1)).as_millis();
-                let terms = Terms { deadline_ms: left.try_into().unwrap_or(u32::MAX), ..Terms::default() };
-                self.ask(connections, peer, Asked::Told, &Ask::Hold(self.name), terms);
+                let terms = RequestOptions {
+                    deadline_ms: left.try_into().unwrap_or(u32::MAX),
+                    ..RequestOptions::default()
+                };
+                self.send(connections, peer, SentRequest::Notify, &RequestBody::Hold(self.hold_name), terms);
                 self.holding.push(peer);
             }
             match &self.job {
                 RemoteJob::Remove { keys, .. } => {
-                    let keys = told_of(connections, peer, keys);
-                    // No request is longer than every reader takes.
+                    let keys = keys_for(connections, peer, keys);
+                    // A peer may reject longer requests.
                     for keys in keys.chunks(KEYS_MAX) {
-                        self.ask(
+                        self.send(
                             connections,
                             peer,
-                            Asked::Told,
-                            &Ask::Remove(List::of(keys)),
-                            Terms::default(),
+                            SentRequest::Notify,
+                            &RequestBody::Remove(List::of(keys)),
+                            RequestOptions::default(),
                         );
                     }
                 }
                 RemoteJob::Clear { namespace, .. } => {
-                    let clear = Ask::Clear(*namespace);
-                    self.ask(connections, peer, Asked::Told, &clear, Terms::default());
+                    let clear = RequestBody::Clear(*namespace);
+                    self.send(connections, peer, SentRequest::Notify, &clear, RequestOptions::default());
                 }
                 RemoteJob::Frame(..) => {}
             }
         }
     }
 
-    /// Ask a peer over the link that stands.
-    fn ask(
+    /// Send a request to a peer over its present link.
+    fn send(
         &mut self,
         connections: &mut PeerConnections,
         peer: usize,
-        asked: Asked,
-        ask: &Ask<'_>,
-        terms: Terms,
+        sent_request: SentRequest,
+        ask: &RequestBody<'_>,
+        terms: RequestOptions,
     ) {
         let token = connections.next_token();
         let sent = match connections.pool.live_mut(peer) {
-            Some(caller) => caller.send_control(token, ask, terms, self.deadline),
-            None => Err(untold(connections, peer)),
+            Some(client) => client.send_control(token, ask, terms, self.deadline),
+            None => Err(unreachable_peer(connections, peer)),
         };
         match sent {
-            Ok(()) => _ = self.asked.insert(token, (peer, asked)),
+            Ok(()) => _ = self.pending.insert(token, (peer, sent_request)),
             Err(error) => self.fail(connections, peer, error),
         }
     }
 
-    /// A peer answered.
-    pub fn heard(&mut self, connections: &PeerConnections, token: u64, reply: Response) {
-        let Some((peer, asked)) = self.asked.remove(&token) else { return };
-        match (asked, reply) {
+    /// Process a response; one to another request is ignored.
+    pub fn handle_response(&mut self, connections: &PeerConnections, token: u64, response: Response) {
+        let Some((peer, sent_request)) = self.pending.remove(&token) else { return };
+        match (sent_request, response) {
             (_, Response::Control(Err(error))) => self.fail(connections, peer, error),
-            (Asked::Told, _) | (Asked::Released, Response::Control(Ok(ControlReply::Number(1)))) => {}
-            (Asked::Released, _) => {
+            (SentRequest::Notify, _)
+            | (SentRequest::Release, Response::Control(Ok(ControlReply::Number(1)))) => {}
+            (SentRequest::Release, _) => {
                 let name = &connections.pool.remote().owners[peer].name;
-                let detail = format!("a peer did not hold until all had been told peer={name}");
+                let detail = format!("peer stopped holding before all peers had removed peer={name}");
                 self.failed = Some(Error::new(ErrorKind::Unavailable, detail));
             }
         }
@@ -159,51 +173,52 @@ impl Telling {
         self.link_ended |= connections.pool.was_ended_by_peer(peer);
     }
 
-    /// Go on as far as it goes now; true once all is over.
+    /// Make progress; true once the notification is complete.
     pub fn advance(&mut self, connections: &mut PeerConnections) -> bool {
-        if !self.asked.is_empty() {
+        if !self.pending.is_empty() {
             return false;
         }
         for peer in std::mem::take(&mut self.holding) {
-            self.ask(connections, peer, Asked::Released, &Ask::Release(self.name), Terms::default());
+            let release = RequestBody::Release(self.hold_name);
+            self.send(connections, peer, SentRequest::Release, &release, RequestOptions::default());
         }
-        // What has failed is not waited for.
-        self.failed.is_some() || self.asked.is_empty() || mutant::on(Mutant::HoldUnasked)
+        // After a failure the releases are not waited for.
+        self.failed.is_some() || self.pending.is_empty() || mutant::on(Mutant::HoldUnasked)
     }
 
-    /// What came of it, once all is over.
-    pub fn finish(self, now: Mono) -> Ended {
-        let Telling { id, job, deadline, failed, link_ended, is_first, .. } = self;
+    /// The result, once [`PeerNotification::advance`] returned true.
+    pub fn finish(self, now: Mono) -> NotificationResult {
+        let PeerNotification { id, job, deadline, failed, link_ended, is_first, .. } = self;
         match failed {
-            Some(_) if link_ended && is_first && now < deadline => Ended::Again(job, deadline),
-            failed => Ended::Over(id, failed.map_or(JobResult::Done, JobResult::Failed)),
+            Some(_) if link_ended && is_first && now < deadline => NotificationResult::Retry(job, deadline),
+            failed => NotificationResult::Complete(id, failed.map_or(JobResult::Done, JobResult::Failed)),
         }
     }
 }
 
-/// Whether a link is being made to a peer that is to be told.
-pub(crate) fn is_soon(connections: &mut PeerConnections, job: &RemoteJob, now: Mono) -> bool {
-    concerned(connections, job).into_iter().any(|peer| match connections.pool.connect(peer, now) {
+/// Whether the link to a peer that must be notified is being established.
+pub(crate) fn is_connecting(connections: &mut PeerConnections, job: &RemoteJob, now: Mono) -> bool {
+    peers_to_notify(connections, job).into_iter().any(|peer| match connections.pool.connect(peer, now) {
         ConnState::Connecting => true,
         ConnState::Up(_) | ConnState::Down => false,
     })
 }
 
-/// Which peers are told.
-fn concerned(connections: &PeerConnections, job: &RemoteJob) -> Vec<usize> {
+/// The peers that must be notified.
+fn peers_to_notify(connections: &PeerConnections, job: &RemoteJob) -> Vec<usize> {
     let all = 0..connections.pool.remote().owners.len();
     match job {
         _ if mutant::on(Mutant::PeersUntold) => Vec::new(),
         RemoteJob::Remove { keys, .. } => {
-            all.filter(|peer| !told_of(connections, *peer, keys).is_empty()).collect()
+            all.filter(|peer| !keys_for(connections, *peer, keys).is_empty()).collect()
         }
         RemoteJob::Clear { .. } => all.collect(),
         RemoteJob::Frame(..) => Vec::new(),
     }
 }
 
-/// Which of `keys` a peer is told of.
-fn told_of(connections: &PeerConnections, peer: usize, keys: &[ObjectKey]) -> Vec<ObjectKey> {
+/// The keys that are sent to a peer: all, except with a planted bug.
+fn keys_for(connections: &PeerConnections, peer: usize, keys: &[ObjectKey]) -> Vec<ObjectKey> {
     let owned = |key: &&ObjectKey| connections.pool.remote().owner(key) == Some(peer);
     match mutant::on(Mutant::ToldOwnerAlone) {
         true => keys.iter().filter(owned).copied().collect(),
@@ -211,7 +226,10 @@ fn told_of(connections: &PeerConnections, peer: usize, keys: &[ObjectKey]) -> Ve
     }
 }
 
-fn untold(connections: &PeerConnections, peer: usize) -> Error {
+fn unreachable_peer(connections: &PeerConnections, peer: usize) -> Error {
     let name = &connections.pool.remote().owners[peer].name;
-    Error::new(ErrorKind::Unavailable, format!("a peer cannot be told peer={name}"))
+    Error::new(
+        ErrorKind::Unavailable,
+        format!("peer is unreachable, not notified of a removal or clear peer={name}"),
+    )
 }

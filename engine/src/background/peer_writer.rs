@@ -1,4 +1,11 @@
-//! The task that tells peers: offers them the pages that were put here, and passes removals and clears on, in order.
+//! The task that writes to peers: it offers them the pages put in this store, and forwards removals
+//! and clears, in the order of the queue.
+//!
+//! Invariants:
+//! - `bytes` is the sum of `bytes` of all offers in flight. No offer begins while it is
+//!   `BYTES_MAX` or more.
+//! - While a notification is in progress, no other job begins. A notification begins only when no
+//!   offer is in flight.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,91 +15,96 @@ use pagelith_io::runtime::{Step, Task};
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::Terms;
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::RequestOptions;
 use pagelith_mutants::{self as mutant, Mutant};
 use rustc_hash::FxHashMap;
 
 use super::peer_removals;
-use super::peer_removals::{Ended, Telling};
+use super::peer_removals::{NotificationResult, PeerNotification};
 use crate::api::error::ErrorKind;
 use crate::api::outcome::PutOutcome;
 use crate::memory::frames::{FrameData, FrameRef};
 use crate::rpc::Response;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::pool::ConnState;
-use crate::state::frame_access::Held;
+use crate::state::frame_access::FrameGuard;
 use crate::state::peer_queue::RemoteJob;
 use crate::state::shared::Shared;
 
-/// Most bytes of pages on their way to peers.
+/// Limit of bytes of pages in flight to peers.
 const BYTES_MAX: u64 = 64 << 20;
-/// How long to wait for links at a time, and for work.
+/// Longest wait for links.
 const LINK_STEP: Duration = Duration::from_millis(5);
+/// Longest sleep without work.
 const IDLE: Duration = Duration::from_millis(200);
 
-/// A page on its way.
-struct Sending {
-    held: Arc<Held>,
+/// A page that is being offered to a peer.
+struct PageOffer {
+    guard: Arc<FrameGuard>,
     peer: usize,
     bytes: u64,
     objects: u64,
-    turn: u64,
-    /// The peer had answered over the link before: if that ends, the page is offered once more.
-    repeats: bool,
-    /// What is attached to it, and is offered once it is there.
-    behind: Vec<(FrameRef, u64)>,
+    /// Number of the offer, see [`Core::end_offer`](crate::state::core::Core::end_offer).
+    number: u64,
+    /// Retry if the link ends: the peer had responded over this link before.
+    may_retry: bool,
+    /// Frames attached to the page, and their numbers of objects; offered once the peer has the
+    /// page.
+    dependents: Vec<(FrameRef, u64)>,
 }
 
 /// The task.
-pub(crate) struct Writer {
+pub(crate) struct PeerWriter {
     shared: Arc<Shared>,
     connections: PeerConnections,
-    sending: FxHashMap<u64, Sending>,
+    /// Offers in flight, by token.
+    offers: FxHashMap<u64, PageOffer>,
     bytes: u64,
-    /// What is being told to all that it concerns, nothing else meanwhile.
-    told: Option<Telling>,
-    /// By when the job whose telling a link ended under is done once more.
-    again_by: Option<Mono>,
+    /// The removal or clear in progress.
+    notification: Option<PeerNotification>,
+    /// Deadline of the job that is repeated because a link ended; it is the next job.
+    retry_deadline: Option<Mono>,
 }
 
-/// Whether a job was taken.
-enum Taken {
-    /// It is over, or peers are being told.
-    Yes,
-    /// It is on its way.
-    Sent,
-    /// Not yet: here it is.
+/// Result of starting a job.
+enum JobStart {
+    /// The job is done, or its notification is in progress.
+    Taken,
+    /// The page is being offered.
+    Offering,
+    /// The job cannot start yet.
     Later(RemoteJob),
 }
 
-impl Writer {
-    pub fn new(shared: Arc<Shared>, connections: PeerConnections) -> Writer {
-        Writer { shared, connections, sending: FxHashMap::default(), bytes: 0, told: None, again_by: None }
+impl PeerWriter {
+    pub fn new(shared: Arc<Shared>, connections: PeerConnections) -> PeerWriter {
+        let offers = FxHashMap::default();
+        PeerWriter { shared, connections, offers, bytes: 0, notification: None, retry_deadline: None }
     }
 
-    /// Take up jobs as far as it goes.
+    /// Start queued jobs until one cannot start yet.
     fn begin(&mut self) {
-        while self.told.is_none() && self.bytes < BYTES_MAX {
+        while self.notification.is_none() && self.bytes < BYTES_MAX {
             let popped = self.shared.lock().remote.as_mut().and_then(|queue| queue.pop());
-            let (taken, turn) = match popped {
-                Some((RemoteJob::Frame(frame, objects), Some(turn))) => {
-                    (self.offer(frame, objects, turn), Some(turn))
+            let (start, number) = match popped {
+                Some((RemoteJob::Frame(frame, objects), Some(number))) => {
+                    (self.offer(frame, objects, number), Some(number))
                 }
-                Some((job, turn)) => (self.tell(job), turn),
+                Some((job, number)) => (self.notify(job), number),
                 None => return,
             };
-            let (later, is_over) = match taken {
-                Taken::Yes => (None, true),
-                Taken::Sent => (None, false),
-                Taken::Later(job) => (Some(job), true),
+            let (later, is_over) = match start {
+                JobStart::Taken => (None, true),
+                JobStart::Offering => (None, false),
+                JobStart::Later(job) => (Some(job), true),
             };
             let stops = later.is_some();
             let mut core = self.shared.lock();
             if let Some((job, queue)) = later.zip(core.remote.as_mut()) {
                 queue.requeue_front(job);
             }
-            let is_waited_for = turn.filter(|_| is_over).is_some_and(|turn| core.end_offer(turn));
+            let is_waited_for = number.filter(|_| is_over).is_some_and(|number| core.end_offer(number));
             drop(core);
             if is_waited_for {
                 self.shared.progress.raise();
@@ -103,109 +115,121 @@ impl Writer {
         }
     }
 
-    fn offer(&mut self, frame: FrameRef, objects: u64, turn: u64) -> Taken {
+    fn offer(&mut self, frame: FrameRef, objects: u64, number: u64) -> JobStart {
         let now = self.shared.now();
         let mut core = self.shared.lock();
-        // What was evicted or removed since is not offered.
+        // The page may have been evicted or removed since it was queued.
         let Some(data) = core.frames.get_ref(frame).filter(|f| !f.dead).map(|f| f.data.clone()) else {
             core.counters.remote_skipped += objects;
-            return Taken::Yes;
+            return JobStart::Taken;
         };
         drop(core);
         if let Some(base) = self.base_of(&data) {
-            base.behind.push((frame, objects));
-            return Taken::Yes;
+            base.dependents.push((frame, objects));
+            return JobStart::Taken;
         }
         let first = data.members[0].key;
-        let Some(peer) = self.offered(&first, now) else { return Taken::Yes };
+        let Some(peer) = self.target_peer(&first, now) else { return JobStart::Taken };
         let token = self.connections.next_token();
         let shared = self.shared.clone();
         let skip = || shared.lock().counters.remote_skipped += objects;
-        let caller = match self.connections.pool.connect(peer, now) {
-            // It would keep what is attached to a base that it has not, or has not heard of attached objects at all.
-            ConnState::Up(caller) if data.is_attached() && !caller.has_feature(Feature::Bases) => {
+        let client = match self.connections.pool.connect(peer, now) {
+            // Without this feature the peer does not know attached objects, or would store them
+            // without their base.
+            ConnState::Up(client) if data.is_attached() && !client.has_feature(Feature::Bases) => {
                 skip();
-                return Taken::Yes;
+                return JobStart::Taken;
             }
-            ConnState::Up(caller) => caller,
-            ConnState::Connecting => return Taken::Later(RemoteJob::Frame(frame, objects)),
+            ConnState::Up(client) => client,
+            ConnState::Connecting => return JobStart::Later(RemoteJob::Frame(frame, objects)),
             ConnState::Down => {
                 skip();
-                return Taken::Yes;
+                return JobStart::Taken;
             }
         };
-        let Some(held) = Held::new(&mut shared.lock(), frame).map(Arc::new) else { return Taken::Yes };
-        let mut draft = PutDraft::new(BLOCK_BYTES);
+        let Some(guard) = FrameGuard::new(&mut shared.lock(), frame).map(Arc::new) else {
+            return JobStart::Taken;
+        };
+        let mut draft = PutBuilder::new(BLOCK_BYTES);
         draft.group(data.base.as_deref().copied());
-        for m in &held.data.members {
+        for m in &guard.data.members {
             draft.object(m.key, m.extent.bytes, &m.checksums);
         }
-        let (lent, memory) = (held.clone(), shared.memory.clone());
-        let lend = Box::new(move |item: u32| vec![lent.part(&memory, item as usize)]);
-        let terms = Terms { depth: held.data.depth, ..Terms::default() };
-        let repeats = caller.has_answered();
-        match caller.put(token, &draft, lend, terms, shared.deadline(None)) {
+        let (source, memory) = (guard.clone(), shared.memory.clone());
+        let payload = Box::new(move |item: u32| vec![source.part(&memory, item as usize)]);
+        let terms = RequestOptions { depth: guard.data.depth, ..RequestOptions::default() };
+        let may_retry = client.has_answered();
+        match client.put(token, &draft, payload, terms, shared.deadline(None)) {
             Ok(()) => {
-                let bytes = held.data.bytes();
+                let bytes = guard.data.bytes();
                 self.bytes += bytes;
-                let behind = Vec::new();
-                self.sending.insert(token, Sending { held, peer, bytes, objects, turn, repeats, behind });
-                Taken::Sent
+                let dependents = Vec::new();
+                let offer = PageOffer { guard, peer, bytes, objects, number, may_retry, dependents };
+                self.offers.insert(token, offer);
+                JobStart::Offering
             }
             Err(error) => {
-                let is_owed = caller.expects_response();
+                let expects_response = client.expects_response();
                 shared.lock().release_frame(frame);
-                // What finds no room though nothing is on its way never does.
-                if error.kind == ErrorKind::Busy && is_owed {
-                    return Taken::Later(RemoteJob::Frame(frame, objects));
+                // If the link is idle and still has no capacity, a retry would fail too.
+                if error.kind == ErrorKind::Busy && expects_response {
+                    return JobStart::Later(RemoteJob::Frame(frame, objects));
                 }
                 skip();
-                Taken::Yes
+                JobStart::Taken
             }
         }
     }
 
-    /// Who is offered what lies on the key's page: the preferred peer while it is there, else whoever owns the page.
-    fn offered(&mut self, key: &ObjectKey, now: Mono) -> Option<usize> {
+    /// The peer to which the key's page is offered: the preferred peer while it is reachable, else
+    /// the owner of the page.
+    fn target_peer(&mut self, key: &ObjectKey, now: Mono) -> Option<usize> {
         let preferred = self.connections.pool.remote().preferred();
-        let is_there = |peer: &usize| !matches!(self.connections.pool.connect(*peer, now), ConnState::Down);
-        preferred.filter(is_there).or_else(|| self.connections.pool.remote().owner(key))
+        let is_reachable =
+            |peer: &usize| !matches!(self.connections.pool.connect(*peer, now), ConnState::Down);
+        preferred.filter(is_reachable).or_else(|| self.connections.pool.remote().owner(key))
     }
 
-    /// The base of what is attached, if that is on its way.
-    fn base_of(&mut self, data: &FrameData) -> Option<&mut Sending> {
+    /// The offer in flight of the base to which `data` is attached.
+    fn base_of(&mut self, data: &FrameData) -> Option<&mut PageOffer> {
         let base = data.base.as_deref()?;
-        let is_of = |sending: &&mut Sending| sending.held.data.members.iter().any(|m| m.key == *base);
-        self.sending.values_mut().find(is_of)
+        let has_base = |offer: &&mut PageOffer| offer.guard.data.members.iter().any(|m| m.key == *base);
+        self.offers.values_mut().find(has_base)
     }
 
-    /// Tell peers of a removal or a clear, once everything before it has its outcome.
-    fn tell(&mut self, job: RemoteJob) -> Taken {
-        if !self.sending.is_empty() && !mutant::on(Mutant::ToldBeforeOffers) {
-            return Taken::Later(job);
+    /// Begin to send a removal or clear to the peers, once all earlier offers have their outcomes.
+    fn notify(&mut self, job: RemoteJob) -> JobStart {
+        if !self.offers.is_empty() && !mutant::on(Mutant::ToldBeforeOffers) {
+            return JobStart::Later(job);
         }
         let now = self.shared.now();
-        if peer_removals::is_soon(&mut self.connections, &job, now) {
-            return Taken::Later(job);
+        if peer_removals::is_connecting(&mut self.connections, &job, now) {
+            return JobStart::Later(job);
         }
-        let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else { return Taken::Yes };
-        let how = match self.again_by.take() {
+        let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else {
+            return JobStart::Taken;
+        };
+        let attempt = match self.retry_deadline.take() {
             Some(deadline) => (deadline, false),
             None => (self.shared.deadline(None), true),
         };
-        self.told = Some(Telling::begin(&mut self.connections, job, id, now, how));
-        self.answer();
-        Taken::Yes
+        self.notification = Some(PeerNotification::begin(&mut self.connections, job, id, now, attempt));
+        self.advance_notification();
+        JobStart::Taken
     }
 
-    /// Answer whoever waits for what was told to all, or have it told once more: it is the next job then.
-    fn answer(&mut self) {
-        let Some(told) = self.told.take_if(|told| told.advance(&mut self.connections)) else { return };
+    /// Advance the notification in progress. When it has ended, complete its job, or requeue the
+    /// job as the next one.
+    fn advance_notification(&mut self) {
+        let connections = &mut self.connections;
+        let Some(ended) = self.notification.take_if(|notification| notification.advance(connections)) else {
+            return;
+        };
         let mut core = self.shared.lock();
-        match told.finish(self.shared.now()) {
-            Ended::Over(id, answer) => core.complete_job(id, answer),
-            Ended::Again(job, deadline) => {
-                self.again_by = Some(deadline);
+        match ended.finish(self.shared.now()) {
+            NotificationResult::Complete(id, result) => core.complete_job(id, result),
+            NotificationResult::Retry(job, deadline) => {
+                self.retry_deadline = Some(deadline);
                 if let Some(queue) = core.remote.as_mut() {
                     queue.requeue_front(job);
                 }
@@ -216,22 +240,22 @@ impl Writer {
         self.shared.progress.raise();
     }
 
-    fn ended(&mut self, now: Mono) {
-        for (token, reply) in self.connections.take_responses() {
-            if let Some(sending) = self.sending.remove(&token) {
-                self.sent(sending, &reply, now);
+    fn process_responses(&mut self, now: Mono) {
+        for (token, response) in self.connections.take_responses() {
+            if let Some(offer) = self.offers.remove(&token) {
+                self.finish_offer(offer, &response, now);
             }
-            if let Some(told) = &mut self.told {
-                told.heard(&self.connections, token, reply);
+            if let Some(notification) = &mut self.notification {
+                notification.handle_response(&self.connections, token, response);
             }
         }
-        self.answer();
+        self.advance_notification();
     }
 
-    fn sent(&mut self, sending: Sending, reply: &Response, now: Mono) {
-        let Sending { held, peer, bytes, objects, turn, repeats, behind } = sending;
+    fn finish_offer(&mut self, offer: PageOffer, response: &Response, now: Mono) {
+        let PageOffer { guard, peer, bytes, objects, number, may_retry, dependents } = offer;
         self.bytes -= bytes;
-        let outcome = match reply {
+        let outcome = match response {
             Response::Put(outcomes) => outcomes.first().cloned(),
             Response::Exists(_) | Response::Get(_) | Response::Control(_) => None,
         };
@@ -239,28 +263,28 @@ impl Writer {
             Some(Err(error)) => error.kind == ErrorKind::Unavailable,
             Some(Ok(_)) | None => false,
         };
-        let again = failed && repeats && self.connections.pool.live(peer).is_none();
+        let retry = failed && may_retry && self.connections.pool.live(peer).is_none();
         let mut core = self.shared.lock();
-        core.release_frame(held.frame);
+        core.release_frame(guard.frame);
         match &outcome {
             Some(Ok(PutOutcome::Stored)) => {
                 core.counters.remote_stored += objects;
-                core.counters.bytes_remote_put += held.data.object_bytes();
+                core.counters.bytes_remote_put += guard.data.object_bytes();
             }
             Some(Ok(PutOutcome::AlreadyPresent)) => {}
-            _ if again => {}
+            _ if retry => {}
             _ => core.counters.remote_skipped += objects,
         }
-        let is_there = matches!(outcome, Some(Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent)));
-        let base = again.then_some((held.frame, objects));
-        for (frame, objects) in base.into_iter().chain(behind).rev() {
-            match core.remote.as_mut().filter(|_| is_there || again) {
-                // Before whatever else waits, removals among it.
+        let is_present = matches!(outcome, Some(Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent)));
+        let base = retry.then_some((guard.frame, objects));
+        for (frame, objects) in base.into_iter().chain(dependents).rev() {
+            match core.remote.as_mut().filter(|_| is_present || retry) {
+                // Before all queued jobs, including removals.
                 Some(queue) => queue.requeue_front(RemoteJob::Frame(frame, objects)),
                 None => core.counters.remote_skipped += objects,
             }
         }
-        let is_waited_for = core.end_offer(turn);
+        let is_waited_for = core.end_offer(number);
         drop(core);
         if is_waited_for {
             self.shared.progress.raise();
@@ -269,25 +293,25 @@ impl Writer {
     }
 }
 
-impl Task for Writer {
+impl Task for PeerWriter {
     fn step(&mut self) -> Step {
         let now = self.shared.now();
-        // The peers' pings are answered while there is nothing to do, so that the links last.
+        // Answers the peers' pings also without work, so that the links do not time out.
         self.connections.poll(now);
-        self.ended(now);
+        self.process_responses(now);
         self.begin();
         if self.connections.is_busy() {
             self.connections.wait(now, LINK_STEP);
         }
-        self.ended(self.shared.now());
+        self.process_responses(self.shared.now());
         let core = self.shared.lock();
-        let waits = core.remote.as_ref().is_some_and(|queue| !queue.jobs.is_empty());
-        // What is under way ends first: it has memory of the arena.
-        if core.stopping && self.sending.is_empty() {
+        let has_jobs = core.remote.as_ref().is_some_and(|queue| !queue.jobs.is_empty());
+        // Offers in flight end first, since they use arena memory.
+        if core.stopping && self.offers.is_empty() {
             return Step::Done;
         }
         drop(core);
-        match self.connections.is_busy() || waits {
+        match self.connections.is_busy() || has_jobs {
             true => Step::Again,
             false => Step::Idle(IDLE),
         }

@@ -153,7 +153,7 @@ impl Flusher {
     /// The tier is on again: queue the frames in DRAM whose writes were refused.
     fn probe_succeeded(&mut self) {
         self.probe = None;
-        if !self.log.trust_again() {
+        if !self.log.resume_after_sync_fault() {
             return self.probe_failed("the log still has work from before the failure", false);
         }
         self.deferred_victims.clear();

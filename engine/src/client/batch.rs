@@ -24,7 +24,7 @@ pub(crate) fn begin_get(
     let missed = gets.iter().enumerate().map(missed).collect();
     let unanswered = |get: Get| {
         let outcome = Ok(GetOutcome::Miss(MissCause::Late));
-        GetDone { outcome, destination: get.destination, length: 0, proof: None }
+        GetDone { outcome, destination: get.destination, length: 0, meta: None }
     };
     let done = gets.into_iter().map(unanswered).collect();
     RemoteGet::begin(connections, done, missed, options, GetTarget::Store, None)

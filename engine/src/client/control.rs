@@ -2,7 +2,7 @@
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_layouts::wire::greeting::Feature;
-use pagelith_layouts::wire::request::Ask;
+use pagelith_layouts::wire::request::RequestBody;
 
 use super::instances::Instance;
 use super::{Attached, STORE, WAIT_STEP, is_unavailable};
@@ -16,7 +16,7 @@ use crate::rpc::{ControlReply, Response};
 
 impl Attached {
     /// Send a request whose reply is a number.
-    pub(crate) fn number(&self, ask: &Ask<'_>, options: &Options) -> Result<u64> {
+    pub(crate) fn number(&self, ask: &RequestBody<'_>, options: &Options) -> Result<u64> {
         match self.control(ask, options)? {
             (ControlReply::Number(number), _) => Ok(number),
             (
@@ -36,12 +36,16 @@ impl Attached {
     /// side gave up, the first request could still be executed after the caller's next put.
     /// Requests that belong to one link (pins, views, groups) use the
     /// [`LeaseConnection`](super::lease_connection::LeaseConnection).
-    pub(crate) fn control(&self, ask: &Ask<'_>, options: &Options) -> Result<(ControlReply, Instance)> {
+    pub(crate) fn control(
+        &self,
+        ask: &RequestBody<'_>,
+        options: &Options,
+    ) -> Result<(ControlReply, Instance)> {
         let call = self.call_options(options);
         self.with_connections(|connections| {
             let reply = control_once(&*self.clock, connections, ask, call, &|| self.keep_alive());
             let has_ended = match ask {
-                Ask::Remove(_) | Ask::Clear(_) => connections.pool.was_ended_by_peer(STORE),
+                RequestBody::Remove(_) | RequestBody::Clear(_) => connections.pool.was_ended_by_peer(STORE),
                 _ => connections.pool.has_ended(STORE),
             };
             if is_unavailable(&reply) && has_ended && self.clock.now() < call.deadline {
@@ -69,17 +73,19 @@ pub(crate) fn drive(
 }
 
 /// The error for a request whose feature the store lacks.
-fn missing_feature(client: &RpcClient, ask: &Ask<'_>) -> Option<Error> {
+fn missing_feature(client: &RpcClient, ask: &RequestBody<'_>) -> Option<Error> {
     let (feature, detail) = match ask {
-        Ask::Pin(..) | Ask::Unpin(_) | Ask::Lease(..) => {
+        RequestBody::Pin(..) | RequestBody::Unpin(_) | RequestBody::Lease(..) => {
             (Feature::Pins, "the store pins and leases nothing for other processes")
         }
-        Ask::Begin(..) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => {
+        RequestBody::Begin(..) | RequestBody::Commit(_) | RequestBody::Abort(_) | RequestBody::Missing(_) => {
             (Feature::Begun, "the store lets no other process begin groups")
         }
-        Ask::Events(_) => (Feature::Events, "the store tells nobody what comes and goes"),
-        Ask::View(..) => (Feature::Views, "the store shares no memory with this process"),
-        Ask::Prefetch(_) => (Feature::Prefetch, "the store does not support prefetch by other processes"),
+        RequestBody::Events(_) => (Feature::Events, "the store tells nobody what comes and goes"),
+        RequestBody::View(..) => (Feature::Views, "the store shares no memory with this process"),
+        RequestBody::Prefetch(_) => {
+            (Feature::Prefetch, "the store does not support prefetch by other processes")
+        }
         _ => return None,
     };
     (!client.has_feature(feature)).then(|| Error::new(ErrorKind::Incompatible, detail))
@@ -89,7 +95,7 @@ fn missing_feature(client: &RpcClient, ask: &Ask<'_>) -> Option<Error> {
 pub(crate) fn control_once(
     clock: &dyn Clock,
     connections: &mut PeerConnections,
-    ask: &Ask<'_>,
+    ask: &RequestBody<'_>,
     call: CallOptions,
     between: &dyn Fn(),
 ) -> Result<(ControlReply, Instance)> {

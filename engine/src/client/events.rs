@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use pagelith_io::sync::PoisonError;
-use pagelith_layouts::wire::request::Ask;
+use pagelith_layouts::wire::request::RequestBody;
 
 use super::Attached;
 use super::instances::Instance;
@@ -40,7 +40,9 @@ impl Attached {
         while cursor.queued.len() < most {
             let from = cursor.position.map_or(0, |(_, from)| from);
             let options = Options { timeout: Some(deadline.since(self.clock.now())), ..options };
-            let (ControlReply::Events(page), instance) = self.control(&Ask::Events(from), &options)? else {
+            let (ControlReply::Events(page), instance) =
+                self.control(&RequestBody::Events(from), &options)?
+            else {
                 return Err(no_link());
             };
             if cursor.position.is_some_and(|(before, _)| before != instance) {

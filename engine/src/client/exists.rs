@@ -2,7 +2,7 @@
 
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
-use pagelith_layouts::wire::request::Ask;
+use pagelith_layouts::wire::request::RequestBody;
 
 use super::Attached;
 use crate::api::error::Result;
@@ -35,7 +35,7 @@ impl Attached {
         for chunk in keys.chunks(PREFIX_KEYS_MAX) {
             let depth = options.depth.saturating_add(u32::try_from(present).unwrap_or(u32::MAX));
             let options = Options { depth, ..options };
-            let found = self.number(&Ask::ExistsPrefix(List::of(chunk)), &options)?;
+            let found = self.number(&RequestBody::ExistsPrefix(List::of(chunk)), &options)?;
             let found = usize::try_from(found).map_or(chunk.len(), |found| found.min(chunk.len()));
             present += found;
             if found < chunk.len() {

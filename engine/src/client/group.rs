@@ -3,18 +3,18 @@
 use std::sync::Weak;
 use std::time::Duration;
 
-use pagelith_io::buffer::Lender;
+use pagelith_io::buffer::BorrowScope;
 use pagelith_io::sync::Arc;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::GroupState;
-use pagelith_layouts::wire::request::Ask;
+use pagelith_layouts::wire::request::RequestBody;
 
 use super::lease_connection::{LeaseConnection, LeaseLink};
 use super::put::RemotePut;
 use super::{Attached, BUSY_RETRY, STORE};
+use crate::api::borrowed::{self, BorrowedGroup};
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::lent::{self, LentGroup};
 use crate::api::outcome::{PutDone, PutOutcome};
 use crate::api::request::{Options, PutGroup, PutSlice};
 use crate::rpc::remote_get::no_link;
@@ -60,7 +60,8 @@ impl Attached {
         let call = self.call_options(&options);
         let name = self.group_leases.acquire(call.deadline, |link| {
             let name = link.next_name();
-            let reply = link.request_number(&*self.clock, &Ask::Begin(name, List::of(required)), call);
+            let reply =
+                link.request_number(&*self.clock, &RequestBody::Begin(name, List::of(required)), call);
             reply.map(|_| name)
         })?;
         let group =
@@ -89,17 +90,17 @@ impl Group<'_> {
 
     /// As [`crate::Group::put`].
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
-        let groups: Vec<LentGroup<'_>> = objects.chunks(1).map(|object| (None, object)).collect();
+        let groups: Vec<BorrowedGroup<'_>> = objects.chunks(1).map(|object| (None, object)).collect();
         let options = Options { request: Some(self.attached.request(&options)), ..options };
         let clock = &*self.attached.clock;
         let deadline = clock.now().after(options.timeout.unwrap_or(self.attached.timeout));
-        let attempt = |groups: &[LentGroup<'_>], options| {
-            Lender::scope(|lender| {
-                let done = self.put_once(lent::lend_groups(lender, groups), options);
-                lent::outcomes_of_groups(groups, done)
+        let attempt = |groups: &[BorrowedGroup<'_>], options| {
+            BorrowScope::scope(|lender| {
+                let done = self.put_once(borrowed::lend_groups(lender, groups), options);
+                borrowed::outcomes_of_groups(groups, done)
             })
         };
-        lent::while_busy(
+        borrowed::while_busy(
             groups.as_slice(),
             options,
             || deadline.since(clock.now()),
@@ -130,7 +131,7 @@ impl Group<'_> {
     /// `Unavailable` if the group is no longer open or the store cannot be reached.
     pub fn missing(&self, options: Options) -> Result<Vec<ObjectKey>> {
         let call = self.attached.call_options(&options);
-        let ask = Ask::Missing(self.group.name);
+        let ask = RequestBody::Missing(self.group.name);
         let bits = self
             .attached
             .group_leases
@@ -157,8 +158,9 @@ impl Group<'_> {
         loop {
             let left = start.after(timeout).since(clock.now());
             let call = self.attached.call_options(&Options { timeout: Some(left), ..options });
-            let commit =
-                |link: &mut LeaseLink| link.request_number(clock, &Ask::Commit(self.group.name), call);
+            let commit = |link: &mut LeaseLink| {
+                link.request_number(clock, &RequestBody::Commit(self.group.name), call)
+            };
             let reply = self.attached.group_leases.with_link(call.deadline, commit).flatten();
             let left = retry_until.since(clock.now());
             match reply {
@@ -177,7 +179,7 @@ impl Group<'_> {
     pub fn abort(self) -> Result<()> {
         let call = self.attached.group_leases.default_options();
         let abort = |link: &mut LeaseLink| {
-            link.request_number(&*self.attached.clock, &Ask::Abort(self.group.name), call)
+            link.request_number(&*self.attached.clock, &RequestBody::Abort(self.group.name), call)
         };
         self.attached.group_leases.with_link(call.deadline, abort)??;
         Ok(())

@@ -16,7 +16,7 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::runtime::{Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 use pagelith_io::sync::{Arc, AtomicU64, Condvar, Mutex, PoisonError, wait_while};
-use pagelith_layouts::wire::request::Ask;
+use pagelith_layouts::wire::request::RequestBody;
 use pagelith_tiers::policy::Recency;
 
 use super::control::control_once;
@@ -24,7 +24,7 @@ use super::{STORE, is_unavailable};
 use crate::api::error::{Error, Result};
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{CallOptions, no_link};
-use crate::rpc::{ControlReply, Remote};
+use crate::rpc::{ControlReply, Peers};
 
 /// How often to poll the link while leases are held: several times in the period after which a
 /// silent peer counts as dead.
@@ -67,7 +67,7 @@ impl LeaseLink {
     pub fn request_number(
         &mut self,
         clock: &dyn Clock,
-        ask: &Ask<'_>,
+        ask: &RequestBody<'_>,
         call: CallOptions,
     ) -> Result<(u64, u64)> {
         // Discard late responses of earlier calls.
@@ -86,7 +86,12 @@ impl LeaseLink {
     }
 
     /// Send a request whose reply has one bit for each object.
-    pub fn request_bits(&mut self, clock: &dyn Clock, ask: &Ask<'_>, call: CallOptions) -> Result<Vec<bool>> {
+    pub fn request_bits(
+        &mut self,
+        clock: &dyn Clock,
+        ask: &RequestBody<'_>,
+        call: CallOptions,
+    ) -> Result<Vec<bool>> {
         self.connections.take_responses();
         match control_once(clock, &mut self.connections, ask, call, &|| {})? {
             (ControlReply::Bits(bits), _) => Ok(bits),
@@ -103,7 +108,7 @@ impl LeaseLink {
 
     /// Send a request on the link with this number, if it is still up, without waiting for the
     /// reply.
-    pub fn send_without_reply(&mut self, link: u64, ask: &Ask<'_>, call: CallOptions, now: Mono) {
+    pub fn send_without_reply(&mut self, link: u64, ask: &RequestBody<'_>, call: CallOptions, now: Mono) {
         if self.link_number() == Some(link) {
             let token = self.connections.next_token();
             let client = self.connections.pool.live_mut(STORE);
@@ -117,7 +122,7 @@ impl LeaseLink {
 }
 
 impl LeaseConnection {
-    pub fn new(remote: Arc<Remote>, clock: Arc<dyn Clock>, timeout: Duration) -> LeaseConnection {
+    pub fn new(remote: Arc<Peers>, clock: Arc<dyn Clock>, timeout: Duration) -> LeaseConnection {
         let link = Box::new(LeaseLink { connections: PeerConnections::for_client(remote), last_name: 0 });
         let (link, free) = (Mutex::new(Some(link)), Condvar::default());
         let (leases_held, last_link) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -193,7 +198,7 @@ impl LeaseConnection {
         let call = self.default_options();
         let confirmed = self.with_link(call.deadline, |lease_link| {
             (lease_link.link_number() == Some(link))
-                .then(|| lease_link.request_number(&*self.clock, &Ask::Ping, call))
+                .then(|| lease_link.request_number(&*self.clock, &RequestBody::Ping, call))
         });
         matches!(confirmed, Ok(Some(Ok((_, number)))) if number == link)
     }
@@ -206,7 +211,8 @@ impl LeaseConnection {
                 if lease_link.link_number() != Some(link) {
                     return;
                 }
-                if let Err(error) = lease_link.request_number(&*self.clock, &Ask::Unpin(*name), call) {
+                if let Err(error) = lease_link.request_number(&*self.clock, &RequestBody::Unpin(*name), call)
+                {
                     tracing::warn!(%error, "lease was not released; the store keeps it until the link ends");
                 }
             }
@@ -311,9 +317,8 @@ mod tests {
         let address = "tcp:127.0.0.1:1".parse().expect("an address");
         let offer = Offer::of_this_build(SystemEntropy.bytes16());
         let dial = Arc::new(SocketDial::new(address, None, offer, clock.clone()));
-        let remote =
-            Remote::new(vec![Peer { name: "store".to_owned(), weight: 1.0, preferred: false, dial }])
-                .expect("a peer");
+        let remote = Peers::new(vec![Peer { name: "store".to_owned(), weight: 1.0, preferred: false, dial }])
+            .expect("a peer");
         let leases = LeaseConnection::new(Arc::new(remote), clock, Duration::from_secs(60));
         let soon = || leases.clock.now().after(Duration::from_millis(2));
         let far = leases.default_options().deadline;

@@ -25,7 +25,7 @@ mod view;
 
 use std::time::Duration;
 
-use pagelith_io::buffer::Lender;
+use pagelith_io::buffer::BorrowScope;
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_io::runtime::Runtime;
@@ -35,28 +35,28 @@ use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
-use pagelith_layouts::wire::request::Ask;
+use pagelith_layouts::wire::request::RequestBody;
 use pagelith_tiers::policy::Recency;
 use pagelith_transport::address::Address;
 use pagelith_transport::auth::Key;
 use pagelith_transport::capability::Offer;
 use pagelith_transport::closed::Closed;
-use pagelith_transport::dial::{Dial, Dialled, SocketDial};
+use pagelith_transport::dial::{Dial, DialProgress, SocketDial};
 use pagelith_transport::link::Link;
-use pagelith_transport::shown::{REGIONS_MAX, Shows};
+use pagelith_transport::shown::{REGIONS_MAX, SharedRegions};
 
 use self::batch::{RemotePutBatch, begin_get};
 use self::events::EventCursor;
 use self::instances::UnflushedPuts;
 use self::lease_connection::LeaseConnection;
+use crate::api::borrowed::{self, BorrowedGroup};
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::lent::{self, LentGroup};
 use crate::api::outcome::{FlushReport, GetDone, GetOutcome, PutDone, PutOutcome};
 use crate::api::request::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
 use crate::rpc::client::RpcClient;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::remote_get::{CallOptions, LinkFailures, no_link};
-use crate::rpc::{ControlReply, Peer, Remote};
+use crate::rpc::{ControlReply, Peer, Peers};
 
 pub use self::group::{Group, GroupId};
 pub use self::pin::Pin;
@@ -81,14 +81,14 @@ struct IdleConnections {
 
 /// A store in another process. Threads share it by reference.
 pub struct Attached {
-    remote: Arc<Remote>,
+    remote: Arc<Peers>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
     idle: Mutex<IdleConnections>,
     requests: Mutex<u64>,
     unflushed: Mutex<UnflushedPuts>,
     event_cursor: Mutex<EventCursor>,
-    shared_regions: Shows,
+    shared_regions: SharedRegions,
     leases: Arc<LeaseConnection>,
     /// As `leases`, for open groups, whose payload may occupy the link for long.
     group_leases: Arc<LeaseConnection>,
@@ -115,14 +115,15 @@ impl Attached {
         link: Option<Box<dyn Link>>,
     ) -> Result<Attached> {
         let peer = Peer { name, weight: 1.0, preferred: false, dial };
-        let remote = Arc::new(Remote::new(vec![peer])?);
+        let remote = Arc::new(Peers::new(vec![peer])?);
         let leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
         let group_leases = Arc::new(LeaseConnection::new(remote.clone(), clock.clone(), timeout));
         let mut connections = PeerConnections::for_client(remote.clone());
         link.into_iter().for_each(|link| connections.pool.adopt(STORE, link));
         let idle =
             Mutex::new(IdleConnections { connections: vec![connections], ..IdleConnections::default() });
-        let (requests, unflushed, shared_regions) = (Mutex::new(0), Mutex::default(), Shows::default());
+        let (requests, unflushed, shared_regions) =
+            (Mutex::new(0), Mutex::default(), SharedRegions::default());
         let event_cursor = Mutex::default();
         Ok(Attached {
             remote,
@@ -174,14 +175,14 @@ impl Attached {
         };
         let attached = Attached::with_link(Arc::new(dial), address.to_string(), clock, timeout, link)?;
         let attached = Attached { shared_regions, ..attached };
-        Ok(attached.looked_at_by(Arc::new(Threads)))
+        Ok(attached.with_runtime(Arc::new(Threads)))
     }
 
     /// Let a task of `runtime` keep the connections of leases alive. A store treats a process that
     /// is silent for some seconds as dead, and releases its leases. Without the task only the calls
     /// of this process keep the connections alive.
     #[must_use]
-    pub fn looked_at_by(self, runtime: Arc<dyn Runtime>) -> Attached {
+    pub fn with_runtime(self, runtime: Arc<dyn Runtime>) -> Attached {
         self.leases.set_runtime(runtime.clone());
         self.group_leases.set_runtime(runtime);
         self
@@ -250,16 +251,16 @@ impl Attached {
 
     fn put_borrowed(
         &self,
-        groups: &[LentGroup<'_>],
+        groups: &[BorrowedGroup<'_>],
         required: &[ObjectKey],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         let options = Options { request: Some(self.request(&options)), ..options };
         let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
-        let attempt = |groups: &[LentGroup<'_>], options| {
-            Lender::scope(|lender| {
-                let done = self.put_owned(lent::lend_groups(lender, groups), required, options);
-                lent::outcomes_of_groups(groups, done)
+        let attempt = |groups: &[BorrowedGroup<'_>], options| {
+            BorrowScope::scope(|lender| {
+                let done = self.put_owned(borrowed::lend_groups(lender, groups), required, options);
+                borrowed::outcomes_of_groups(groups, done)
             })
         };
         let wait = |left: Duration| {
@@ -267,7 +268,7 @@ impl Attached {
                 connections.wait_for_peer(STORE, self.clock.now(), left.min(BUSY_RETRY))
             });
         };
-        lent::while_busy(groups, options, || deadline.since(self.clock.now()), attempt, wait)
+        borrowed::while_busy(groups, options, || deadline.since(self.clock.now()), attempt, wait)
     }
 
     /// Put groups; returns one outcome for each object, with its memory. Without capacity at the
@@ -296,8 +297,8 @@ impl Attached {
     /// As [`crate::Store::get_batch`]; the tier of a hit is the store's tier. `Unavailable` if the
     /// store cannot be reached.
     pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
-        Lender::scope(|lender| {
-            let done = self.get(lent::lend_gets(lender, gets), options);
+        BorrowScope::scope(|lender| {
+            let done = self.get(borrowed::lend_gets(lender, gets), options);
             done.into_iter().map(|done| done.outcome).collect()
         })
     }
@@ -318,7 +319,7 @@ impl Attached {
         if keys.is_empty() {
             return Ok(0);
         }
-        let removed = self.number(&Ask::Remove(List::of(keys)), &options)?;
+        let removed = self.number(&RequestBody::Remove(List::of(keys)), &options)?;
         Ok(usize::try_from(removed).unwrap_or(usize::MAX))
     }
 
@@ -326,7 +327,7 @@ impl Attached {
     /// executed twice, which raises the generation twice. Clearing a namespace without objects does
     /// not raise it.
     pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
-        self.number(&Ask::Clear(namespace), &options).map(Generation)
+        self.number(&RequestBody::Clear(namespace), &options).map(Generation)
     }
 
     /// As [`crate::Store::flush`]: it covers the puts of all clients. The report counts what was
@@ -337,7 +338,7 @@ impl Attached {
     /// no flush covered: the put may be lost.
     pub fn flush(&self, options: Options) -> Result<FlushReport> {
         let before = *self.unflushed();
-        let (reply, instance) = self.control(&Ask::Flush, &options)?;
+        let (reply, instance) = self.control(&RequestBody::Flush, &options)?;
         let ControlReply::Flushed(report) = reply else { return Err(no_link()) };
         self.unflushed().record_flush(before, instance)?;
         Ok(report)
@@ -345,7 +346,7 @@ impl Attached {
 
     /// The store's counters, as a JSON object.
     pub fn stats(&self, options: Options) -> Result<String> {
-        match self.control(&Ask::Stats, &options)? {
+        match self.control(&RequestBody::Stats, &options)? {
             (ControlReply::Text(text), _) => Ok(text),
             (
                 ControlReply::Number(_)
@@ -360,7 +361,7 @@ impl Attached {
 
     /// Check that the store responds.
     pub fn ping(&self, options: Options) -> Result<()> {
-        self.control(&Ask::Ping, &options).map(|_| ())
+        self.control(&RequestBody::Ping, &options).map(|_| ())
     }
 
     fn unflushed(&self) -> pagelith_io::sync::MutexGuard<'_, UnflushedPuts> {
@@ -449,13 +450,13 @@ fn first_link(
     loop {
         let left = deadline.since(clock.now());
         match dialing.wait(left.min(WAIT_STEP)) {
-            Dialled::Ready(link) => return Ok(link),
-            Dialled::Over(why) => return Err(why),
-            Dialled::Waiting(_) if left.is_zero() => {
+            DialProgress::Ready(link) => return Ok(link),
+            DialProgress::Over(why) => return Err(why),
+            DialProgress::Waiting(_) if left.is_zero() => {
                 let limit_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
                 return Err(Closed::Late { limit_ms });
             }
-            Dialled::Waiting(waiting) => dialing = waiting,
+            DialProgress::Waiting(waiting) => dialing = waiting,
         }
     }
 }

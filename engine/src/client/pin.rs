@@ -6,7 +6,7 @@ use std::time::Duration;
 use pagelith_io::sync::Arc;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
-use pagelith_layouts::wire::request::Ask;
+use pagelith_layouts::wire::request::RequestBody;
 
 use super::Attached;
 use super::lease_connection::{LeaseConnection, LeaseLink};
@@ -67,7 +67,7 @@ struct PinnedKeys {
 
 impl Attached {
     /// As [`crate::Store::pin`], for the life of the link: [`Pin::is_held`]. The link must be kept
-    /// alive meanwhile: see [`Attached::looked_at_by`].
+    /// alive meanwhile: see [`Attached::with_runtime`].
     ///
     /// # Errors
     /// `Busy` if this client, or all clients together, would have too much pinned; `Unavailable` if
@@ -89,7 +89,8 @@ impl Attached {
         let mut pinned_keys = PinnedKeys::default();
         for chunk in keys.chunks(KEYS_MAX) {
             let name = lease_link.next_name();
-            let reply = lease_link.request_number(&*self.clock, &Ask::Pin(name, List::of(chunk)), call);
+            let reply =
+                lease_link.request_number(&*self.clock, &RequestBody::Pin(name, List::of(chunk)), call);
             let first = pinned_keys.names.is_empty();
             pinned_keys.names.push(name);
             let error = match reply {
@@ -108,7 +109,7 @@ impl Attached {
             pinned_keys
                 .names
                 .iter()
-                .for_each(|name| lease_link.send_without_reply(link, &Ask::Unpin(*name), call, now));
+                .for_each(|name| lease_link.send_without_reply(link, &RequestBody::Unpin(*name), call, now));
             return Err(error);
         }
         Ok(pinned_keys)
@@ -122,7 +123,7 @@ impl Attached {
         let ms = u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1);
         let mut leased = 0;
         for chunk in keys.chunks(KEYS_MAX) {
-            let present = self.number(&Ask::Lease(ms, List::of(chunk)), &options)?;
+            let present = self.number(&RequestBody::Lease(ms, List::of(chunk)), &options)?;
             leased += usize::try_from(present).map_or(chunk.len(), |present| present.min(chunk.len()));
         }
         Ok(leased)
@@ -136,7 +137,7 @@ impl Attached {
         let mut total = 0;
         for (at, chunk) in (0..).step_by(KEYS_MAX).zip(keys.chunks(KEYS_MAX)) {
             let options = Options { depth: options.depth.saturating_add(at), ..options };
-            let accepted = self.number(&Ask::Prefetch(List::of(chunk)), &options)?;
+            let accepted = self.number(&RequestBody::Prefetch(List::of(chunk)), &options)?;
             total += usize::try_from(accepted).map_or(chunk.len(), |accepted| accepted.min(chunk.len()));
         }
         Ok(total)

@@ -10,7 +10,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::CONTROL_BODY_LEAST;
 use pagelith_layouts::wire::greeting::Feature;
-use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::put::PutBuilder;
 
 use super::STORE;
 use super::instances::Instance;
@@ -63,7 +63,7 @@ enum OfferState {
 struct PutOffer {
     groups: std::ops::Range<usize>,
     /// Encoded with the first attempt, and kept while the link has no capacity for it.
-    draft: Option<PutDraft>,
+    draft: Option<PutBuilder>,
     state: OfferState,
 }
 
@@ -263,10 +263,10 @@ impl RemotePut {
     }
 
     /// Encode an offer for the link of `client`.
-    fn draft(&self, offer: &PutOffer, client: &RpcClient) -> PutDraft {
+    fn draft(&self, offer: &PutOffer, client: &RpcClient) -> PutBuilder {
         let mut draft = match self.open_group {
-            Some(name) => PutDraft::into_open(BLOCK_BYTES, name),
-            None => PutDraft::of_parts(BLOCK_BYTES, &self.required),
+            Some(name) => PutBuilder::into_open(BLOCK_BYTES, name),
+            None => PutBuilder::of_parts(BLOCK_BYTES, &self.required),
         };
         let groups = &self.groups[offer.groups.clone()];
         draft.reserve(groups.iter().map(|group| group.objects.len()).sum());

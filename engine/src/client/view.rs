@@ -5,8 +5,8 @@ use pagelith_io::sync::Arc;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, checksum, key_hash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
-use pagelith_layouts::wire::outcome::{Lies, digest};
-use pagelith_layouts::wire::request::Ask;
+use pagelith_layouts::wire::outcome::{RegionExtent, digest};
+use pagelith_layouts::wire::request::RequestBody;
 use pagelith_transport::shown::Shown;
 
 use super::control::control_once;
@@ -129,7 +129,7 @@ impl Attached {
         let reply = control_once(
             &*self.clock,
             &mut lease_link.connections,
-            &Ask::View(name, List::of(keys)),
+            &RequestBody::View(name, List::of(keys)),
             call,
             &|| {},
         );
@@ -138,12 +138,12 @@ impl Attached {
             Ok((ControlReply::Views(views), _)) if views.len() == keys.len() => views,
             reply => {
                 // A request without a reply may have been executed.
-                lease_link.send_without_reply(link, &Ask::Unpin(name), call, self.clock.now());
+                lease_link.send_without_reply(link, &RequestBody::Unpin(name), call, self.clock.now());
                 return Err(reply.err().unwrap_or_else(no_link));
             }
         };
         let client = lease_link.connections.pool.live(STORE).ok_or_else(no_link)?;
-        let view = |(key, (hash, lies)): (&ObjectKey, (Checksum, Option<Lies>))| {
+        let view = |(key, (hash, lies)): (&ObjectKey, (Checksum, Option<RegionExtent>))| {
             let location = lies.filter(|_| hash == key_hash(key))?;
             let shown = client.peer_ref((location.region, location.at), location.length)?;
             let matches = digest(&block_checksums(&shown)) == location.digest;

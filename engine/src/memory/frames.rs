@@ -13,14 +13,14 @@
 use std::sync::Arc;
 
 use pagelith_io::huge;
-use pagelith_io::kept::{Keeper, Kept};
+use pagelith_io::kept::{Kept, PinTableOwner};
 use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::dram::arena::{ArenaSpace, Extent};
-use pagelith_tiers::policy::{FrameId, Recency, Touches};
+use pagelith_tiers::policy::{FrameId, LastRequests, Recency};
 use smallvec::SmallVec;
 
 use crate::memory::index::FRAME_MAX;
@@ -149,23 +149,30 @@ pub(crate) struct Frames {
     /// Frame numbers are below this.
     numbers: usize,
     /// Frame data for readers without the lock.
-    pin_table: Keeper<FrameData>,
+    pin_table: PinTableOwner<FrameData>,
     free: Vec<u32>,
     serial: u64,
-    touches: Arc<Touches>,
+    touches: Arc<LastRequests>,
 }
 
 impl Frames {
     /// An empty table for `most` frames at a time, with numbers below `numbers`. `touches` holds
     /// the recency of each frame.
-    pub fn with_capacity(most: usize, numbers: usize, touches: Arc<Touches>) -> Frames {
+    pub fn with_capacity(most: usize, numbers: usize, touches: Arc<LastRequests>) -> Frames {
         let numbers = numbers.min(FRAME_MAX as usize + 1);
         let slots = huge::table(most.min(numbers));
-        Frames { slots, numbers, pin_table: Keeper::new(numbers), free: Vec::new(), serial: 0, touches }
+        Frames {
+            slots,
+            numbers,
+            pin_table: PinTableOwner::new(numbers),
+            free: Vec::new(),
+            serial: 0,
+            touches,
+        }
     }
 
     /// Recency of the last request for each frame.
-    pub fn touches(&self) -> &Arc<Touches> {
+    pub fn touches(&self) -> &Arc<LastRequests> {
         &self.touches
     }
 

@@ -8,7 +8,7 @@ use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
-use crate::api::page_depth::PageSteps;
+use crate::api::page_depth::PageDepths;
 use crate::memory::index::{PREFETCH_GROUP, TICK_MODULUS};
 use crate::state::core::Core;
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
@@ -113,7 +113,7 @@ impl<'a> IndexLookup<'a> {
         let mut found = Vec::with_capacity(keys.size_hint().0);
         self.touched.reserve(keys.size_hint().0);
         self.reading.reserve(keys.size_hint().0);
-        let mut steps = PageSteps::default();
+        let mut depths = PageDepths::default();
         // The keys of a batch usually have one namespace.
         let mut last_namespace: Option<(NamespaceId, Generation)> = None;
         // Fingerprint and depth of the keys that are compared now, and of those that are prefetched
@@ -130,7 +130,7 @@ impl<'a> IndexLookup<'a> {
                     *last_namespace.insert(known.unwrap_or_else(|| (namespace, generation())));
                 let fingerprint = self.shared.fingerprint(key.borrow(), generation);
                 self.shared.read_view.index.prefetch(&[fingerprint]);
-                next.push((fingerprint, self.depth.saturating_add(steps.step(key.borrow()))));
+                next.push((fingerprint, self.depth.saturating_add(depths.depth_of(key.borrow()))));
             }
             let seen = self.touched.len();
             for (fingerprint, depth) in &group {

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
-use pagelith_io::fused::{Copier, Stores};
+use pagelith_io::fused::{Copier, StoreKind};
 use pagelith_layouts::staging;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
@@ -31,7 +31,7 @@ pub(crate) use self::header::{Header, HeaderBytes};
 pub(crate) use self::internal::Probed;
 use crate::api::error::Result;
 use crate::api::outcome::{GetOutcome, MissCause, Ticket};
-use crate::api::page_depth::PageSteps;
+use crate::api::page_depth::PageDepths;
 use crate::api::request::Get;
 use crate::read::fetch;
 use crate::read::fetch::{Blocked, InFlightRead, ReadPiece};
@@ -78,8 +78,8 @@ impl GetBatch {
     }
 
     fn begin_slots(io: &mut SessionIo, mut slots: Vec<Slot>, at: Recency, deadline: Mono) -> GetBatch {
-        let mut steps = PageSteps::default();
-        slots.iter_mut().for_each(|slot| slot.depth_offset = steps.step(&slot.get.key));
+        let mut depths = PageDepths::default();
+        slots.iter_mut().for_each(|slot| slot.depth_offset = depths.depth_of(&slot.get.key));
         let unsettled = slots.len();
         let mut batch = GetBatch {
             slots,
@@ -105,19 +105,19 @@ impl GetBatch {
 
     /// Locate these objects; copy those in DRAM, and plan the reads of those on SSD.
     fn locate(&mut self, io: &mut SessionIo, which: &[usize]) {
-        let SessionIo { shared, sampler, proofs, .. } = io;
+        let SessionIo { shared, sampler, wants_meta, .. } = io;
         let located = locate::locate(shared, &mut self.slots, which, self.at);
         let mut from_ssd = Vec::new();
         // Non-temporal stores are fenced once, after all copies and before any outcome is returned.
         let bytes = which.iter().map(|&i| self.slots[i].get.destination.len()).sum();
-        let mut copier = Copier::new(Stores::of(bytes));
+        let mut copier = Copier::new(StoreKind::of(bytes));
         for (slot, found) in located {
             match found {
                 Located::Memory(entered, frame, member) => {
                     let verify = self.slots[slot].probe || sampler.next();
                     let outcome = self.slots[slot].copy_out(shared, &entered, member, verify, &mut copier);
-                    if *proofs {
-                        self.slots[slot].proof = Some(Box::new(group_info::proof_of_frame(&entered, member)));
+                    if *wants_meta {
+                        self.slots[slot].meta = Some(Box::new(group_info::object_meta(&entered, member)));
                     }
                     // The arena's bytes are damaged. The frame is dropped before another get finds
                     // it, in particular one that does not verify.
@@ -138,8 +138,8 @@ impl GetBatch {
         let Some(facts) = &io.facts else { return };
         let align = facts.memory_align.max(facts.offset_align);
         let budget = io.shared.config.staging_budget();
-        let late = io.shared.slow.may_outlast(self.deadline, io.shared.now());
-        let stages = late || io.shared.sick.load(Ordering::Relaxed);
+        let late = io.shared.slow_reads.may_outlast(self.deadline, io.shared.now());
+        let stages = late || io.shared.direct_reads_suspended.load(Ordering::Relaxed);
         let mut targets = Vec::new();
         let mut staged = Vec::new();
         io.shared.headers.prefetch(which.iter().filter_map(|&i| self.slots[i].header_place()));
@@ -210,7 +210,7 @@ impl GetBatch {
                 continue;
             }
             let direct = fetch.pieces.iter().any(Piece::is_direct);
-            if direct && io.shared.slow.may_outlast(self.deadline, io.shared.now()) {
+            if direct && io.shared.slow_reads.may_outlast(self.deadline, io.shared.now()) {
                 self.stage_instead(io, &fetch);
                 continue;
             }
@@ -266,7 +266,7 @@ impl GetBatch {
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.in_flight.remove(&completion.token) else { return };
         release_segment(&io.shared, flight.fetch.segment);
-        io.shared.slow.note(io.came.since(flight.submitted_at), io.came);
+        io.shared.slow_reads.note(io.completed_at.since(flight.submitted_at), io.completed_at);
         if self.late {
             // After the deadline, only direct reads are still awaited.
             io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
@@ -314,9 +314,9 @@ impl GetBatch {
         // The device stays marked sick while late reads into callers' memory are in flight: the
         // next such read may be as late. Stored only on a change, because all sessions read the
         // flag.
-        let sick = io.shared.sick.load(Ordering::Relaxed);
+        let sick = io.shared.direct_reads_suspended.load(Ordering::Relaxed);
         if sick && !self.late && io.shared.late_reads.load(Ordering::Relaxed) == 0 {
-            io.shared.sick.store(false, Ordering::Relaxed);
+            io.shared.direct_reads_suspended.store(false, Ordering::Relaxed);
         }
         for piece in fetch.pieces {
             match piece {
@@ -388,7 +388,7 @@ impl GetBatch {
         let record = self.slots[i].keeps_in_arena() || promote::is_on(&io.shared);
         // A pass over all bytes of the object precedes the insertion into the header cache.
         self.headers[header].prepare_caching(&io.shared, self.slots[i].header_place());
-        let step = self.slots[i].step(&self.headers[header], GetWants { proof: io.proofs, record });
+        let step = self.slots[i].step(&self.headers[header], GetWants { meta: io.wants_meta, record });
         match step {
             SlotStep::Wait => {}
             SlotStep::LongerHeader(bytes) => {

@@ -29,7 +29,7 @@ use crate::memory::index::{Entry, PREFETCH_GROUP, SsdPlace, TICK_MODULUS};
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::{Slot, record_members};
 use crate::state::core::Core;
-use crate::state::frame_access::{Entered, Held};
+use crate::state::frame_access::{FrameGuard, FrameReader};
 use crate::state::read_view::{LOCK_FREE_TRIES, Snapshot};
 use crate::state::recency::{FoundObject, record};
 use crate::state::shared::Shared;
@@ -37,7 +37,7 @@ use crate::state::shared::Shared;
 /// The location of an object.
 pub(crate) enum Located<'a> {
     /// In DRAM, in this frame, as this member.
-    Memory(Entered<'a>, FrameId, usize),
+    Memory(FrameReader<'a>, FrameId, usize),
     /// On SSD, at the slot's place; its segment is entered.
     Ssd,
     /// Absent, or the request does not fit the object.
@@ -89,7 +89,7 @@ fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
 }
 
 /// Leave a frame after a get; the last reader of a dropped frame frees it.
-pub(crate) fn leave_frame(shared: &Shared, entered: Entered<'_>, frame: FrameId) {
+pub(crate) fn leave_frame(shared: &Shared, entered: FrameReader<'_>, frame: FrameId) {
     if entered.leave() {
         shared.lock().free_if_unread(frame);
     }
@@ -156,8 +156,8 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         }
     }
 
-    fn enter(&self, frame: u32) -> Option<Entered<'a>> {
-        self.shared.read_view.frames.enter(frame as usize).map(Entered::new)
+    fn enter(&self, frame: u32) -> Option<FrameReader<'a>> {
+        self.shared.read_view.frames.enter(frame as usize).map(FrameReader::new)
     }
 
     /// Locate one object, for which the index has these `entries`.
@@ -240,7 +240,7 @@ impl<'a, 'r> LocateAttempt<'a, 'r> {
         true
     }
 
-    fn leave_frame(&mut self, entered: Entered<'a>, frame: u32) {
+    fn leave_frame(&mut self, entered: FrameReader<'a>, frame: u32) {
         if entered.leave() {
             self.dropped_frames.push(FrameId(frame));
         }
@@ -255,7 +255,7 @@ pub(crate) fn hold_in_memory(
     key: &ObjectKey,
     at: Recency,
     fits: impl Fn(u64) -> bool,
-) -> Option<(Held, usize)> {
+) -> Option<(FrameGuard, usize)> {
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(key, generation);
     if core.index.find(fingerprint).any(|e| e.attached && !core.is_visible(&e)) {
@@ -264,7 +264,7 @@ pub(crate) fn hold_in_memory(
     let (frame, member) = core.find_memory(key, fingerprint, generation)?;
     core.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
     core.touch(fingerprint, |e| e.frame == Some(frame.id.0), at);
-    Some((Held::new(core, frame)?, member))
+    Some((FrameGuard::new(core, frame)?, member))
 }
 
 /// Leave the slot's segment.
@@ -294,7 +294,7 @@ pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Reco
     // A record that was dropped whole counts as one failure.
     if known && !core.is_hidden_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
-        shared.work.raise();
+        shared.flusher_signal.raise();
     }
     match record {
         Some(record) => {
@@ -314,7 +314,7 @@ pub(crate) fn drop_lost_record(shared: &Shared, slot: &Slot, record: Option<Reco
     }
     for page in pages {
         if core.requeue_frame(FrameId(page)) {
-            shared.work.raise();
+            shared.flusher_signal.raise();
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::memory::visibility::VisibilityFilter;
 use crate::read::slot::Slot;
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
-use crate::state::put_types::{Room, Size};
+use crate::state::put_types::{ObjectSize, Reservation};
 use crate::state::shared::Shared;
 
 /// Promote every record of which this batch read all members whole, and every prefetched object;
@@ -112,7 +112,7 @@ fn take_reserved(slot: &mut Slot) -> Option<FrameMember> {
     let (reservation, verified) = reservation.zip(slot.verified.as_ref())?;
     let memory = std::mem::take(&mut slot.get.destination.0);
     // The bytes were verified in this memory, which has no other user.
-    reservation.arrived(memory, verified.checksums.clone()).into_member(slot.get.key, slot.fingerprint)
+    reservation.fill(memory, verified.checksums.clone()).into_member(slot.get.key, slot.fingerprint)
 }
 
 /// Copy objects that were read for a caller into the arena; empty if there is no room.
@@ -121,13 +121,14 @@ fn copy_to_arena(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
     if !which.iter().all(|i| is_only_on_ssd(&core, &slots[*i])) {
         return Members::new();
     }
-    let size = |i: &usize| Size { key: slots[*i].get.key, length: Some(slots[*i].length), in_arena: false };
+    let size =
+        |i: &usize| ObjectSize { key: slots[*i].get.key, length: Some(slots[*i].length), in_arena: false };
     let sizes: Vec<_> = which.iter().map(size).collect();
-    let mut room = Room::of(sizes.len());
-    if !crate::state::put_types::set_aside(&mut core, &sizes, &mut room) {
+    let mut reservation = Reservation::with_capacity(sizes.len());
+    if !crate::state::put_types::reserve_group(&mut core, &sizes, &mut reservation) {
         return Members::new();
     }
-    let Room { extents, number } = room;
+    let Reservation { extents, number } = reservation;
     core.frames.give_back(number);
     drop(core);
     let mut filled = true;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Copier, Stores};
+use pagelith_io::fused::{Copier, StoreKind};
 use pagelith_layouts::align::is_aligned;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums};
 use pagelith_layouts::key::ObjectKey;
@@ -13,16 +13,16 @@ use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
 
 use crate::api::error::{Error, Result};
-use crate::api::group_info::Together;
-use crate::api::outcome::{GetDone, GetOutcome, MissCause, Proof, Tier};
+use crate::api::group_info::GroupInfo;
+use crate::api::outcome::{GetDone, GetOutcome, MissCause, ObjectMeta, Tier};
 use crate::api::request::{Destination, Get};
 use crate::memory::index::SsdPlace;
 use crate::read::get::Header;
 use crate::read::plan;
 use crate::read::plan::ReadTarget;
 use crate::rpc::scatter;
-use crate::state::frame_access::Entered;
-use crate::state::reserve::Arriving;
+use crate::state::frame_access::FrameReader;
+use crate::state::reserve::ArenaReservation;
 use crate::state::shared::Shared;
 
 /// The next step for an object after a part of it was read.
@@ -76,7 +76,7 @@ pub(crate) struct Slot {
     /// The record's contents, if the object may be kept in DRAM.
     pub verified: Option<Box<VerifiedRecord>>,
     /// Metadata returned with the outcome, if it was requested.
-    pub proof: Option<Box<Proof>>,
+    pub meta: Option<Box<ObjectMeta>>,
     pub cold: Option<Box<SlotCold>>,
     pub outcome: Option<Result<GetOutcome>>,
 }
@@ -90,7 +90,7 @@ pub(crate) struct SlotCold {
     pub staged: Vec<(Range<u64>, Part)>,
     pub staged_bytes: u64,
     /// Arena memory that is the destination, and in which the object is to be kept.
-    pub reservation: Option<Arriving>,
+    pub reservation: Option<ArenaReservation>,
     /// For a probe: every member of the record and its place, and the kind of the group.
     pub members: Vec<(ObjectKey, SsdPlace)>,
     pub kind: Option<GroupKind>,
@@ -99,8 +99,8 @@ pub(crate) struct SlotCold {
 /// Which data of an object on SSD is returned along with its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GetWants {
-    /// A [`Proof`].
-    pub proof: bool,
+    /// Its [`ObjectMeta`].
+    pub meta: bool,
     /// The record's contents, to keep the object in DRAM.
     pub record: bool,
 }
@@ -128,7 +128,7 @@ impl Slot {
             probe: false,
             parts_in_read: false,
             verified: None,
-            proof: None,
+            meta: None,
             cold: None,
             outcome: None,
         }
@@ -141,7 +141,7 @@ impl Slot {
     }
 
     /// An object that is kept in the arena memory that it is read into.
-    pub fn prefetch(key: ObjectKey, reservation: Arriving, part: Part) -> Slot {
+    pub fn prefetch(key: ObjectKey, reservation: ArenaReservation, part: Part) -> Slot {
         let get = Get { key, range: None, destination: Destination([part].into()) };
         let cold = SlotCold { reservation: Some(reservation), ..SlotCold::default() };
         Slot { cold: Some(Box::new(cold)), ..Slot::new(get) }
@@ -271,7 +271,7 @@ impl Slot {
     pub fn copy_out(
         &mut self,
         shared: &Shared,
-        entered: &Entered<'_>,
+        entered: &FrameReader<'_>,
         member: usize,
         verify: bool,
         copier: &mut Copier,
@@ -376,9 +376,9 @@ impl Slot {
         {
             return self.damaged(&error);
         }
-        if wants.proof {
-            let with = Together::of_record(&record.facts(), record.member_count());
-            self.proof = Some(Box::new(Proof { checksums: checksums.clone(), with }));
+        if wants.meta {
+            let group = GroupInfo::of_record(&record.facts(), record.member_count());
+            self.meta = Some(Box::new(ObjectMeta { checksums: checksums.clone(), group }));
         }
         if wants.record {
             let (facts, member_count) = (record.facts(), record.member_count());
@@ -413,7 +413,7 @@ impl Slot {
             self.cold_mut().staged_bytes += chunk.end - chunk.start;
             self.pieces_left -= 1;
             let block = chunk.start / u64::from(BLOCK_BYTES);
-            self.deliver(chunk.start..end, bytes, checksums, &mut Copier::new(Stores::Cached))
+            self.deliver(chunk.start..end, bytes, checksums, &mut Copier::new(StoreKind::Cached))
                 .map_err(|()| pagelith_layouts::error::FormatError::Payload { block })?;
             if mutant::on(Mutant::StagingLeak) {
                 std::mem::forget(part);
@@ -433,7 +433,7 @@ impl Slot {
     pub fn take_done(&mut self) -> GetDone {
         let outcome = self.outcome.take().unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
         let destination = Destination(std::mem::take(&mut self.get.destination.0));
-        GetDone { outcome, destination, length: self.length, proof: self.proof.take() }
+        GetDone { outcome, destination, length: self.length, meta: self.meta.take() }
     }
 }
 

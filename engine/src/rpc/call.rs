@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
-use pagelith_io::fused::Stores;
+use pagelith_io::fused::StoreKind;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, key_hash};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::wire::outcome::{self, Answer, Base, Items, Lies, Verdict};
+use pagelith_layouts::wire::outcome::{self, Answer, Base, Items, RegionExtent, Verdict};
 use pagelith_layouts::wire::pull::PullItem;
 use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::Push;
@@ -96,7 +96,7 @@ pub(crate) enum ControlReply {
     Bits(Vec<bool>),
     Events(Since),
     /// For each object the hash of its key, and its location if it is in shared memory.
-    Views(Vec<(Checksum, Option<Lies>)>),
+    Views(Vec<(Checksum, Option<RegionExtent>)>),
 }
 
 /// An object of a get.
@@ -142,7 +142,7 @@ pub(crate) struct PendingPut {
 pub(crate) enum CallKind {
     Exists(usize, Result<Vec<bool>>),
     /// The objects, and how bytes in shared memory are copied.
-    Get(Vec<PendingItem>, Stores),
+    Get(Vec<PendingItem>, StoreKind),
     Put(PendingPut),
     Control(Verb, Result<ControlReply>),
 }
@@ -187,7 +187,7 @@ impl PendingCall {
         };
         let items: Vec<PendingItem> = items.map(item).collect();
         let bytes = items.iter().map(PendingItem::length).sum();
-        PendingCall::new(token, deadline, CallKind::Get(items, Stores::of(bytes)))
+        PendingCall::new(token, deadline, CallKind::Get(items, StoreKind::of(bytes)))
     }
 
     pub fn put(token: u64, deadline: Mono, keys: Vec<(ObjectKey, u64)>, payload: PayloadFn) -> PendingCall {

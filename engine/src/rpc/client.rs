@@ -18,9 +18,9 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms};
-use pagelith_layouts::wire::shown::Stretch;
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
+use pagelith_layouts::wire::shown::ItemRange;
 use pagelith_layouts::wire::{Frame, Kind, List, outcome, pull};
 use pagelith_transport::closed::Closed;
 use pagelith_transport::link::{Event, Link};
@@ -85,7 +85,7 @@ impl RpcClient {
 
     /// A reference to bytes in a region of the peer, if the peer has shared that region.
     pub fn peer_ref(&self, (region, at): (u32, u64), length: u64) -> Option<Shown> {
-        let no_item: Stretch = (OpId(0), 0, 0);
+        let no_item: ItemRange = (OpId(0), 0, 0);
         self.link.view(no_item, (region, at), length)
     }
 
@@ -123,10 +123,16 @@ impl RpcClient {
     }
 
     /// Ask the peer which of these objects it has.
-    pub fn exists(&mut self, token: u64, keys: &[ObjectKey], terms: Terms, deadline: Mono) -> Result<()> {
+    pub fn exists(
+        &mut self,
+        token: u64,
+        keys: &[ObjectKey],
+        terms: RequestOptions,
+        deadline: Mono,
+    ) -> Result<()> {
         self.send_bounded(
             terms,
-            &Ask::Exists(List::of(keys)),
+            &RequestBody::Exists(List::of(keys)),
             PendingCall::exists(token, deadline, keys.len()),
         )
     }
@@ -136,7 +142,7 @@ impl RpcClient {
         &mut self,
         token: u64,
         requests: Vec<ItemRequest>,
-        terms: Terms,
+        terms: RequestOptions,
         deadline: Mono,
     ) -> std::result::Result<(), (Error, Vec<ItemRequest>)> {
         let items: Vec<GetItem> = requests.iter().map(ItemRequest::wire_item).collect();
@@ -144,7 +150,7 @@ impl RpcClient {
         if capacity.exposures < requests.len() || capacity.frames == 0 {
             return Err((self.capacity_error(), requests));
         }
-        let body = request::encode(self.with_origin(terms), &Ask::Get(List::of(&items)));
+        let body = request::encode(self.with_origin(terms), &RequestBody::Get(List::of(&items)));
         let is_too_long =
             body.len() > self.link.facts().control_bytes_max as usize || body.len() > capacity.frame_bytes;
         if is_too_long || !self.may_send(body.len()) {
@@ -172,23 +178,34 @@ impl RpcClient {
     pub fn put(
         &mut self,
         token: u64,
-        draft: &PutDraft,
+        draft: &PutBuilder,
         payload: PayloadFn,
-        terms: Terms,
+        terms: RequestOptions,
         deadline: Mono,
     ) -> Result<()> {
         let puts = draft.puts().map_err(|e| Error::invalid(e.to_string()))?;
         let keys = puts.objects().map(|object| (object.key, object.length)).collect();
-        self.send_bounded(terms, &Ask::Put(puts), PendingCall::put(token, deadline, keys, payload))
+        self.send_bounded(terms, &RequestBody::Put(puts), PendingCall::put(token, deadline, keys, payload))
     }
 
     /// Send a request that has one reply: a number, a report, a text.
-    pub fn send_control(&mut self, token: u64, ask: &Ask<'_>, terms: Terms, deadline: Mono) -> Result<()> {
+    pub fn send_control(
+        &mut self,
+        token: u64,
+        ask: &RequestBody<'_>,
+        terms: RequestOptions,
+        deadline: Mono,
+    ) -> Result<()> {
         let body = request::encode(self.with_origin(terms), ask);
         self.send(body, PendingCall::control(token, deadline, ask.verb()))
     }
 
-    fn send_bounded(&mut self, terms: Terms, ask: &Ask<'_>, call: PendingCall) -> Result<()> {
+    fn send_bounded(
+        &mut self,
+        terms: RequestOptions,
+        ask: &RequestBody<'_>,
+        call: PendingCall,
+    ) -> Result<()> {
         let body = request::encode(self.with_origin(terms), ask);
         match self.may_send(body.len()) {
             true => self.send(body, call),
@@ -207,8 +224,8 @@ impl RpcClient {
     }
 
     /// The options with the origin of the request: a client or a store.
-    fn with_origin(&self, terms: Terms) -> Terms {
-        Terms { of_store: self.is_store && self.has_feature(Feature::Peers), ..terms }
+    fn with_origin(&self, terms: RequestOptions) -> RequestOptions {
+        RequestOptions { of_store: self.is_store && self.has_feature(Feature::Peers), ..terms }
     }
 
     fn next_op(&mut self) -> OpId {

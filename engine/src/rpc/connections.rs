@@ -7,7 +7,7 @@ use pagelith_io::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::pool::ConnectionPool;
-use super::{Remote, Response};
+use super::{Peers, Response};
 
 /// A connection pool and its responses. Used by one thread.
 pub(crate) struct PeerConnections {
@@ -18,7 +18,7 @@ pub(crate) struct PeerConnections {
 }
 
 impl PeerConnections {
-    pub fn new(remote: Arc<Remote>) -> PeerConnections {
+    pub fn new(remote: Arc<Peers>) -> PeerConnections {
         PeerConnections {
             pool: ConnectionPool::new(remote),
             responses: FxHashMap::default(),
@@ -28,7 +28,7 @@ impl PeerConnections {
     }
 
     /// For a process without a store of its own. A late answer is no failure while its link is up.
-    pub fn for_client(remote: Arc<Remote>) -> PeerConnections {
+    pub fn for_client(remote: Arc<Peers>) -> PeerConnections {
         PeerConnections {
             is_client: true,
             pool: ConnectionPool::for_client(remote.clone()),
@@ -128,7 +128,7 @@ mod tests {
     fn answer_resets_earlier_failures_of_the_peer() {
         let dial = std::sync::Arc::new(Down);
         let peer = Peer { name: "far".into(), weight: 1.0, preferred: false, dial };
-        let connections = PeerConnections::new(Arc::new(Remote::new(vec![peer]).expect("a peer")));
+        let connections = PeerConnections::new(Arc::new(Peers::new(vec![peer]).expect("a peer")));
         let now = Mono::default();
         let may_ask = |connections: &PeerConnections| {
             connections.pool.remote().breaker(0, |breaker| breaker.may_ask(now))

@@ -49,18 +49,18 @@ pub struct Peer {
 }
 
 /// The peers of a store.
-pub(crate) struct Remote {
+pub(crate) struct Peers {
     pub owners: Vec<Owner>,
     preferred: Option<usize>,
     pub dials: Vec<Arc<dyn Dial>>,
     breakers: Vec<Mutex<Breaker>>,
-    /// Wakes the task that writes to peers.
-    pub work: Signal,
+    /// Wakes the peer writer.
+    pub writer_signal: Signal,
 }
 
-impl Remote {
+impl Peers {
     /// Requires unique names, weights above 0 and at most one preferred peer.
-    pub fn new(peers: Vec<Peer>) -> Result<Remote> {
+    pub fn new(peers: Vec<Peer>) -> Result<Peers> {
         for (i, peer) in peers.iter().enumerate() {
             let Peer { name, weight, .. } = peer;
             if !(weight.is_finite() && *weight > 0.0) {
@@ -79,7 +79,7 @@ impl Remote {
         let breakers = peers.iter().map(|_| Mutex::new(Breaker::default())).collect();
         let (owners, dials) =
             peers.into_iter().map(|peer| (Owner { name: peer.name, weight: peer.weight }, peer.dial)).unzip();
-        Ok(Remote { owners, preferred, dials, breakers, work: Signal::default() })
+        Ok(Peers { owners, preferred, dials, breakers, writer_signal: Signal::default() })
     }
 
     /// The peer that owns the key's page.

@@ -6,12 +6,12 @@ use pagelith_io::clock::Mono;
 use pagelith_io::sync::Arc;
 use pagelith_tiers::remote::breaker::Breaker;
 use pagelith_transport::closed::Closed;
-use pagelith_transport::dial::{Dialing, Dialled};
+use pagelith_transport::dial::{DialProgress, Dialing};
 use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
 
 use super::client::RpcClient;
-use super::{Remote, Response};
+use super::{Peers, Response};
 
 /// Longest wait on one link while other links may have events.
 const WAIT_SLICE: Duration = Duration::from_millis(1);
@@ -34,7 +34,7 @@ pub(crate) enum ConnState<'a> {
 
 /// The links to all peers.
 pub(crate) struct ConnectionPool {
-    remote: Arc<Remote>,
+    remote: Arc<Peers>,
     connections: Vec<Connection>,
     generation: u64,
     /// This process is a store; otherwise it is a client.
@@ -42,13 +42,13 @@ pub(crate) struct ConnectionPool {
 }
 
 impl ConnectionPool {
-    pub fn new(remote: Arc<Remote>) -> ConnectionPool {
+    pub fn new(remote: Arc<Peers>) -> ConnectionPool {
         let connections = remote.dials.iter().map(|_| Connection::None).collect();
         ConnectionPool { remote, connections, generation: 0, is_store: true }
     }
 
     /// For a process without a store of its own.
-    pub fn for_client(remote: Arc<Remote>) -> ConnectionPool {
+    pub fn for_client(remote: Arc<Peers>) -> ConnectionPool {
         ConnectionPool { is_store: false, ..ConnectionPool::new(remote) }
     }
 
@@ -58,7 +58,7 @@ impl ConnectionPool {
         self.generation
     }
 
-    pub fn remote(&self) -> &Arc<Remote> {
+    pub fn remote(&self) -> &Arc<Peers> {
         &self.remote
     }
 
@@ -247,13 +247,13 @@ impl ConnectionPool {
                     None => dialing.poll(),
                 };
                 match progress {
-                    Dialled::Waiting(dialing) => Connection::Dialing(dialing),
-                    Dialled::Ready(link) => {
+                    DialProgress::Waiting(dialing) => Connection::Dialing(dialing),
+                    DialProgress::Ready(link) => {
                         self.remote.breaker(peer, |breaker| breaker.answered());
                         self.generation += 1;
                         connected(link, self.is_store)
                     }
-                    Dialled::Over(why) => {
+                    DialProgress::Over(why) => {
                         self.record_unreachable(peer, now, &why);
                         Connection::None
                     }
@@ -301,7 +301,7 @@ mod tests {
     use pagelith_transport::handshake::Admission;
     use pagelith_transport::limits::Limits;
     use pagelith_transport::rights::Rights;
-    use pagelith_transport::socket::{Listen, Listener};
+    use pagelith_transport::socket::{ListenConfig, Listener};
 
     use super::super::Peer;
     use super::*;
@@ -316,12 +316,12 @@ mod tests {
     }
 
     impl Dialing for CutOff {
-        fn poll(self: Box<Self>) -> Dialled {
-            Dialled::Waiting(self)
+        fn poll(self: Box<Self>) -> DialProgress {
+            DialProgress::Waiting(self)
         }
 
-        fn wait(self: Box<Self>, _timeout: Duration) -> Dialled {
-            Dialled::Waiting(self)
+        fn wait(self: Box<Self>, _timeout: Duration) -> DialProgress {
+            DialProgress::Waiting(self)
         }
     }
 
@@ -329,7 +329,7 @@ mod tests {
     fn peer_with_three_failures_is_down_until_the_pause_ends() {
         let peer =
             Peer { name: "far".into(), weight: 1.0, preferred: false, dial: std::sync::Arc::new(CutOff) };
-        let remote = Arc::new(Remote::new(vec![peer]).expect("a peer"));
+        let remote = Arc::new(Peers::new(vec![peer]).expect("a peer"));
         let mut pool = ConnectionPool::new(remote.clone());
         for ms in [0, 500, 1000] {
             assert!(matches!(pool.connect(0, at(ms)), ConnState::Connecting), "ms={ms}");
@@ -359,7 +359,7 @@ mod tests {
     fn failed_host(for_client: bool) -> (Listener, Arc<Host>, ConnectionPool) {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let (offer, limits) = (|who| Offer::of_this_build([who; 16]), Limits::default());
-        let listen = Listen {
+        let listen = ListenConfig {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
             admission: Admission::Connection(Rights::all()),
             beyond_this_host: false,
@@ -369,7 +369,7 @@ mod tests {
         let dial = SocketDial::new(listener.address().clone(), None, offer(2), clock);
         let host = Arc::new(Host { up: AtomicBool::new(false), dial });
         let peer = Peer { name: "store".into(), weight: 1.0, preferred: false, dial: host.clone() };
-        let remote = Arc::new(Remote::new(vec![peer]).expect("a peer"));
+        let remote = Arc::new(Peers::new(vec![peer]).expect("a peer"));
         for _ in 0..20 {
             remote.breaker(0, |breaker| breaker.failed(at(0)));
         }

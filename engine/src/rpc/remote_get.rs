@@ -8,7 +8,7 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, block_count};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::outcome::Base;
-use pagelith_layouts::wire::request::Terms;
+use pagelith_layouts::wire::request::RequestOptions;
 use pagelith_tiers::policy::Recency;
 
 use super::Response;
@@ -16,8 +16,8 @@ use super::call::ItemRequest;
 use super::connections::PeerConnections;
 use super::pool::ConnState;
 use crate::api::error::{Error, ErrorKind, Result};
-use crate::api::group_info::Together;
-use crate::api::outcome::{GetDone, GetOutcome, MissCause, Proof, Tier};
+use crate::api::group_info::GroupInfo;
+use crate::api::outcome::{GetDone, GetOutcome, MissCause, ObjectMeta, Tier};
 use crate::api::stats::Counters;
 use crate::rpc::removal_fence::FenceEpoch;
 
@@ -46,11 +46,11 @@ pub(crate) struct CallOptions {
 
 impl CallOptions {
     /// The options of a request whose first object is `depth` objects after the first of the batch.
-    pub fn terms(&self, now: Mono, depth: usize) -> Terms {
+    pub fn terms(&self, now: Mono, depth: usize) -> RequestOptions {
         let left = self.deadline.since(now).max(Duration::from_millis(1));
         let deadline_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
         let depth = self.recency.depth.saturating_add(u32::try_from(depth).unwrap_or(u32::MAX));
-        Terms { deadline_ms, depth, request: self.recency.epoch, of_store: false }
+        RequestOptions { deadline_ms, depth, request: self.recency.epoch, of_store: false }
     }
 }
 
@@ -212,7 +212,7 @@ impl RemoteGet {
         let page = |missed: &MissedItem| (missed.key.namespace(), missed.key.hash());
         let is_in_group = |missed: &&MissedItem| {
             let done = &self.done[missed.index];
-            let members = done.proof.as_ref().map_or(0, |proof| proof.with.members);
+            let members = done.meta.as_ref().map_or(0, |meta| meta.group.members);
             done.outcome.as_ref().is_ok_and(GetOutcome::is_hit) && members != 1
         };
         let whole: BTreeSet<_> = next.iter().filter(is_in_group).map(page).collect();
@@ -297,9 +297,9 @@ impl RemoteGet {
                                     attached,
                                 });
                             }
-                            let with = Together { members: known, attached: None };
-                            let proof = Proof { checksums: sums, with };
-                            self.done[at].proof = Some(Box::new(proof));
+                            let group = GroupInfo { members: known, attached: None };
+                            let meta = ObjectMeta { checksums: sums, group };
+                            self.done[at].meta = Some(Box::new(meta));
                             self.record_outcome(at, result.outcome);
                             self.done[at].destination.0 = result.parts;
                         }

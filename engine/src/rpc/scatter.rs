@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Copier, Piece, Stores};
-use pagelith_io::stream::copy_past_cache;
+use pagelith_io::fused::{Copier, Piece, StoreKind};
+use pagelith_io::stream::copy_non_temporal;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, block_lengths};
 
 /// The part of the next piece that overlaps `want`: as a range in the piece and in the whole. The
@@ -17,7 +17,7 @@ fn overlap(at: &mut u64, len: usize, want: &Range<u64>) -> Option<(Range<usize>,
 }
 
 /// Copy `bytes` into `pieces`, starting at byte `offset` of their concatenation.
-pub(crate) fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: Stores) {
+pub(crate) fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: StoreKind) {
     let want = offset..offset + bytes.len() as u64;
     let mut at = 0;
     for piece in pieces {
@@ -27,8 +27,8 @@ pub(crate) fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: St
             let (to, from) =
                 (&mut target[inside], (whole.start - offset) as usize..(whole.end - offset) as usize);
             match stores {
-                Stores::Cached => to.copy_from_slice(&bytes[from]),
-                Stores::PastCache => copy_past_cache(to, &bytes[from]),
+                StoreKind::Cached => to.copy_from_slice(&bytes[from]),
+                StoreKind::PastCache => copy_non_temporal(to, &bytes[from]),
             }
         }
     }
@@ -96,7 +96,7 @@ mod tests {
         for offset in 0..=20usize {
             for len in 0..=20 - offset {
                 let mut p = pieces(&[3, 1, 9, 7]);
-                let stores = if offset % 2 == 0 { Stores::Cached } else { Stores::PastCache };
+                let stores = if offset % 2 == 0 { StoreKind::Cached } else { StoreKind::PastCache };
                 copy_in(&mut p, offset as u64, &source[..len], stores);
                 let mut expected = vec![0; 20];
                 expected[offset..offset + len].copy_from_slice(&source[..len]);
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn zero_leaves_nothing() {
         let mut p = pieces(&[3, 4]);
-        copy_in(&mut p, 0, &[9; 7], Stores::Cached);
+        copy_in(&mut p, 0, &[9; 7], StoreKind::Cached);
         zero(&mut p);
         assert_eq!(all(&p), vec![0; 7]);
     }

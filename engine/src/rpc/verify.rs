@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Copier, Stores, copy_blocks};
+use pagelith_io::fused::{Copier, StoreKind, copy_blocks};
 use pagelith_layouts::checksum::{
     BLOCK_BYTES, Checksums, StreamChecksum, block_lengths, blocks_in, checksum,
 };
@@ -40,7 +40,7 @@ pub(crate) fn copy_and_checksum(
     parts: &mut [Part],
     range: &Range<u64>,
     shown: &Shown,
-    stores: Stores,
+    stores: StoreKind,
 ) -> Option<Checksums> {
     let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
     if bytes != range.end - range.start || bytes != shown.length() {

@@ -80,7 +80,7 @@ bounds! {
     Removing = "objects in pending removals", |_| durable::REMOVING_MAX as u64;
     /// Arena bytes reserved for incoming objects.
     Arriving = "memory reserved for incoming objects",
-        |config| config.arena_bytes() / reserve::ARRIVING_SHARE;
+        |config| config.arena_bytes() / reserve::RESERVED_SHARE;
     /// Arena bytes in flight on a link.
     InFlight = "memory in flight per link",
         |config| (config.arena_bytes() / in_flight_sends::IN_FLIGHT_SHARE)

@@ -13,8 +13,8 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
 use tempfile::TempDir;
@@ -27,7 +27,7 @@ use crate::config::{Config, Facts};
 use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT, object};
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 const CLIENTS: usize = 4;
 /// Maximum number of requests of [`BoundsEnv::until_busy`].
@@ -82,10 +82,10 @@ impl BoundsEnv {
         bound.value(&self.store.shared.config)
     }
 
-    fn send(&mut self, client: usize, ask: &Ask<'_>) -> Result<ControlReply> {
+    fn send(&mut self, client: usize, ask: &RequestBody<'_>) -> Result<ControlReply> {
         let (server, caller) = &mut self.clients[client];
         caller
-            .send_control(1, ask, Terms::default(), self.clock.now().after(TIMEOUT))
+            .send_control(1, ask, RequestOptions::default(), self.clock.now().after(TIMEOUT))
             .expect("link capacity");
         match wait_for_reply(&*self.clock, server, caller) {
             Response::Control(told) => told,
@@ -98,7 +98,7 @@ impl BoundsEnv {
     fn until_busy(
         &mut self,
         clients: usize,
-        ask: impl Fn(u64, ObjectKey, &mut dyn FnMut(Ask<'_>)),
+        ask: impl Fn(u64, ObjectKey, &mut dyn FnMut(RequestBody<'_>)),
     ) -> Vec<u64> {
         let (mut accepted, mut busy, mut n) = (vec![0; clients], vec![false; clients], 0);
         while busy.contains(&false) {
@@ -123,7 +123,7 @@ impl BoundsEnv {
     }
 }
 
-fn put(store: &Store, n: u64) -> Result<crate::PutOutcome> {
+fn put(store: &Store, n: u64) -> Result<crate::api::outcome::PutOutcome> {
     let bytes = object(n as u8, LEN);
     store.put_batch(&[PutSlice { key: key(n, "k"), pieces: &[&bytes] }], Options::default()).remove(0)
 }
@@ -213,7 +213,7 @@ fn deadline() {
     let most = Duration::from_millis(env.value(Bound::Deadline));
     for (server, _) in &mut env.clients {
         for deadline_ms in [0, 1, u32::MAX] {
-            let call = server.call_context(Terms { deadline_ms, ..Terms::default() });
+            let call = server.call_context(RequestOptions { deadline_ms, ..RequestOptions::default() });
             assert!(call.deadline <= env.store.shared.now().after(most), "deadline_ms={deadline_ms}");
             assert!(call.options.timeout.is_none_or(|timeout| timeout <= most), "deadline_ms={deadline_ms}");
         }
@@ -240,10 +240,10 @@ fn removing() {
     let keys = [key(1, "k"), key(2, "k")];
     for client in 0..2 {
         waits(&env.store, most - 1);
-        let refused = env.send(client, &Ask::Remove(List::of(&keys))).expect_err("too many");
+        let refused = env.send(client, &RequestBody::Remove(List::of(&keys))).expect_err("too many");
         assert_eq!(refused.kind, ErrorKind::Busy, "{refused}");
         waits(&env.store, 0);
-        assert_eq!(env.send(client, &Ask::Remove(List::of(&keys))), Ok(ControlReply::Number(0)));
+        assert_eq!(env.send(client, &RequestBody::Remove(List::of(&keys))), Ok(ControlReply::Number(0)));
         assert_eq!(env.store.shared.lock().ssd.as_ref().expect("a tier").queued_removals, 0);
     }
 }
@@ -254,24 +254,24 @@ fn arriving() {
     let most = env.value(Bound::Arriving);
     for n in 0..40u64 {
         let (server, caller) = &mut env.clients[n as usize % CLIENTS];
-        let mut draft = PutDraft::new(BLOCK_BYTES);
+        let mut draft = PutBuilder::new(BLOCK_BYTES);
         draft.group(None);
         let sums = vec![checksum(b"x"); LEN.div_ceil(BLOCK_BYTES as usize)];
         draft.object(key(n, "k"), LEN as u64, &sums);
         let lend = Box::new(|_| panic!("no bytes are pulled"));
         caller
-            .put(n + 1, &draft, lend, Terms::default(), env.clock.now().after(TIMEOUT))
+            .put(n + 1, &draft, lend, RequestOptions::default(), env.clock.now().after(TIMEOUT))
             .expect("link capacity");
         caller.flush_queue();
         while server.ops() <= n as usize / CLIENTS {
             server.turn();
         }
-        let arriving = env.store.shared.arriving.load(Relaxed);
+        let arriving = env.store.shared.reserved_bytes.load(Relaxed);
         assert!(arriving <= most, "arriving={arriving} most={most}");
     }
-    assert!(env.store.shared.arriving.load(Relaxed) + PADDED > most);
+    assert!(env.store.shared.reserved_bytes.load(Relaxed) + PADDED > most);
     env.clients.clear();
-    assert_eq!(env.store.shared.arriving.load(Relaxed), 0);
+    assert_eq!(env.store.shared.reserved_bytes.load(Relaxed), 0);
 }
 
 /// Gets that are not read, of more bytes than the kernel buffers, keep few of the removed objects.
@@ -291,7 +291,7 @@ fn in_flight() {
         });
         let (server, caller) = &mut env.clients[client];
         let deadline = env.clock.now().after(TIMEOUT);
-        caller.get(1, wanted.collect(), Terms::default(), deadline).expect("link capacity");
+        caller.get(1, wanted.collect(), RequestOptions::default(), deadline).expect("link capacity");
         caller.flush_queue();
         (0..200).for_each(|_| _ = server.turn());
         env.store.remove(&keys, Options::default()).expect("removed");

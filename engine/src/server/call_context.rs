@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_layouts::wire::request::Terms;
+use pagelith_layouts::wire::request::RequestOptions;
 use pagelith_mutants::{self as mutant, Mutant};
 
 use super::Server;
 use crate::api::request::Options;
-use crate::state::put_types::Came;
+use crate::state::put_types::PutOrigin;
 use crate::state::session_io::begin_request;
 
 /// Maximum number of the client's request numbers that are remembered. Batches with the same
@@ -21,14 +21,14 @@ pub(crate) struct CallContext {
     pub options: Options,
     pub deadline: Mono,
     /// Origin of the objects, if the operation is a put.
-    pub origin: Came,
+    pub origin: PutOrigin,
 }
 
 impl Server {
-    pub(crate) fn call_context(&mut self, terms: Terms) -> CallContext {
+    pub(crate) fn call_context(&mut self, terms: RequestOptions) -> CallContext {
         let origin = match terms.of_store {
-            true => Came::OfStore(self.ctx.shared().removals.epoch_without_removal()),
-            false => Came::Put,
+            true => PutOrigin::Offered(self.ctx.shared().removal_fence.epoch_without_removal()),
+            false => PutOrigin::Put,
         };
         if terms.of_store && !mutant::on(Mutant::PeersAskOn) {
             // A request of another store is not forwarded to peers: two stores that are peers of

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pagelith_io::clock::Clock;
 use pagelith_io::system::SystemClock;
-use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 use pagelith_transport::rights::Rights;
 use tempfile::TempDir;
 
@@ -16,8 +16,8 @@ use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT, key};
 use crate::state::core::JobResult;
-use crate::store::stepped::Stepped;
-use crate::store::store::Store;
+use crate::store::embedded::Store;
+use crate::store::stepped::SteppedRuntime;
 
 /// A store on a device that completes nothing by itself, and its clients.
 struct FlushEnv {
@@ -36,7 +36,7 @@ impl FlushEnv {
         config.ssd.dirs = vec![dir.path().to_owned()];
         config.index.max_objects = Some(1000);
         // No background task runs, so nothing is written.
-        let store = Stepped::default().open(&config);
+        let store = SteppedRuntime::default().open(&config);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let address = || "tcp:127.0.0.1:0".parse().expect("an address");
         let connect = |_| Pair::connect(&store, &clock, address(), Rights::all(), &[]);
@@ -49,7 +49,9 @@ impl FlushEnv {
         let (ops, cancelled) = (server.ops.len(), server.cancelled.len());
         let now = self.clock.now();
         let deadline = if cancel { now } else { now.after(TIMEOUT) };
-        caller.send_control(1, &Ask::Flush, Terms::default(), deadline).expect("link capacity");
+        caller
+            .send_control(1, &RequestBody::Flush, RequestOptions::default(), deadline)
+            .expect("link capacity");
         caller.flush_queue();
         while server.ops.len() == ops {
             server.turn();
@@ -86,7 +88,7 @@ impl FlushEnv {
         let deadline = self.clock.now().after(TIMEOUT);
         self.clients[client]
             .1
-            .send_control(2, &Ask::Ping, Terms::default(), deadline)
+            .send_control(2, &RequestBody::Ping, RequestOptions::default(), deadline)
             .expect("link capacity");
         self.reply(client)
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use pagelith_io::sync::Arc;
 use pagelith_layouts::checksum::key_hash;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::wire::outcome::{Lies, ViewItem, digest};
-use pagelith_layouts::wire::request::{Ask, Verb};
+use pagelith_layouts::wire::outcome::{RegionExtent, ViewItem, digest};
+use pagelith_layouts::wire::request::{RequestBody, Verb};
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
@@ -21,7 +21,7 @@ use crate::read::pin;
 use crate::read::pin::Pin;
 use crate::read::view;
 use crate::read::view::View;
-use crate::state::reserve::reserve;
+use crate::state::reserve::count_reserved;
 use crate::state::shared::Shared;
 use crate::write::groups;
 use crate::write::groups::JoinedGroup;
@@ -61,11 +61,11 @@ impl ClientHolds {
     }
 
     /// Executes a pin, unpin or lease request; returns the number of objects affected.
-    pub fn handle_pin(&mut self, shared: &Arc<Shared>, ask: &Ask<'_>) -> Result<u64> {
+    pub fn handle_pin(&mut self, shared: &Arc<Shared>, ask: &RequestBody<'_>) -> Result<u64> {
         shared.check_open()?;
         let objects = match ask {
-            Ask::Pin(name, _) if self.has(*name) => return Err(name_in_use(*name)),
-            Ask::Pin(name, keys) => {
+            RequestBody::Pin(name, _) if self.has(*name) => return Err(name_in_use(*name)),
+            RequestBody::Pin(name, keys) => {
                 let pin = Pin::for_client(shared, &self.client, keys.iter(), PINNED_MAX - self.rows)?;
                 let pinned = pin.pinned();
                 self.rows += pin.rows();
@@ -74,14 +74,14 @@ impl ClientHolds {
                 }
                 pinned
             }
-            Ask::Unpin(name) => {
+            RequestBody::Unpin(name) => {
                 let pinned = self.pins.remove(name).map_or(0, |pin| {
                     self.rows -= pin.rows();
                     pin.pinned()
                 });
                 pinned + self.views.remove(name).map_or(0, |views| release_views(shared, views))
             }
-            Ask::Lease(ms, keys) => {
+            RequestBody::Lease(ms, keys) => {
                 let duration = Duration::from_millis(*ms);
                 if duration > LEASE_MAX {
                     let max = LEASE_MAX.as_millis();
@@ -119,14 +119,14 @@ impl ClientHolds {
                 return Err(Error::new(ErrorKind::Incompatible, detail));
             };
             let most = shared.config.arena_bytes() / VIEWED_SHARE;
-            if !reserve(&shared.viewed, view.pinned_bytes(), most) {
+            if !count_reserved(&shared.viewed_bytes, view.pinned_bytes(), most) {
                 return Err(Error::busy(format!(
                     "views of all clients keep too much of the arena, release views max={most}"
                 )));
             }
             let (length, digest) = (view.len() as u64, digest(view.checksums()));
             views.push(view);
-            Ok(ViewItem::of(key_hash(&key), Some(Lies { region, at, length, digest })))
+            Ok(ViewItem::of(key_hash(&key), Some(RegionExtent { region, at, length, digest })))
         });
         let items: Result<Vec<ViewItem>> = items.collect();
         match items.is_ok() && !views.is_empty() && !mutant::on(Mutant::ViewLetGo) {
@@ -205,7 +205,9 @@ impl ClientHolds {
             return;
         }
         views.into_values().for_each(|views| _ = release_views(shared, views));
-        shared.lock().leave_groups(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
+        shared
+            .lock()
+            .release_group_links(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
     }
 }
 
@@ -216,6 +218,6 @@ fn name_in_use(name: u64) -> Error {
 /// Ends views; returns the number of their objects.
 fn release_views(shared: &Shared, views: Vec<View>) -> usize {
     let bytes: u64 = views.iter().map(View::pinned_bytes).sum();
-    shared.viewed.fetch_sub(bytes, Relaxed);
+    shared.viewed_bytes.fetch_sub(bytes, Relaxed);
     views.len()
 }

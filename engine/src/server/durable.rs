@@ -1,7 +1,7 @@
 //! Operations that the flusher completes: flush, remove, clear.
 
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::wire::request::{Ask, Verb};
+use pagelith_layouts::wire::request::{RequestBody, Verb};
 use pagelith_mutants::{self as mutant, Mutant};
 
 use super::CallContext;
@@ -9,8 +9,8 @@ use super::op_outcome::OpOutcome;
 use crate::api::error::{Error, Result};
 use crate::rpc::removal_fence::RemovalGuard;
 use crate::state::peer_queue::RemoteJob;
-use crate::state::put_types::Came;
-use crate::state::shared::{Pending, Shared};
+use crate::state::put_types::PutOrigin;
+use crate::state::shared::{PendingJobs, Shared};
 use crate::store::remove::Begun;
 use crate::store::session::Session;
 
@@ -21,7 +21,7 @@ pub(crate) const REMOVING_MAX: usize = 65_536;
 /// A flush, removal or clear in progress.
 pub(crate) struct DurableOp {
     pub verb: Verb,
-    pending: Pending,
+    pending: PendingJobs,
     /// The number in the outcome, sent once everything is durable.
     number: u64,
     /// Keeps the removal fence closed while a removal or clear is in progress.
@@ -30,23 +30,25 @@ pub(crate) struct DurableOp {
 
 impl DurableOp {
     /// Begins the operation. A removal reads headers first, and waits for them.
-    pub fn begin(session: &mut Session, ask: &Ask<'_>, call: CallContext) -> Result<DurableOp> {
+    pub fn begin(session: &mut Session, ask: &RequestBody<'_>, call: CallContext) -> Result<DurableOp> {
         let shared = session.io.shared.clone();
         let verb = ask.verb();
         check_capacity(&shared, ask)?;
         // A removal that a store forwards is not forwarded again.
         let notifies_peers = session.io.connections.is_some() && !mutant::on(Mutant::ServedUntold);
-        let _removal = (verb != Verb::Flush).then(|| shared.removals.begin());
+        let _removal = (verb != Verb::Flush).then(|| shared.removal_fence.begin());
         let (mut answers, number): (Vec<u64>, u64) = match ask {
-            Ask::Flush => (crate::store::flush::begin(&shared)?, 0),
-            Ask::Clear(namespace) => {
+            RequestBody::Flush => (crate::store::flush::begin(&shared)?, 0),
+            RequestBody::Clear(namespace) => {
                 let (generation, answer) = crate::store::remove::begin_clear(&shared, *namespace)?;
                 let clear = |id| RemoteJob::Clear { id, namespace: *namespace };
                 let peers = notifies_peers.then(|| crate::store::remove::tell(&shared, clear)).flatten();
                 (answer.into_iter().chain(peers).collect(), generation.0)
             }
-            Ask::Remove(_) if mutant::on(Mutant::ToldAndKept) && call.origin != Came::Put => (Vec::new(), 0),
-            Ask::Remove(keys) => {
+            RequestBody::Remove(_) if mutant::on(Mutant::ToldAndKept) && call.origin != PutOrigin::Put => {
+                (Vec::new(), 0)
+            }
+            RequestBody::Remove(keys) => {
                 let keys: Vec<ObjectKey> = keys.iter().collect();
                 let Begun { mut answers, here, gone } =
                     crate::store::remove::begin(&shared, session, &keys, &call.options, call.deadline)?;
@@ -61,11 +63,11 @@ impl DurableOp {
                 )));
             }
         };
-        if verb != Verb::Flush && call.origin != Came::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
+        if verb != Verb::Flush && call.origin != PutOrigin::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
             // A pending offer may store a removed object at a peer that was notified already.
             answers.extend(shared.lock().wait_for_offers());
         }
-        Ok(DurableOp { verb, pending: Pending::new(answers, call.deadline), number, _removal })
+        Ok(DurableOp { verb, pending: PendingJobs::new(answers, call.deadline), number, _removal })
     }
 
     /// Whether a cancelled operation has ended. Its report is not consumed: the client's next flush
@@ -96,8 +98,8 @@ impl DurableOp {
 
 /// An error if too many removals are pending. A removal continues after it is cancelled or its
 /// client disconnects.
-fn check_capacity(shared: &Shared, ask: &Ask<'_>) -> Result<()> {
-    let Ask::Remove(keys) = ask else { return Ok(()) };
+fn check_capacity(shared: &Shared, ask: &RequestBody<'_>) -> Result<()> {
+    let RequestBody::Remove(keys) = ask else { return Ok(()) };
     let core = shared.lock();
     let pending = core.ssd.as_ref().map_or(0, |ssd| ssd.queued_removals)
         + core.remote.as_ref().map_or(0, |remote| remote.queued_removals);

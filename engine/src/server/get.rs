@@ -19,11 +19,11 @@ use super::in_flight_sends::{PushRequest, PushResult};
 use super::op_outcome::{ItemVerdict, OpOutcome};
 use super::{CHUNK_BYTES, CallContext, ServerCtx};
 use crate::api::error::Error;
-use crate::api::group_info::{AttachedTo, Together};
+use crate::api::group_info::{AttachedTo, GroupInfo};
 use crate::api::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
 use crate::api::request::{Destination, Get, Options};
 use crate::state::group_info;
-use crate::state::put_types::Came;
+use crate::state::put_types::PutOrigin;
 use crate::state::shared::Shared;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -50,7 +50,7 @@ struct RequestedObject {
     is_remote: bool,
     tier: Tier,
     /// Group members and base that the object was put with.
-    group_info: Together,
+    group_info: GroupInfo,
     /// Checksums of all blocks of the object, from the first chunk that was read: all chunks must
     /// be of the same object.
     object_sums: Option<Checksums>,
@@ -71,7 +71,7 @@ impl RequestedObject {
             probed: false,
             is_remote: false,
             tier: Tier::Memory,
-            group_info: Together::default(),
+            group_info: GroupInfo::default(),
             object_sums: None,
             sums: Checksums::new(),
             verdict: None,
@@ -125,7 +125,7 @@ impl RequestedObject {
         if tier == Tier::Remote {
             // The reply of the peer is all that is known of the object. For a whole object the peer
             // has checked the length.
-            let (checksums, info) = done.proven();
+            let (checksums, info) = done.metadata();
             if checksums.len() != self.blocks() {
                 return Err(ItemVerdict::Miss(MissCause::Gone));
             }
@@ -133,7 +133,7 @@ impl RequestedObject {
             (self.tier, self.group_info) = (tier, info);
             return Ok(());
         }
-        let (checksums, info) = done.proven();
+        let (checksums, info) = done.metadata();
         let (first, blocks) = (self.span.start / BLOCK, self.blocks());
         let record = self.object_sums.get_or_insert_with(|| checksums.into());
         if record[..] != *checksums {
@@ -213,7 +213,7 @@ impl GetOp {
         let has = |feature: Feature| features & feature.bit() != 0;
         let sends_members = has(Feature::Members);
         // Bases are sent only to stores, which decide by them what to keep.
-        let sends_bases = sends_members && has(Feature::Bases) && self.call.origin != Came::Put;
+        let sends_bases = sends_members && has(Feature::Bases) && self.call.origin != PutOrigin::Put;
         let bases = match sends_bases && self.objects.iter().any(|w| w.attached().is_some()) {
             true => {
                 let asked: Vec<_> = self.objects.iter().map(|w| (w.key, w.attached())).collect();
@@ -285,7 +285,7 @@ impl GetOp {
     ) {
         let options = self.options(ctx, chunks[0].0);
         let ticket = match local_only {
-            true => ctx.session.submit_get_here(gets, options),
+            true => ctx.session.submit_get_local(gets, options),
             false => ctx.session.submit_get(gets, options),
         };
         self.reading.insert(ticket, chunks);

@@ -1,7 +1,7 @@
 //! Requests that are answered immediately from memory.
 
 use pagelith_layouts::wire::outcome::{EventItem, OutcomeHead};
-use pagelith_layouts::wire::request::{Ask, Verb};
+use pagelith_layouts::wire::request::{RequestBody, Verb};
 
 use super::Server;
 use super::op_outcome::OpOutcome;
@@ -24,23 +24,23 @@ impl Server {
             return OpOutcome::failed(Verb::Events, Error::new(ErrorKind::Incompatible, detail));
         };
         OpOutcome::events(&since, |event| {
-            event.namespace().is_none_or(|namespace| facts.rights.may_hear(namespace))
+            event.namespace().is_none_or(|namespace| facts.rights.may_receive_events(namespace))
         })
     }
 }
 
 /// The outcome of a request that needs only memory.
-pub(crate) fn outcome_from_memory(shared: &Shared, ask: &Ask<'_>, options: &Options) -> OpOutcome {
+pub(crate) fn outcome_from_memory(shared: &Shared, ask: &RequestBody<'_>, options: &Options) -> OpOutcome {
     let at = recency(shared, options);
     match ask {
-        Ask::Exists(keys) => {
+        RequestBody::Exists(keys) => {
             OpOutcome::bits(Verb::Exists, crate::read::exists::exists(shared, keys.iter(), at))
         }
-        Ask::ExistsPrefix(keys) => {
+        RequestBody::ExistsPrefix(keys) => {
             let found = crate::read::exists::prefix(shared, keys.iter(), at);
             OpOutcome::number(Verb::ExistsPrefix, found as u64)
         }
-        Ask::Stats => {
+        RequestBody::Stats => {
             let stats = stats::of(shared);
             OpOutcome::text(serde_json::to_string(&stats).unwrap_or_default())
         }

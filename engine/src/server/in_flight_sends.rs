@@ -17,10 +17,10 @@ use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
 
 use super::ServerCtx;
-use crate::api::group_info::Together;
+use crate::api::group_info::GroupInfo;
 use crate::memory::frames::FrameRef;
 use crate::read::locate;
-use crate::state::frame_access::Held;
+use crate::state::frame_access::FrameGuard;
 use crate::state::group_info;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
@@ -80,7 +80,7 @@ impl PushRequest {
 pub(crate) enum PushResult {
     /// Pushed: checksums of the blocks that overlap the span, and the group that the object was put
     /// with.
-    Sent(Checksums, Together),
+    Sent(Checksums, GroupInfo),
     /// The bytes in memory do not match their checksums; the object was dropped from memory.
     Damaged,
     /// Not pushed: the link has no capacity now.
@@ -125,13 +125,13 @@ pub(crate) fn push_from_dram(
     ctx: &mut ServerCtx,
     link: &mut dyn Link,
     requests: &[PushRequest],
-    options: &crate::Options,
+    options: &crate::api::request::Options,
 ) -> Vec<PushResult> {
     let shared = ctx.session.io.shared.clone();
     let held = pin_frames(&shared, requests, &ctx.in_flight_sends, link.room().pushes, options);
     let mut tally = PushTally::default();
     let mut is_full = false;
-    let push = |(request, held): (&PushRequest, Option<(Held, usize)>)| {
+    let push = |(request, held): (&PushRequest, Option<(FrameGuard, usize)>)| {
         let Some((held, member)) = held else { return PushResult::NotInDram };
         // After a push that found no capacity nothing is sent, which keeps the order.
         let result = match is_full {
@@ -160,8 +160,8 @@ fn pin_frames(
     requests: &[PushRequest],
     in_flight: &InFlightSends,
     mut pushes: usize,
-    options: &crate::Options,
-) -> Vec<Option<(Held, usize)>> {
+    options: &crate::api::request::Options,
+) -> Vec<Option<(FrameGuard, usize)>> {
     let most = (shared.config.arena_bytes() / IN_FLIGHT_SHARE).min(IN_FLIGHT_BYTES_MAX);
     let mut left = most.saturating_sub(in_flight.bytes);
     let at = recency(shared, options);
@@ -210,7 +210,7 @@ impl PushTally {
         core.counters.bytes_memory += self.bytes;
         core.counters.hits_unverified += self.unverified;
         for frame in self.damaged {
-            core.counters.miss(crate::MissCause::Damaged);
+            core.counters.miss(crate::api::outcome::MissCause::Damaged);
             core.drop_damaged(frame.id);
             core.release_frame(frame);
         }
@@ -223,7 +223,7 @@ fn push_one(
     ctx: &mut ServerCtx,
     link: &mut dyn Link,
     request: &PushRequest,
-    held: &Held,
+    held: &FrameGuard,
     member: usize,
     tally: &mut PushTally,
 ) -> PushResult {
@@ -247,7 +247,7 @@ fn push_one(
     ctx.pending_pushes.sent(request.op);
     if mutant::on(Mutant::ShownLetGo) {
         tally.unsent.push(held.frame);
-        return PushResult::Sent(sums, group_info::of_frame(&held.data));
+        return PushResult::Sent(sums, group_info::of_frame_data(&held.data));
     }
     ctx.in_flight_sends.frames.insert(token, (held.frame, length));
     ctx.in_flight_sends.bytes += length;
@@ -258,7 +258,7 @@ fn push_one(
     tally.hits += 1;
     tally.bytes += length;
     tally.unverified += u64::from(unverified);
-    PushResult::Sent(sums, group_info::of_frame(&held.data))
+    PushResult::Sent(sums, group_info::of_frame_data(&held.data))
 }
 
 fn slice(part: Part, request: &PushRequest) -> Part {
@@ -270,7 +270,7 @@ fn slice(part: Part, request: &PushRequest) -> Part {
 /// block that was to be verified does not match its checksum.
 fn span_checksums(
     shared: &Shared,
-    held: &Held,
+    held: &FrameGuard,
     member: usize,
     request: &PushRequest,
     verify: bool,

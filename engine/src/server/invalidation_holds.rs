@@ -57,7 +57,8 @@ impl InvalidationHolds {
             return Err(Error::busy(format!("too many holds on this link max={HOLDS_MAX}")));
         }
         let detached = || Arc::new(RemovalFence::default());
-        let removals = if mutant::on(Mutant::HoldDropped) { detached() } else { shared.removals.clone() };
+        let removals =
+            if mutant::on(Mutant::HoldDropped) { detached() } else { shared.removal_fence.clone() };
         self.all.insert(name, (deadline, removals.begin()));
         self.last_name = name;
         Ok(0)
@@ -91,7 +92,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Config, Facts};
-    use crate::store::store::Store;
+    use crate::store::embedded::Store;
 
     fn store() -> Store {
         let mut config = Config::default();
@@ -102,7 +103,7 @@ mod tests {
     }
 
     fn has_no_removal(store: &Store) -> bool {
-        store.shared.removals.epoch_without_removal().is_some()
+        store.shared.removal_fence.epoch_without_removal().is_some()
     }
 
     #[test]
@@ -110,13 +111,13 @@ mod tests {
         let store = store();
         let (shared, mut holds) = (&store.shared, InvalidationHolds::default());
         let later = shared.now().after(Duration::from_secs(60));
-        let before = shared.removals.epoch_without_removal().expect("nothing is under way");
+        let before = shared.removal_fence.epoch_without_removal().expect("nothing is under way");
         for (id, name) in [(1, 5), (2, 7)] {
             assert_eq!(holds.begin(shared, OpId(id), name, later), Ok(0));
         }
         assert_eq!((holds.release(5, shared.now()), has_no_removal(&store)), (1, false));
         assert_eq!((holds.release(7, shared.now()), has_no_removal(&store)), (1, true));
-        assert!(!shared.removals.is_unchanged_since(before), "objects in transit are not kept either");
+        assert!(!shared.removal_fence.is_unchanged_since(before), "objects in transit are not kept either");
         // Released and unknown names give the same result.
         assert_eq!((holds.release(7, shared.now()), holds.release(8, shared.now())), (0, 0));
         assert_eq!(holds.begin(shared, OpId(3), 9, later), Ok(0));

@@ -15,7 +15,7 @@ use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::outcome::{EventItem, OutcomeItem, ViewItem};
-use pagelith_layouts::wire::request::Ask;
+use pagelith_layouts::wire::request::RequestBody;
 use pagelith_transport::limits::{RECEIVED_BYTES_MAX, WRITTEN_BYTES_MAX};
 use rustc_hash::FxHashMap;
 
@@ -111,10 +111,10 @@ impl LinkLoad {
 }
 
 /// The maximum memory that a request with a body of `body` bytes takes, including its outcome.
-pub(crate) fn cost(ask: &Ask<'_>, body: usize) -> u64 {
+pub(crate) fn cost(ask: &RequestBody<'_>, body: usize) -> u64 {
     const KEY: usize = 3 * ObjectKey::BYTES;
     let items = match ask {
-        Ask::Get(items) => {
+        RequestBody::Get(items) => {
             let blocks = |s: std::ops::Range<u64>| {
                 s.end.div_ceil(BLOCK_BYTES.into()) - s.start / u64::from(BLOCK_BYTES)
             };
@@ -123,15 +123,27 @@ pub(crate) fn cost(ask: &Ask<'_>, body: usize) -> u64 {
             sums + (items.len() * (REQUESTED_OBJECT_BYTES + OUTCOME_BYTES)) as u64
         }
         // The checksums are part of the body.
-        Ask::Put(puts) => (body + puts.items().len() * (OFFERED_BYTES + OUTCOME_BYTES)) as u64,
-        Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) | Ask::Prefetch(keys) => {
+        RequestBody::Put(puts) => (body + puts.items().len() * (OFFERED_BYTES + OUTCOME_BYTES)) as u64,
+        RequestBody::Exists(keys)
+        | RequestBody::ExistsPrefix(keys)
+        | RequestBody::Remove(keys)
+        | RequestBody::Prefetch(keys) => (keys.len() * KEY) as u64,
+        RequestBody::Pin(_, keys) | RequestBody::Lease(_, keys) | RequestBody::Begin(_, keys) => {
             (keys.len() * KEY) as u64
         }
-        Ask::Pin(_, keys) | Ask::Lease(_, keys) | Ask::Begin(_, keys) => (keys.len() * KEY) as u64,
-        Ask::View(_, keys) => (keys.len() * (KEY + 3 * ViewItem::BYTES)) as u64,
-        Ask::Events(_) => (events::PIECE * (KEY + 3 * EventItem::BYTES)) as u64,
-        Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping | Ask::Unpin(_) | Ask::Used(..) => 0,
-        Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) | Ask::Hold(_) | Ask::Release(_) => 0,
+        RequestBody::View(_, keys) => (keys.len() * (KEY + 3 * ViewItem::BYTES)) as u64,
+        RequestBody::Events(_) => (events::PIECE * (KEY + 3 * EventItem::BYTES)) as u64,
+        RequestBody::Clear(_)
+        | RequestBody::Flush
+        | RequestBody::Stats
+        | RequestBody::Ping
+        | RequestBody::Unpin(_)
+        | RequestBody::Used(..) => 0,
+        RequestBody::Commit(_)
+        | RequestBody::Abort(_)
+        | RequestBody::Missing(_)
+        | RequestBody::Hold(_)
+        | RequestBody::Release(_) => 0,
     };
     OPERATION_BYTES + body as u64 + items
 }

@@ -6,8 +6,8 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::system::SystemEntropy;
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms};
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions};
 use pagelith_layouts::wire::{Frame, Kind, List};
 use pagelith_transport::auth::{Key, KeyRing};
 use pagelith_transport::closed::Closed;
@@ -20,7 +20,7 @@ use super::Server;
 use super::load::{ALL_BYTES_MAX, CLIENT_BYTES_MAX, FIRST_BYTES_MAX, LINK_BYTES_MAX};
 use crate::config::{Config, Facts};
 use crate::server::tests::{Pair, key};
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 /// A clock that stands still, so that no link times out.
 struct StillClock;
@@ -63,19 +63,19 @@ fn outcomes(server: &mut Server, link: &mut dyn Link, frames: Vec<Frame>, most: 
 fn reused_operation_number_closes_the_link_and_releases_its_load() {
     let store = store();
     let keys = vec![key(1, "k"); 100];
-    let body = request::encode(Terms::default(), &Ask::Exists(List::of(&keys)));
+    let body = request::encode(RequestOptions::default(), &RequestBody::Exists(List::of(&keys)));
     let request = |op| Frame::new(Kind::Request, OpId(op), body.clone());
     let (mut server, mut link) = connect(&store, Admission::Connection(Rights::all()), None);
     // An operation number is free again after its outcome has left.
     for _ in 0..3 {
         assert_eq!(outcomes(&mut server, &mut *link, vec![request(1)], 1), 1);
-        assert_eq!(store.shared.served.bytes(), 0);
+        assert_eq!(store.shared.served_bytes.bytes(), 0);
     }
     // Both arrive in one poll, and each is answered immediately.
     outcomes(&mut server, &mut *link, vec![request(2), request(2)], 2);
     assert!(matches!(server.closed(), Some(Closed::Broken(_))), "{:?}", server.closed());
     drop(server);
-    assert_eq!(store.shared.served.bytes(), 0);
+    assert_eq!(store.shared.served_bytes.bytes(), 0);
 }
 
 /// Puts whose bytes never arrive, and gets with a wrong length whose long outcomes are not read.
@@ -86,14 +86,14 @@ pub(crate) fn bytes_per_link() {
     let mut links: Vec<_> = (0..3).map(|_| connect_any()).collect();
     for (server, link) in &mut links {
         ask_all(server, &mut **link, &puts);
-        let has = store.shared.served.bytes() - others;
+        let has = store.shared.served_bytes.bytes() - others;
         assert!(has > LINK_BYTES_MAX * 3 / 4 && has <= LINK_BYTES_MAX, "has={has}");
         others += has;
     }
     drop(links);
     let (mut server, mut link) = connect_any();
     let items = vec![GetItem::new(key(1, "k"), None, 7); 6000];
-    let body = request::encode(Terms::default(), &Ask::Get(List::of(&items)));
+    let body = request::encode(RequestOptions::default(), &RequestBody::Get(List::of(&items)));
     for op in 1..=200 {
         let _ = link.send(Frame::new(Kind::Request, OpId(op), body.clone()));
         link.send_on();
@@ -102,9 +102,9 @@ pub(crate) fn bytes_per_link() {
         let queued = server.outcome_capacity.saturating_sub(server.link.room().frame_bytes);
         assert!((unsent + queued) as u64 <= LINK_BYTES_MAX, "unsent={unsent} queued={queued}");
     }
-    assert!(store.shared.served.bytes() > 0, "no outcome waits");
+    assert!(store.shared.served_bytes.bytes() > 0, "no outcome waits");
     drop(server);
-    assert_eq!(store.shared.served.bytes(), 0, "bytes stay counted after disconnect");
+    assert_eq!(store.shared.served_bytes.bytes(), 0, "bytes stay counted after disconnect");
 }
 
 /// Six clients request more than the bound for all.
@@ -113,14 +113,14 @@ pub(crate) fn bytes_of_all_links() {
     let connect_any = || connect(&store, Admission::Connection(Rights::all()), None);
     let mut hostile: Vec<_> = (0..6).map(|_| connect_any()).collect();
     hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
-    let (top, firsts) = (store.shared.served.bytes(), hostile.len() as u64 * FIRST_BYTES_MAX);
+    let (top, firsts) = (store.shared.served_bytes.bytes(), hostile.len() as u64 * FIRST_BYTES_MAX);
     assert!(top > ALL_BYTES_MAX * 3 / 4 && top <= ALL_BYTES_MAX + firsts, "top={top}");
     // Another client begins a small operation meanwhile.
     let (mut server, mut link) = connect_any();
-    let body = request::encode(Terms::default(), &Ask::Exists(List::of(&[key(1, "k")])));
+    let body = request::encode(RequestOptions::default(), &RequestBody::Exists(List::of(&[key(1, "k")])));
     assert_eq!(outcomes(&mut server, &mut *link, vec![Frame::new(Kind::Request, OpId(1), body)], 1), 1);
     drop((hostile, server));
-    assert_eq!(store.shared.served.bytes(), 0);
+    assert_eq!(store.shared.served_bytes.bytes(), 0);
 }
 
 /// Puts whose bytes never arrive: six links of one key, and one link of another key.
@@ -132,7 +132,7 @@ pub(crate) fn bytes_per_client() {
         Admission::Keys(Arc::new(KeyRing::new(keys, &SystemEntropy).expect("a ring")))
     };
     let waiting = |key: Key| connect(&store, ring(), Some(key));
-    let served = || store.shared.served.bytes();
+    let served = || store.shared.served_bytes.bytes();
     let mut hostile: Vec<_> = (0..6).map(|_| waiting(key_of("a", 1))).collect();
     hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
     let top = served();
@@ -150,10 +150,10 @@ pub(crate) fn bytes_per_client() {
 /// Requests of many objects that together exceed the bound of a link.
 fn puts() -> Vec<Vec<u8>> {
     let put = |n: u32| {
-        let mut draft = PutDraft::new(BLOCK_BYTES);
+        let mut draft = PutBuilder::new(BLOCK_BYTES);
         draft.group(None);
         (0..400).for_each(|object| draft.object(key(1, &format!("{n}-{object}")), 1, &[checksum(b"x")]));
-        request::encode(Terms::default(), &Ask::Put(draft.puts().expect("puts")))
+        request::encode(RequestOptions::default(), &RequestBody::Put(draft.puts().expect("puts")))
     };
     (0..120).map(put).collect()
 }

@@ -57,7 +57,7 @@ use pagelith_io::staging::StagingPool;
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::request::{self, Ask, Terms, Verb};
+use pagelith_layouts::wire::request::{self, RequestBody, RequestOptions, Verb};
 use pagelith_layouts::wire::{Frame, Kind};
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_transport::closed::Closed;
@@ -82,9 +82,9 @@ use crate::api::outcome::Ticket;
 use crate::api::request::Request;
 use crate::memory::pins::ClientName;
 use crate::state::shared::Shared;
+use crate::store::embedded::Store;
 use crate::store::prefetch;
 use crate::store::session::Session;
-use crate::store::store::Store;
 
 /// Maximum number of operations in progress per link, including cancelled ones that still run; a
 /// request beyond it is answered `Busy`.
@@ -153,7 +153,7 @@ impl Server {
             return Err(Error::invalid(format!("staging memory is too small bytes={bytes} min={min}")));
         }
         let mut session = store.session()?;
-        session.io.proofs = true;
+        session.io.wants_meta = true;
         let outcome_capacity = link.room().frame_bytes;
         let facts = link.facts();
         let instance: String = facts.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -163,7 +163,7 @@ impl Server {
         // client.
         let client: ClientName =
             key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into());
-        let load = LinkLoad::new(session.io.shared.served.client(&client));
+        let load = LinkLoad::new(session.io.shared.served_bytes.client(&client));
         let client_holds = ClientHolds::new(client);
         session.io.shared.lock().flushes.link(&process, facts.rights.namespaces.these());
         Ok(Server {
@@ -287,7 +287,7 @@ impl Server {
                 self.invalidation_holds.release_all();
                 self.outbox.clear();
                 self.cancelled.clear();
-                self.load.release_all(&self.ctx.session.io.shared.served);
+                self.load.release_all(&self.ctx.session.io.shared.served_bytes);
             }
         }
         Ok(())
@@ -322,7 +322,7 @@ impl Server {
         Ok(())
     }
 
-    fn begin_op(&mut self, id: OpId, terms: Terms, ask: Ask<'_>, body: usize) {
+    fn begin_op(&mut self, id: OpId, terms: RequestOptions, ask: RequestBody<'_>, body: usize) {
         let verb = ask.verb();
         if let Err(refused) = self.link.facts().rights.check(&ask) {
             self.respond(id, OpOutcome::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())));
@@ -333,48 +333,54 @@ impl Server {
             self.respond(id, OpOutcome::failed(verb, Error::busy(detail)));
             return;
         }
-        if let Err(error) = self.load.begin(&self.ctx.shared().served, id, load::cost(&ask, body)) {
+        if let Err(error) = self.load.begin(&self.ctx.shared().served_bytes, id, load::cost(&ask, body)) {
             self.respond(id, OpOutcome::failed(verb, error));
             return;
         }
         let call = self.call_context(terms);
         let op = match ask {
-            Ask::Get(items) => Op::Get(GetOp::new(call, items.iter())),
-            Ask::Put(puts) => match puts.open().map(|name| self.client_holds.group(name)).transpose() {
+            RequestBody::Get(items) => Op::Get(GetOp::new(call, items.iter())),
+            RequestBody::Put(puts) => match puts.open().map(|name| self.client_holds.group(name)).transpose()
+            {
                 Ok(open_group) => Op::Put(PutOp::new(call, puts, open_group, &*self.link, id)),
                 Err(error) => {
                     self.respond(id, OpOutcome::failed(verb, error));
                     return;
                 }
             },
-            Ask::Commit(name) => match self.client_holds.group(name) {
+            RequestBody::Commit(name) => match self.client_holds.group(name) {
                 Ok(joined) => Op::Commit(CommitOp::begin(&mut self.ctx, joined, call, id)),
                 Err(error) => {
                     self.respond(id, OpOutcome::failed(verb, error));
                     return;
                 }
             },
-            Ask::Exists(keys) | Ask::ExistsPrefix(keys) if self.ctx.session.io.connections.is_some() => {
+            RequestBody::Exists(keys) | RequestBody::ExistsPrefix(keys)
+                if self.ctx.session.io.connections.is_some() =>
+            {
                 let keys: Vec<_> = keys.iter().collect();
                 Op::Exists(ExistsOp::begin(&mut self.ctx, &keys, verb, &call, id))
             }
-            Ask::Exists(_) | Ask::ExistsPrefix(_) | Ask::Stats | Ask::Ping => {
+            RequestBody::Exists(_)
+            | RequestBody::ExistsPrefix(_)
+            | RequestBody::Stats
+            | RequestBody::Ping => {
                 let outcome = outcome_from_memory(self.ctx.shared(), &ask, &call.options);
                 self.respond(id, outcome);
                 return;
             }
-            Ask::Used(..) => {
+            RequestBody::Used(..) => {
                 let detail = "the verb is reserved: do not send it, the store counts uses itself verb=Used";
                 let error = Error::new(ErrorKind::Incompatible, detail);
                 self.respond(id, OpOutcome::failed(verb, error));
                 return;
             }
-            Ask::Events(from) => {
+            RequestBody::Events(from) => {
                 let outcome = self.events(from);
                 self.respond(id, outcome);
                 return;
             }
-            Ask::View(name, keys) => {
+            RequestBody::View(name, keys) => {
                 let shared = &self.ctx.session.io.shared;
                 let outcome = match self.client_holds.view(&*self.link, shared, name, keys.iter()) {
                     Ok(items) => OpOutcome::views(items),
@@ -383,32 +389,32 @@ impl Server {
                 self.respond(id, outcome);
                 return;
             }
-            Ask::Prefetch(keys) => {
+            RequestBody::Prefetch(keys) => {
                 let shared = &self.ctx.session.io.shared;
                 let queued = prefetch::prefetch(shared, keys.iter(), &call.options);
                 self.respond(id, OpOutcome::number(verb, queued as u64));
                 return;
             }
-            Ask::Missing(name) => {
+            RequestBody::Missing(name) => {
                 let outcome = self.client_holds.missing(self.ctx.shared(), name);
                 self.respond(id, outcome);
                 return;
             }
-            Ask::Pin(..)
-            | Ask::Unpin(_)
-            | Ask::Lease(..)
-            | Ask::Begin(..)
-            | Ask::Abort(_)
-            | Ask::Hold(_)
-            | Ask::Release(_) => {
+            RequestBody::Pin(..)
+            | RequestBody::Unpin(_)
+            | RequestBody::Lease(..)
+            | RequestBody::Begin(..)
+            | RequestBody::Abort(_)
+            | RequestBody::Hold(_)
+            | RequestBody::Release(_) => {
                 let shared = &self.ctx.session.io.shared;
                 let number = match ask {
-                    Ask::Begin(name, keys) => {
+                    RequestBody::Begin(name, keys) => {
                         self.client_holds.begin(shared, name, keys.iter().collect(), &call.options)
                     }
-                    Ask::Abort(name) => self.client_holds.abort(shared, name),
-                    Ask::Hold(name) => self.invalidation_holds.begin(shared, id, name, call.deadline),
-                    Ask::Release(name) => Ok(self.invalidation_holds.release(name, shared.now())),
+                    RequestBody::Abort(name) => self.client_holds.abort(shared, name),
+                    RequestBody::Hold(name) => self.invalidation_holds.begin(shared, id, name, call.deadline),
+                    RequestBody::Release(name) => Ok(self.invalidation_holds.release(name, shared.now())),
                     ask => self.client_holds.handle_pin(shared, &ask),
                 };
                 let outcome = match number {
@@ -418,7 +424,7 @@ impl Server {
                 self.respond(id, outcome);
                 return;
             }
-            Ask::Remove(_) | Ask::Clear(_) | Ask::Flush => {
+            RequestBody::Remove(_) | RequestBody::Clear(_) | RequestBody::Flush => {
                 if verb != Verb::Flush {
                     self.invalidation_holds.note_removal(id);
                 }
@@ -445,7 +451,7 @@ impl Drop for Server {
         let ServerCtx { in_flight_sends, session, .. } = &mut self.ctx;
         in_flight_sends.release_all(&session.io.shared);
         self.client_holds.release_all(&session.io.shared);
-        self.load.release_all(&session.io.shared.served);
+        self.load.release_all(&session.io.shared.served_bytes);
         session.io.shared.lock().flushes.unlink(&self.process);
     }
 }

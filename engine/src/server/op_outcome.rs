@@ -63,8 +63,8 @@ impl OpOutcome {
     }
 
     /// The events of `since` that the peer may receive.
-    pub fn events(since: &Since, may_hear: impl Fn(&Event) -> bool) -> OpOutcome {
-        let visible = since.events.iter().filter(|event| may_hear(event));
+    pub fn events(since: &Since, may_receive_events: impl Fn(&Event) -> bool) -> OpOutcome {
+        let visible = since.events.iter().filter(|event| may_receive_events(event));
         let items = visible.map(|event| EventItem::of(&happened(event))).collect();
         OpOutcome { verb: Verb::Events, body: OutcomeBody::Events(items, since.next, since.lost) }
     }

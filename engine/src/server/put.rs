@@ -18,7 +18,7 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::Puts;
-use pagelith_layouts::wire::request::{Ask, Verb};
+use pagelith_layouts::wire::request::{RequestBody, Verb};
 use pagelith_layouts::wire::{Frame, Kind};
 use pagelith_tiers::policy::{FrameId, Recency};
 use pagelith_transport::link::Link;
@@ -30,15 +30,15 @@ use super::op_outcome::{ItemVerdict, OpOutcome};
 use super::{CallContext, ServerCtx};
 use crate::api::error::{Error, Result};
 use crate::api::outcome::{PutDone, PutOutcome, Ticket};
-use crate::api::request::{Elsewhere, Options, Put, PutGroup, Source};
+use crate::api::request::{Options, Payload, Put, PutGroup, Source};
 use crate::memory::frames::FrameData;
 use crate::memory::index::{Entry, name_of};
 use crate::memory::visibility::VisibilityFilter;
 use crate::read::exists;
-use crate::state::put_types::{Came, Kind as PutKind, Size};
+use crate::state::put_types::{ObjectSize, PutKind, PutOrigin};
 use crate::state::read_view::CoreGuard;
 use crate::state::reserve;
-use crate::state::reserve::SetAside;
+use crate::state::reserve::ReserveResult;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
 use crate::write::groups;
@@ -114,7 +114,7 @@ impl PutOp {
                 verdict: None,
             });
         }
-        let verb = Ask::Put(puts).verb();
+        let verb = RequestBody::Put(puts).verb();
         let required = puts.required().map(|keys| keys.iter().collect());
         PutOp { call, verb, block_bytes: puts.block_bytes(), offered, groups, required, open_group }
     }
@@ -226,11 +226,11 @@ impl PutOp {
         }
         let memory = loop {
             match self.reserve_memory(ctx, link, &run) {
-                SetAside::Now(memory) => break memory,
+                ReserveResult::Reserved(memory) => break memory,
                 // Groups that do not fit together may fit one at a time.
-                SetAside::Later | SetAside::Full if run.len() > 1 => run.truncate(1),
-                SetAside::Later => return false,
-                SetAside::Full => {
+                ReserveResult::OverLimit | ReserveResult::ArenaFull if run.len() > 1 => run.truncate(1),
+                ReserveResult::OverLimit => return false,
+                ReserveResult::ArenaFull => {
                     let objects = self.objects(&run);
                     let bytes: u64 = objects.iter().map(|item| self.offered[*item].length).sum();
                     let keys = objects.iter().map(|item| &self.offered[*item].key);
@@ -243,9 +243,9 @@ impl PutOp {
             }
         };
         let mut pulls = Vec::new();
-        for (item, (arriving, part)) in self.objects(&run).into_iter().zip(memory) {
+        for (item, (reservation, part)) in self.objects(&run).into_iter().zip(memory) {
             let object = &mut self.offered[item];
-            object.buffer = ObjectBuffer::Reserved(arriving);
+            object.buffer = ObjectBuffer::Reserved(reservation);
             if let Some(shown) = object.shown.take() {
                 object.receive(vec![part], Some(&shown), self.block_bytes);
                 continue;
@@ -277,7 +277,7 @@ impl PutOp {
             let group = &self.groups[*at];
             let mut objects = Vec::with_capacity(group.objects.len());
             objects.extend(self.offered[group.objects.clone()].iter_mut().filter_map(|o| {
-                let source = Source::elsewhere(Elsewhere::Shown(o.client_payload()?));
+                let source = Source::from_payload(Payload::Client(o.client_payload()?));
                 Some(Put { key: o.key, source })
             }));
             PutGroup { objects, base: group.base }
@@ -311,7 +311,7 @@ impl PutOp {
     /// without the core lock.
     fn is_checked_by_store(&self, shared: &Shared, run: &[usize]) -> bool {
         let may_be = |at: &usize| {
-            let has_base = self.call.origin == Came::Put || self.groups[*at].base.is_none();
+            let has_base = self.call.origin == PutOrigin::Put || self.groups[*at].base.is_none();
             has_base && self.is_in_client_memory(*at)
         };
         let keys = run.iter().flat_map(|at| &self.offered[self.groups[*at].objects.clone()]).map(|o| &o.key);
@@ -345,14 +345,14 @@ impl PutOp {
     }
 
     /// Reserves arena memory for all objects of these groups, or for none.
-    fn reserve_memory(&self, ctx: &ServerCtx, link: &dyn Link, run: &[usize]) -> SetAside {
+    fn reserve_memory(&self, ctx: &ServerCtx, link: &dyn Link, run: &[usize]) -> ReserveResult {
         let objects = self.objects(run);
         let room = link.room();
         if room.frames == 0 || room.exposures < objects.len() {
-            return SetAside::Later;
+            return ReserveResult::OverLimit;
         }
         let lengths: Vec<u64> = objects.iter().map(|item| self.offered[*item].length).collect();
-        reserve::set_aside(&ctx.session.io.shared, &lengths)
+        reserve::reserve_all(&ctx.session.io.shared, &lengths)
     }
 
     /// Whether the group is present as it is put, so that its bytes need not be sent. The index
@@ -394,7 +394,7 @@ impl PutOp {
 
     /// Whether a store offers the group for a base that is not present: the put would be refused.
     fn lacks_base(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &OfferedGroup) -> bool {
-        let Some(base) = group.base.filter(|_| self.call.origin != Came::Put) else { return false };
+        let Some(base) = group.base.filter(|_| self.call.origin != PutOrigin::Put) else { return false };
         let name = name_of(shared.fingerprint(&base, core.generation(base.namespace())));
         let is_missing = !core.is_base_present(name);
         core.counters.puts_refused += if is_missing { group.objects.len() as u64 } else { 0 };
@@ -409,11 +409,11 @@ impl PutOp {
             let objects = &mut self.offered[self.groups[at].objects.clone()];
             if let Some(mismatch) = objects.iter().find(|o| !matches!(o.buffer, ObjectBuffer::Verified(_))) {
                 let key = mismatch.key;
-                self.settle(at, || ItemVerdict::Failed(put::unlike(&key)));
+                self.settle(at, || ItemVerdict::Failed(put::checksum_mismatch(&key)));
             } else if let Some(open_group) = &self.open_group {
                 let put = |o: &mut OfferedObject| {
-                    let arrived = o.take()?;
-                    Some(open_group.put_filled(ctx.shared(), &o.key, arrived))
+                    let filled = o.take()?;
+                    Some(open_group.put_filled(ctx.shared(), &o.key, filled))
                 };
                 // The objects that the client put as one group share one verdict here: the worst.
                 let worst = objects.iter_mut().filter_map(put).max_by_key(Result::is_err);
@@ -426,7 +426,7 @@ impl PutOp {
                 }
             } else {
                 let put = |o: &mut OfferedObject| {
-                    Some(Put { key: o.key, source: Source::elsewhere(Elsewhere::Arrived(o.take()?)) })
+                    Some(Put { key: o.key, source: Source::from_payload(Payload::Filled(o.take()?)) })
                 };
                 let objects = objects.iter_mut().filter_map(put).collect();
                 groups.push(PutGroup { objects, base: self.groups[at].base });
@@ -443,8 +443,8 @@ impl PutOp {
         let required: Vec<ObjectKey> = self.required.iter().flatten().map(|key| key.on_page(page)).collect();
         let joined = groups::join(shared, &required, &options, false)?;
         for object in &mut self.offered[self.groups[at].objects.clone()] {
-            let Some(arrived) = object.take() else { continue };
-            joined.put_filled(shared, &object.key, arrived)?;
+            let Some(filled) = object.take() else { continue };
+            joined.put_filled(shared, &object.key, filled)?;
         }
         if !joined.missing(shared).is_empty() {
             self.settle(at, || ItemVerdict::Put(PutOutcome::Waiting));
@@ -459,8 +459,8 @@ impl PutOp {
     /// An error if the group is invalid whatever its bytes are: they need not be sent.
     fn check(&self, shared: &Shared, at: usize) -> Result<()> {
         let group = &self.groups[at];
-        let size = |o: &OfferedObject| Size { key: o.key, length: Some(o.length), in_arena: false };
-        let sizes: Vec<Size> = self.offered[group.objects.clone()].iter().map(size).collect();
+        let size = |o: &OfferedObject| ObjectSize { key: o.key, length: Some(o.length), in_arena: false };
+        let sizes: Vec<ObjectSize> = self.offered[group.objects.clone()].iter().map(size).collect();
         let kind = match &group.base {
             Some(base) => PutKind::Attached(base),
             None if sizes.len() > 1 => PutKind::Base,

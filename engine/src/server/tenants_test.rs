@@ -12,7 +12,7 @@ use pagelith_io::system::SystemClock;
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
-use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 use pagelith_transport::rights::{Namespaces, Rights};
 
 use super::Server;
@@ -23,7 +23,7 @@ use crate::config::{Config, Facts};
 use crate::rpc::client::RpcClient;
 use crate::rpc::{ControlReply, Response};
 use crate::server::tests::{Pair, TIMEOUT};
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 const NAMESPACES_MAX: u32 = 8;
 
@@ -67,9 +67,9 @@ impl Tenant {
         Tenant::of(store, Rights::of(Namespaces::These(BTreeSet::from([namespace]))))
     }
 
-    fn ask(&mut self, ask: &Ask<'_>) -> Result<ControlReply> {
+    fn ask(&mut self, ask: &RequestBody<'_>) -> Result<ControlReply> {
         self.caller
-            .send_control(1, ask, Terms::default(), self.clock.now().after(TIMEOUT))
+            .send_control(1, ask, RequestOptions::default(), self.clock.now().after(TIMEOUT))
             .expect("link capacity");
         let mut replies = Vec::new();
         while replies.is_empty() {
@@ -83,7 +83,7 @@ impl Tenant {
     }
 
     fn flush(&mut self) -> FlushReport {
-        match self.ask(&Ask::Flush) {
+        match self.ask(&RequestBody::Flush) {
             Ok(ControlReply::Flushed(report)) => report,
             other => panic!("{other:?}"),
         }
@@ -98,7 +98,7 @@ fn clear_of_an_empty_namespace_uses_no_row() {
         put(&store, id(1000));
         let mut tenant = Tenant::of(&store, Rights::all());
         for n in 0..3 * NAMESPACES_MAX {
-            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(ControlReply::Number(1)), "n={n}");
+            assert_eq!(tenant.ask(&RequestBody::Clear(id(n))), Ok(ControlReply::Number(1)), "n={n}");
         }
         assert!(store.shared.lock().visibility.generations().is_empty());
         // Each namespace with objects has a row, even if they are written and not in memory.
@@ -106,12 +106,12 @@ fn clear_of_an_empty_namespace_uses_no_row() {
         store.flush(Options::default()).expect("flushed");
         for n in 1000..1000 + NAMESPACES_MAX {
             put(&store, id(n));
-            assert_eq!(tenant.ask(&Ask::Clear(id(n))), Ok(ControlReply::Number(2)), "n={n}");
+            assert_eq!(tenant.ask(&RequestBody::Clear(id(n))), Ok(ControlReply::Number(2)), "n={n}");
         }
         put(&store, id(2000));
-        assert_eq!(tenant.ask(&Ask::Clear(id(2000))).expect_err("full").kind, ErrorKind::NoSpace);
+        assert_eq!(tenant.ask(&RequestBody::Clear(id(2000))).expect_err("full").kind, ErrorKind::NoSpace);
         assert_eq!(
-            tenant.ask(&Ask::Clear(id(3000))),
+            tenant.ask(&RequestBody::Clear(id(3000))),
             Ok(ControlReply::Number(1)),
             "the namespace is still empty"
         );
@@ -126,10 +126,10 @@ fn clear_after_reopen_leaves_rows_for_known_namespaces() {
     first.close().expect("closed");
     let store = store(Some(dir.path()));
     let mut tenant = Tenant::of(&store, Rights::all());
-    let taken = (0..NAMESPACES_MAX).filter(|n| tenant.ask(&Ask::Clear(id(*n))).is_ok()).count();
+    let taken = (0..NAMESPACES_MAX).filter(|n| tenant.ask(&RequestBody::Clear(id(*n))).is_ok()).count();
     assert_eq!(taken as u32, NAMESPACES_MAX / 2);
     put(&store, id(2000));
-    assert_eq!(tenant.ask(&Ask::Clear(id(2000))), Ok(ControlReply::Number(2)));
+    assert_eq!(tenant.ask(&RequestBody::Clear(id(2000))), Ok(ControlReply::Number(2)));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn stats_of_a_key_with_namespaces_need_the_operate_right() {
         write!(file, "[[key]]\nname = \"a\"\nsecret = \"{secret}\"\n{entry}\n").expect("written");
         let (_, rights) = crate::store::key_file::ring(&path).expect("a ring").remove(0);
         let store = store(None);
-        let told = Tenant::of(&store, rights).ask(&Ask::Stats);
+        let told = Tenant::of(&store, rights).ask(&RequestBody::Stats);
         assert_eq!(told.is_ok(), operates, "{entry} {told:?}");
     }
 }

@@ -13,8 +13,8 @@ use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
 use pagelith_layouts::wire::List;
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 use pagelith_transport::address::Address;
 use pagelith_transport::auth::Key;
 use pagelith_transport::capability::Offer;
@@ -23,7 +23,7 @@ use pagelith_transport::limits::Limits;
 use pagelith_transport::link::Link;
 use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{Arrival, Listen, Listener, connect};
+use pagelith_transport::socket::{Arrival, ListenConfig, Listener, connect};
 
 use crate::api::error::ErrorKind;
 use crate::api::outcome::{GetOutcome, MissCause, PutOutcome, Tier};
@@ -34,7 +34,7 @@ use crate::rpc::call::{ControlReply, ItemRequest, Response};
 use crate::rpc::client::RpcClient;
 use crate::server::Server;
 use crate::state::frame_access::Unpublished;
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -95,13 +95,13 @@ impl Pair {
         of_client: &[Arc<Region>],
     ) -> (Server, Box<dyn Link>) {
         let limits = Limits::default();
-        let listen = Listen { address, admission, beyond_this_host: false };
+        let listen = ListenConfig { address, admission, beyond_this_host: false };
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
         let regions = store.shared_memory().into_iter().flat_map(|arena| [arena, memory.clone()]).collect();
         let offer = |who| Offer::of_this_build([who; 16]);
         let mut listener = Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
             .expect("listens")
-            .showing(regions);
+            .with_shared_regions(regions);
         // Each client is another process.
         let client = offer(CLIENTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let pending =
@@ -149,7 +149,7 @@ impl Pair {
             by_value: false,
         });
         let deadline = self.clock.now().after(TIMEOUT);
-        self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("link capacity");
+        self.caller.get(1, wanted.collect(), RequestOptions::default(), deadline).expect("link capacity");
         let Response::Get(got) = self.reply() else { panic!("unexpected reply") };
         let bytes = |parts: &[Part]| parts.iter().flat_map(|part| part.bytes().to_vec()).collect();
         got.into_iter().map(|got| (got.outcome, bytes(&got.parts))).collect()
@@ -157,14 +157,14 @@ impl Pair {
 
     fn got(&mut self, wanted: ItemRequest) -> call::ItemResult {
         let deadline = self.clock.now().after(TIMEOUT);
-        self.caller.get(1, vec![wanted], Terms::default(), deadline).expect("link capacity");
+        self.caller.get(1, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
         let Response::Get(mut got) = self.reply() else { panic!("unexpected reply") };
         got.remove(0)
     }
 
     /// Puts groups of objects; `lie` changes a byte of each in transit.
     pub(crate) fn put(&mut self, groups: &[GroupDraft], corrupt: bool) -> Vec<Stored> {
-        let mut draft = PutDraft::new(BLOCK_BYTES);
+        let mut draft = PutBuilder::new(BLOCK_BYTES);
         let mut all = Vec::new();
         for (base, group) in groups {
             draft.group(*base);
@@ -183,7 +183,7 @@ impl Pair {
             vec![Part::from_shared(Arc::from(&all[item as usize][..]))]
         });
         let deadline = self.clock.now().after(TIMEOUT);
-        self.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
+        self.caller.put(1, &draft, lend, RequestOptions::default(), deadline).expect("link capacity");
         let Response::Put(outcomes) = self.reply() else { panic!("unexpected reply") };
         let pulled = pulled.load(std::sync::atomic::Ordering::Relaxed);
         outcomes.into_iter().map(|outcome| (outcome, pulled)).collect()
@@ -255,7 +255,9 @@ fn pair_with_full_link() -> Pair {
     let wanted =
         |page| ItemRequest { key: key(page, "k"), range: None, parts: parts(&[LEN]), by_value: false };
     let deadline = pair.clock.now().after(TIMEOUT);
-    pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("link capacity");
+    pair.caller
+        .get(1, (0..40).map(wanted).collect(), RequestOptions::default(), deadline)
+        .expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     // The client does not read: the socket fills up, and the remaining pushes wait.
     for _ in 0..1000 {
@@ -382,18 +384,20 @@ fn exists_remove_and_clear_reach_the_store() {
         pair.put(&[(None, vec![(key(page, "k"), object(page, 100))])], false);
     }
     let keys = [key(0, "k"), key(9, "k"), key(2, "k")];
-    pair.caller.exists(1, &keys, Terms::default(), deadline).expect("link capacity");
+    pair.caller.exists(1, &keys, RequestOptions::default(), deadline).expect("link capacity");
     let Response::Exists(found) = pair.reply() else { panic!("unexpected reply") };
     assert_eq!(found, Ok(vec![true, false, true]));
     pair.caller
-        .send_control(1, &Ask::Remove(List::of(&keys)), Terms::default(), deadline)
+        .send_control(1, &RequestBody::Remove(List::of(&keys)), RequestOptions::default(), deadline)
         .expect("link capacity");
     let Response::Control(removed) = pair.reply() else { panic!("unexpected reply") };
     assert_eq!(
         (removed, pair.store.exists_batch(&keys, Options::default())),
         (Ok(ControlReply::Number(2)), vec![false; 3])
     );
-    pair.caller.send_control(1, &Ask::Clear(NAMESPACE), Terms::default(), deadline).expect("link capacity");
+    pair.caller
+        .send_control(1, &RequestBody::Clear(NAMESPACE), RequestOptions::default(), deadline)
+        .expect("link capacity");
     assert!(matches_number(&pair.reply()));
     assert!(!pair.store.exists_batch(&[key(1, "k")], Options::default())[0]);
 }
@@ -410,7 +414,7 @@ fn request_without_right_is_denied() {
     let mut pair = Pair::new(Rights { remove: false, ..Rights::all() });
     let deadline = pair.clock.now().after(TIMEOUT);
     pair.caller
-        .send_control(1, &Ask::Remove(List::of(&[key(0, "k")])), Terms::default(), deadline)
+        .send_control(1, &RequestBody::Remove(List::of(&[key(0, "k")])), RequestOptions::default(), deadline)
         .expect("link capacity");
     let Response::Control(Err(error)) = pair.reply() else { panic!("allowed") };
     assert_eq!(error.kind, ErrorKind::Denied);
@@ -424,7 +428,7 @@ fn get_buffers_return_after_deadline_or_server_close() {
         let deadline = pair.clock.now().after(after);
         let wanted =
             ItemRequest { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]), by_value: false };
-        pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("link capacity");
+        pair.caller.get(1, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
     };
     // The server is not polled.
     wanted(&mut pair, Duration::ZERO);
@@ -445,7 +449,11 @@ fn get_buffers_return_after_deadline_or_server_close() {
     assert_eq!(got[0].outcome.as_ref().expect_err("a dead peer").kind, ErrorKind::Unavailable);
     assert_eq!((got[0].parts.len(), pair.caller.closed().is_some()), (2, true));
     let deadline = pair.clock.now().after(TIMEOUT);
-    let told =
-        pair.caller.send_control(1, &Ask::Remove(List::of(&[key(1, "k")])), Terms::default(), deadline);
+    let told = pair.caller.send_control(
+        1,
+        &RequestBody::Remove(List::of(&[key(1, "k")])),
+        RequestOptions::default(),
+        deadline,
+    );
     assert!(told.is_err());
 }

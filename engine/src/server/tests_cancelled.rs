@@ -7,8 +7,8 @@ use std::time::Duration;
 use pagelith_io::buffer::{AlignedBuf, Part, Readers};
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum, checksum64};
 use pagelith_layouts::wire::List;
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
 
@@ -41,17 +41,19 @@ fn link_capacity_is_restored_after_cancelled_operations() {
                         parts: parts(&[1_000_000]),
                         by_value: false,
                     };
-                    caller.get(token, vec![wanted], Terms::default(), soon).map_err(|(error, _)| error)
+                    caller
+                        .get(token, vec![wanted], RequestOptions::default(), soon)
+                        .map_err(|(error, _)| error)
                 }
                 1 => {
-                    let mut draft = PutDraft::new(BLOCK_BYTES);
+                    let mut draft = PutBuilder::new(BLOCK_BYTES);
                     draft.group(None);
                     draft.object(key(2, "k"), 100, &[checksum(&object(2, 100))]);
                     let lend = Box::new(|_| panic!("cancelled before its bytes were pulled"));
-                    caller.put(token, &draft, lend, Terms::default(), soon)
+                    caller.put(token, &draft, lend, RequestOptions::default(), soon)
                 }
-                2 => caller.exists(token, &[key(1, "k")], Terms::default(), soon),
-                _ => caller.send_control(token, &Ask::Flush, Terms::default(), soon),
+                2 => caller.exists(token, &[key(1, "k")], RequestOptions::default(), soon),
+                _ => caller.send_control(token, &RequestBody::Flush, RequestOptions::default(), soon),
             };
             asked.expect("link capacity");
         }
@@ -103,8 +105,9 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
                 0 => TIMEOUT,
                 _ => Duration::from_micros(below(4) * below(400)),
             };
-            let (terms, deadline) = (Terms::default(), pair.clock.now().after(time));
-            let terms = Terms { deadline_ms: if below(4) == 0 { 1 } else { terms.deadline_ms }, ..terms };
+            let (terms, deadline) = (RequestOptions::default(), pair.clock.now().after(time));
+            let terms =
+                RequestOptions { deadline_ms: if below(4) == 0 { 1 } else { terms.deadline_ms }, ..terms };
             let page = below(PAGES.into()) as u8;
             let keys = [key(page, "k"), key(page / 2, "k")];
             of.insert(token, page);
@@ -121,7 +124,7 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
                     caller.get(token, vec![wanted], terms, deadline).map_err(|(error, _)| error)
                 }
                 4..7 => {
-                    let (mut draft, bytes) = (PutDraft::new(BLOCK_BYTES), object(page, LEN));
+                    let (mut draft, bytes) = (PutBuilder::new(BLOCK_BYTES), object(page, LEN));
                     draft.group(None);
                     let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
                     draft.object(keys[0], LEN as u64, &sums);
@@ -130,8 +133,8 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
                     caller.put(token, &draft, lend, terms, deadline)
                 }
                 7 => caller.exists(token, &keys, terms, deadline),
-                8 => caller.send_control(token, &Ask::Remove(List::of(&keys[..1])), terms, deadline),
-                _ => caller.send_control(token, &Ask::Flush, terms, deadline),
+                8 => caller.send_control(token, &RequestBody::Remove(List::of(&keys[..1])), terms, deadline),
+                _ => caller.send_control(token, &RequestBody::Flush, terms, deadline),
             };
             asked.expect("link capacity");
             for _ in 0..below(4) {
@@ -170,7 +173,7 @@ fn operations_cancelled_at_any_moment_leave_no_memory_in_use() {
             let room = pair.caller.capacity();
             assert!(pair.clock.now() < until, "shows={shows} seed={seed}: {room:?} of {before:?}");
         }
-        let arriving = pair.store.shared.arriving.load(Ordering::Relaxed);
+        let arriving = pair.store.shared.reserved_bytes.load(Ordering::Relaxed);
         assert_eq!(arriving, 0, "shows={shows} seed={seed}");
         pair.store.clear(key(0, "k").namespace(), Options::default()).expect("cleared");
         let free = pair.store.shared.lock().space.free_bytes();

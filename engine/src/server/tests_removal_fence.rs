@@ -10,8 +10,8 @@ use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
 use pagelith_layouts::wire::List;
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 use pagelith_transport::rights::Rights;
 
 use super::tests::{Pair, TIMEOUT};
@@ -39,7 +39,7 @@ fn offer_then_remove(
     of_store: bool,
     base: Option<ObjectKey>,
     removed: Option<ObjectKey>,
-) -> (crate::Result<PutOutcome>, bool) {
+) -> (crate::api::error::Result<PutOutcome>, bool) {
     let tcp = || "tcp:127.0.0.1:0".parse().expect("an address");
     let mut pair = Pair::at(tcp(), Rights::all(), 1.0, &[]);
     base.into_iter().for_each(|base| put(&pair, base));
@@ -50,7 +50,7 @@ fn offer_then_remove(
     }
     let deadline = pair.clock.now().after(TIMEOUT);
     let bytes = vec![7; 5000];
-    let mut draft = PutDraft::new(BLOCK_BYTES);
+    let mut draft = PutBuilder::new(BLOCK_BYTES);
     draft.group(base);
     draft.object(key("k"), bytes.len() as u64, &[checksum(&bytes)]);
     let asked = Arc::new(AtomicBool::new(false));
@@ -61,7 +61,7 @@ fn offer_then_remove(
         buf.copy_from_slice(&bytes);
         vec![buf.into_part()]
     });
-    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
+    pair.caller.put(1, &draft, lend, RequestOptions::default(), deadline).expect("link capacity");
     let mut replies = Vec::new();
     while !asked.load(Ordering::Relaxed) {
         pair.server.turn();
@@ -69,10 +69,10 @@ fn offer_then_remove(
     }
     let removed_keys: Vec<ObjectKey> = removed.into_iter().collect();
     let ask = match removed {
-        Some(_) => Ask::Remove(List::of(&removed_keys)),
-        None => Ask::Clear(NAMESPACE),
+        Some(_) => RequestBody::Remove(List::of(&removed_keys)),
+        None => RequestBody::Clear(NAMESPACE),
     };
-    newer.send_control(1, &ask, Terms::default(), deadline).expect("link capacity");
+    newer.send_control(1, &ask, RequestOptions::default(), deadline).expect("link capacity");
     while replies.is_empty() {
         server.turn();
         newer.poll(pair.clock.now(), &mut replies);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Readers;
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::Terms;
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::RequestOptions;
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
 
@@ -29,10 +29,10 @@ fn put(pair: &Pair, bytes: &[u8]) {
 }
 
 /// Gets the object: its outcome, its bytes, and whether a repeated get that copies is worthwhile.
-fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8>, bool) {
+fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::api::error::Error>, Vec<u8>, bool) {
     let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: sent };
     let deadline = pair.clock.now().after(TIMEOUT);
-    pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("link capacity");
+    pair.caller.get(1, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
     let Response::Get(mut got) = pair.reply() else { panic!("unexpected reply") };
     let got = got.remove(0);
     (got.outcome, got.parts[0].bytes().to_vec(), got.retry)
@@ -70,7 +70,8 @@ fn reference_never_released_by_the_client_ends_at_the_deadline() {
     let (mut pair, _dir) = shared_memory_pair(1.0);
     put(&pair, &object(1, LEN));
     let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
-    let (soon, terms) = (Duration::from_millis(100), Terms { deadline_ms: 100, ..Terms::default() });
+    let (soon, terms) =
+        (Duration::from_millis(100), RequestOptions { deadline_ms: 100, ..RequestOptions::default() });
     pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     while pair.server.ops() == 0 && pair.store.stats().readers == 0 {
@@ -88,16 +89,18 @@ fn reference_never_released_by_the_client_ends_at_the_deadline() {
 #[test]
 fn reserved_put_memory_is_free_after_disconnect() {
     let (mut pair, _dir) = shared_memory_pair(1.0);
-    let mut draft = PutDraft::new(BLOCK_BYTES);
+    let mut draft = PutBuilder::new(BLOCK_BYTES);
     for page in 0..8 {
         draft.group(None);
         draft.object(key(page, "k"), 1 << 20, &[checksum(&[0; 32_768]); 32]);
     }
     let deadline = pair.clock.now().after(TIMEOUT);
     // The client sends no bytes.
-    pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("link capacity");
+    pair.caller
+        .put(1, &draft, Box::new(|_| Vec::new()), RequestOptions::default(), deadline)
+        .expect("link capacity");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
-    let arriving = |pair: &Pair| pair.store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed);
+    let arriving = |pair: &Pair| pair.store.shared.reserved_bytes.load(std::sync::atomic::Ordering::Relaxed);
     while arriving(&pair) == 0 {
         pair.server.turn();
     }
@@ -112,7 +115,7 @@ fn reserved_put_memory_is_free_after_disconnect() {
     while server.closed().is_none() {
         server.turn();
     }
-    assert_eq!(store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(store.shared.reserved_bytes.load(std::sync::atomic::Ordering::Relaxed), 0);
     let all = store.shared.lock().space.free_bytes();
     assert_eq!(all, store.shared.config.arena_bytes(), "arena memory is lost");
 }
@@ -131,7 +134,7 @@ fn put_by_reference_without_checksums_is_refused() {
     for (page, sums, has_reference, is_put) in
         [(1, &all[..], true, true), (2, &all[..], false, true), (3, &[], true, false), (4, &[], false, false)]
     {
-        let mut draft = PutDraft::new(BLOCK_BYTES);
+        let mut draft = PutBuilder::new(BLOCK_BYTES);
         draft.group(None);
         draft.object(key(page, "k"), LEN as u64, sums);
         if has_reference {
@@ -139,7 +142,7 @@ fn put_by_reference_without_checksums_is_refused() {
         }
         let (source, deadline) = (memory.clone(), pair.clock.now().after(TIMEOUT));
         let lend = Box::new(move |_| source.parts());
-        pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
+        pair.caller.put(1, &draft, lend, RequestOptions::default(), deadline).expect("link capacity");
         let Response::Put(outcomes) = pair.reply() else { panic!("unexpected reply") };
         assert_eq!(outcomes[0].is_ok(), is_put, "page={page} {outcomes:?}");
         assert_eq!(pair.store.exists_batch(&[key(page, "k")], Options::default()), [is_put], "page={page}");
@@ -155,7 +158,7 @@ fn finished_get_is_answered_before_the_next_starts() {
     let deadline = pair.clock.now().after(TIMEOUT);
     for token in 1..=3 {
         let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
-        pair.caller.get(token, vec![wanted], Terms::default(), deadline).expect("link capacity");
+        pair.caller.get(token, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
     }
     pair.caller.flush_queue();
     while pair.server.turn() || pair.store.stats().readers < 3 {}
@@ -183,16 +186,18 @@ fn poll_copies_one_put_and_answers_concurrent_requests() {
     let memory = Readers::new(vec![buffers.remove(0).into_part()]);
     let deadline = pair.clock.now().after(TIMEOUT);
     for page in 2..5 {
-        let mut draft = PutDraft::new(BLOCK_BYTES);
+        let mut draft = PutBuilder::new(BLOCK_BYTES);
         draft.group(None);
         draft.object(key(page, "k"), LEN as u64, &sums);
         draft.shown(0, 0);
         let source = memory.clone();
         let lend: PayloadFn = Box::new(move |_| source.parts());
-        pair.caller.put(page.into(), &draft, lend, Terms::default(), deadline).expect("link capacity");
+        pair.caller
+            .put(page.into(), &draft, lend, RequestOptions::default(), deadline)
+            .expect("link capacity");
     }
     let wanted = ItemRequest { key: key(1, "k"), range: None, parts: parts(&[LEN]), by_value: false };
-    pair.caller.get(9, vec![wanted], Terms::default(), deadline).expect("link capacity");
+    pair.caller.get(9, vec![wanted], RequestOptions::default(), deadline).expect("link capacity");
     pair.caller.flush_queue();
     let (mut replies, mut left) = (Vec::new(), Vec::new());
     while pair.server.ops() > 0 || left.is_empty() {

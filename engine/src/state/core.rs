@@ -22,10 +22,10 @@ use crate::memory::visibility::{Visibility, VisibilityFilter};
 use crate::state::busy::BusyPuts;
 use crate::state::damage::Damage;
 use crate::state::flush_counts::FlushCounts;
-use crate::state::frame_access::Held;
+use crate::state::frame_access::FrameGuard;
 use crate::state::health::Health;
 use crate::state::peer_queue::RemoteQueue;
-use crate::state::pending_groups::Waiting;
+use crate::state::pending_groups::PendingGroups;
 use crate::state::read_view::SnapshotVersion;
 use crate::state::written_namespaces::WrittenNamespaces;
 
@@ -108,7 +108,7 @@ impl SsdCore {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum JobResult {
     Done,
-    Failed(crate::Error),
+    Failed(crate::api::error::Error),
 }
 
 pub(crate) struct Core {
@@ -124,7 +124,7 @@ pub(crate) struct Core {
     pub remote: Option<RemoteQueue>,
     pub pins: Pins,
     /// Groups that are not visible yet.
-    pub waiting: Waiting,
+    pub pending_groups: PendingGroups,
     /// Bytes of buffers for objects that groups adopt.
     pub adopting_bytes: u64,
     pub sequence: Sequence,
@@ -169,7 +169,7 @@ impl Core {
     pub fn clear(&mut self, namespace: NamespaceId) -> Generation {
         let generation = Generation(self.generation(namespace).0 + 1);
         self.visibility.set_generation(namespace, generation);
-        self.clear_waiting_groups(namespace);
+        self.clear_pending_groups(namespace);
         let in_namespace = |f: &Frame| !f.dead && f.data.namespace == namespace;
         let frames: Vec<_> = self.frames.iter().filter(|(_, f)| in_namespace(f)).map(|(id, _)| id).collect();
         frames.into_iter().for_each(|id| self.drop_frame(id, true));
@@ -362,7 +362,7 @@ impl Core {
 
     /// Return a frame that was taken for a write to the front of the queue. A frame that was
     /// dropped meanwhile is released instead.
-    pub fn requeue_front(&mut self, held: &Held) {
+    pub fn requeue_front(&mut self, held: &FrameGuard) {
         let alive = self.frames.get_ref(held.frame).filter(|f| !f.dead);
         let queued = alive.map(|f| f.state = FrameState::Queued).is_some();
         if let Some(ssd) = self.ssd.as_mut() {

@@ -10,9 +10,10 @@ use pagelith_io::sync::{Arc, AtomicU64, Mutex, PoisonError};
 
 use crate::memory::pins::ClientName;
 
-/// Most bytes of all links of a store together.
+/// Maximum number of bytes of all links of a store.
 pub const ALL_BYTES_MAX: u64 = 128 << 20;
-/// Most bytes of all links of a client: a key, or without keys a process.
+/// Maximum number of bytes of all links of a client. A client is a key, or a process if there are
+/// no keys.
 pub const CLIENT_BYTES_MAX: u64 = ALL_BYTES_MAX / 2;
 
 /// The byte counters of a store.

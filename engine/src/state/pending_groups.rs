@@ -1,7 +1,11 @@
-//! Groups that are not visible yet: what was put of them lies in the arena, in no frame and no index entry, until
-//! the group is committed, or its base is there, or its time is up. Plain state behind the core's lock.
+//! Groups that are not visible yet: base groups that are not committed, and attached groups whose
+//! base is absent. Their objects are in the arena, in no frame and no index entry, until the group
+//! is committed, its base is published, or its deadline passes. Guarded by the core's lock.
 //!
-//! Invariant: `bytes` is what the extents of all waiting members take, padded.
+//! Invariants:
+//! - `bytes` is the sum of the padded bytes of all members' extents.
+//! - `required` counts the required objects of all uncommitted groups, at most [`REQUIRED_MAX`].
+//! - `earliest` is not after the deadline of any group.
 
 #[cfg(test)]
 mod tests;
@@ -17,9 +21,9 @@ use pagelith_tiers::policy::Recency;
 use crate::api::error::{Error, Result};
 use crate::memory::frames::{FrameMember, Members};
 use crate::state::core::Core;
-use crate::state::put_types::{At, Kind, Size, group_conflict};
+use crate::state::put_types::{Location, ObjectSize, PutKind, group_conflict};
 
-/// Most objects that all open groups together require: a bound for the memory of their rows, some 350 bytes each.
+/// Limit of objects that all open groups require together; each takes about 350 bytes of memory.
 pub(crate) const REQUIRED_MAX: usize = 65_536;
 
 type Page = (NamespaceId, PrefixHash);
@@ -28,171 +32,181 @@ fn page_of(key: &ObjectKey) -> Page {
     (key.namespace(), key.hash())
 }
 
-/// Objects that wait for the base that they are attached to.
+/// An attached group whose base is absent.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedGroup {
     pub base: ObjectKey,
     pub generation: Generation,
     pub at: Recency,
     pub members: Members,
-    /// Where those of them are that were here when they were put.
-    pub here: Vec<Option<At>>,
+    /// Locations of those members that were present when the group was put.
+    pub existing: Vec<Option<Location>>,
 }
 
-impl Attached {
+impl AttachedGroup {
     fn bytes(&self) -> u64 {
         self.members.iter().map(|m| m.extent.padded_bytes()).sum()
     }
 }
 
-/// A required object of an open group.
+/// State of a required object of an open group.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum MemberPlace {
     /// Not put yet.
     Empty,
-    /// Being copied by somebody; its length in bytes.
+    /// Being copied by a caller; its length in bytes.
     Filling(u64),
     Filled(FrameMember),
-    /// Put, and in the hands of who commits the group; its extent's bytes and padded bytes.
+    /// Taken by the commit in progress; its extent's bytes and padded bytes.
     Taken {
         length: u64,
         padded: u64,
     },
 }
 
-impl Place {
+impl MemberPlace {
     /// Length of the object in bytes, if it was put or is being put.
     pub fn length(&self) -> Option<u64> {
         match self {
-            Place::Empty => None,
-            Place::Filling(length) => Some(*length),
-            Place::Filled(member) => Some(member.extent.bytes),
-            Place::Taken { length, .. } => Some(*length),
+            MemberPlace::Empty => None,
+            MemberPlace::Filling(length) => Some(*length),
+            MemberPlace::Filled(member) => Some(member.extent.bytes),
+            MemberPlace::Taken { length, .. } => Some(*length),
         }
     }
 
-    /// Bytes of the arena that it takes.
+    /// Arena bytes that it takes.
     fn padded(&self) -> u64 {
         match self {
-            Place::Filled(member) => member.extent.padded_bytes(),
-            Place::Taken { padded, .. } => *padded,
-            Place::Empty | Place::Filling(_) => 0,
+            MemberPlace::Filled(member) => member.extent.padded_bytes(),
+            MemberPlace::Taken { padded, .. } => *padded,
+            MemberPlace::Empty | MemberPlace::Filling(_) => 0,
         }
     }
 }
 
-/// A base group that was begun and not committed.
+/// A base group that was begun and is not committed: an open group.
 #[derive(Debug)]
-pub(crate) struct Open {
-    /// What it will consist of, in the order in which it will lie on SSD.
+pub(crate) struct UncommittedGroup {
+    /// Its objects, in the order of their storage on SSD.
     pub required: Arc<[ObjectKey]>,
-    pub places: Vec<Place>,
+    pub places: Vec<MemberPlace>,
     pub generation: Generation,
     pub at: Recency,
     deadline: Mono,
-    /// Connections that have it: it goes with the last of them, unless somebody else joined it too.
+    /// Links that joined it. When the last of them ends, the group is dropped, unless
+    /// `joined_locally`.
     links: u32,
-    kept: bool,
-    /// Somebody is committing it.
+    /// A caller in this process joined it.
+    joined_locally: bool,
+    /// A commit is in progress.
     pub committing: bool,
-    /// Objects were removed while who commits it had them in hand.
-    pub lost_some: bool,
+    /// Objects were removed while the commit in progress had taken them.
+    pub lost_members: bool,
 }
 
-impl Open {
-    fn is_of(&self, keys: &[ObjectKey]) -> bool {
+impl UncommittedGroup {
+    fn requires_exactly(&self, keys: &[ObjectKey]) -> bool {
         self.required.len() == keys.len() && keys.iter().all(|k| self.required.contains(k))
     }
 
-    /// Bytes of the arena that what was put of it takes.
+    /// Arena bytes of the objects that were put.
     pub fn bytes(&self) -> u64 {
-        self.places.iter().map(Place::padded).sum()
+        self.places.iter().map(MemberPlace::padded).sum()
     }
 
-    /// Length of object `i` in bytes, if it was put.
+    /// Length of object `i` in bytes, if it was put and is not taken by a commit.
     pub fn filled(&self, i: usize) -> Option<u64> {
         match self.places.get(i)? {
-            Place::Filled(member) => Some(member.extent.bytes),
-            Place::Empty | Place::Filling(_) | Place::Taken { .. } => None,
+            MemberPlace::Filled(member) => Some(member.extent.bytes),
+            MemberPlace::Empty | MemberPlace::Filling(_) | MemberPlace::Taken { .. } => None,
         }
     }
 
     /// Whether object `i` was put.
     pub fn is_put(&self, i: usize) -> bool {
-        self.places.get(i).is_some_and(|place| matches!(place, Place::Filled(_) | Place::Taken { .. }))
+        self.places
+            .get(i)
+            .is_some_and(|place| matches!(place, MemberPlace::Filled(_) | MemberPlace::Taken { .. }))
     }
 
-    /// Take object `i` into the hands of who commits the group.
-    pub fn hand_out(&mut self, i: usize) -> Option<FrameMember> {
+    /// Take object `i` for a commit.
+    pub fn take_member(&mut self, i: usize) -> Option<FrameMember> {
         let place = self.places.get_mut(i)?;
-        let Place::Filled(member) = std::mem::replace(place, Place::Empty) else { return None };
-        *place = Place::Taken { length: member.extent.bytes, padded: member.extent.padded_bytes() };
+        let MemberPlace::Filled(member) = std::mem::replace(place, MemberPlace::Empty) else { return None };
+        *place = MemberPlace::Taken { length: member.extent.bytes, padded: member.extent.padded_bytes() };
         Some(member)
     }
 
-    /// Take an object back that [`Open::hand_out`] gave; one that was removed meanwhile is the caller's.
-    pub fn take_back(&mut self, member: FrameMember) -> Option<FrameMember> {
+    /// Undo [`UncommittedGroup::take_member`]. A member that was removed meanwhile is returned, and
+    /// the caller must free it.
+    pub fn restore_member(&mut self, member: FrameMember) -> Option<FrameMember> {
         let at = self.required.iter().position(|key| *key == member.key);
         match at.and_then(|at| self.places.get_mut(at)) {
-            Some(place @ Place::Taken { .. }) => {
-                *place = Place::Filled(member);
+            Some(place @ MemberPlace::Taken { .. }) => {
+                *place = MemberPlace::Filled(member);
                 None
             }
-            Some(Place::Empty | Place::Filling(_) | Place::Filled(_)) | None => Some(member),
+            Some(MemberPlace::Empty | MemberPlace::Filling(_) | MemberPlace::Filled(_)) | None => {
+                Some(member)
+            }
         }
     }
 
-    /// Forget an object that was put; its memory is the caller's, or that of who has it in hand.
-    fn forget(&mut self, key: &ObjectKey) -> Option<FrameMember> {
+    /// Remove an object that was put. The caller must free the returned member; a taken member is
+    /// freed by the commit that took it.
+    fn remove_member(&mut self, key: &ObjectKey) -> Option<FrameMember> {
         let at = self.required.iter().position(|k| k == key)?;
         let place = self.places.get_mut(at)?;
-        match std::mem::replace(place, Place::Empty) {
-            Place::Filled(member) => Some(member),
-            Place::Taken { .. } => {
-                self.lost_some = true;
+        match std::mem::replace(place, MemberPlace::Empty) {
+            MemberPlace::Filled(member) => Some(member),
+            MemberPlace::Taken { .. } => {
+                self.lost_members = true;
                 None
             }
-            other @ (Place::Empty | Place::Filling(_)) => {
+            other @ (MemberPlace::Empty | MemberPlace::Filling(_)) => {
                 *place = other;
                 None
             }
         }
     }
 
-    /// Whether somebody has its objects in hand.
-    fn is_handed_out(&self) -> bool {
-        self.places.iter().any(|place| matches!(place, Place::Taken { .. }))
+    /// Whether a commit has taken objects.
+    fn has_taken(&self) -> bool {
+        self.places.iter().any(|place| matches!(place, MemberPlace::Taken { .. }))
     }
 
-    /// Lengths of what was put of it.
+    /// Lengths of the objects that were put or are being put.
     pub fn lengths(&self) -> Vec<u64> {
-        self.places.iter().filter_map(Place::length).collect()
+        self.places.iter().filter_map(MemberPlace::length).collect()
     }
 
     fn into_members(self) -> impl Iterator<Item = FrameMember> {
         self.places.into_iter().filter_map(|place| match place {
-            Place::Filled(member) => Some(member),
-            Place::Empty | Place::Filling(_) | Place::Taken { .. } => None,
+            MemberPlace::Filled(member) => Some(member),
+            MemberPlace::Empty | MemberPlace::Filling(_) | MemberPlace::Taken { .. } => None,
         })
     }
 }
 
-/// Everything that waits; in order, so that what is dropped together gives back its memory in the same order in every run.
+/// All pending groups. The maps are ordered, so that groups dropped together free their memory in
+/// the same order in every run.
 #[derive(Debug, Default)]
-pub(crate) struct Waiting {
-    open: BTreeMap<u64, Open>,
+pub(crate) struct PendingGroups {
+    open: BTreeMap<u64, UncommittedGroup>,
     open_of: BTreeMap<Page, Vec<u64>>,
-    attached: BTreeMap<Page, Vec<(Mono, Attached)>>,
+    attached: BTreeMap<Page, Vec<(Mono, AttachedGroup)>>,
     next_id: u64,
     bytes: u64,
     /// Objects that all open groups require.
     required: usize,
-    /// No deadline is before this.
+    /// No deadline is earlier.
     earliest: Mono,
 }
 
-impl Waiting {
-    /// Join the open group of exactly these objects, or open one; its objects in its own order.
+impl PendingGroups {
+    /// Join the open group of exactly these objects, or begin it. Returns its ID and its objects in
+    /// the group's order.
     pub fn join(
         &mut self,
         required: &[ObjectKey],
@@ -203,11 +217,11 @@ impl Waiting {
     ) -> Result<(u64, Arc<[ObjectKey]>)> {
         self.check_overlap_of(required)?;
         let page = page_of(&required[0]);
-        let here = self.open_of.get(&page).into_iter().flatten();
-        let found = here.copied().find(|id| self.open.get(id).is_some_and(|g| g.is_of(required)));
+        let ids = self.open_of.get(&page).into_iter().flatten();
+        let found = ids.copied().find(|id| self.open.get(id).is_some_and(|g| g.requires_exactly(required)));
         if let Some((id, group)) = found.and_then(|id| Some((id, self.open.get_mut(&id)?))) {
             group.links += u32::from(over_link);
-            group.kept |= !over_link;
+            group.joined_locally |= !over_link;
             return Ok((id, group.required.clone()));
         }
         let objects = self.required + required.len();
@@ -217,47 +231,47 @@ impl Waiting {
         }
         self.next_id += 1;
         self.required = objects;
-        self.expect(deadline);
-        let places = required.iter().map(|_| Place::Empty).collect();
+        self.note_deadline(deadline);
+        let places = required.iter().map(|_| MemberPlace::Empty).collect();
         let required: Arc<[ObjectKey]> = required.into();
-        let group = Open {
+        let group = UncommittedGroup {
             required: required.clone(),
             places,
             generation,
             at,
             deadline,
             links: u32::from(over_link),
-            kept: !over_link,
+            joined_locally: !over_link,
             committing: false,
-            lost_some: false,
+            lost_members: false,
         };
         self.open.insert(self.next_id, group);
         self.open_of.entry(page).or_default().push(self.next_id);
         Ok((self.next_id, required))
     }
 
-    /// A connection has an open group no more. One that nobody else has is over now.
-    fn leave(&mut self, id: u64) {
+    /// A link that joined the group has ended. If none is left, the group expires now.
+    fn release_link(&mut self, id: u64) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.links = open.links.saturating_sub(1);
-        if open.links == 0 && !open.kept {
+        if open.links == 0 && !open.joined_locally {
             open.deadline = Mono::default();
             self.earliest = Mono::default();
         }
     }
 
-    /// A deadline has come to those that are waited for.
-    fn expect(&mut self, deadline: Mono) {
+    /// Add a deadline to `earliest`.
+    fn note_deadline(&mut self, deadline: Mono) {
         let none = self.open.is_empty() && self.attached.is_empty();
         self.earliest = if none { deadline } else { self.earliest.min(deadline) };
     }
 
-    /// An error if any of these objects is required by an open group of other objects.
-    pub fn check_overlap(&self, kind: Kind<'_>, group: &[Size]) -> Result<()> {
+    /// An error if an open group with another set of objects requires one of these.
+    pub fn check_overlap(&self, kind: PutKind<'_>, group: &[ObjectSize]) -> Result<()> {
         match kind {
-            Kind::Single => Ok(()),
+            PutKind::Single => Ok(()),
             _ if self.open.is_empty() => Ok(()),
-            Kind::Base | Kind::Attached(_) => {
+            PutKind::Base | PutKind::Attached(_) => {
                 self.check_overlap_of(&group.iter().map(|o| o.key).collect::<Vec<_>>())
             }
         }
@@ -266,7 +280,7 @@ impl Waiting {
     fn check_overlap_of(&self, keys: &[ObjectKey]) -> Result<()> {
         let Some(first) = keys.first() else { return Ok(()) };
         for id in self.open_of.get(&page_of(first)).into_iter().flatten() {
-            let Some(open) = self.open.get(id).filter(|g| !g.is_of(keys)) else { continue };
+            let Some(open) = self.open.get(id).filter(|g| !g.requires_exactly(keys)) else { continue };
             if let Some(key) = keys.iter().find(|k| open.required.contains(k)) {
                 return Err(group_conflict(key, &open.required, keys.iter()));
             }
@@ -275,27 +289,28 @@ impl Waiting {
     }
 
     /// An open group.
-    pub fn get(&self, id: u64) -> Option<&Open> {
+    pub fn get(&self, id: u64) -> Option<&UncommittedGroup> {
         self.open.get(&id)
     }
 
-    /// An open group, to be changed. What is put or taken out is told to [`Waiting::count`].
-    pub fn get_mut(&mut self, id: u64) -> Option<&mut Open> {
+    /// As [`PendingGroups::get`]. The caller must report changed members with
+    /// [`PendingGroups::add_bytes`].
+    pub fn get_mut(&mut self, id: u64) -> Option<&mut UncommittedGroup> {
         self.open.get_mut(&id)
     }
 
-    /// Padded bytes came or went.
-    pub fn count(&mut self, came: u64, went: u64) {
-        self.bytes = (self.bytes + came).saturating_sub(went);
+    /// Add `added` padded bytes to `bytes` and subtract `removed`.
+    pub fn add_bytes(&mut self, added: u64, removed: u64) {
+        self.bytes = (self.bytes + added).saturating_sub(removed);
     }
 
-    /// Bytes of the arena that all waiting members take.
+    /// Arena bytes of all members.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Close an open group; its members are the caller's.
-    pub fn take(&mut self, id: u64) -> Option<Open> {
+    /// Remove an open group. The caller owns its members.
+    pub fn take(&mut self, id: u64) -> Option<UncommittedGroup> {
         let group = self.open.remove(&id)?;
         self.required -= group.required.len();
         let page = page_of(&group.required[0]);
@@ -305,60 +320,62 @@ impl Waiting {
                 self.open_of.remove(&page);
             }
         }
-        self.count(0, group.bytes());
+        self.add_bytes(0, group.bytes());
         Some(group)
     }
 
-    /// Keep attached objects until their base is there.
-    pub fn wait(&mut self, attached: Attached, deadline: Mono) {
-        self.count(attached.bytes(), 0);
-        self.expect(deadline);
+    /// Keep an attached group until its base is published, or until the deadline.
+    pub fn add_attached(&mut self, attached: AttachedGroup, deadline: Mono) {
+        self.add_bytes(attached.bytes(), 0);
+        self.note_deadline(deadline);
         self.attached.entry(page_of(&attached.base)).or_default().push((deadline, attached));
     }
 
-    /// Whether exactly these objects wait for this base already.
-    pub fn waits(&self, base: &ObjectKey, members: &[FrameMember]) -> bool {
-        let here = self.attached.get(&page_of(base)).into_iter().flatten();
-        let holds = |a: &Attached, m: &FrameMember| a.members.iter().any(|n| n.key == m.key);
-        here.filter(|(_, a)| a.base == *base && a.members.len() == members.len())
+    /// Whether a pending group attaches exactly these objects to this base.
+    pub fn contains_attached(&self, base: &ObjectKey, members: &[FrameMember]) -> bool {
+        let groups = self.attached.get(&page_of(base)).into_iter().flatten();
+        let holds = |a: &AttachedGroup, m: &FrameMember| a.members.iter().any(|n| n.key == m.key);
+        groups
+            .filter(|(_, a)| a.base == *base && a.members.len() == members.len())
             .any(|(_, a)| members.iter().all(|m| holds(a, m)))
     }
 
-    /// Whether anything waits for its base.
+    /// Whether any attached group is pending.
     pub fn has_attached(&self) -> bool {
         !self.attached.is_empty()
     }
 
-    /// What waited for one of these objects of a page to be there.
-    pub fn take_attached(&mut self, keys: &[ObjectKey]) -> Vec<Attached> {
+    /// Take the groups attached to one of these objects, which are of one page.
+    pub fn take_attached(&mut self, keys: &[ObjectKey]) -> Vec<AttachedGroup> {
         let Some(page) = keys.first().map(page_of) else { return Vec::new() };
         let Some(all) = self.attached.remove(&page) else { return Vec::new() };
-        let (come, stay): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, a)| keys.contains(&a.base));
-        if !stay.is_empty() {
-            self.attached.insert(page, stay);
+        let (taken, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, a)| keys.contains(&a.base));
+        if !rest.is_empty() {
+            self.attached.insert(page, rest);
         }
-        let come: Vec<Attached> = come.into_iter().map(|(_, a)| a).collect();
-        self.count(0, come.iter().map(Attached::bytes).sum());
-        come
+        let taken: Vec<AttachedGroup> = taken.into_iter().map(|(_, a)| a).collect();
+        self.add_bytes(0, taken.iter().map(AttachedGroup::bytes).sum());
+        taken
     }
 
-    /// Whether a group of this namespace is being committed: its objects are handed out, and not visible yet.
-    pub fn commits_in(&self, namespace: NamespaceId) -> bool {
-        let of = |group: &Open| group.required.first().is_some_and(|key| key.namespace() == namespace);
-        self.open.values().any(|group| group.is_handed_out() && of(group))
+    /// Whether a commit has taken objects of this namespace, which are not visible yet.
+    pub fn is_committing_in(&self, namespace: NamespaceId) -> bool {
+        let of = |g: &UncommittedGroup| g.required.first().is_some_and(|key| key.namespace() == namespace);
+        self.open.values().any(|group| group.has_taken() && of(group))
     }
 
-    /// Take out every group that `drops`, by its deadline and generation; whose members are the caller's.
+    /// Remove every group for which `drops` is true, given its page, deadline and generation. The
+    /// caller owns the members. A group with taken members stays.
     fn take_where(&mut self, drops: impl Fn(Page, Mono, Generation) -> bool) -> Vec<Members> {
-        let due = |(id, g): (&u64, &Open)| {
-            (!g.is_handed_out() && drops(page_of(&g.required[0]), g.deadline, g.generation)).then_some(*id)
+        let due = |(id, g): (&u64, &UncommittedGroup)| {
+            (!g.has_taken() && drops(page_of(&g.required[0]), g.deadline, g.generation)).then_some(*id)
         };
         let ids: Vec<u64> = self.open.iter().filter_map(due).collect();
         let mut out: Vec<Members> =
             ids.into_iter().filter_map(|id| self.take(id)).map(|g| g.into_members().collect()).collect();
         let mut bytes = 0;
-        for (page, waiting) in &mut self.attached {
-            waiting.retain_mut(|(deadline, a)| {
+        for (page, groups) in &mut self.attached {
+            groups.retain_mut(|(deadline, a)| {
                 let due = drops(*page, *deadline, a.generation);
                 if due {
                     bytes += a.bytes();
@@ -367,67 +384,68 @@ impl Waiting {
                 !due
             });
         }
-        self.attached.retain(|_, waiting| !waiting.is_empty());
-        self.count(0, bytes);
+        self.attached.retain(|_, groups| !groups.is_empty());
+        self.add_bytes(0, bytes);
         let open = self.open.values().map(|g| g.deadline);
         let attached = self.attached.values().flatten().map(|(deadline, _)| *deadline);
         self.earliest = open.chain(attached).min().unwrap_or(Mono(u64::MAX));
         out
     }
 
-    /// Take out what waits of removed objects and for removed bases; the members are the caller's.
+    /// Remove the removed objects from open groups, and the attached groups that have such an
+    /// object or base. The caller owns the members.
     fn take_removed(&mut self, gone: &BTreeSet<ObjectKey>) -> Vec<FrameMember> {
         let mut out = Vec::new();
-        let mut went = 0;
+        let mut freed = 0;
         let pages: BTreeSet<Page> = gone.iter().map(page_of).collect();
         for page in pages {
             for id in self.open_of.get(&page).cloned().unwrap_or_default() {
                 let Some(open) = self.open.get_mut(&id) else { continue };
                 let before = open.bytes();
-                out.extend(gone.iter().filter_map(|key| open.forget(key)));
-                went += before - open.bytes();
+                out.extend(gone.iter().filter_map(|key| open.remove_member(key)));
+                freed += before - open.bytes();
             }
-            let Some(waiting) = self.attached.get_mut(&page) else { continue };
-            waiting.retain_mut(|(_, a)| {
-                let goes = gone.contains(&a.base) || a.members.iter().any(|m| gone.contains(&m.key));
-                if goes {
-                    went += a.bytes();
+            let Some(groups) = self.attached.get_mut(&page) else { continue };
+            groups.retain_mut(|(_, a)| {
+                let is_removed = gone.contains(&a.base) || a.members.iter().any(|m| gone.contains(&m.key));
+                if is_removed {
+                    freed += a.bytes();
                     out.extend(a.members.drain(..));
                 }
-                !goes
+                !is_removed
             });
-            if waiting.is_empty() {
+            if groups.is_empty() {
                 self.attached.remove(&page);
             }
         }
-        self.count(0, went);
+        self.add_bytes(0, freed);
         out
     }
 
-    /// Groups open, and attached ones that wait.
+    /// Number of open and attached groups.
     pub fn len(&self) -> u64 {
         (self.open.len() + self.attached.values().map(Vec::len).sum::<usize>()) as u64
     }
 }
 
 impl Core {
-    /// Close an open group and free what was put of it.
+    /// Close an open group and free its members.
     pub fn close_group(&mut self, id: u64) {
-        let group = self.waiting.take(id);
+        let group = self.pending_groups.take(id);
         self.free_members(group.map(|g| g.into_members().collect()).into_iter().collect());
     }
 
-    /// Whether `bytes` more may wait: at most half of the arena holds what is not visible, except that the oldest
-    /// open group may always go on, so that one at least becomes complete, and that something may always wait for
-    /// its base.
-    pub fn room_to_wait(&mut self, now: Mono, group: Option<u64>, bytes: u64) -> Result<()> {
+    /// An error if `bytes` more would exceed the limit, half of the arena. The oldest open group is
+    /// exempt, so that at least one group becomes complete. An attached group (`group` is `None`)
+    /// is exempt if nothing is pending.
+    pub fn check_pending_capacity(&mut self, now: Mono, group: Option<u64>, bytes: u64) -> Result<()> {
         let max = self.space.capacity_bytes() / 2;
         let full = |core: &Core| {
-            let oldest = match group {
-                Some(id) => core.waiting.open.keys().next() == Some(&id),
-                None => core.waiting.bytes() == 0,
+            let exempt = match group {
+                Some(id) => core.pending_groups.open.keys().next() == Some(&id),
+                None => core.pending_groups.bytes() == 0,
             };
-            !oldest && core.waiting.bytes() + bytes > max
+            !exempt && core.pending_groups.bytes() + bytes > max
         };
         if full(self) {
             self.drop_expired_groups(now);
@@ -435,44 +453,44 @@ impl Core {
         if !full(self) {
             return Ok(());
         }
-        let waiting = self.waiting.bytes();
+        let waiting = self.pending_groups.bytes();
         let detail = format!("too much waits for its group waiting={waiting} bytes={bytes} max={max}");
         Err(Error::busy(detail))
     }
 
-    /// Groups whose time is up are dropped, and counted.
+    /// Drop and count the groups whose deadline has passed.
     pub fn drop_expired_groups(&mut self, now: Mono) {
-        if now < self.waiting.earliest {
+        if now < self.pending_groups.earliest {
             return;
         }
-        let dropped = self.waiting.take_where(|_, deadline, _| deadline <= now);
+        let dropped = self.pending_groups.take_where(|_, deadline, _| deadline <= now);
         self.counters.groups_dropped += dropped.len() as u64;
         self.free_members(dropped);
     }
 
-    /// A connection has these groups no more. What nobody else has is dropped, and counted; what is being committed for it, as
-    /// soon as that has failed.
-    pub fn leave_groups(&mut self, ids: impl Iterator<Item = u64>, now: Mono) {
-        ids.for_each(|id| self.waiting.leave(id));
+    /// A link that joined these groups has ended. Groups that nothing else joined are dropped and
+    /// counted; a group that is being committed is dropped once the commit has failed.
+    pub fn release_group_links(&mut self, ids: impl Iterator<Item = u64>, now: Mono) {
+        ids.for_each(|id| self.pending_groups.release_link(id));
         self.drop_expired_groups(now);
     }
 
-    /// Every group that waits is dropped, and counted: the store ends.
-    pub fn drop_waiting_groups(&mut self) {
-        let dropped = self.waiting.take_where(|_, _, _| true);
+    /// Drop and count all pending groups: the store is closing.
+    pub fn drop_pending_groups(&mut self) {
+        let dropped = self.pending_groups.take_where(|_, _, _| true);
         self.counters.groups_dropped += dropped.len() as u64;
         self.free_members(dropped);
     }
 
-    /// What waits of removed objects, or for removed bases, goes with them.
-    pub fn remove_waiting(&mut self, gone: &BTreeSet<ObjectKey>) {
-        let members = self.waiting.take_removed(gone);
+    /// Free pending objects that were removed, and groups attached to removed bases.
+    pub fn remove_from_pending_groups(&mut self, gone: &BTreeSet<ObjectKey>) {
+        let members = self.pending_groups.take_removed(gone);
         self.free_members(vec![members.into()]);
     }
 
-    /// What waits in a namespace goes with what is visible in it.
-    pub fn clear_waiting_groups(&mut self, namespace: NamespaceId) {
-        let dropped = self.waiting.take_where(|(ns, _), _, _| ns == namespace);
+    /// Drop the pending groups of a cleared namespace.
+    pub fn clear_pending_groups(&mut self, namespace: NamespaceId) {
+        let dropped = self.pending_groups.take_where(|(ns, _), _, _| ns == namespace);
         self.free_members(dropped);
     }
 

@@ -1,4 +1,8 @@
-//! Hints of objects that are to be read into DRAM ahead of a get, and the task that reads them.
+//! Prefetch hints: objects to be read into DRAM before a get. `store::prefetch` has the task that
+//! reads them.
+//!
+//! Invariant: `HintQueue::bytes` is the sum of the padded lengths of the hints whose keys are in
+//! `HintQueue::known`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,7 +23,7 @@ pub(crate) struct Hint {
     /// Length in bytes.
     pub length: u64,
     pub at: Recency,
-    /// The hint is useless after this.
+    /// The hint expires.
     pub deadline: Mono,
 }
 
@@ -27,14 +31,14 @@ pub(crate) struct Hint {
 #[derive(Default)]
 pub(crate) struct HintQueue {
     pub hints: VecDeque<Hint>,
-    /// Keys that wait or are being read.
+    /// Keys of pending hints and of hints whose objects are being read.
     pub known: FxHashSet<ObjectKey>,
-    /// Arena bytes that they will take.
+    /// Arena bytes that these objects will take.
     pub bytes: u64,
 }
 
 impl HintQueue {
-    /// A hint is finished or dropped.
+    /// Forget a hint that was processed or dropped.
     pub fn finish(&mut self, hint: &Hint) {
         if self.known.remove(&hint.key) {
             self.bytes -= align_up(hint.length);
@@ -42,7 +46,7 @@ impl HintQueue {
     }
 }
 
-/// The hints, and the task that reads them.
+/// The queue, and the task that processes it.
 #[derive(Default)]
 pub(crate) struct Prefetch {
     pub queue: Mutex<HintQueue>,
@@ -56,12 +60,12 @@ impl Prefetch {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of objects that wait or are being read.
+    /// Number of objects that are pending or being read.
     pub fn waiting(&self) -> u64 {
         self.queue().known.len() as u64
     }
 
-    /// Wait for the task of a closed store to end; false if it did not end in time.
+    /// Wait for the task of a closed store to end; false if the timeout passed.
     pub fn stop(&self, timeout: Duration) -> bool {
         self.work.raise();
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();

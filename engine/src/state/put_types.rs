@@ -1,4 +1,5 @@
-//! What a put knows of its objects before their bytes, and the memory that is reserved for them.
+//! Types of a put: its kind and origin, its objects before their bytes are read, and the arena
+//! memory reserved for them.
 
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
@@ -11,88 +12,93 @@ use crate::rpc::removal_fence::FenceEpoch;
 use crate::state::core::Core;
 use crate::state::shared::Shared;
 
-/// How the objects of a put belong together.
+/// How the objects of a put form a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind<'a> {
-    /// One object by itself.
+pub(crate) enum PutKind<'a> {
+    /// One standalone object.
     Single,
     /// A page's base group.
     Base,
-    /// Attached to the base group that this key is of.
+    /// Objects attached to the base group that contains this key.
     Attached(&'a ObjectKey),
 }
 
-/// Where an object is, exactly: what is found elsewhere later was put, moved or written since.
+/// Exact location of an object. If it differs later, the object was put, moved or written since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum At {
+pub(crate) enum Location {
     Frame(FrameRef),
     Ssd(SsdPlace),
 }
 
-impl Kind<'_> {
-    /// As a frame has it before anything is known of its base.
-    pub fn of_frame(self) -> GroupKind {
+impl PutKind<'_> {
+    /// The kind of the frame until the put is published, when the base is looked up.
+    pub fn initial_group_kind(self) -> GroupKind {
         match self {
-            Kind::Single => GroupKind::Single,
-            Kind::Base | Kind::Attached(_) => GroupKind::Base,
+            PutKind::Single => GroupKind::Single,
+            PutKind::Base | PutKind::Attached(_) => GroupKind::Base,
         }
     }
 }
 
-/// What the store has to know of an object before it looks at its bytes.
+/// An object to be admitted, before its bytes are read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Size {
+pub(crate) struct ObjectSize {
     pub key: ObjectKey,
-    /// In bytes; `None` for an object of an open group that was not put: it has to be here already.
+    /// In bytes; `None` for an object of an open group that was not put: the store must have it.
     pub length: Option<u64>,
+    /// Its bytes are in the arena, so that no memory is reserved for it.
     pub in_arena: bool,
 }
 
-/// Where a group comes from.
+/// Origin of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Came {
-    /// A caller or a client put it: the peer that owns its page is offered it.
+pub(crate) enum PutOrigin {
+    /// A caller or a client put it. It is offered to the peer that owns its page.
     Put,
-    /// A store offered it that has this one for a peer, at this moment if nothing was being removed then: no other is offered it, and it is
-    /// not stored if a removal began or ended meanwhile. What that store tells of its own removals may come over a newer link.
-    OfStore(Option<FenceEpoch>),
-    /// A peer sent it: it is nobody's put, and no peer is offered it.
+    /// Another store, of which this store is a peer, offered it. It is offered to no further peer.
+    /// It is not stored if a removal began or ended since the epoch, or if the epoch is `None`: a
+    /// removal was in progress then. The offering store may send its removals over a newer link,
+    /// which can overtake the offer.
+    Offered(Option<FenceEpoch>),
+    /// Fetched from a peer by a get: it does not count as a put, and is offered to no peer.
     Fetched,
 }
 
-/// Where a group's memory is noted.
+/// Memory reserved for a group.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
-    /// For those that are not in the arena yet.
+pub(crate) struct Reservation {
+    /// One for each object; `None` if the object is in the arena already.
     pub extents: Vec<Option<Extent>>,
-    /// That of a frame which made room for it.
+    /// Number of a frame that was evicted for it, to be reused for the group's frame.
     pub number: Option<FrameNumber>,
 }
 
-impl Room {
-    /// Of a group of so many objects.
-    pub fn of(objects: usize) -> Room {
-        Room { extents: Vec::with_capacity(objects), number: None }
+impl Reservation {
+    /// An empty reservation for a group of `objects` objects.
+    pub fn with_capacity(objects: usize) -> Reservation {
+        Reservation { extents: Vec::with_capacity(objects), number: None }
     }
 
-    /// It is not needed.
+    /// Free the memory.
     pub fn give_back(&mut self, core: &mut Core) {
         self.extents.drain(..).flatten().for_each(|e| core.space.free(e));
         core.frames.give_back(self.number.take());
     }
 }
 
-/// Memory for every object of the group that has none; none, and false, if there is not enough.
-pub(crate) fn set_aside(core: &mut Core, group: &[Size], room: &mut Room) -> bool {
+/// Reserve memory for every object of the group that is not in the arena. If there is not enough,
+/// reserve none and return false.
+pub(crate) fn reserve_group(core: &mut Core, group: &[ObjectSize], reservation: &mut Reservation) -> bool {
     for object in group {
         let one = match object.in_arena {
             true => Some(None),
-            false => set_aside_in(core, object.length.unwrap_or(0), &mut room.number).map(Some),
+            false => reserve_extent_with_number(core, object.length.unwrap_or(0), &mut reservation.number)
+                .map(Some),
         };
         match one {
-            Some(extent) => room.extents.push(extent),
+            Some(extent) => reservation.extents.push(extent),
             None => {
-                room.give_back(core);
+                reservation.give_back(core);
                 return false;
             }
         }
@@ -100,16 +106,20 @@ pub(crate) fn set_aside(core: &mut Core, group: &[Size], room: &mut Room) -> boo
     true
 }
 
-/// Memory for one object, evicting what may go.
-pub(crate) fn set_aside_one(core: &mut Core, length: u64) -> Option<Extent> {
+/// Reserve memory for one object, and evict frames if necessary.
+pub(crate) fn reserve_extent(core: &mut Core, length: u64) -> Option<Extent> {
     let mut number = None;
-    let extent = set_aside_in(core, length, &mut number);
+    let extent = reserve_extent_with_number(core, length, &mut number);
     core.frames.give_back(number);
     extent
 }
 
-/// The same; a number that it leaves is put there.
-fn set_aside_in(core: &mut Core, length: u64, number: &mut Option<FrameNumber>) -> Option<Extent> {
+/// As [`reserve_extent`]; stores the number of the evicted frame in `number`.
+fn reserve_extent_with_number(
+    core: &mut Core,
+    length: u64,
+    number: &mut Option<FrameNumber>,
+) -> Option<Extent> {
     loop {
         if let Some(extent) = core.space.alloc(length) {
             return Some(extent);
@@ -121,15 +131,15 @@ fn set_aside_in(core: &mut Core, length: u64, number: &mut Option<FrameNumber>) 
     }
 }
 
-/// What holds memory back only until its time is up is let go: without an SSD tier nobody else sees to it.
+/// Drop expired pins and groups, which hold memory. Without an SSD tier no background task does it.
 pub(crate) fn expire(shared: &Shared, core: &mut Core) {
     let now = shared.now();
     core.pins.expire(now);
     core.drop_expired_groups(now);
 }
 
-/// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log
-/// than their children, so that they outlive them.
+/// Queue the frames of a batch for the flusher, the last first. Thus the first page of a chain is
+/// younger in the log than later pages, and is reclaimed after them.
 pub(crate) fn enqueue(core: &mut Core, frames: &mut Vec<FrameRef>) {
     if let Some(ssd) = core.ssd.as_mut() {
         ssd.enqueue(frames.drain(..));
@@ -137,7 +147,7 @@ pub(crate) fn enqueue(core: &mut Core, frames: &mut Vec<FrameRef>) {
     frames.clear();
 }
 
-/// The error for an object that is of one group and is put with another.
+/// The error for an object that belongs to one group and is put with another.
 pub(crate) fn group_conflict<'a>(
     key: &ObjectKey,
     has: &[ObjectKey],

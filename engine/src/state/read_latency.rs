@@ -46,13 +46,13 @@ impl SlowReads {
 
 /// When a session last polled for completions.
 #[derive(Default)]
-pub(crate) struct Looks(Mono);
+pub(crate) struct PollTimes(Mono);
 
-impl Looks {
+impl PollTimes {
     /// Record a poll that begins, or that returned completions. Returns the time from which the
     /// device's completions had been available: `now` for a regular poll, else the previous poll,
     /// since the session did other work in between.
-    pub fn look(&mut self, now: Mono) -> Mono {
+    pub fn record(&mut self, now: Mono) -> Mono {
         let before = std::mem::replace(&mut self.0, now);
         if now.since(before) <= POLLS_APART { now } else { before }
     }
@@ -94,9 +94,9 @@ mod tests {
 
     #[test]
     fn time_between_distant_polls_is_not_counted() {
-        let mut looks = Looks::default();
-        looks.look(at(1000));
-        assert_eq!(looks.look(at(1020)), at(1020));
-        assert_eq!(looks.look(at(9000)), at(1020), "the session did other work");
+        let mut poll_times = PollTimes::default();
+        poll_times.record(at(1000));
+        assert_eq!(poll_times.record(at(1020)), at(1020));
+        assert_eq!(poll_times.record(at(9000)), at(1020), "the session did other work");
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use crossbeam_epoch::{Atomic, Guard, Owned};
 use pagelith_io::kept::Kept;
 use pagelith_io::sync::{Arc, AtomicU64, MutexGuard};
-use pagelith_tiers::policy::Touches;
+use pagelith_tiers::policy::LastRequests;
 use pagelith_tiers::ssd::guards::SegmentGuards;
 
 use crate::memory::frames::FrameData;
@@ -27,7 +27,7 @@ pub(crate) const LOCK_FREE_TRIES: usize = 3;
 pub(crate) struct ReadView {
     pub index: IndexReader,
     visibility: Atomic<Visibility>,
-    pub touches: Arc<Touches>,
+    pub touches: Arc<LastRequests>,
     /// Frame data, which readers pin by frame number.
     pub frames: Kept<FrameData>,
     /// Guards with which readers pin segments; `None` without an SSD tier.

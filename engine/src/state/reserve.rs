@@ -1,11 +1,13 @@
-//! Memory of the arena that an object's bytes arrive in before anybody sees the object: what comes over a link to be put, and
-//! what is read from SSD to be kept. So it is copied once, or not at all.
+//! Reserved arena memory, which an object's bytes are written to before the object is visible: the
+//! payload of a put over a link, or a prefetch from SSD. The bytes are copied once, or not at all.
 //!
 //! Invariants:
-//! - An extent that was set aside is in no frame and known to nobody else: it is written through one [`Part`] while its bytes
-//!   arrive, then only read, and goes into a frame or back to the allocator once nothing is left of that part.
-//! - What is set aside at a time is bounded, of all links and readers together, and what is no longer wanted goes back when it is dropped.
-//!   Nothing of this is dropped under the core's lock.
+//! - A reserved extent belongs to no frame, and only its reservation refers to it. It is written
+//!   through one [`Part`] while its bytes arrive, and only read afterwards. When that part is gone,
+//!   the extent moves into a frame or returns to the allocator.
+//! - [`Shared::reserved_bytes`] is the sum of the padded bytes of all reserved extents, and has a
+//!   limit common to all links and readers. A dropped reservation returns its extent.
+//! - No reservation is dropped while the core's lock is held, since its drop takes that lock.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,24 +24,25 @@ use crate::state::frame_access::Unpublished;
 use crate::state::put_types;
 use crate::state::shared::Shared;
 
-/// What may be set aside at a time: this share of the arena, or one group if that is more.
-pub(crate) const ARRIVING_SHARE: u64 = 4;
+/// Reserved extents may take 1/`RESERVED_SHARE` of the arena, or the memory of one group if that is
+/// more.
+pub(crate) const RESERVED_SHARE: u64 = 4;
 
-/// An extent set aside.
-struct Hold {
+/// A reserved extent.
+struct ReservedExtent {
     shared: Arc<Shared>,
     extent: Option<Extent>,
 }
 
-impl Hold {
+impl ReservedExtent {
     fn take(&mut self) -> Option<Extent> {
         let extent = self.extent.take()?;
-        self.shared.arriving.fetch_sub(extent.padded_bytes(), Ordering::Relaxed);
+        self.shared.reserved_bytes.fetch_sub(extent.padded_bytes(), Ordering::Relaxed);
         Some(extent)
     }
 }
 
-impl Drop for Hold {
+impl Drop for ReservedExtent {
     fn drop(&mut self) {
         if let Some(extent) = self.take() {
             self.shared.lock().space.free(extent);
@@ -47,101 +50,103 @@ impl Drop for Hold {
     }
 }
 
-/// Memory for an object whose bytes are on their way.
+/// Reserved memory whose bytes have not arrived yet.
 #[derive(Debug)]
-pub(crate) struct Arriving(Arc<Hold>);
+pub(crate) struct ArenaReservation(Arc<ReservedExtent>);
 
-/// An object's bytes, in the arena, with the checksums of their blocks.
-pub(crate) struct Arrived {
-    hold: Arc<Hold>,
+/// Reserved memory that holds an object's bytes, with the checksums of their blocks.
+pub(crate) struct FilledReservation {
+    reserved: Arc<ReservedExtent>,
     sums: Checksums,
 }
 
-/// What came of asking for memory.
-pub(crate) enum SetAside {
-    /// For each object, and the memory to be filled.
-    Now(Vec<(Arriving, Part)>),
-    /// Too much is on its way already.
-    Later,
-    /// The arena is full of what may not leave.
-    Full,
+/// Result of a request for memory.
+pub(crate) enum ReserveResult {
+    /// One reservation for each object, and the memory to be filled.
+    Reserved(Vec<(ArenaReservation, Part)>),
+    /// [`Shared::reserved_bytes`] would exceed its limit.
+    OverLimit,
+    /// The arena is full of pages that cannot be evicted.
+    ArenaFull,
 }
 
-/// Memory for objects of these lengths, for all of them or none.
-pub(crate) fn set_aside(shared: &Arc<Shared>, lengths: &[u64]) -> SetAside {
+/// Reserve memory for objects of these lengths: for all of them or for none.
+pub(crate) fn reserve_all(shared: &Arc<Shared>, lengths: &[u64]) -> ReserveResult {
     let bytes: u64 = lengths.iter().map(|length| align_up(*length)).sum();
-    if !reserve(&shared.arriving, bytes, shared.config.arena_bytes() / ARRIVING_SHARE) {
-        return SetAside::Later;
+    if !count_reserved(&shared.reserved_bytes, bytes, shared.config.arena_bytes() / RESERVED_SHARE) {
+        return ReserveResult::OverLimit;
     }
     let mut extents = Vec::with_capacity(lengths.len());
     let mut core = shared.lock();
     for length in lengths {
-        let mut extent = put_types::set_aside_one(&mut core, *length);
+        let mut extent = put_types::reserve_extent(&mut core, *length);
         if extent.is_none() {
             put_types::expire(shared, &mut core);
-            extent = put_types::set_aside_one(&mut core, *length);
+            extent = put_types::reserve_extent(&mut core, *length);
         }
         let Some(extent) = extent else {
             extents.into_iter().for_each(|extent| core.space.free(extent));
             drop(core);
-            shared.arriving.fetch_sub(bytes, Ordering::Relaxed);
-            shared.work.raise();
-            return SetAside::Full;
+            shared.reserved_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            shared.flusher_signal.raise();
+            return ReserveResult::ArenaFull;
         };
         extents.push(extent);
     }
     drop(core);
-    let arriving = |extent: Extent| {
-        let hold = Arc::new(Hold { shared: shared.clone(), extent: Some(extent) });
-        let part = Unpublished::new(extent).into_part(&shared.memory, hold.clone() as Keep);
+    let reservation = |extent: Extent| {
+        let reserved = Arc::new(ReservedExtent { shared: shared.clone(), extent: Some(extent) });
+        let part = Unpublished::new(extent).into_part(&shared.memory, reserved.clone() as Keep);
         let (part, mut padding) = part.split(extent.bytes as usize);
         padding.bytes_mut().into_iter().for_each(|padding| padding.fill(0));
-        (Arriving(hold), part)
+        (ArenaReservation(reserved), part)
     };
-    SetAside::Now(extents.into_iter().map(arriving).collect())
+    ReserveResult::Reserved(extents.into_iter().map(reservation).collect())
 }
 
-/// Count `bytes` in, if they are not too many beside what is there already; alone they may be more.
-pub(crate) fn reserve(arriving: &AtomicU64, bytes: u64, most: u64) -> bool {
-    let more = |now: u64| (now == 0 || now + bytes <= most).then_some(now + bytes);
-    arriving.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+/// Add `bytes` to `reserved` unless the sum exceeds `max`; from zero, any number may be added.
+pub(crate) fn count_reserved(reserved: &AtomicU64, bytes: u64, max: u64) -> bool {
+    let add = |now: u64| (now == 0 || now + bytes <= max).then_some(now + bytes);
+    reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
 }
 
-impl Arriving {
-    /// All of it has arrived; `parts` are its memory, and `sums` are the checksums of what is there.
-    pub fn arrived(self, parts: Vec<Part>, sums: Checksums) -> Arrived {
+impl ArenaReservation {
+    /// All bytes have arrived in `parts`, which are the reserved memory; `sums` are their
+    /// checksums.
+    pub fn fill(self, parts: Vec<Part>, sums: Checksums) -> FilledReservation {
         drop(parts);
-        Arrived { hold: self.0, sums }
+        FilledReservation { reserved: self.0, sums }
     }
 }
 
-impl Arrived {
+impl FilledReservation {
     /// Length in bytes.
     pub fn length(&self) -> u64 {
-        self.hold.extent.map_or(0, |extent| extent.bytes)
+        self.reserved.extent.map_or(0, |extent| extent.bytes)
     }
 
-    /// Where it lies, for who puts it into a group at that place.
+    /// The extent that holds the bytes.
     pub fn extent(&self) -> Option<Extent> {
-        self.hold.extent
+        self.reserved.extent
     }
 
-    /// It as a member of a frame, which has the memory from then on; `None` if part of that is still somebody else's.
+    /// Convert into a frame member, which owns the extent from then on; `None` if a part of the
+    /// memory still exists.
     pub fn into_member(self, key: ObjectKey, fingerprint: u128) -> Option<FrameMember> {
-        let mut hold = Arc::try_unwrap(self.hold).ok()?;
-        let extent = hold.take()?;
+        let mut reserved = Arc::try_unwrap(self.reserved).ok()?;
+        let extent = reserved.take()?;
         Some(FrameMember { key, fingerprint, extent, checksums: self.sums })
     }
 }
 
-impl std::fmt::Debug for Hold {
+impl std::fmt::Debug for ReservedExtent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hold").field("extent", &self.extent).finish_non_exhaustive()
+        f.debug_struct("ReservedExtent").field("extent", &self.extent).finish_non_exhaustive()
     }
 }
 
-impl std::fmt::Debug for Arrived {
+impl std::fmt::Debug for FilledReservation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Arrived").field("length", &self.length()).finish_non_exhaustive()
+        f.debug_struct("FilledReservation").field("length", &self.length()).finish_non_exhaustive()
     }
 }

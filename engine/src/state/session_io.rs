@@ -1,4 +1,5 @@
-//! What a session's batches do I/O with: its disk queue, its memory, its connections to peers.
+//! Resources that the batches of a session share: its disk queue, its buffers, its connections to
+//! peers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,48 +17,50 @@ use crate::state::sampler::Sampler;
 use crate::state::scratch::Scratch;
 use crate::state::shared::Shared;
 
-/// What batches do I/O with.
+/// Resources of a session. Each batch operation takes it by reference.
 pub(crate) struct SessionIo {
     pub shared: Arc<Shared>,
     pub queue: Option<Box<dyn Queue>>,
     pub facts: Option<DiskFacts>,
     pub scratch: Scratch,
-    /// Operations whose batch gave up on them: the segment each reads from, and when it was submitted.
+    /// Reads in flight whose batch has ended: the segment of each, and when it was submitted.
     pub orphans: FxHashMap<u64, (SegmentId, Mono)>,
-    /// When the completion came that is looked at now.
-    pub came: Mono,
-    /// Which of the tallies is its own.
+    /// When the completion that is being processed arrived.
+    pub completed_at: Mono,
+    /// Its stripe of [`Shared::get_counters`].
     pub counter_stripe: usize,
     pub last_token: u32,
-    /// Which hits from DRAM are verified.
+    /// Selects the hits from DRAM that are verified.
     pub sampler: Sampler,
-    /// What is asked of peers.
+    /// Connections to peers; `None` without peers.
     pub connections: Option<PeerConnections>,
-    /// Whether hits bring their checksums: for who hands the bytes on.
-    pub proofs: bool,
+    /// Hits return an [`ObjectMeta`](crate::api::outcome::ObjectMeta): set for sessions that
+    /// forward the bytes.
+    pub wants_meta: bool,
 }
 
 impl SessionIo {
-    /// A token for a new operation of `ticket`: half of the ticket's number, so that nothing has to be looked up for whose it is, and a
-    /// number of its own. None is under way for as long as either takes to come again.
+    /// A token for a new operation of `ticket`: the low half of the ticket's number, so that the
+    /// batch of a completion is found without a table, and a counter. No operation is in flight for
+    /// so long that either number wraps around.
     pub fn token(&mut self, ticket: Ticket) -> u64 {
         self.last_token = self.last_token.wrapping_add(1);
         ticket.0 << 32 | u64::from(self.last_token)
     }
 }
 
-/// Recency of a batch's first key.
+/// Recency of the first key of a batch.
 pub(crate) fn recency(shared: &Shared, options: &Options) -> Recency {
     let Request(epoch) = options.request.unwrap_or_else(|| begin_request(shared));
     Recency { epoch, depth: options.depth }
 }
 
-/// A new request.
+/// Begin a request; its epoch is the most recent one.
 pub(crate) fn begin_request(shared: &Shared) -> Request {
-    Request(shared.requests.fetch_add(1, Ordering::Relaxed) + 1)
+    Request(shared.last_request.fetch_add(1, Ordering::Relaxed) + 1)
 }
 
-/// A reader of a segment is done.
+/// Release a reader's guard on a segment.
 pub(crate) fn release_segment(shared: &Shared, segment: SegmentId) {
     if let Some(guards) = &shared.read_view.guards {
         guards.leave(segment);

@@ -10,8 +10,8 @@ use crate::api::outcome::CloseReport;
 use crate::state::core::Job;
 use crate::state::health::State;
 use crate::state::shared::{BUSY_STEP, Shared};
+use crate::store::embedded::Store;
 use crate::store::flush;
-use crate::store::store::Store;
 
 /// Longest wait for a background task when no time is left, or when the tier has failed.
 const GRACE: Duration = Duration::from_secs(1);
@@ -21,14 +21,14 @@ const GRACE: Duration = Duration::from_secs(1);
 pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     let shared = store.shared.clone();
     let deadline = shared.now().after(timeout);
-    shared.lock().drop_waiting_groups();
+    shared.lock().drop_pending_groups();
     let flushed = flush::begin(&shared)
         .and_then(|ids| ids.into_iter().try_for_each(|id| await_answer_or_failure(&shared, id, deadline)));
     drain_peer_queue(&shared, deadline);
     shared.closed.store(true, Ordering::Release);
     let closed = flushed.and_then(|()| {
         let asked = shared.lock().submit_job(|id| Job::Close { id });
-        shared.work.raise();
+        shared.flusher_signal.raise();
         asked.map_or(Ok(()), |id| await_answer_or_failure(&shared, id, deadline))
     });
     let (unsaved_objects, unsaved_bytes) = shared.lock().unsaved();
@@ -48,7 +48,7 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
 fn await_answer_or_failure(shared: &Shared, id: u64, deadline: Mono) -> Result<()> {
     loop {
         let seen = shared.progress.value();
-        if let Some(answer) = shared.answer(id, deadline, "close") {
+        if let Some(answer) = shared.poll_job(id, deadline, "close") {
             return answer;
         }
         let state = shared.lock().ssd.as_ref().map(|ssd| ssd.health.state());
@@ -85,7 +85,7 @@ fn stop(store: &mut Store, deadline: Mono) {
     let left = || deadline.since(shared.now()).max(GRACE.min(shared.config.deadline()));
     shared.closed.store(true, Ordering::Release);
     shared.lock().stopping = true;
-    shared.work.raise();
+    shared.flusher_signal.raise();
     store.end_sessions(shared.now().after(left()));
     if !shared.prefetch.stop(left()) {
         tracing::error!("close: prefetch reader still runs after the deadline, its files stay open");
@@ -95,7 +95,7 @@ fn stop(store: &mut Store, deadline: Mono) {
     {
         tracing::error!("close: flusher still runs after the deadline, its files stay open");
     }
-    shared.remote.iter().for_each(|remote| remote.work.raise());
+    shared.remote.iter().for_each(|remote| remote.writer_signal.raise());
     if let Some(writer) = store.writer.take()
         && !writer.join(left())
     {

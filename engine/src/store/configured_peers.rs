@@ -1,4 +1,4 @@
-//! The peers that a configuration names, reached over sockets.
+//! Peers from the configuration, reached over sockets.
 
 use pagelith_io::runtime::Env;
 use pagelith_io::sync::Arc;
@@ -10,14 +10,14 @@ use crate::config::{PeerConfig, ValidConfig};
 use crate::rpc::Peer;
 use crate::store::key_file;
 
-/// They, and nobody's key is read if there are none.
+/// The configured peers. Without peers, no key file is read.
 pub(crate) fn peers(config: &ValidConfig, env: &Env) -> Result<Vec<Peer>> {
     if config.peers().is_empty() {
         return Ok(Vec::new());
     }
     let key =
         config.peers_key().map(key_file::own).transpose().map_err(|error| error.context("remote.key"))?;
-    // What this process says of itself on every link.
+    // The capabilities that this process offers on every link.
     let offer = Offer::of_this_build(env.entropy.bytes16());
     let peer = |peer: &PeerConfig| {
         let PeerConfig { address, name, weight, preferred } = peer;

@@ -11,7 +11,7 @@ use crate::state::shared::Shared;
 pub(crate) fn flush(shared: &Shared, options: Options) -> Result<FlushReport> {
     let deadline = shared.deadline(options.timeout);
     for id in begin(shared)? {
-        shared.await_answer(id, deadline, "flush")?;
+        shared.wait_for_job(id, deadline, "flush")?;
     }
     Ok(report(shared))
 }
@@ -20,7 +20,7 @@ pub(crate) fn flush(shared: &Shared, options: Options) -> Result<FlushReport> {
 pub(crate) fn begin(shared: &Shared) -> Result<Vec<u64>> {
     shared.check_open()?;
     let asked = shared.lock().submit_job(|id| Job::Flush { id });
-    shared.work.raise();
+    shared.flusher_signal.raise();
     Ok(asked.into_iter().collect())
 }
 

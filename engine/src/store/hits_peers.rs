@@ -7,8 +7,8 @@ use pagelith_layouts::key::ObjectKey;
 use crate::api::error::Result;
 use crate::api::hits::{KeyLookup, PagesFound, PagesQuery};
 use crate::api::request::Options;
+use crate::store::embedded::Store;
 use crate::store::pooled;
-use crate::store::store::Store;
 
 /// Answer a query with local objects and those of peers. The anchor is looked up first, then the
 /// other pools, so objects may appear or disappear in between. A peer that does not answer counts

@@ -2,10 +2,13 @@
 
 pub(crate) mod close;
 pub(crate) mod configured_peers;
+pub(crate) mod embedded;
 pub(crate) mod flush;
+pub(crate) mod group;
 pub(crate) mod hits_peers;
 pub mod key_file;
 pub(crate) mod open;
+pub(crate) mod parts;
 pub(crate) mod pooled;
 pub(crate) mod prefetch;
 pub(crate) mod registered;
@@ -14,4 +17,3 @@ pub(crate) mod session;
 pub(crate) mod stats;
 #[cfg(test)]
 pub(crate) mod stepped;
-pub(crate) mod store;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Side;
-use pagelith_io::probe::{SideChoice, open_disk_until};
+use pagelith_io::probe::{BackendChoice, open_disk_with_stop};
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
@@ -17,18 +17,18 @@ use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
-use pagelith_tiers::policy::{Touches, frame_policy, segment_policy};
+use pagelith_tiers::policy::{LastRequests, frame_policy, segment_policy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
-use pagelith_tiers::ssd::serial::Serial;
-use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_or_make};
+use pagelith_tiers::ssd::serial::SerialQueue;
+use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_or_create};
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::events::EventLog;
 use crate::api::stats::Counters;
 use crate::background::flusher::Flusher;
-use crate::background::peer_writer::Writer;
+use crate::background::peer_writer::PeerWriter;
 use crate::background::recovery::Collector;
 use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
 use crate::memory::frames::Frames;
@@ -37,7 +37,7 @@ use crate::memory::pins::Pins;
 use crate::memory::visibility::Visibility;
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::removal_fence::RemovalFence;
-use crate::rpc::{Peer, Remote};
+use crate::rpc::{Peer, Peers};
 use crate::state::busy::BusyPuts;
 use crate::state::core::{Core, Job, SsdCore};
 use crate::state::counters::StripedCounters;
@@ -47,7 +47,7 @@ use crate::state::header_cache::HeaderCache;
 use crate::state::health::{Health, Limits};
 use crate::state::load_totals::ServedBytes;
 use crate::state::peer_queue::RemoteQueue;
-use crate::state::pending_groups::Waiting;
+use crate::state::pending_groups::PendingGroups;
 use crate::state::prefetch::Prefetch;
 use crate::state::read_latency::SlowReads;
 use crate::state::read_view::{ReadView, SnapshotVersion};
@@ -105,12 +105,12 @@ pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<std::sync::atomic::Atomi
         false => None,
         true => {
             let choice = match config.ssd_io() {
-                SsdIo::Auto => SideChoice::Auto,
-                SsdIo::Uring => SideChoice::Uring,
-                SsdIo::Blocking => SideChoice::Blocking,
+                SsdIo::Auto => BackendChoice::Auto,
+                SsdIo::Uring => BackendChoice::Uring,
+                SsdIo::Blocking => BackendChoice::Blocking,
             };
             let depth = log_config(config).queue_depth().max(config.read_depth() as usize);
-            Some(open_disk_until(config.ssd_dirs(), choice, depth, stop.clone())?)
+            Some(open_disk_with_stop(config.ssd_dirs(), choice, depth, stop.clone())?)
         }
     };
     Ok(Env {
@@ -140,7 +140,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let peers = peers.map_or_else(|| configured_peers::peers(&config, &env), Ok)?;
     let remote = match peers.is_empty() {
         true => None,
-        false => Some(Arc::new(Remote::new(peers)?)),
+        false => Some(Arc::new(Peers::new(peers)?)),
     };
     let began = env.clock.now();
     let arena = if config.dram_shared() { Arena::shared } else { Arena::new };
@@ -164,8 +164,8 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     }
     // Each frame has at least one block of the arena, even while it is being dropped.
     let frame_numbers = (config.arena_bytes() / ALIGN).min(u64::from(FRAME_MAX) + 1) as usize;
-    let touches =
-        Touches::new(frame_numbers).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
+    let touches = LastRequests::new(frame_numbers)
+        .map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
     let touches = Arc::new(touches);
     let mut policy = frame_policy(config.dram_policy().name(), &touches)
         .ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
@@ -187,7 +187,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         ssd: None,
         remote: remote.as_ref().map(|_| RemoteQueue::default()),
         pins: Pins::default(),
-        waiting: Waiting::default(),
+        pending_groups: PendingGroups::default(),
         adopting_bytes: 0,
         sequence: Sequence(1),
         counters: Counters::default(),
@@ -214,7 +214,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
         read_view,
-        requests: AtomicU64::new(0),
+        last_request: AtomicU64::new(0),
         get_counters: StripedCounters::default(),
         memory: arena.memory,
         volume: volume.clone(),
@@ -225,34 +225,34 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         fingerprint_key,
         object_bytes_max: report.object_bytes_max,
         remote: remote.clone(),
-        removals: Arc::new(RemovalFence::default()),
-        work: Signal::default(),
+        removal_fence: Arc::new(RemovalFence::default()),
+        flusher_signal: Signal::default(),
         progress: Signal::default(),
         closed: AtomicBool::new(false),
-        sick: AtomicBool::new(false),
+        direct_reads_suspended: AtomicBool::new(false),
         late_reads: AtomicU64::new(0),
-        slow: SlowReads::default(),
+        slow_reads: SlowReads::default(),
         prefetch: Prefetch::default(),
-        arriving: AtomicU64::new(0),
-        viewed: AtomicU64::new(0),
-        served: ServedBytes::default(),
-        read_at: AtomicU64::new(NEVER_READ),
+        reserved_bytes: AtomicU64::new(0),
+        viewed_bytes: AtomicU64::new(0),
+        served_bytes: ServedBytes::default(),
+        last_read_at: AtomicU64::new(NEVER_READ),
     });
     let flusher = match (volume, manifest, recovered) {
         (Some(volume), Some(manifest), Some(r)) => {
             let mut log = Log::new(volume, manifest, log_config(&shared.config))?;
-            full.iter().filter_map(|f| f.copy).for_each(|copy| log.suspect_manifest(copy));
+            full.iter().filter_map(|f| f.copy).for_each(|copy| log.mark_manifest_copy_stale(copy));
             let mut task = Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
             task.durable_generations = durable_generations;
             task.reason = full.map(|f| f.fault.to_string()).unwrap_or_default();
-            Some(env.runtime.spawn("pagelith-flusher", Box::new(task), shared.work.clone())?)
+            Some(env.runtime.spawn("pagelith-flusher", Box::new(task), shared.flusher_signal.clone())?)
         }
         _ => None,
     };
     let writer = match remote {
         Some(remote) => {
-            let task = Writer::new(shared.clone(), PeerConnections::new(remote.clone()));
-            match env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone()) {
+            let task = PeerWriter::new(shared.clone(), PeerConnections::new(remote.clone()));
+            match env.runtime.spawn("pagelith-remote", Box::new(task), remote.writer_signal.clone()) {
                 Ok(writer) => Some(writer),
                 Err(fault) => {
                     stop_flusher(&shared, flusher);
@@ -268,7 +268,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
 /// The open failed after the flusher was started: stop it, so that the files are closed.
 fn stop_flusher(shared: &Shared, flusher: Option<Box<dyn Join>>) {
     shared.lock().stopping = true;
-    shared.work.raise();
+    shared.flusher_signal.raise();
     if let Some(flusher) = flusher {
         flusher.join(shared.config.deadline());
     }
@@ -304,7 +304,7 @@ fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
     let geometry = config.geometry(dirs);
     let geometry = geometry.ok_or_else(|| Error::invalid(format!("ssd.bytes: too small dirs={dirs}")))?;
     let owner = pagelith_io::owner::this_process();
-    let opened = open_or_make(disk.clone(), geometry, &*env.entropy, &owner, io_timeout(config));
+    let opened = open_or_create(disk.clone(), geometry, &*env.entropy, &owner, io_timeout(config));
     opened.map_err(|error| {
         let mut error = volume_error(error);
         if error.kind == ErrorKind::Damaged {
@@ -339,7 +339,7 @@ fn recover_into(
     now: Mono,
 ) -> Result<Recovered> {
     let volume: &Volume = &opened.volume;
-    let mut serial = Serial::new(&*volume.disk, io_timeout(config))?;
+    let mut serial = SerialQueue::new(&*volume.disk, io_timeout(config))?;
     let mut collector = Collector::new(secret, opened.manifest.generations());
     let constant = config.constant_fingerprint();
     let outdated = opened.full.as_ref().is_some_and(|full| full.copy.is_some());
@@ -378,7 +378,7 @@ fn recover_into(
     // If the store was created for more objects than the setting allows, the setting is wrong even
     // after a crash.
     let crashed = !recovered.clean && config.max_objects() >= volume.geometry.objects_max;
-    collector.finish(core, constant.then_some(crate::state::shared::CONSTANT), crashed)?;
+    collector.finish(core, constant.then_some(crate::state::shared::CONSTANT_FINGERPRINT), crashed)?;
     Ok(recovered)
 }
 

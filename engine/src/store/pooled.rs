@@ -1,26 +1,27 @@
-//! Submit and wait, with memory that the caller lends for the call.
+//! Blocking calls of a store: submit to a pooled session and wait, with memory borrowed for the
+//! call.
 
 use std::cell::Cell;
 use std::time::Duration;
 
-use pagelith_io::buffer::Lender;
+use pagelith_io::buffer::BorrowScope;
 
 use pagelith_layouts::key::ObjectKey;
 
+use crate::api::borrowed;
 use crate::api::error::{Error, Result};
-use crate::api::lent;
 use crate::api::outcome::{Done, GetOutcome, PutOutcome};
 use crate::api::request::{GetSlice, Options};
 use crate::state::shared::BUSY_STEP;
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
-/// Get, and return when all lent memory is back.
+/// Get, and return when no read uses the borrowed memory any more.
 pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
     let count = gets.len();
     let outcomes = store.with_session(options.timeout, |session| {
-        Lender::scope(|lender| {
-            let ticket = session.begin_get(lent::lend_gets(lender, gets), options);
-            // However long it takes: the memory is the kernel's until then.
+        BorrowScope::scope(|lender| {
+            let ticket = session.begin_get(borrowed::lend_gets(lender, gets), options);
+            // Without a deadline: until the batch is done, the kernel may write to the memory.
             let done = loop {
                 if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
                     break done;
@@ -32,10 +33,10 @@ pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options
             }
         })
     });
-    whole(outcomes, count)
+    complete(outcomes, count)
 }
 
-/// Which of `keys` are here or at a peer.
+/// Which of `keys` are present in this store or at a peer.
 pub(crate) fn exists(store: &Store, keys: &[ObjectKey], options: Options) -> Vec<bool> {
     let found = store.with_session(options.timeout, |session| {
         let ticket = session.submit_exists(keys, options);
@@ -51,48 +52,49 @@ pub(crate) fn exists(store: &Store, keys: &[ObjectKey], options: Options) -> Vec
     }
 }
 
-/// One outcome an object, whatever happened.
-fn whole<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
+/// Exactly `count` outcomes: those of the batch, or the error of the whole batch.
+fn complete<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
     let failed = |error: Error| (0..count).map(|_| Err(error.clone())).collect();
     match outcomes {
         Ok(outcomes) if outcomes.len() == count => outcomes,
-        Ok(_) => failed(lent::no_outcomes()),
+        Ok(_) => failed(borrowed::no_outcomes()),
         Err(error) => failed(error),
     }
 }
 
-/// Put groups; those that meet a full arena are tried again until the time is up.
+/// Put groups; retry those that are `Busy` until the deadline.
 pub(crate) fn put(
     store: &Store,
-    groups: &[lent::LentGroup<'_>],
+    groups: &[borrowed::BorrowedGroup<'_>],
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
     let seen = Cell::new(shared.progress.value());
-    let once = |some: &[lent::LentGroup<'_>], options: Options| {
+    let attempt = |groups: &[borrowed::BorrowedGroup<'_>], options: Options| {
         seen.set(shared.progress.value());
-        whole(store.with_session(options.timeout, |session| put_once(session, some, options)), some.len())
+        let outcomes = store.with_session(options.timeout, |session| put_once(session, groups, options));
+        complete(outcomes, groups.len())
     };
-    let rest = |left: Duration| {
+    let pause = |left: Duration| {
         shared.env.runtime.pause(&shared.progress, seen.get(), left.min(BUSY_STEP));
     };
-    lent::while_busy(groups, options, || deadline.since(shared.now()), once, rest)
+    borrowed::while_busy(groups, options, || deadline.since(shared.now()), attempt, pause)
 }
 
 fn put_once(
     session: &mut crate::store::session::Session,
-    groups: &[lent::LentGroup<'_>],
+    groups: &[borrowed::BorrowedGroup<'_>],
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
-    Lender::scope(|lender| {
-        let ticket = session.submit_put(lent::lend_groups(lender, groups), options);
+    BorrowScope::scope(|lender| {
+        let ticket = session.submit_put(borrowed::lend_groups(lender, groups), options);
         let done = loop {
             if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
                 break done;
             }
         };
         let Done::Put(done) = done else { return Vec::new() };
-        lent::outcomes_of_groups(groups, done)
+        borrowed::outcomes_of_groups(groups, done)
     })
 }

@@ -18,7 +18,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
 use self::reader::Reader;
-use crate::api::page_depth::PageSteps;
+use crate::api::page_depth::PageDepths;
 use crate::api::request::Options;
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
@@ -42,20 +42,20 @@ pub(crate) fn prefetch(
         return 0;
     }
     let (at, deadline) = (recency(shared, options), shared.deadline(options.timeout));
-    let mut steps = PageSteps::default();
+    let mut depths = PageDepths::default();
     let mut hints = Vec::new();
     let mut batch = Vec::with_capacity(LOOKUP_BATCH);
     let mut look_up = |batch: &mut Vec<(ObjectKey, u32)>| {
         let core = shared.lock();
-        for (key, step) in batch.drain(..) {
+        for (key, depth) in batch.drain(..) {
             if let Some(length) = on_ssd_only(shared, &core, &key) {
-                let at = Recency { depth: at.depth.saturating_add(step), ..at };
+                let at = Recency { depth: at.depth.saturating_add(depth), ..at };
                 hints.push(Hint { key, length, at, deadline });
             }
         }
     };
     for key in keys {
-        batch.push((key, steps.step(&key)));
+        batch.push((key, depths.depth_of(&key)));
         if batch.len() == LOOKUP_BATCH {
             look_up(&mut batch);
         }

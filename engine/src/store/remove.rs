@@ -17,21 +17,21 @@ use crate::state::core::{Core, Job};
 use crate::state::peer_queue::RemoteJob;
 use crate::state::session_io::recency;
 use crate::state::shared::Shared;
+use crate::store::embedded::Store;
 use crate::store::session::Session;
-use crate::store::store::Store;
 
 /// Remove `keys`, the rest of their groups and the objects attached to them. They are invisible at
 /// once; their tombstones are synced before this returns.
 pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Result<usize> {
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
-    let _removing = shared.removals.begin();
+    let _removing = shared.removal_fence.begin();
     let Begun { answers, here, gone } =
         store.with_session(options.timeout, |session| begin(shared, session, keys, &options, deadline))??;
     // Take every answer, even after a failed one, so that none stays in the core.
     let told = tell(shared, |id| RemoteJob::Remove { id, keys: gone });
     let results: Vec<_> =
-        answers.into_iter().chain(told).map(|id| shared.await_answer(id, deadline, "remove")).collect();
+        answers.into_iter().chain(told).map(|id| shared.wait_for_job(id, deadline, "remove")).collect();
     results.into_iter().collect::<Result<()>>()?;
     Ok(here)
 }
@@ -74,7 +74,7 @@ pub(crate) fn begin(
             found && shared.config.constant_fingerprint()
         };
         if !again {
-            core.remove_waiting(&gone);
+            core.remove_from_pending_groups(&gone);
             break queue_tombstones(&mut core, &gone);
         }
         drop(core);
@@ -82,7 +82,7 @@ pub(crate) fn begin(
             return Err(Error::new(ErrorKind::Unavailable, "remove did not end in time"));
         }
     };
-    shared.work.raise();
+    shared.flusher_signal.raise();
     drop_attached(shared, &gone);
     let here = here.into_iter().filter(|here| *here).count();
     Ok(Begun { answers, here, gone: gone.into_iter().collect() })
@@ -212,11 +212,11 @@ fn queue_tombstones(core: &mut Core, gone: &BTreeSet<ObjectKey>) -> Vec<u64> {
 /// returns.
 pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -> Result<Generation> {
     let deadline = shared.deadline(options.timeout);
-    let _removing = shared.removals.begin();
+    let _removing = shared.removal_fence.begin();
     let (generation, answer) = begin_clear(shared, namespace)?;
     let told = tell(shared, |id| RemoteJob::Clear { id, namespace });
     let results: Vec<_> =
-        answer.into_iter().chain(told).map(|id| shared.await_answer(id, deadline, "clear")).collect();
+        answer.into_iter().chain(told).map(|id| shared.wait_for_job(id, deadline, "clear")).collect();
     results.into_iter().collect::<Result<()>>()?;
     Ok(generation)
 }
@@ -225,7 +225,7 @@ pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -
 pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
     let remote = shared.remote.as_ref()?;
     let asked = shared.lock().submit_peer_job(job);
-    remote.work.raise();
+    remote.writer_signal.raise();
     asked
 }
 
@@ -239,7 +239,7 @@ pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Ge
     if !has_row && !may_hold {
         // Nothing of it can return after a crash, so it needs no row: rows are few, and all clients
         // share them.
-        core.clear_waiting_groups(namespace);
+        core.clear_pending_groups(namespace);
         return Ok((core.generation(namespace), None));
     }
     let max = shared.config.namespaces_max();
@@ -254,6 +254,6 @@ pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Ge
     let generation = core.clear(namespace);
     let answer = core.submit_job(|id| Job::Clear { id, namespace, generation });
     drop(core);
-    shared.work.raise();
+    shared.flusher_signal.raise();
     Ok((generation, answer))
 }

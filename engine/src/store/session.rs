@@ -1,6 +1,7 @@
-//! One thread's way into a store: it submits batches, drives its own disk queue, and collects what is done.
+//! A session: one thread's handle of a store. It submits batches, drives its own disk queue, and
+//! collects finished batches.
 
-mod ending;
+mod teardown;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,9 +23,9 @@ use crate::read::get::{Finished, GetBatch, Probed};
 use crate::rpc::connections::PeerConnections;
 use crate::rpc::exists::RemoteExists;
 use crate::rpc::remote_get::{CallOptions, GetTarget, RemoteGet};
-use crate::state::put_types::Came;
-use crate::state::read_latency::Looks;
-use crate::state::reserve::Arriving;
+use crate::state::put_types::PutOrigin;
+use crate::state::read_latency::PollTimes;
+use crate::state::reserve::ArenaReservation;
 use crate::state::sampler::Sampler;
 use crate::state::scratch::Scratch;
 use crate::state::session_io::{SessionIo, recency, release_segment};
@@ -33,21 +34,21 @@ use crate::write::cache_remote;
 use crate::write::groups::GroupId;
 use crate::write::put_batch::PutBatch;
 
-/// Longest wait for the disk while a peer, too, may bring something.
-const BOTH_STEP: Duration = Duration::from_millis(1);
-/// Longest single wait, so that a wait for several things notices each.
+/// Longest wait for the disk while responses of peers are pending too.
+const DISK_AND_PEER_STEP: Duration = Duration::from_millis(1);
+/// Longest single wait, so that a wait for several conditions checks each of them.
 const WAIT_STEP: Duration = Duration::from_millis(20);
 
-/// One thread's way into a store. Not shared between threads: make one a thread.
+/// One thread's handle of a store. It is not shared: each thread needs its own.
 pub struct Session {
     pub(crate) io: SessionIo,
     batches: Vec<(Ticket, Batch)>,
-    /// What the disk brought and nobody has looked at yet: who is done is handed out, and reads that wait are begun, before the
-    /// rest is verified.
-    arrived: VecDeque<(Mono, Completion)>,
-    looks: Looks,
-    /// When dropping it ends, if that is not for it to say.
-    drop_by: Option<Mono>,
+    /// Completions that are not processed yet, with their arrival times. Before the next one is
+    /// verified, finished batches are returned and waiting reads are submitted.
+    completions: VecDeque<(Mono, Completion)>,
+    poll_times: PollTimes,
+    /// Deadline of its drop; by default the configured deadline.
+    drop_deadline: Option<Mono>,
     finished: VecDeque<(Ticket, Done)>,
     next_ticket: u64,
 }
@@ -67,8 +68,9 @@ impl Session {
             Some(volume) => (Some(volume.disk.queue(depth)?), Some(volume.disk.facts())),
             None => (None, None),
         };
-        let scratch = Scratch::new()
-            .map_err(|e| Error::busy(format!("no memory for a session: {e}{}", limits::of_mappings())))?;
+        let scratch = Scratch::new().map_err(|e| {
+            Error::busy(format!("no memory for a session: {e}{}", limits::mapping_limit_text()))
+        })?;
         let seed = || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
         let sampler = Sampler::new(shared.config.verify_ratio(), seed);
         let connections = shared.remote.clone().map(PeerConnections::new);
@@ -79,19 +81,19 @@ impl Session {
             facts,
             scratch,
             orphans: FxHashMap::default(),
-            came: Mono::default(),
+            completed_at: Mono::default(),
             counter_stripe,
             last_token: 0,
             sampler,
             connections,
-            proofs: false,
+            wants_meta: false,
         };
         Ok(Session {
             io,
             batches: Vec::new(),
-            arrived: VecDeque::new(),
-            looks: Looks::default(),
-            drop_by: None,
+            completions: VecDeque::new(),
+            poll_times: PollTimes::default(),
+            drop_deadline: None,
             finished: VecDeque::new(),
             next_ticket: 0,
         })
@@ -102,8 +104,8 @@ impl Session {
         Ticket(self.next_ticket)
     }
 
-    /// Submit objects to be got. Never waits for the disk. What is in DRAM is copied now, in this thread;
-    /// what is on SSD is read while [`Session::poll`] or [`Session::wait`] is called.
+    /// Submit gets. Never waits for the disk. Objects in DRAM are copied now, in this thread;
+    /// objects on SSD are read during calls of [`Session::poll`] and [`Session::wait`].
     pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let ticket = self.begin_get(gets, options);
         self.drive();
@@ -111,8 +113,8 @@ impl Session {
         ticket
     }
 
-    /// As [`Session::submit_get`], of what is here: peers are not asked.
-    pub(crate) fn submit_get_here(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
+    /// As [`Session::submit_get`], without requests to peers.
+    pub(crate) fn submit_get_local(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
@@ -123,7 +125,8 @@ impl Session {
         ticket
     }
 
-    /// As [`Session::submit_get`], for who waits next: the wait enters the kernel, once.
+    /// As [`Session::submit_get`], for callers that wait at once: the reads are submitted by the
+    /// wait, with one system call.
     pub(crate) fn begin_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
@@ -133,10 +136,10 @@ impl Session {
         ticket
     }
 
-    /// Begin to read objects into memory of the arena, to be kept there; see [`crate::store::prefetch`].
-    pub(crate) fn begin_ahead(
+    /// Begin to read objects into arena memory, to be kept there; see [`crate::store::prefetch`].
+    pub(crate) fn begin_prefetch(
         &mut self,
-        objects: Vec<(ObjectKey, (Arriving, Part))>,
+        objects: Vec<(ObjectKey, (ArenaReservation, Part))>,
         at: Recency,
         deadline: Mono,
     ) -> Ticket {
@@ -146,27 +149,33 @@ impl Session {
         ticket
     }
 
-    /// Submit groups to be put; each becomes visible as a whole. Never waits: a full arena is `Busy` at once.
-    /// New objects are copied now, in this thread; only a put that meets what may be the same object on SSD
-    /// has to look there first.
+    /// Submit groups to be put; each becomes visible as a whole. Never waits: if the arena is full,
+    /// the outcome is `Busy`. New objects are copied now, in this thread. A put reads from SSD
+    /// first only if the same object may be there.
     pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
-        self.submit_put_as(groups, options, Came::Put)
+        self.submit_put_as(groups, options, PutOrigin::Put)
     }
 
-    /// The same of groups that came this way.
-    pub(crate) fn submit_put_as(&mut self, groups: Vec<PutGroup>, options: Options, came: Came) -> Ticket {
+    /// As [`Session::submit_put`], for groups of this origin.
+    pub(crate) fn submit_put_as(
+        &mut self,
+        groups: Vec<PutGroup>,
+        options: Options,
+        origin: PutOrigin,
+    ) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
-        let batch = PutBatch::begin(&mut self.io, groups, at, deadline, came);
+        let batch = PutBatch::begin(&mut self.io, groups, at, deadline, origin);
         self.batches.push((ticket, Batch::Put(Box::new(batch))));
         self.drive();
         self.start();
         ticket
     }
 
-    /// Make a group visible that [`crate::Store::begin_group`] opened. Never waits; see [`crate::Group::commit`]
-    /// for the outcomes, one for each of [`crate::Group::required`], and none if the group is open no more.
+    /// Make a group visible that [`crate::Store::begin_group`] opened. Never waits. Outcomes as for
+    /// [`crate::Group::commit`], one for each of [`crate::Group::required`]; none if the group is
+    /// not open any more.
     pub fn submit_commit(&mut self, group: GroupId, options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
@@ -178,25 +187,28 @@ impl Session {
         ticket
     }
 
-    /// Ask which objects are here; memory only, done at once, unless there are peers to be asked. See [`crate::Store::exists_batch`].
+    /// Look up which objects are present; see [`crate::Store::exists_batch`]. The lookup is in
+    /// memory and finishes at once, unless absent objects are looked up at peers.
     pub fn submit_exists(&mut self, keys: &[ObjectKey], options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let found = crate::read::exists::exists(&self.io.shared, keys.iter(), at);
-        let Some(connections) = self.io.connections.as_ref().filter(|_| !found.iter().all(|here| *here))
+        let Some(connections) =
+            self.io.connections.as_ref().filter(|_| !found.iter().all(|present| *present))
         else {
             self.finished.push_back((ticket, Done::Exists(found)));
             return ticket;
         };
-        let manner = CallOptions { recency: at, deadline: self.io.shared.deadline(options.timeout) };
-        let exists = RemoteExists::begin(connections, keys, found, manner);
+        let call = CallOptions { recency: at, deadline: self.io.shared.deadline(options.timeout) };
+        let exists = RemoteExists::begin(connections, keys, found, call);
         self.batches.push((ticket, Batch::Exists(Box::new(exists))));
         self.drive();
         self.start();
         ticket
     }
 
-    /// Ask how long a prefix can be restored; memory only, done at once: peers are not asked. See [`crate::Store::exists_groups`].
+    /// Look up how long a prefix can be restored; see [`crate::Store::exists_groups`]. The lookup
+    /// is in memory, finishes at once, and does not include peers.
     pub fn submit_exists_groups(&mut self, query: &PagesQuery<'_>, options: Options) -> Ticket {
         let ticket = self.ticket();
         let found = crate::read::exists_groups::exists_groups(
@@ -208,7 +220,7 @@ impl Session {
         ticket
     }
 
-    /// Ask of each key whether its object is here by the header, and wait for the answers.
+    /// Determine from record headers whether each key's object is present, and wait for the result.
     pub(crate) fn probe(&mut self, keys: &[ObjectKey], at: Recency, deadline: Mono) -> Vec<Option<Probed>> {
         let ticket = self.ticket();
         let mut batch = GetBatch::probe(&mut self.io, keys, at, deadline);
@@ -222,52 +234,53 @@ impl Session {
                 }
             }
             for completion in done {
-                // What it gave up is the session's, to let go of its segment.
-                let given_up = self.io.orphans.contains_key(&completion.token);
-                if !given_up && is_of(completion.token, ticket) {
-                    self.io.came = self.io.shared.now();
+                // The session itself releases the segments of abandoned reads.
+                let abandoned = self.io.orphans.contains_key(&completion.token);
+                if !abandoned && is_token_of(completion.token, ticket) {
+                    self.io.completed_at = self.io.shared.now();
                     batch.completed(&mut self.io, completion);
                 } else {
-                    self.arrived.push_back((self.io.shared.now(), completion));
+                    self.completions.push_back((self.io.shared.now(), completion));
                 }
             }
         }
         batch.into_probed()
     }
 
-    /// Do what can be done without waiting; a finished batch, if there is one.
+    /// Make progress without waiting. Returns a finished batch, if there is one.
     pub fn poll(&mut self) -> Option<(Ticket, Done)> {
         self.drive();
         self.start();
         self.finished.pop_front()
     }
 
-    /// Wait for a batch, at most `timeout`. `None` if it is not done by then (it goes on, ask again), or if
-    /// it was handed out already.
+    /// Wait for a batch, at most `timeout`. `None` if it is not finished by then (it continues, and
+    /// may be waited for again), or if it was returned already.
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Option<Done> {
         self.wait_for(Some(ticket), timeout).map(|(_, done)| done)
     }
 
-    /// Wait for whichever batch is done first, at most `timeout`. `None` if none is by then, or none is under way: who keeps
-    /// several going begins the next here, and not behind the oldest.
+    /// Wait for the first batch that finishes, at most `timeout`. `None` if none finishes by then,
+    /// or none is in flight. A caller with several batches in flight can thus submit the next one
+    /// without waiting for the oldest.
     pub fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, Done)> {
         self.wait_for(None, timeout)
     }
 
     fn wait_for(&mut self, wanted: Option<Ticket>, timeout: Duration) -> Option<(Ticket, Done)> {
-        let is_it = |ticket: Ticket| wanted.is_none_or(|wanted| wanted == ticket);
+        let is_wanted = |ticket: Ticket| wanted.is_none_or(|wanted| wanted == ticket);
         let deadline = self.io.shared.now().after(timeout);
         loop {
             self.drive();
-            if let Some(at) = self.finished.iter().position(|(t, _)| is_it(*t)) {
+            if let Some(at) = self.finished.iter().position(|(t, _)| is_wanted(*t)) {
                 self.start();
                 return self.finished.remove(at);
             }
-            if !self.arrived.is_empty() {
+            if !self.completions.is_empty() {
                 continue;
             }
             let left = deadline.since(self.io.shared.now());
-            if left.is_zero() || !self.batches.iter().any(|(t, _)| is_it(*t)) {
+            if left.is_zero() || !self.batches.iter().any(|(t, _)| is_wanted(*t)) {
                 self.start();
                 return None;
             }
@@ -275,51 +288,53 @@ impl Session {
         }
     }
 
-    /// Whether a batch is done that was not handed out yet.
+    /// Whether a finished batch was not returned yet.
     pub(crate) fn has_finished(&self) -> bool {
         !self.finished.is_empty()
     }
 
-    /// Whether the disk or a peer is asked for something, or the disk has brought it.
+    /// Whether disk operations or peer requests are in flight, or completions are not processed
+    /// yet.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.arrived.is_empty()
+        !self.completions.is_empty()
             || self.io.queue.as_ref().is_some_and(|q| q.in_flight() > 0)
             || self.io.connections.as_ref().is_some_and(PeerConnections::is_busy)
     }
 
-    /// Wait for the disk, or for staging that others hold.
+    /// Wait for the disk, for peers, or for staging memory that other sessions hold.
     pub(crate) fn pause(&mut self, timeout: Duration) {
-        if !self.arrived.is_empty() {
+        if !self.completions.is_empty() {
             return;
         }
         let mut done = Vec::new();
-        self.looks.look(self.io.shared.now());
+        self.poll_times.record(self.io.shared.now());
         let connections = self.io.connections.as_mut().filter(|connections| connections.is_busy());
         match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), connections) {
             (Some(queue), None) => queue.wait(&mut done, timeout),
-            // The links are looked at between two waits.
-            (Some(queue), Some(_)) => queue.wait(&mut done, timeout.min(BOTH_STEP)),
+            // The links are polled between two waits.
+            (Some(queue), Some(_)) => queue.wait(&mut done, timeout.min(DISK_AND_PEER_STEP)),
             (None, Some(connections)) => connections.wait(self.io.shared.now(), timeout),
             (None, None) => {
                 let released = self.io.shared.staging.released();
                 self.io.shared.env.runtime.pause(released, released.value(), timeout);
             }
         }
-        self.take(done);
+        self.queue_completions(done);
     }
 
-    /// What the disk brought at this look.
-    fn take(&mut self, done: Vec<Completion>) {
-        let came = self.looks.look(self.io.shared.now());
-        self.arrived.extend(done.into_iter().map(|completion| (came, completion)));
+    /// Queue the completions of this poll, with their arrival time.
+    fn queue_completions(&mut self, done: Vec<Completion>) {
+        let arrived_at = self.poll_times.record(self.io.shared.now());
+        self.completions.extend(done.into_iter().map(|completion| (arrived_at, completion)));
     }
 
-    /// Take completions, as many as bring a batch to its end, let every batch go on, and collect those that are done. What they
-    /// submit waits for [`Session::start`] or a wait.
+    /// Process completions until one finishes a batch, advance every batch, and collect the
+    /// finished ones. [`Session::start`] or a wait passes the operations that they submit to the
+    /// kernel.
     fn drive(&mut self) {
-        self.take_arrived();
-        while let Some((came, completion)) = self.arrived.pop_front() {
-            self.io.came = came;
+        self.submit_waiting_reads();
+        while let Some((arrived_at, completion)) = self.completions.pop_front() {
+            self.io.completed_at = arrived_at;
             if self.completed(completion) {
                 break;
             }
@@ -331,7 +346,7 @@ impl Session {
         let mut i = 0;
         while i < self.batches.len() {
             let (ticket, batch) = &mut self.batches[i];
-            let over = match batch {
+            let finished = match batch {
                 Batch::Get(b) => b.advance(&mut self.io, *ticket),
                 Batch::Put(b) => b.advance(&mut self.io, *ticket),
                 Batch::Remote(b) => {
@@ -341,18 +356,18 @@ impl Session {
                     self.io.connections.as_mut().is_none_or(|connections| b.advance(connections, now))
                 }
             };
-            if !over {
+            if !finished {
                 i += 1;
                 continue;
             }
             let (ticket, batch) = self.batches.remove(i);
             let done = match batch {
                 Batch::Get(b) => {
-                    let Finished { done, missed, manner } = b.finish(&mut self.io);
+                    let Finished { done, missed, options } = b.finish(&mut self.io);
                     if let Some(connections) = self.io.connections.as_ref().filter(|_| !missed.is_empty()) {
-                        let since = self.io.shared.removals.epoch_without_removal();
+                        let since = self.io.shared.removal_fence.epoch_without_removal();
                         let remote =
-                            RemoteGet::begin(connections, done, missed, manner, GetTarget::Peers, since);
+                            RemoteGet::begin(connections, done, missed, options, GetTarget::Peers, since);
                         self.batches.push((ticket, Batch::Remote(Box::new(remote))));
                         continue;
                     }
@@ -370,47 +385,47 @@ impl Session {
         }
     }
 
-    /// What the disk has brought. Reads that wait, of a new batch or for the places that this had, are begun first, so that they
-    /// are on their way while it is verified.
-    fn take_arrived(&mut self) {
+    /// Poll the disk. If completions arrived, submit waiting reads, of new batches or for the slots
+    /// that became free, so that the device works while the completions are verified.
+    fn submit_waiting_reads(&mut self) {
         self.start();
-        if self.arrived.is_empty() {
+        if self.completions.is_empty() {
             return;
         }
-        let (now, mut began) = (self.io.shared.now(), false);
+        let (now, mut submitted) = (self.io.shared.now(), false);
         for (ticket, batch) in &mut self.batches {
             if let Batch::Get(b) = batch
                 && b.has_waiting(now)
             {
                 b.submit(&mut self.io, *ticket);
-                began = true;
+                submitted = true;
             }
         }
-        if began {
+        if submitted {
             self.start();
         }
     }
 
-    /// See to it that what the batches submitted is on its way before the caller goes on with other things.
+    /// Pass the submitted operations to the kernel, before the caller does other work.
     fn start(&mut self) {
         if let Some(queue) = self.io.queue.as_mut() {
             let (busy, mut done) = (queue.in_flight() > 0, Vec::new());
             queue.poll(&mut done);
             if busy {
-                self.take(done);
+                self.queue_completions(done);
             }
         }
     }
 
-    /// Hand a completion to its batch; true if that was all the batch waited for.
+    /// Pass a completion to its batch; true if the batch waits for no other one.
     fn completed(&mut self, completion: Completion) -> bool {
         let token = completion.token;
-        if let Some((segment, began)) = self.io.orphans.remove(&token) {
-            self.io.shared.slow.note(self.io.came.since(began), self.io.came);
+        if let Some((segment, submitted_at)) = self.io.orphans.remove(&token) {
+            self.io.shared.slow_reads.note(self.io.completed_at.since(submitted_at), self.io.completed_at);
             release_segment(&self.io.shared, segment);
             return false;
         }
-        match self.batches.iter_mut().find(|(ticket, _)| is_of(token, *ticket)) {
+        match self.batches.iter_mut().find(|(ticket, _)| is_token_of(token, *ticket)) {
             Some((_, Batch::Get(b))) => {
                 b.completed(&mut self.io, completion);
                 b.is_over()
@@ -424,7 +439,7 @@ impl Session {
     }
 }
 
-/// Whether a token is of an operation of this ticket.
-fn is_of(token: u64, ticket: Ticket) -> bool {
+/// Whether the token belongs to an operation of this ticket's batch.
+fn is_token_of(token: u64, ticket: Ticket) -> bool {
     token >> 32 == ticket.0 & u64::from(u32::MAX)
 }

@@ -1,10 +1,10 @@
-//! The counters of a store, gathered.
+//! Collects the counters of a store.
 
 use crate::api::outcome::MissCause;
 use crate::api::stats::Stats;
 use crate::state::shared::Shared;
 
-/// What the store holds and has counted, now.
+/// The store's gauges and counters at this moment.
 pub(crate) fn of(shared: &Shared) -> Stats {
     let prefetch_waiting = shared.prefetch.waiting();
     let now = shared.now();
@@ -14,7 +14,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
     shared.get_counters.add_to(&mut c);
     let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
     let health = core.ssd.as_ref().map(|s| &s.health);
-    let named = MissCause::ALL.iter().zip(c.misses);
+    let misses = MissCause::ALL.iter().zip(c.misses);
     Stats {
         objects: core.index.objects(),
         dram_objects,
@@ -36,7 +36,7 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         bytes_remote_put: c.bytes_remote_put,
         bytes_memory: c.bytes_memory,
         bytes_ssd: c.bytes_ssd,
-        misses: named.filter(|(_, n)| *n > 0).map(|(cause, n)| (cause.to_string(), n)).collect(),
+        misses: misses.filter(|(_, n)| *n > 0).map(|(cause, n)| (cause.to_string(), n)).collect(),
         damaged: c.damaged,
         staged_bytes: c.staged_bytes,
         late_direct: c.late_direct,
@@ -52,8 +52,8 @@ pub(crate) fn of(shared: &Shared) -> Stats {
         checkpoints: c.checkpoints,
         checkpoint_failures: c.checkpoint_failures,
         groups_dropped: c.groups_dropped,
-        groups_waiting: core.waiting.len(),
-        waiting_bytes: core.waiting.bytes(),
+        groups_waiting: core.pending_groups.len(),
+        waiting_bytes: core.pending_groups.bytes(),
         namespaces_forgotten: c.namespaces_forgotten,
         flush_errors: c.flush_errors,
         read_errors: c.read_errors,

@@ -1,44 +1,44 @@
-//! Background work that goes on only while somebody waits for it: for tests that look at a store
-//! between its steps.
+//! A runtime whose background tasks make progress only while a caller waits for them: for tests
+//! that inspect a store between two steps.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pagelith_io::fault::IoFault;
-use pagelith_io::probe::{SideChoice, open_disk};
+use pagelith_io::probe::{BackendChoice, open_disk};
 use pagelith_io::runtime::{Env, Join, Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 use pagelith_io::system::{SystemClock, SystemEntropy};
 
 use crate::config::{Config, Facts};
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
-/// Most steps that a task takes to its end.
+/// Limit of steps for a condition or a task.
 const STEPS_MAX: usize = 100_000;
 
-/// Tasks, stepped on the thread that waits.
+/// A runtime that steps its tasks on the waiting thread.
 #[derive(Clone, Default)]
-pub(crate) struct Stepped(Arc<Mutex<Vec<Box<dyn Task>>>>);
+pub(crate) struct SteppedRuntime(Arc<Mutex<Vec<Box<dyn Task>>>>);
 
-impl Stepped {
-    /// A store in real directories whose background work this is.
+impl SteppedRuntime {
+    /// Open a store in real directories, with its background tasks on this runtime.
     pub fn open(&self, config: &Config) -> Store {
         let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
-        let disk = Some(open_disk(config.ssd_dirs(), SideChoice::Auto).expect("a disk"));
+        let disk = Some(open_disk(config.ssd_dirs(), BackendChoice::Auto).expect("a disk"));
         let (clock, entropy) = (Arc::new(SystemClock::new()), Arc::new(SystemEntropy));
         let env = Env { disk, clock, entropy, runtime: Arc::new(self.clone()) };
         Store::open_in(config, env).expect("opened")
     }
 
-    /// Step until this is so.
-    pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
-        let is_so_by_now = (0..STEPS_MAX).any(|_| {
-            is_so() || {
+    /// Step until `condition` is true. `what` names it in the panic message.
+    pub fn until(&self, what: &str, condition: impl Fn() -> bool) {
+        let is_met = (0..STEPS_MAX).any(|_| {
+            condition() || {
                 self.step();
                 false
             }
         });
-        assert!(is_so_by_now, "{STEPS_MAX} steps and not so: {what}");
+        assert!(is_met, "condition not met after {STEPS_MAX} steps: {what}");
     }
 
     /// One step of each task.
@@ -47,7 +47,7 @@ impl Stepped {
     }
 }
 
-impl Runtime for Stepped {
+impl Runtime for SteppedRuntime {
     fn spawn(&self, _: &str, task: Box<dyn Task>, _: Signal) -> Result<Box<dyn Join>, IoFault> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(task);
         Ok(Box::new(self.clone()))
@@ -58,7 +58,7 @@ impl Runtime for Stepped {
     }
 }
 
-impl Join for Stepped {
+impl Join for SteppedRuntime {
     fn join(&self, _: Duration) -> bool {
         (0..STEPS_MAX).any(|_| {
             self.step();

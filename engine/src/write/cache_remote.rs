@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use pagelith_io::fused::{Copier, Stores};
+use pagelith_io::fused::{Copier, StoreKind};
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_mutants::{self as mutant, Mutant};
@@ -21,10 +21,10 @@ use crate::rpc::remote_get::{FetchedItem, RemoteGet};
 use crate::rpc::removal_fence::FenceEpoch;
 use crate::state::core::Core;
 use crate::state::put_types;
-use crate::state::put_types::{Came, Kind, Size};
+use crate::state::put_types::{ObjectSize, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 use crate::write::put;
-use crate::write::put::Stored;
+use crate::write::put::PublishResult;
 use crate::write::put::admit::{Admission, admit};
 use crate::write::put::copied::{CopySource, MemberSource, prepare};
 use crate::write::put::publish::publish;
@@ -54,9 +54,9 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
     for page in pages.into_values().chain(attached.into_values()) {
         let page: Vec<FetchedItem> = page.into_values().collect();
         let kind = match &page[0].attached {
-            Some((_, base)) => Kind::Attached(&base.key),
-            None if page.len() == 1 => Kind::Single,
-            None => Kind::Base,
+            Some((_, base)) => PutKind::Attached(&base.key),
+            None if page.len() == 1 => PutKind::Single,
+            None => PutKind::Base,
         };
         if page.iter().all(|object| object.members == page.len()) {
             let at = batch.options().recency;
@@ -66,7 +66,7 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
     }
     if !frames.is_empty() {
         put_types::enqueue(&mut shared.lock(), &mut frames);
-        shared.work.raise();
+        shared.flusher_signal.raise();
     }
 }
 
@@ -74,17 +74,17 @@ pub(crate) fn cache_fetched(shared: &Shared, batch: &mut RemoteGet) {
 fn cache_page(
     shared: &Shared,
     done: &[GetDone],
-    kind: Kind<'_>,
+    kind: PutKind<'_>,
     page: &[FetchedItem],
     since: FenceEpoch,
     at: Recency,
 ) -> Vec<FrameRef> {
-    let size = |object: &FetchedItem| Size {
+    let size = |object: &FetchedItem| ObjectSize {
         key: object.key,
         length: Some(done[object.index].destination.len()),
         in_arena: false,
     };
-    let sizes: Vec<Size> = page.iter().map(size).collect();
+    let sizes: Vec<ObjectSize> = page.iter().map(size).collect();
     // Such a page cannot be put in this store: it is too large, or attached to an object of another
     // page.
     if put::check(shared, kind, &sizes).is_err() {
@@ -92,10 +92,10 @@ fn cache_page(
     }
     // No index entry is evicted for it, because its object would be lost from SSD too. An attached
     // group needs a link for each object in addition.
-    let entries = page.len() as u64 * if matches!(kind, Kind::Attached(_)) { 2 } else { 1 };
+    let entries = page.len() as u64 * if matches!(kind, PutKind::Attached(_)) { 2 } else { 1 };
     let may_store = |core: &Core| {
         let has_room = core.index.len() + entries <= core.index.capacity();
-        has_room && (shared.removals.is_unchanged_since(since) || mutant::on(Mutant::KeptBehindRemoval))
+        has_room && (shared.removal_fence.is_unchanged_since(since) || mutant::on(Mutant::KeptBehindRemoval))
     };
     let mut core = shared.lock();
     if !may_store(&core) {
@@ -106,17 +106,17 @@ fn cache_page(
         Admission::Admitted(admitted) => admitted,
         _ => return Vec::new(),
     };
-    if admitted.met_some() {
+    if admitted.has_existing() {
         admitted.give_back(&mut core);
         return Vec::new();
     }
-    admitted.came = Came::Fetched;
+    admitted.origin = PutOrigin::Fetched;
     drop(core);
     let bytes = |member: usize| CopySource::Caller(&done[page[member].index].destination.0);
     let incoming = page.iter().map(|object| MemberSource::ToCopy(object.key));
-    let mut copied = prepare(kind.of_frame(), &page[0].key, incoming, admitted, at);
+    let mut copied = prepare(kind.initial_group_kind(), &page[0].key, incoming, admitted, at);
     if let Some(mut filling) = copied.begin_copy() {
-        filling.fill(&shared.memory, &mut Copier::new(Stores::PastCache), bytes);
+        filling.fill(&shared.memory, &mut Copier::new(StoreKind::PastCache), bytes);
     }
     // The caller does not have its memory back yet, so these are the verified bytes. They are
     // compared all the same, since they will be served as the original.
@@ -128,8 +128,8 @@ fn cache_page(
         return Vec::new();
     }
     match publish(shared, &mut core, kind, copied, at) {
-        Stored::Done(_, frames) => frames,
-        Stored::Back(_, members) => {
+        PublishResult::Done(_, frames) => frames,
+        PublishResult::Returned(_, members) => {
             members.into_iter().for_each(|m| core.space.free(m.extent));
             Vec::new()
         }

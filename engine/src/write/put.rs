@@ -1,18 +1,22 @@
-//! The write path: look, copy with checksums, publish.
+//! The write path: admit, copy with checksums, publish.
 //!
-//! 1. [`admit`](admit::admit): under the lock, what is present is told apart from what is new, and memory is
-//!    set aside, evicting where needed. A full arena answers `Busy` here; nothing waits and nothing grows.
-//! 2. [`prepare`](copied::prepare) and [`fill`](copied::GroupCopy::fill): outside the lock, in the caller's thread, one copy into the arena and the block checksums.
-//! 3. [`publish`](publish::publish): under the lock again, the group becomes visible as a whole, unless its
-//!    namespace was cleared or somebody else was first meanwhile; then it is queued for the flusher.
+//! 1. [`admit`](admit::admit): under the lock, separate present objects from new ones, and reserve
+//!    memory, with eviction if necessary. If the arena is full, the outcome is `Busy`; nothing
+//!    waits and nothing grows.
+//! 2. [`prepare`](copied::prepare) and [`fill`](copied::GroupCopy::fill): without the lock, in the
+//!    caller's thread, copy the bytes into the arena once and compute the block checksums.
+//! 3. [`publish`](publish::publish): under the lock, make the whole group visible and queue it for
+//!    the flusher. It is not published if its namespace was cleared, or if another thread published
+//!    the objects first.
 //!
-//! What is new is told apart without the lock first ([`fresh`]), since that is what most of what is put is.
+//! Most objects that are put are new. [`new_keys`] detects them first, without the lock.
 //!
-//! Groups of a batch take each step together, as many as [`run`](crate::write::put_batch) lets, and are made visible in the section in
-//! which the next are admitted: the lock is met once a run.
+//! The groups of a batch take each step together, in runs ([`put_batch`](crate::write::put_batch)).
+//! One critical section publishes a run and admits the next one: the lock is taken once for each
+//! run.
 //!
-//! What is visible never changes its bytes by a put: an object of a group that was put by itself before is
-//! *adopted*, its bytes read and stored again with the group's.
+//! A put never changes the bytes of a visible object. If an object of a group is present as a
+//! standalone object, the group *adopts* it: its bytes are read and stored again with the group.
 
 pub(crate) mod admit;
 pub(crate) mod client_memory;
@@ -31,53 +35,55 @@ use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::PutOutcome;
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::state::core::Core;
-use crate::state::put_types::{At, Came, Kind, Room, Size};
+use crate::state::put_types::{Location, ObjectSize, PutKind, PutOrigin, Reservation};
 use crate::state::shared::Shared;
 
-/// A group with memory of its own, invisible so far.
+/// A group that has memory reserved and is not visible yet.
 pub(crate) struct Admitted {
     generation: Generation,
-    /// What the index will know its objects by.
+    /// Fingerprints of its objects, for the index.
     fingerprints: Vec<u128>,
-    room: Room,
-    /// Where those of them are that are here already, and give way to the group; empty if none is.
-    here: Vec<Option<At>>,
-    /// Which of those are seen, so that their bytes are the group's; empty if none is.
+    reservation: Reservation,
+    /// Locations of the objects that are present and will be replaced by the group; empty if none
+    /// is present.
+    existing: Vec<Option<Location>>,
+    /// Which of those are visible, so that the group adopts their bytes; empty if none is.
     pub adopts: Vec<bool>,
-    /// The open group that is committed, if it is one.
-    pub open: Option<u64>,
-    pub came: Came,
+    /// ID of the open group, if the put commits one.
+    pub open_group: Option<u64>,
+    pub origin: PutOrigin,
 }
 
 impl Admitted {
-    /// Whether something is here that gives way to it.
-    pub fn met_some(&self) -> bool {
-        !self.here.is_empty()
+    /// Whether it replaces present objects.
+    pub fn has_existing(&self) -> bool {
+        !self.existing.is_empty()
     }
 
-    /// Nothing will be stored: free what was set aside.
+    /// Free the reserved memory: the group is not stored.
     pub fn give_back(mut self, core: &mut Core) {
-        self.room.give_back(core);
+        self.reservation.give_back(core);
     }
 }
 
-/// What became of a group that was copied.
-pub(crate) enum Stored {
-    /// That, and these frames are to be written.
+/// Result of publishing a copied group.
+pub(crate) enum PublishResult {
+    /// The outcome, and the frames to be written to SSD.
     Done(PutOutcome, Vec<FrameRef>),
-    /// Not now. All of it lies in the arena, in the order given, and is the caller's.
-    Back(Error, Vec<FrameMember>),
+    /// Not published. The caller owns the members, which are in the arena, in the given order.
+    Returned(Error, Vec<FrameMember>),
 }
 
-/// Check what does not depend on the store's state: every rule names what it refuses.
-pub(crate) fn check(shared: &Shared, kind: Kind<'_>, group: &[Size]) -> Result<()> {
-    let Some(Size { key: first, .. }) = group.first() else {
+/// Check the rules that do not depend on the store's state. Each error names the rule and the
+/// value.
+pub(crate) fn check(shared: &Shared, kind: PutKind<'_>, group: &[ObjectSize]) -> Result<()> {
+    let Some(ObjectSize { key: first, .. }) = group.first() else {
         return Err(Error::invalid("a group has no object"));
     };
     for object in group {
         check_object(shared, object, first)?;
     }
-    if let (Kind::Single, [Size { length: Some(length), .. }]) = (kind, group) {
+    if let (PutKind::Single, [ObjectSize { length: Some(length), .. }]) = (kind, group) {
         return check_bytes(shared, first, &[*length]);
     }
     let keys: Vec<ObjectKey> = group.iter().map(|o| o.key).collect();
@@ -85,9 +91,9 @@ pub(crate) fn check(shared: &Shared, kind: Kind<'_>, group: &[Size]) -> Result<(
     check_bytes(shared, first, &group.iter().filter_map(|o| o.length).collect::<Vec<_>>())
 }
 
-/// The rules for an object of a group by itself.
-pub(crate) fn check_object(shared: &Shared, object: &Size, first: &ObjectKey) -> Result<()> {
-    let Size { key, length, .. } = object;
+/// Rules for a single object of a group.
+pub(crate) fn check_object(shared: &Shared, object: &ObjectSize, first: &ObjectKey) -> Result<()> {
+    let ObjectSize { key, length, .. } = object;
     let max = shared.object_bytes_max.min(OBJECT_BYTES_MAX);
     if *length == Some(0) {
         return Err(Error::invalid(format!("object has no bytes key={key} length=0")));
@@ -101,8 +107,8 @@ pub(crate) fn check_object(shared: &Shared, object: &Size, first: &ObjectKey) ->
     Ok(())
 }
 
-/// The rules for which objects make a group.
-pub(crate) fn check_keys(shared: &Shared, kind: Kind<'_>, keys: &[ObjectKey]) -> Result<()> {
+/// Rules for the keys of a group.
+pub(crate) fn check_keys(shared: &Shared, kind: PutKind<'_>, keys: &[ObjectKey]) -> Result<()> {
     let (objects, most) = (keys.len(), MEMBERS_MAX);
     if objects > most {
         return Err(Error::invalid(format!("a group has too many objects objects={objects} max={most}")));
@@ -111,7 +117,7 @@ pub(crate) fn check_keys(shared: &Shared, kind: Kind<'_>, keys: &[ObjectKey]) ->
         if keys[..i].contains(key) {
             return Err(Error::invalid(format!("a group has a key twice key={key}")));
         }
-        if let Kind::Attached(base) = kind {
+        if let PutKind::Attached(base) = kind {
             if !key.same_page(base) {
                 return Err(Error::invalid(format!("base is of another page key={key} base={base}")));
             }
@@ -121,7 +127,8 @@ pub(crate) fn check_keys(shared: &Shared, kind: Kind<'_>, keys: &[ObjectKey]) ->
         }
     }
     if let Some(volume) = &shared.volume {
-        // One write takes a group whole: each object is a part, and so are its header and the segment's head.
+        // A group is written by one operation. Its parts are the objects, the record's header and
+        // the segment's head.
         let most = volume.disk.facts().parts_max.saturating_sub(2);
         if objects > most {
             return Err(Error::invalid(format!(
@@ -132,7 +139,8 @@ pub(crate) fn check_keys(shared: &Shared, kind: Kind<'_>, keys: &[ObjectKey]) ->
     Ok(())
 }
 
-/// The rules for how large a group of objects of these lengths may be; each is at most the largest object.
+/// Rules for the size of a group with objects of these lengths. Each length was checked against the
+/// largest object.
 pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -> Result<()> {
     let objects = lengths.len() as u64;
     if let Some(volume) = &shared.volume {
@@ -153,8 +161,8 @@ pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -
     Ok(())
 }
 
-/// Bytes came that are not those that were to come.
-pub(crate) fn unlike(key: &ObjectKey) -> Error {
-    let detail = format!("bytes arrived that do not have the checksums sent with them key={key}");
+/// The error for received bytes whose checksums differ from those sent with them.
+pub(crate) fn checksum_mismatch(key: &ObjectKey) -> Error {
+    let detail = format!("received bytes do not match the checksums sent with them key={key}");
     Error::new(ErrorKind::Unavailable, detail)
 }

@@ -14,11 +14,11 @@ use pagelith_tiers::policy::Recency;
 
 use crate::api::error::{Error, ErrorKind, Result};
 use crate::api::outcome::{PutDone, PutOutcome, Ticket};
-use crate::api::request::{Destination, Elsewhere, Get, Put, PutGroup, Source};
+use crate::api::request::{Destination, Get, Payload, Put, PutGroup, Source};
 use crate::memory::frames::{FrameMember, FrameRef};
 use crate::read::get::{GetBatch, Probed};
 use crate::state::core::Core;
-use crate::state::put_types::{At, Came, Kind, Size};
+use crate::state::put_types::{Location, ObjectSize, PutKind, PutOrigin};
 use crate::state::session_io::SessionIo;
 use crate::state::shared::Shared;
 use crate::write::put::Admitted;
@@ -62,7 +62,7 @@ struct BatchGroup {
     probed: Option<Vec<Option<Probed>>>,
     /// The bytes of members that are present by themselves, and their location when the read began;
     /// empty before the read.
-    adopted: Vec<Option<(At, AlignedBuf)>>,
+    adopted: Vec<Option<(Location, AlignedBuf)>>,
     objects_requested: bool,
     /// Which members were stored with bytes that the store already had; empty if none was.
     adopts: Vec<bool>,
@@ -86,11 +86,11 @@ impl BatchGroup {
         }
     }
 
-    fn kind(&self) -> Kind<'_> {
+    fn kind(&self) -> PutKind<'_> {
         match &self.base {
-            Some(base) => Kind::Attached(base),
-            None if self.source.objects() > 1 => Kind::Base,
-            None => Kind::Single,
+            Some(base) => PutKind::Attached(base),
+            None if self.source.objects() > 1 => PutKind::Base,
+            None => PutKind::Single,
         }
     }
 
@@ -102,22 +102,22 @@ impl BatchGroup {
     }
 
     /// The members' keys and lengths; `None` if it is an open group that was dropped.
-    fn sizes(&self, shared: &Shared) -> Option<Vec<Size>> {
+    fn sizes(&self, shared: &Shared) -> Option<Vec<ObjectSize>> {
         match &self.source {
             GroupSource::Caller(objects) => {
-                let size = |o: &Put| Size {
+                let size = |o: &Put| ObjectSize {
                     key: o.key,
                     length: Some(o.source.len()),
-                    in_arena: matches!(o.source.elsewhere, Some(Elsewhere::Arrived(_))),
+                    in_arena: matches!(o.source.payload, Some(Payload::Filled(_))),
                 };
                 Some(objects.iter().map(size).collect())
             }
             GroupSource::Open(id, required) => {
                 let core = shared.lock();
-                let open = core.waiting.get(*id)?;
+                let open = core.pending_groups.get(*id)?;
                 let size = |(i, key): (usize, &ObjectKey)| {
                     let length = open.filled(i);
-                    Size { key: *key, length, in_arena: length.is_some() }
+                    ObjectSize { key: *key, length, in_arena: length.is_some() }
                 };
                 Some(required.iter().enumerate().map(size).collect())
             }
@@ -132,17 +132,17 @@ impl BatchGroup {
         admitted: Admitted,
         at: Recency,
     ) -> std::result::Result<CopiedGroup, Box<Admitted>> {
-        let (kind, page) = (self.kind().of_frame(), *self.key(0));
+        let (kind, page) = (self.kind().initial_group_kind(), *self.key(0));
         let buffers = &self.adopted;
         let adopted = |i: usize| adopted_bytes(buffers, &admitted.adopts, i);
         match &mut self.source {
             GroupSource::Caller(objects) => {
                 let mut all: Vec<MemberSource> = Vec::with_capacity(objects.len());
                 for (i, Put { key, source }) in objects.iter_mut().enumerate() {
-                    let is_in_arena = |e: &Elsewhere| matches!(e, Elsewhere::Arrived(_));
-                    let arrived = source.elsewhere.take_if(|e| is_in_arena(e) && adopted(i).is_none());
-                    all.push(match arrived {
-                        Some(Elsewhere::Arrived(arrived)) => MemberSource::Filled(*key, arrived),
+                    let is_in_arena = |e: &Payload| matches!(e, Payload::Filled(_));
+                    let filled = source.payload.take_if(|e| is_in_arena(e) && adopted(i).is_none());
+                    all.push(match filled {
+                        Some(Payload::Filled(filled)) => MemberSource::Filled(*key, filled),
                         _ => MemberSource::ToCopy(*key),
                     });
                 }
@@ -150,13 +150,13 @@ impl BatchGroup {
             }
             GroupSource::Open(id, required) => {
                 let mut core = shared.lock();
-                let open = core.waiting.get_mut(*id).filter(|open| {
+                let open = core.pending_groups.get_mut(*id).filter(|open| {
                     (0..required.len()).all(|i| is_adopted(&admitted.adopts, i) || open.filled(i).is_some())
                 });
                 let Some(open) = open else { return Err(Box::new(admitted)) };
                 let one = |(i, key): (usize, &ObjectKey)| match adopted(i) {
                     Some(_) => Some(MemberSource::ToCopy(*key)),
-                    None => open.hand_out(i).map(|member| MemberSource::InArena(Box::new(member))),
+                    None => open.take_member(i).map(|member| MemberSource::InArena(Box::new(member))),
                 };
                 let all: Vec<_> = required.iter().enumerate().filter_map(one).collect();
                 drop(core);
@@ -179,11 +179,11 @@ impl BatchGroup {
     fn take_back(&self, core: &mut Core, adopts: &[bool], members: Vec<FrameMember>) {
         for (i, member) in members.into_iter().enumerate() {
             let open = match &self.source {
-                GroupSource::Open(id, _) if !is_adopted(adopts, i) => core.waiting.get_mut(*id),
+                GroupSource::Open(id, _) if !is_adopted(adopts, i) => core.pending_groups.get_mut(*id),
                 GroupSource::Open(..) | GroupSource::Caller(_) => None,
             };
             let unowned = match open {
-                Some(open) => open.take_back(member),
+                Some(open) => open.restore_member(member),
                 None => Some(member),
             };
             if let Some(member) = unowned {
@@ -195,15 +195,15 @@ impl BatchGroup {
 
 /// The bytes of a source that is not in the arena.
 fn source_bytes(source: &Source) -> CopySource<'_> {
-    match &source.elsewhere {
-        Some(Elsewhere::Shown(vouched)) => CopySource::Client(vouched),
-        Some(Elsewhere::Arrived(_)) | None => CopySource::Caller(&source.parts),
+    match &source.payload {
+        Some(Payload::Client(payload)) => CopySource::Client(payload),
+        Some(Payload::Filled(_)) | None => CopySource::Caller(&source.parts),
     }
 }
 
 /// The bytes of a member that is adopted, if it is.
 fn adopted_bytes<'a>(
-    buffers: &'a [Option<(At, AlignedBuf)>],
+    buffers: &'a [Option<(Location, AlignedBuf)>],
     adopts: &[bool],
     i: usize,
 ) -> Option<CopySource<'a>> {
@@ -222,7 +222,7 @@ enum ActiveReads {
     /// Headers of (group, member).
     Headers(GetBatch, Vec<(usize, usize)>),
     /// Whole objects of (group, member), and the location of each.
-    Objects(GetBatch, Vec<(usize, usize, At)>),
+    Objects(GetBatch, Vec<(usize, usize, Location)>),
 }
 
 /// A batch of put groups.
@@ -233,7 +233,7 @@ pub(crate) struct PutBatch {
     deadline: Mono,
     frames: Vec<FrameRef>,
     unqueued_bytes: u64,
-    came: Came,
+    origin: PutOrigin,
 }
 
 impl PutBatch {
@@ -243,18 +243,18 @@ impl PutBatch {
         groups: Vec<PutGroup>,
         at: Recency,
         deadline: Mono,
-        came: Came,
+        origin: PutOrigin,
     ) -> PutBatch {
         let _span = tracing::debug_span!("put", groups = groups.len()).entered();
         let group = |g: PutGroup| BatchGroup::new(GroupSource::Caller(g.objects), g.base);
-        Self::begin_groups(io, groups.into_iter().map(group).collect(), at, deadline, came)
+        Self::begin_groups(io, groups.into_iter().map(group).collect(), at, deadline, origin)
     }
 
     /// Make an open group visible.
     pub fn commit(io: &mut SessionIo, open: u64, at: Recency, deadline: Mono) -> PutBatch {
         let mut core = io.shared.lock();
         let found = core
-            .waiting
+            .pending_groups
             .get_mut(open)
             .map(|group| (std::mem::replace(&mut group.committing, true), group.required.clone(), group.at));
         drop(core);
@@ -263,7 +263,7 @@ impl PutBatch {
         if busy {
             group.outcome = Some(Err(Error::busy("group is being committed by another caller")));
         }
-        Self::begin_groups(io, vec![group], at, deadline, Came::Put)
+        Self::begin_groups(io, vec![group], at, deadline, PutOrigin::Put)
     }
 
     fn begin_groups(
@@ -271,10 +271,10 @@ impl PutBatch {
         groups: Vec<BatchGroup>,
         at: Recency,
         deadline: Mono,
-        came: Came,
+        origin: PutOrigin,
     ) -> PutBatch {
         let (reading, frames, unqueued_bytes) = (ActiveReads::Nothing, Vec::new(), 0);
-        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes, came };
+        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes, origin };
         batch.try_groups(io);
         batch.begin_reads(io);
         batch
@@ -282,7 +282,7 @@ impl PutBatch {
 
     fn try_groups(&mut self, io: &mut SessionIo) {
         self.try_runs(&io.shared);
-        io.shared.remote.iter().for_each(|remote| remote.work.raise());
+        io.shared.remote.iter().for_each(|remote| remote.writer_signal.raise());
         self.release_buffers(&io.shared);
     }
 
@@ -296,8 +296,8 @@ impl PutBatch {
         let mut core = shared.lock();
         match outcome {
             Ok(PutOutcome::Waiting) | Err(_) => {
-                let Some(open) = core.waiting.get_mut(*id) else { return };
-                (open.committing, open.lost_some) = (false, false);
+                let Some(open) = core.pending_groups.get_mut(*id) else { return };
+                (open.committing, open.lost_members) = (false, false);
                 let (namespace, generation) = (open.required[0].namespace(), open.generation);
                 if core.generation(namespace) != generation {
                     core.close_group(*id);
@@ -335,7 +335,7 @@ impl PutBatch {
                     for (alone, buffer) in alone.iter().zip(buffers) {
                         let key = *self.groups[g].key(alone.member);
                         gets.push(Get { key, range: None, destination: Destination::owned(buffer) });
-                        targets.push((g, alone.member, alone.at));
+                        targets.push((g, alone.member, alone.location));
                     }
                 }
                 Err(error) => {

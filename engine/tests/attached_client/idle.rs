@@ -46,13 +46,14 @@ impl Timed {
             Way::Rings | Way::Shown => Address::Unix(dir.path().join("socket")),
         };
         let admission = Admission::Connection(Rights::all());
-        let listen = Listen { address, admission, beyond_this_host: false };
+        let listen = ListenConfig { address, admission, beyond_this_host: false };
         let (clock, offer) = (SimClock::new(), Offer::of_this_build([1; 16]));
         let (entropy, own) = (Arc::new(SystemEntropy), Arc::new(clock.clone()));
         let (staging, memory) = StagingPool::shared(16 << 20).expect("memory");
         let shown = store.shared_memory().map(|arena| vec![arena, memory]).unwrap_or_default();
-        let mut listener =
-            Listener::new(&listen, offer, entropy, own, Limits::default()).expect("listens").showing(shown);
+        let mut listener = Listener::new(&listen, offer, entropy, own, Limits::default())
+            .expect("listens")
+            .with_shared_regions(shown);
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let (turns, links) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -215,7 +216,7 @@ fn simultaneous_end_of_idle_connections_fails_no_call() {
 #[test]
 fn call_is_not_repeated_after_its_second_connection_ends() {
     let admission = Admission::Connection(Rights::all());
-    let listen = Listen { address: anywhere(), admission, beyond_this_host: false };
+    let listen = ListenConfig { address: anywhere(), admission, beyond_this_host: false };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     let offer = Offer::of_this_build([1; 16]);
     let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");

@@ -52,7 +52,12 @@ pub fn rust_files() -> Vec<String> {
 
 /// Whether a file is test code, by its place in its crate.
 pub fn is_test_file(path: &str) -> bool {
-    path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("_test.rs")
+    let name = path.rsplit('/').next().unwrap_or(path);
+    path.contains("/tests/")
+        || path.contains("_test/")
+        || name == "tests.rs"
+        || name.starts_with("tests_")
+        || name.ends_with("_test.rs")
 }
 
 /// `rust` with the inside of comments, strings and character literals blanked; lines stay lines.

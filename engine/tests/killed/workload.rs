@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagelith::config::{SsdIo, SsdPolicy};
-use pagelith::io::probe::{SideChoice, open_disk};
+use pagelith::io::probe::{BackendChoice, open_disk};
 use pagelith::io::runtime::Env;
 use pagelith::io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith::{Config, Facts, GetSlice, Options, PutOutcome, PutSlice, Result, Size, Store};
@@ -81,9 +81,9 @@ impl Plan {
     /// Open its store over a disk that kills this process where [`Plan::aim`] says.
     fn open_trapped(&self, aim: Aim) -> Result<Store> {
         let side = match self.config().ssd.io {
-            SsdIo::Auto => SideChoice::Auto,
-            SsdIo::Uring => SideChoice::Uring,
-            SsdIo::Blocking => SideChoice::Blocking,
+            SsdIo::Auto => BackendChoice::Auto,
+            SsdIo::Uring => BackendChoice::Uring,
+            SsdIo::Blocking => BackendChoice::Blocking,
         };
         let trap = Trap::new(open_disk(std::slice::from_ref(&self.dir), side)?, aim);
         let opened = trap.opened();

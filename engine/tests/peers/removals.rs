@@ -7,10 +7,10 @@ use pagelith::ErrorKind;
 use pagelith::layouts::checksum::key_hash;
 use pagelith::layouts::ids::OpId;
 use pagelith::layouts::wire::outcome::{self, Answer, ErrorTag, Failure, Item, Verdict, Written};
-use pagelith::layouts::wire::request::{self, Ask, Terms, Verb};
+use pagelith::layouts::wire::request::{self, RequestBody, RequestOptions, Verb};
 use pagelith::layouts::wire::{Frame, Kind, List};
 use pagelith::transport::closed::Closed;
-use pagelith::transport::dial::{Dial, Dialing, Dialled};
+use pagelith::transport::dial::{Dial, DialProgress, Dialing};
 use pagelith::transport::link::{Event, Link};
 
 use super::*;
@@ -53,7 +53,7 @@ type Outcomes = [Result<(), ErrorKind>; 2];
 
 impl Scripted {
     fn new(number: usize, manner: Manner, asked: &Asked) -> Scripted {
-        let listen = Listen {
+        let listen = ListenConfig {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
             admission: Admission::Connection(Rights::all()),
             beyond_this_host: false,
@@ -126,15 +126,17 @@ impl Drop for Scripted {
     }
 }
 
-fn answer(ask: &Ask<'_>, manner: Manner) -> Vec<u8> {
+fn answer(ask: &RequestBody<'_>, manner: Manner) -> Vec<u8> {
     let refused = Failure { error: ErrorTag::Busy, errno: 0, text: "too many holds" };
     match ask {
-        Ask::Hold(_) if manner == Manner::Refuses => outcome::encode(Verb::Hold, &Written::Failed(refused)),
-        Ask::Release(_) => {
+        RequestBody::Hold(_) if manner == Manner::Refuses => {
+            outcome::encode(Verb::Hold, &Written::Failed(refused))
+        }
+        RequestBody::Release(_) => {
             let lasted = u64::from(manner != Manner::Lapses);
             outcome::encode(Verb::Release, &Written::Number(lasted))
         }
-        Ask::Put(puts) => {
+        RequestBody::Put(puts) => {
             let stored = |key: &ObjectKey| Item { key_hash: key_hash(key), verdict: Verdict::Stored };
             let items: Vec<Item<'_>> = puts.objects().map(|object| stored(&object.key)).collect();
             outcome::encode(Verb::Put, &Written::Items(&items, 0))
@@ -253,16 +255,16 @@ impl Asker {
         let mut dialling = dial.begin().expect("reached");
         loop {
             dialling = match dialling.wait(PATIENCE) {
-                Dialled::Ready(link) => return Asker { link, events: Vec::new(), last: 0 },
-                Dialled::Waiting(dialling) => dialling,
-                Dialled::Over(why) => panic!("{why}"),
+                DialProgress::Ready(link) => return Asker { link, events: Vec::new(), last: 0 },
+                DialProgress::Waiting(dialling) => dialling,
+                DialProgress::Over(why) => panic!("{why}"),
             };
         }
     }
 
-    fn ask(&mut self, ask: &Ask<'_>) -> OpId {
+    fn ask(&mut self, ask: &RequestBody<'_>) -> OpId {
         self.last += 1;
-        let terms = Terms { of_store: true, ..Terms::default() };
+        let terms = RequestOptions { of_store: true, ..RequestOptions::default() };
         let frame = Frame::new(Kind::Request, OpId(self.last), request::encode(terms, ask));
         assert!(self.link.send(frame).is_ok(), "room");
         OpId(self.last)
@@ -315,20 +317,20 @@ fn notified_peer_answers_after_its_own_offers() {
         until("it is offered", || waits.offered.load(Ordering::Relaxed));
         let keys = [key(1, "k")];
         let removal = match clears {
-            true => asker.ask(&Ask::Clear(NAMESPACE)),
-            false => asker.ask(&Ask::Remove(List::of(&keys))),
+            true => asker.ask(&RequestBody::Clear(NAMESPACE)),
+            false => asker.ask(&RequestBody::Remove(List::of(&keys))),
         };
         // In memory it is removed at once. Requests sent after that are answered, and the removal
         // is not.
         for _ in 0..2 {
-            let ping = asker.ask(&Ask::Ping);
+            let ping = asker.ask(&RequestBody::Ping);
             assert_eq!(asker.next().0, ping, "clears={clears}");
         }
         waits.may_answer.store(true, Ordering::Relaxed);
         assert_eq!(asker.next().0, removal, "clears={clears}");
         // Without offers in flight it is answered at once.
         waits.may_answer.store(false, Ordering::Relaxed);
-        let removal = asker.ask(&Ask::Remove(List::of(&keys)));
+        let removal = asker.ask(&RequestBody::Remove(List::of(&keys)));
         assert_eq!(asker.next().0, removal, "clears={clears}");
     }
 }
@@ -338,7 +340,7 @@ fn ended_connection_releases_its_holds() {
     let process = Process::new(&memory());
     let front = process.front(&memory(), offer());
     let mut asker = Asker::of(&process.address);
-    let hold = asker.ask(&Ask::Hold(1));
+    let hold = asker.ask(&RequestBody::Hold(1));
     assert_eq!(asker.next(), (hold, 0));
     put(&front, &[key(1, "k")]);
     let ended = |stats: pagelith::Stats| stats.remote_stored + stats.remote_skipped;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use pagelith::io::buffer::Part;
 use pagelith::layouts::ids::OpId;
 use pagelith::layouts::wire::Frame;
-use pagelith::layouts::wire::shown::Stretch;
+use pagelith::layouts::wire::shown::ItemRange;
 use pagelith::transport::closed::Closed;
-use pagelith::transport::dial::{Dial, Dialing, Dialled, SocketDial};
+use pagelith::transport::dial::{Dial, DialProgress, Dialing, SocketDial};
 use pagelith::transport::link::{Counts, Event, Facts as LinkFacts, Link, Push, Room};
 use pagelith::transport::shown::Shown;
 
@@ -55,21 +55,21 @@ impl Dial for Watching {
 }
 
 impl Soon {
-    fn dialled(dialled: Dialled, seen: Arc<Seen>) -> Dialled {
+    fn dialled(dialled: DialProgress, seen: Arc<Seen>) -> DialProgress {
         match dialled {
-            Dialled::Waiting(dialing) => Dialled::Waiting(Box::new(Soon(dialing, seen))),
-            Dialled::Ready(link) => Dialled::Ready(Box::new(Watched(link, seen))),
-            Dialled::Over(why) => Dialled::Over(why),
+            DialProgress::Waiting(dialing) => DialProgress::Waiting(Box::new(Soon(dialing, seen))),
+            DialProgress::Ready(link) => DialProgress::Ready(Box::new(Watched(link, seen))),
+            DialProgress::Over(why) => DialProgress::Over(why),
         }
     }
 }
 
 impl Dialing for Soon {
-    fn poll(self: Box<Self>) -> Dialled {
+    fn poll(self: Box<Self>) -> DialProgress {
         Soon::dialled(self.0.poll(), self.1)
     }
 
-    fn wait(self: Box<Self>, timeout: Duration) -> Dialled {
+    fn wait(self: Box<Self>, timeout: Duration) -> DialProgress {
         Soon::dialled(self.0.wait(timeout), self.1)
     }
 }
@@ -113,7 +113,7 @@ impl Link for Watched {
         place
     }
 
-    fn view(&self, stretch: Stretch, place: (u32, u64), length: u64) -> Option<Shown> {
+    fn view(&self, stretch: ItemRange, place: (u32, u64), length: u64) -> Option<Shown> {
         let (region, at) = place;
         self.0.view(stretch, (region, at + self.1.beside.load(Ordering::Relaxed)), length)
     }

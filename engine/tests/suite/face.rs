@@ -18,12 +18,12 @@ use pagelith::server::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::closed::Closed;
-use pagelith::transport::dial::{Dial, Dialing, Dialled, SocketDial};
+use pagelith::transport::dial::{Dial, DialProgress, Dialing, SocketDial};
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{
     ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Put, PutGroup,
     PutOutcome, PutSlice, Request, Result, Source,
@@ -169,7 +169,7 @@ impl Store {
             Between::Tcp | Between::Sim | Between::Nothing => "tcp:127.0.0.1:0".parse().expect("an address"),
         };
         let admission = Admission::Connection(Rights::all());
-        let listen = Listen { address, admission, beyond_this_host: false };
+        let listen = ListenConfig { address, admission, beyond_this_host: false };
         let (entropy, limits) = (Arc::new(SystemEntropy), Limits::default());
         let offer = |who| Offer::of_this_build([who; 16]);
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
@@ -177,13 +177,13 @@ impl Store {
         assert_eq!(regions.is_some(), matches!(between, Between::Shown));
         let listener = Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), limits)
             .expect("listens")
-            .showing(regions.unwrap_or_default());
+            .with_shared_regions(regions.unwrap_or_default());
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let thread = Some(listen_on(listener, store.clone(), staging, stop.clone()));
         let dial = SocketDial { limits, entropy, ..SocketDial::new(address, None, offer(2), clock.clone()) };
         let client = Attached::attach(Arc::new(dial), clock, timeout).expect("attached");
-        let client = client.looked_at_by(Arc::new(Threads));
+        let client = client.with_runtime(Arc::new(Threads));
         begin_listening(&client);
         let serving = Serving::Threads(Listening { stop, thread, _dir: dir });
         Store { client: Some(client), serving: Some(serving), store }
@@ -203,7 +203,7 @@ impl Store {
         let dial =
             Arc::new(SimDial { store: store.clone(), clock: clock.clone(), runtime, staging, links, tasks });
         let client = Attached::attach(dial.clone(), Arc::new(clock), timeout).expect("attached");
-        let client = client.looked_at_by(own);
+        let client = client.with_runtime(own);
         begin_listening(&client);
         Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store }
     }
@@ -475,11 +475,11 @@ impl Task for Serve {
 struct Made(Box<dyn Link>);
 
 impl Dialing for Made {
-    fn poll(self: Box<Self>) -> Dialled {
-        Dialled::Ready(self.0)
+    fn poll(self: Box<Self>) -> DialProgress {
+        DialProgress::Ready(self.0)
     }
 
-    fn wait(self: Box<Self>, _timeout: Duration) -> Dialled {
+    fn wait(self: Box<Self>, _timeout: Duration) -> DialProgress {
         self.poll()
     }
 }

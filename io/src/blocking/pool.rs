@@ -12,7 +12,7 @@ use crate::disk::{Completion, Op};
 use crate::fault::IoFault;
 use crate::files::DataFile;
 use crate::sync::{Arc, Builder, Condvar, Mutex, MutexGuard, PoisonError, wait_while};
-use crate::threads::no_thread;
+use crate::threads::thread_start_fault;
 
 /// Most threads of one disk. A few overlap the device's latency; more would only add context
 /// switches, since speed is already given up on this side.
@@ -72,7 +72,7 @@ impl Pool {
     pub(crate) fn start() -> Result<Pool, IoFault> {
         let pool = Pool { shared: Arc::default() };
         pool.shared.lock().threads = 1;
-        pool.spawn(0).map_err(|error| no_thread("pagelith-io", &error))?;
+        pool.spawn(0).map_err(|error| thread_start_fault("pagelith-io", &error))?;
         Ok(pool)
     }
 

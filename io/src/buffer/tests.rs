@@ -95,7 +95,7 @@ fn shared_parts_return_after_last_reader() {
 #[test]
 fn lent_part_writes_to_borrowed_memory() {
     let mut bytes = vec![0u8; 16];
-    Lender::scope(|lender| {
+    BorrowScope::scope(|lender| {
         let mut part = lender.exclusive(&mut bytes);
         part.bytes_mut().expect("exclusive").fill(9);
     });

@@ -3,7 +3,7 @@
 
 use pagelith_layouts::checksum::Checksum;
 
-use super::{BlockCopy, Stores, settle};
+use super::{BlockCopy, StoreKind, settle};
 use crate::shm::View;
 
 /// A source: contiguous bytes.
@@ -61,19 +61,19 @@ impl Drop for Copier {
 
 impl Copier {
     /// A copier with this kind of store.
-    pub fn new(stores: Stores) -> Copier {
+    pub fn new(stores: StoreKind) -> Copier {
         Copier { block: BlockCopy::new(0, stores) }
     }
 
     /// Wait for its stores: later stores become visible after them.
     pub fn wait(&self) {
-        if self.block.stores == Stores::PastCache {
+        if self.block.stores == StoreKind::PastCache {
             settle();
         }
     }
 
     /// Its kind of store.
-    pub fn stores(&self) -> Stores {
+    pub fn stores(&self) -> StoreKind {
         self.block.stores
     }
 
@@ -123,7 +123,7 @@ pub fn copy_blocks<'t, 'f>(
     to: impl IntoIterator<Item = &'t mut [u8]>,
     from: impl IntoIterator<Item = Piece<'f>>,
     blocks: impl IntoIterator<Item = usize>,
-    stores: Stores,
+    stores: StoreKind,
     sum: impl FnMut(Checksum),
 ) -> bool {
     Copier::new(stores).copy(to, from, blocks, sum)

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const STORES: [Stores; 2] = [Stores::Cached, Stores::PastCache];
+const STORES: [StoreKind; 2] = [StoreKind::Cached, StoreKind::PastCache];
 
 fn bytes(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
@@ -106,10 +106,13 @@ fn pieces_shorter_than_blocks_are_reported() {
     for (to, from) in [(4999, 5000), (5000, 4999), (0, 5000), (5000, 0)] {
         let (mut memory, bytes) = (vec![0; to], bytes(from));
         let mut sums = Vec::new();
-        let all =
-            copy_blocks([&mut memory[..]], [Piece::Lent(&bytes)], [2500, 2500], Stores::PastCache, |sum| {
-                sums.push(sum)
-            });
+        let all = copy_blocks(
+            [&mut memory[..]],
+            [Piece::Lent(&bytes)],
+            [2500, 2500],
+            StoreKind::PastCache,
+            |sum| sums.push(sum),
+        );
         assert!(!all, "to={to} from={from}");
         assert_eq!(sums.len(), usize::from(to.min(from) > 0), "to={to} from={from}");
     }
@@ -141,7 +144,7 @@ fn copier_keeps_no_state_between_copies() {
 fn bytes_in_place_are_hashed() {
     for len in [0, 100, 241, 5000, 32_768] {
         let (mut whole, mut pieces) =
-            (BlockCopy::new(len, Stores::PastCache), BlockCopy::new(len, Stores::PastCache));
+            (BlockCopy::new(len, StoreKind::PastCache), BlockCopy::new(len, StoreKind::PastCache));
         let source = bytes(len);
         whole.hash_in_place(&source);
         let (first, rest) = source.split_at(len / 3);
@@ -202,13 +205,13 @@ fn checksum_matches_copy_of_changing_bytes() {
 #[test]
 #[should_panic(expected = "no more than the block has")]
 fn piece_beyond_block_panics() {
-    BlockCopy::new(300, Stores::Cached).piece(&mut [0; 301], &[0; 301]);
+    BlockCopy::new(300, StoreKind::Cached).piece(&mut [0; 301], &[0; 301]);
 }
 
 #[test]
 fn finish_of_incomplete_block_panics() {
     for len in [1, 300, 5000] {
-        let mut copy = BlockCopy::new(len, Stores::Cached);
+        let mut copy = BlockCopy::new(len, StoreKind::Cached);
         copy.piece(&mut vec![0; len - 1], &vec![0; len - 1]);
         let finished = catch_unwind(AssertUnwindSafe(|| copy.finish()));
         assert!(finished.is_err(), "len={len}");

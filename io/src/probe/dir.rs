@@ -14,7 +14,7 @@ use crate::file_system::nearest;
 pub(super) use crate::file_system::{RAMFS, TMPFS};
 use crate::files::DataFile;
 use crate::real::list;
-use crate::regular_file::{Access, open_own};
+use crate::regular_file::{Access, open_store_file};
 
 /// Bytes of the temporary file: two blocks of the largest accepted alignment.
 const PROBE_BYTES: u64 = 2 * ALIGN_MAX as u64;
@@ -166,5 +166,5 @@ fn existing(dir: &Path) -> Result<Option<OwnedFd>, IoFault> {
     let Some((name, _)) = list(dir)?.into_iter().find(|(_, len)| *len >= PROBE_BYTES) else {
         return Ok(None);
     };
-    open_own(&dir.join(name), Access::Read).map(Some)
+    open_store_file(&dir.join(name), Access::Read).map(Some)
 }

@@ -25,7 +25,7 @@ use crate::uring::{Common, UringQueue, try_two};
 
 /// The side that the configuration requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SideChoice {
+pub enum BackendChoice {
     /// io_uring with O_DIRECT if every directory takes it, else blocking; `DiskFacts::reason` says why.
     Auto,
     /// io_uring with O_DIRECT or an error.
@@ -47,23 +47,23 @@ const BUFFERED: Align = Align { memory: 512, offset: 512 };
 /// Errors: kind `Unsupported` if `Uring` was requested and is refused, naming the reason;
 /// `ReadOnly`, `NoSpace` or `Device` if a directory cannot be written. A full file system is no
 /// error if the directory already holds files to read, since the store's own files may fill it.
-pub fn open_disk(dirs: &[PathBuf], choice: SideChoice) -> Result<Arc<dyn Disk>, IoFault> {
+pub fn open_disk(dirs: &[PathBuf], choice: BackendChoice) -> Result<Arc<dyn Disk>, IoFault> {
     Ok(Arc::new(real_disk(dirs, choice, 1)?))
 }
 
 /// As [`open_disk`], for queues of up to `depth` operations. io_uring is chosen if two such queues
 /// can be created; with `Auto` a later queue that gets no ring uses the blocking side. Once `stop`
 /// is raised, creating a file fails soon and leaves nothing.
-pub fn open_disk_until(
+pub fn open_disk_with_stop(
     dirs: &[PathBuf],
-    choice: SideChoice,
+    choice: BackendChoice,
     depth: usize,
     stop: Arc<AtomicBool>,
 ) -> Result<Arc<dyn Disk>, IoFault> {
     Ok(Arc::new(real_disk(dirs, choice, depth)?.with_stop(stop)))
 }
 
-fn real_disk(dirs: &[PathBuf], choice: SideChoice, depth: usize) -> Result<RealDisk, IoFault> {
+fn real_disk(dirs: &[PathBuf], choice: BackendChoice, depth: usize) -> Result<RealDisk, IoFault> {
     if dirs.is_empty() {
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Probe, "", 0, "no directory given"));
     }
@@ -73,7 +73,7 @@ fn real_disk(dirs: &[PathBuf], choice: SideChoice, depth: usize) -> Result<RealD
     let uring = || try_uring(&probes, depth, &pool);
     let chosen = decide(choice, uring, || try_direct(&probes, &pool))?;
     let mover = match chosen.side {
-        Side::Uring => Mover::Uring { pool, may_do_without: choice == SideChoice::Auto },
+        Side::Uring => Mover::Uring { pool, may_do_without: choice == BackendChoice::Auto },
         Side::Blocking | Side::Simulated => Mover::Blocking(pool),
     };
     tracing::info!(side = ?chosen.side, direct = chosen.direct, reason = %chosen.reason, "disk opened");
@@ -91,19 +91,19 @@ struct Chosen {
 /// Decide by the results of trying each mechanism. Only a refusal of the mechanism itself leads to
 /// another one: a directory that cannot be written, or a failing device, is an error on any side.
 fn decide(
-    choice: SideChoice,
+    choice: BackendChoice,
     uring: impl FnOnce() -> Result<Align, IoFault>,
     direct: impl FnOnce() -> Result<Align, IoFault>,
 ) -> Result<Chosen, IoFault> {
     let mut reason = String::from("blocking was asked for");
-    if choice != SideChoice::Blocking {
+    if choice != BackendChoice::Blocking {
         match uring() {
             Ok(align) => {
                 let reason = "io_uring and O_DIRECT work in every directory".to_owned();
                 return Ok(Chosen { side: Side::Uring, direct: true, align, reason });
             }
             Err(fault) if !refuses_mechanism(&fault) => return Err(fault),
-            Err(mut fault) if choice == SideChoice::Uring => {
+            Err(mut fault) if choice == BackendChoice::Uring => {
                 fault.kind = FaultKind::Unsupported;
                 fault.detail = format!("io_uring was asked for and is refused: {}", why(&fault));
                 return Err(fault);

@@ -11,7 +11,7 @@ fn unsupported(path: &str, errno: i32) -> IoFault {
 }
 
 fn chosen(
-    choice: SideChoice,
+    choice: BackendChoice,
     uring: Result<Align, IoFault>,
     direct: Result<Align, IoFault>,
 ) -> Result<(Side, bool, Align, String), IoFault> {
@@ -20,27 +20,27 @@ fn chosen(
 
 #[test]
 fn uring_is_chosen_where_it_works() {
-    for choice in [SideChoice::Auto, SideChoice::Uring] {
+    for choice in [BackendChoice::Auto, BackendChoice::Uring] {
         let (side, direct, align, _) = chosen(choice, Ok(ALIGN), Err(unsupported("d", 22))).unwrap();
         assert_eq!((side, direct, align), (Side::Uring, true, ALIGN));
     }
-    let (side, direct, ..) = chosen(SideChoice::Blocking, Ok(ALIGN), Ok(ALIGN)).unwrap();
+    let (side, direct, ..) = chosen(BackendChoice::Blocking, Ok(ALIGN), Ok(ALIGN)).unwrap();
     assert_eq!((side, direct), (Side::Blocking, true));
 }
 
 #[test]
 fn refusal_is_named_and_falls_back_only_with_auto() {
     let eperm = || Err(unsupported("io_uring_setup", 1));
-    let (side, direct, align, reason) = chosen(SideChoice::Auto, eperm(), Ok(ALIGN)).unwrap();
+    let (side, direct, align, reason) = chosen(BackendChoice::Auto, eperm(), Ok(ALIGN)).unwrap();
     assert_eq!((side, direct, align), (Side::Blocking, true, ALIGN));
     assert!(reason.starts_with("io_uring_setup: errno=1") && reason.ends_with("using blocking"), "{reason}");
 
     let (side, direct, align, reason) =
-        chosen(SideChoice::Auto, eperm(), Err(unsupported("dir", 22))).unwrap();
+        chosen(BackendChoice::Auto, eperm(), Err(unsupported("dir", 22))).unwrap();
     assert_eq!((side, direct, align), (Side::Blocking, false, BUFFERED));
     assert!(reason.contains("errno=1 ") && reason.contains("no O_DIRECT: dir: errno=22"), "{reason}");
 
-    let fault = chosen(SideChoice::Uring, eperm(), Ok(ALIGN)).unwrap_err();
+    let fault = chosen(BackendChoice::Uring, eperm(), Ok(ALIGN)).unwrap_err();
     assert_eq!((fault.kind, fault.errno), (FaultKind::Unsupported, 1));
     assert!(fault.detail.contains("io_uring_setup"), "{fault}");
 }
@@ -49,10 +49,10 @@ fn refusal_is_named_and_falls_back_only_with_auto() {
 fn failing_or_full_directory_does_not_fall_back() {
     for kind in [FaultKind::Device, FaultKind::NoSpace, FaultKind::ReadOnly] {
         let fault = || Err(IoFault::found(kind, FaultOp::Write, "dir", 0, "planted"));
-        assert_eq!(chosen(SideChoice::Auto, fault(), Ok(ALIGN)).unwrap_err().kind, kind);
+        assert_eq!(chosen(BackendChoice::Auto, fault(), Ok(ALIGN)).unwrap_err().kind, kind);
         let refused = Err(unsupported("io_uring_setup", 38));
-        assert_eq!(chosen(SideChoice::Auto, refused, fault()).unwrap_err().kind, kind);
-        assert_eq!(chosen(SideChoice::Blocking, Ok(ALIGN), fault()).unwrap_err().kind, kind);
+        assert_eq!(chosen(BackendChoice::Auto, refused, fault()).unwrap_err().kind, kind);
+        assert_eq!(chosen(BackendChoice::Blocking, Ok(ALIGN), fault()).unwrap_err().kind, kind);
     }
 }
 

@@ -105,7 +105,7 @@ mod tests {
     };
     use rustix::io::pwrite;
 
-    use super::super::{View, survive_shrinking};
+    use super::super::{View, handle_truncation_sigbus};
     use super::*;
 
     const LEN: usize = 32 << 20;
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn reading_holes_returns_zeros_and_allocates_nothing() {
-        survive_shrinking().expect("SIGBUS handler");
+        handle_truncation_sigbus().expect("SIGBUS handler");
         for seals in [
             SealFlags::empty(),
             SealFlags::SHRINK,
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn hole_punched_after_residency_check_is_not_allocated() {
-        survive_shrinking().expect("SIGBUS handler");
+        handle_truncation_sigbus().expect("SIGBUS handler");
         let fd = memory(SealFlags::SHRINK);
         let view = guarded(&fd);
         if view.guard_is_stable() != Some(true) {
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     #[allow(clippy::disallowed_methods, reason = "reads /proc of this process, no file of a store")]
     fn copy_over_many_holes_adds_one_mapping() {
-        survive_shrinking().expect("SIGBUS handler");
+        handle_truncation_sigbus().expect("SIGBUS handler");
         let fd = memory(SealFlags::empty());
         let view = guarded(&fd);
         if view.guard_is_stable() != Some(true) {

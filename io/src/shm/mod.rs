@@ -21,10 +21,10 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 
-pub use region::{Region, View, keep_length};
+pub use region::{Region, View, seal_length};
 pub use ring::{Broken, RING_BYTES, RING_MEMORY_BYTES, RingReader, RingWriter};
-pub use shrinking::survive_shrinking;
-pub use views::MapBound;
+pub use shrinking::handle_truncation_sigbus;
+pub use views::MapLimits;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 

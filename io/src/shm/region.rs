@@ -59,13 +59,13 @@ impl Region {
 
     /// Memory that this process has mapped at `address` already: the first `bytes` of the memfd, or
     /// of the file in a memory file system, that `fd` refers to. Viewers map the file, so the
-    /// mapping must be a shared one of it. The file is sealed against shrinking ([`keep_length`])
+    /// mapping must be a shared one of it. The file is sealed against shrinking ([`seal_length`])
     /// if `fd` is writable. Fails if `fd` refers to neither, or is shorter.
     pub fn mapped(fd: OwnedFd, address: usize, bytes: usize) -> std::io::Result<Region> {
         if bytes == 0 || bytes > length_in_memory(&fd)? {
             return Err(Errno::INVAL.into());
         }
-        keep_length(fd.as_fd());
+        seal_length(fd.as_fd());
         Ok(Region { memory: Memory::Mapped(address, bytes), fd })
     }
 
@@ -124,8 +124,8 @@ impl AsFd for Region {
 /// Seal a memfd against shrinking, if it was created with `MFD_ALLOW_SEALING` and `fd` is writable.
 /// A viewer then maps it. Otherwise the viewer must read it by system calls, at a third of the
 /// speed, unless its process handles memory that becomes shorter
-/// ([`survive_shrinking`](super::survive_shrinking)), as `pagelith serve` does.
-pub fn keep_length(fd: BorrowedFd<'_>) {
+/// ([`handle_truncation_sigbus`](super::survive_shrinking)), as `pagelith serve` does.
+pub fn seal_length(fd: BorrowedFd<'_>) {
     // Unsealed memory works too.
     let _ = fcntl_add_seals(fd, SealFlags::SHRINK);
 }

@@ -112,7 +112,7 @@ impl RingWriter {
 
     /// As [`RingWriter::publish`], without waking: a sleeping reader sleeps on, and is woken by the
     /// next publish.
-    pub fn publish_quietly(&mut self) {
+    pub fn publish_without_wake(&mut self) {
         self.ring.count(WRITTEN).store(self.written, Ordering::Release);
     }
 
@@ -223,7 +223,7 @@ mod tests {
         assert!(!writer.publish(), "it is awake");
         reader.sleep(true);
         writer.write(&[3]).expect("room");
-        writer.publish_quietly();
+        writer.publish_without_wake();
         assert_eq!(reader.available(), Ok(3), "the bytes are visible");
         assert!(writer.publish(), "it still sleeps");
         reader.sleep(true);

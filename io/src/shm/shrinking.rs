@@ -50,7 +50,7 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 /// map such memory; otherwise they must read it by system calls, at a third to a half of the speed.
 /// For a process that controls its signal handlers: this takes `SIGBUS`, and forwards faults in
 /// other memory.
-pub fn survive_shrinking() -> Result<()> {
+pub fn handle_truncation_sigbus() -> Result<()> {
     let _guard = ALLOCATING.lock().unwrap_or_else(PoisonError::into_inner);
     if INSTALLED.load(Ordering::Relaxed) {
         return Ok(());
@@ -201,8 +201,8 @@ mod tests {
 
     #[test]
     fn truncated_mapping_reads_zeros_then_file_contents() {
-        survive_shrinking().expect("SIGBUS handler");
-        survive_shrinking().expect("once more");
+        handle_truncation_sigbus().expect("SIGBUS handler");
+        handle_truncation_sigbus().expect("once more");
         let (fd, other) = (memory(1), memory(2));
         let (short, whole) = (view(&fd), view(&other));
         assert!(short.is_mapped() && short.mapped_at(0).is_none(), "no pointer to it may be kept");
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn watched_ranges_are_reused() {
-        survive_shrinking().expect("SIGBUS handler");
+        handle_truncation_sigbus().expect("SIGBUS handler");
         let fd = memory(4);
         for _ in 0..2 * RANGES_MAX {
             assert!(view(&fd).is_mapped());
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn sigbus_outside_watched_ranges_ends_process() {
         if std::env::var_os(ENDS).is_some() {
-            survive_shrinking().expect("SIGBUS handler");
+            handle_truncation_sigbus().expect("SIGBUS handler");
             let (fd, watched) = (memory(5), memory(6));
             let _watched = view(&watched);
             let map = MmapOptions::new().len(LEN).map_raw_read_only(&fd).expect("mapped");

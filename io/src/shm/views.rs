@@ -27,7 +27,7 @@ struct Mapped {
 
 /// Limits on mapped memory of other processes; memory beyond them is read by system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MapBound {
+pub struct MapLimits {
     /// Of all peers together, in bytes.
     pub all: u64,
     /// Of one peer, in bytes.
@@ -40,7 +40,7 @@ pub struct MapBound {
 /// Most mapped regions of one peer: half of those that can be watched.
 const REGIONS_OF_PEER_MAX: usize = 512;
 
-impl MapBound {
+impl MapLimits {
     fn has_room(&self, mapped: &[Mapped], len: u64) -> bool {
         let all: u64 = mapped.iter().map(|other| other.len).sum();
         let own = || mapped.iter().filter(|other| other.peer == self.peer);
@@ -55,7 +55,7 @@ impl View {
     /// As [`View::of`], but returns the existing mapping if this process has mapped the memory
     /// already at its current length. Memory of an untrusted process is viewed as by
     /// [`View::guarded`], within `bound`.
-    pub fn shared(fd: OwnedFd, bound: Option<&MapBound>) -> std::io::Result<Arc<View>> {
+    pub fn shared(fd: OwnedFd, bound: Option<&MapLimits>) -> std::io::Result<Arc<View>> {
         // First: see `length_in_memory`.
         fcntl_get_seals(&fd)?;
         let stat = fstat(fd.as_fd())?;
@@ -134,13 +134,13 @@ mod tests {
     fn memory_beyond_limit_is_not_mapped() {
         const MIB: u64 = 1 << 20;
         // A peer id of its own: other tests map memory meanwhile.
-        let of = |peer, of_peer| MapBound { all: u64::MAX, of_peer, peer };
+        let of = |peer, of_peer| MapLimits { all: u64::MAX, of_peer, peer };
         let (own, other) = (of(-7, 10 * MIB), of(-8, 10 * MIB));
-        let shared = |fd: &OwnedFd, bound: &MapBound| {
+        let shared = |fd: &OwnedFd, bound: &MapLimits| {
             let fd = fd.try_clone().expect("a descriptor");
             View::shared(fd, Some(bound)).expect("a view")
         };
-        super::super::survive_shrinking().expect("SIGBUS handler");
+        super::super::handle_truncation_sigbus().expect("SIGBUS handler");
         let fds: Vec<OwnedFd> = [6 * MIB, 4 * MIB, 1, 64 << 40].map(sparse).into();
         let mapped = |views: &[Arc<View>]| views.iter().map(|view| view.is_mapped()).collect::<Vec<_>>();
         let views: Vec<Arc<View>> = fds.iter().map(|fd| shared(fd, &own)).collect();
@@ -149,7 +149,7 @@ mod tests {
         let again: Vec<Arc<View>> = fds[..2].iter().map(|fd| shared(fd, &own)).collect();
         assert!(again.iter().zip(&views).all(|(again, view)| Arc::ptr_eq(again, view)));
         assert_eq!(mapped(&[shared(&sparse(MIB), &other)]), [true]);
-        let nothing = MapBound { all: 0, ..other };
+        let nothing = MapLimits { all: 0, ..other };
         assert_eq!(mapped(&[shared(&sparse(1), &nothing)]), [false]);
         let mut bytes = [0xee; 100];
         views[3].copy_out((64 << 40) - 100, &mut bytes);
@@ -164,7 +164,7 @@ mod tests {
         let (pipe, _other) = std::io::pipe().expect("a pipe");
         let (file, dir) = (tempfile::tempfile().expect("a file"), tempfile::tempdir().expect("a directory"));
         let refused = |fd: OwnedFd| {
-            let bound = MapBound { all: u64::MAX, of_peer: u64::MAX, peer: -9 };
+            let bound = MapLimits { all: u64::MAX, of_peer: u64::MAX, peer: -9 };
             View::shared(fd, Some(&bound)).err().and_then(|e| e.raw_os_error())
         };
         let invalid = Some(rustix::io::Errno::INVAL.raw_os_error());

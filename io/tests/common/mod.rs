@@ -8,7 +8,7 @@ use std::time::Duration;
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::disk::{Completion, Disk, DiskFacts, FileId, Op, Queue, Side};
 use pagelith_io::fault::{FaultKind, IoFault};
-use pagelith_io::probe::{SideChoice, open_disk};
+use pagelith_io::probe::{BackendChoice, open_disk};
 use tempfile::TempDir;
 
 /// Longer than any healthy device needs; reaching it fails the test.
@@ -19,7 +19,7 @@ pub(crate) const BLOCK: usize = 4096;
 
 /// Run `test` on a disk of each side that this machine supports; prints the sides that it skips.
 pub(crate) fn on_each_side(test: impl Fn(&Arc<dyn Disk>, &Path)) {
-    for choice in [SideChoice::Uring, SideChoice::Blocking] {
+    for choice in [BackendChoice::Uring, BackendChoice::Blocking] {
         let dir = TempDir::new().unwrap();
         let Some(disk) = disk(dir.path(), choice) else { continue };
         let facts = disk.facts();
@@ -29,13 +29,13 @@ pub(crate) fn on_each_side(test: impl Fn(&Arc<dyn Disk>, &Path)) {
 }
 
 /// A disk over `dir`, or `None` (and a message) if io_uring or O_DIRECT is not available.
-pub(crate) fn disk(dir: &Path, choice: SideChoice) -> Option<Arc<dyn Disk>> {
+pub(crate) fn disk(dir: &Path, choice: BackendChoice) -> Option<Arc<dyn Disk>> {
     match open_disk(&[PathBuf::from(dir)], choice) {
         Ok(disk) => {
             check_facts(&disk.facts(), choice);
             Some(disk)
         }
-        Err(fault) if choice == SideChoice::Uring && fault.kind == FaultKind::Unsupported => {
+        Err(fault) if choice == BackendChoice::Uring && fault.kind == FaultKind::Unsupported => {
             eprintln!("skipped: {fault}");
             None
         }
@@ -43,8 +43,8 @@ pub(crate) fn disk(dir: &Path, choice: SideChoice) -> Option<Arc<dyn Disk>> {
     }
 }
 
-fn check_facts(facts: &DiskFacts, choice: SideChoice) {
-    let expected = if choice == SideChoice::Uring { Side::Uring } else { Side::Blocking };
+fn check_facts(facts: &DiskFacts, choice: BackendChoice) {
+    let expected = if choice == BackendChoice::Uring { Side::Uring } else { Side::Blocking };
     assert_eq!(facts.side, expected);
     assert!(facts.direct || facts.side == Side::Blocking, "{facts:?}");
     for align in [facts.memory_align, facts.offset_align] {

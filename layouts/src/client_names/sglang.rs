@@ -23,7 +23,7 @@ pub const PACKED: &str = "packed";
 
 /// The part of SGLang that prints the names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Road {
+pub enum SglangBackend {
     /// The hierarchical cache: host pools, one object per component.
     #[default]
     HostPools,
@@ -67,7 +67,7 @@ pub struct SglangConfig {
     /// decides.
     pub draft_rank_replicated: bool,
     /// The part of SGLang that prints the names.
-    pub road: Road,
+    pub road: SglangBackend,
 }
 
 impl Default for SglangConfig {
@@ -86,7 +86,7 @@ impl Default for SglangConfig {
             head_layers: Vec::new(),
             rank_replicated: false,
             draft_rank_replicated: false,
-            road: Road::HostPools,
+            road: SglangBackend::HostPools,
         }
     }
 }
@@ -100,7 +100,7 @@ impl SglangConfig {
             ("dcp_size", self.dcp_size),
         ])?;
         let unless = ContextError::unless;
-        let (dcp, linker) = (self.dcp_size, self.road == Road::DirectLinker);
+        let (dcp, linker) = (self.dcp_size, self.road == SglangBackend::DirectLinker);
         self.check_heads()?;
         unless(self.cp_rank < self.cp_size, "cp_rank", &self.cp_rank, "below cp_size")?;
         unless(self.tp_size.is_multiple_of(dcp), "dcp_size", &dcp, "a divisor of tp_size")?;
@@ -196,8 +196,8 @@ impl SglangNames {
         let hash = PrefixHash::from_hex(rest.get(..64)?)?;
         let rest = rest.get(64..)?.strip_prefix('_')?;
         let part = match self.config.road {
-            Road::HostPools => self.config.read_part(rest),
-            Road::DirectLinker => self.config.read_linker_part(rest),
+            SglangBackend::HostPools => self.config.read_part(rest),
+            SglangBackend::DirectLinker => self.config.read_linker_part(rest),
         }?;
         ObjectKey::new(namespace, hash, part.role, part.pool, part.component, part.shard).ok()
     }
@@ -211,8 +211,8 @@ impl SglangNames {
         let (pool, component) = (key.pool(), key.component());
         let part = Part { role: key.role(), pool, component, shard: key.shard() };
         match self.config.road {
-            Road::HostPools => self.config.spell_part(&mut text, part)?,
-            Road::DirectLinker => self.config.spell_linker_part(&mut text, part)?,
+            SglangBackend::HostPools => self.config.spell_part(&mut text, part)?,
+            SglangBackend::DirectLinker => self.config.spell_linker_part(&mut text, part)?,
         }
         Some(text)
     }

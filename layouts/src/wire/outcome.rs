@@ -17,7 +17,7 @@ use crate::key::ObjectKey;
 pub use events::{EventItem, EventsSaid, Happened};
 pub use failure::{ErrorTag, Failure, TEXT_MAX};
 pub use read::decode;
-pub use views::{Lies, ViewItem, digest};
+pub use views::{RegionExtent, ViewItem, digest};
 pub use write::{Written, encode};
 
 structure! {

@@ -200,7 +200,7 @@ impl<'a> Puts<'a> {
 
 /// Builder of a put.
 #[derive(Clone, Debug, Default)]
-pub struct PutDraft {
+pub struct PutBuilder {
     items: Vec<PutItem>,
     bases: Vec<ObjectKey>,
     required: Vec<ObjectKey>,
@@ -211,21 +211,21 @@ pub struct PutDraft {
     steady: u64,
 }
 
-impl PutDraft {
+impl PutBuilder {
     /// An empty put whose checksums are of blocks of `block_bytes`.
-    pub fn new(block_bytes: u32) -> PutDraft {
-        PutDraft { block_bytes, ..PutDraft::default() }
+    pub fn new(block_bytes: u32) -> PutBuilder {
+        PutBuilder { block_bytes, ..PutBuilder::default() }
     }
 
     /// An empty put of parts of groups. A complete group has the objects `required`, which are keys
     /// of any page.
-    pub fn of_parts(block_bytes: u32, required: &[ObjectKey]) -> PutDraft {
-        PutDraft { required: required.to_vec(), ..PutDraft::new(block_bytes) }
+    pub fn of_parts(block_bytes: u32, required: &[ObjectKey]) -> PutBuilder {
+        PutBuilder { required: required.to_vec(), ..PutBuilder::new(block_bytes) }
     }
 
     /// An empty put into the open group `name`; each object is a group of its own in the request.
-    pub fn into_open(block_bytes: u32, name: u64) -> PutDraft {
-        PutDraft { open: Some(name), ..PutDraft::new(block_bytes) }
+    pub fn into_open(block_bytes: u32, name: u64) -> PutBuilder {
+        PutBuilder { open: Some(name), ..PutBuilder::new(block_bytes) }
     }
 
     /// Reserve memory for `objects` more objects.

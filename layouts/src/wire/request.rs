@@ -221,7 +221,7 @@ impl GetItem {
 
 /// Options of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct RequestOptions {
     /// Deadline in milliseconds from when the server has read the request; 0 for the server's
     /// default.
     pub deadline_ms: u32,
@@ -235,7 +235,7 @@ pub struct Terms {
 
 /// A decoded request, borrowed from its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask<'a> {
+pub enum RequestBody<'a> {
     /// Which of these keys are present.
     Exists(List<'a, ObjectKey>),
     /// Number of these keys present before the first that is absent.
@@ -285,54 +285,57 @@ pub enum Ask<'a> {
     Used(u64, List<'a, ObjectKey>),
 }
 
-impl Ask<'_> {
+impl RequestBody<'_> {
     /// Its verb.
     pub fn verb(&self) -> Verb {
         match self {
-            Ask::Exists(_) => Verb::Exists,
-            Ask::ExistsPrefix(_) => Verb::ExistsPrefix,
-            Ask::Get(_) => Verb::Get,
-            Ask::Put(puts) => match puts.with() {
+            RequestBody::Exists(_) => Verb::Exists,
+            RequestBody::ExistsPrefix(_) => Verb::ExistsPrefix,
+            RequestBody::Get(_) => Verb::Get,
+            RequestBody::Put(puts) => match puts.with() {
                 With::Nothing => Verb::Put,
                 With::Bases(_) => Verb::PutAttached,
                 With::Required(_) => Verb::PutParts,
                 With::Open(_) => Verb::PutInto,
             },
-            Ask::Remove(_) => Verb::Remove,
-            Ask::Clear(_) => Verb::Clear,
-            Ask::Flush => Verb::Flush,
-            Ask::Stats => Verb::Stats,
-            Ask::Ping => Verb::Ping,
-            Ask::Pin(..) => Verb::Pin,
-            Ask::Unpin(_) => Verb::Unpin,
-            Ask::Lease(..) => Verb::Lease,
-            Ask::Begin(..) => Verb::Begin,
-            Ask::Commit(_) => Verb::Commit,
-            Ask::Abort(_) => Verb::Abort,
-            Ask::Missing(_) => Verb::Missing,
-            Ask::Events(_) => Verb::Events,
-            Ask::Prefetch(_) => Verb::Prefetch,
-            Ask::View(..) => Verb::View,
-            Ask::Hold(_) => Verb::Hold,
-            Ask::Release(_) => Verb::Release,
-            Ask::Used(..) => Verb::Used,
+            RequestBody::Remove(_) => Verb::Remove,
+            RequestBody::Clear(_) => Verb::Clear,
+            RequestBody::Flush => Verb::Flush,
+            RequestBody::Stats => Verb::Stats,
+            RequestBody::Ping => Verb::Ping,
+            RequestBody::Pin(..) => Verb::Pin,
+            RequestBody::Unpin(_) => Verb::Unpin,
+            RequestBody::Lease(..) => Verb::Lease,
+            RequestBody::Begin(..) => Verb::Begin,
+            RequestBody::Commit(_) => Verb::Commit,
+            RequestBody::Abort(_) => Verb::Abort,
+            RequestBody::Missing(_) => Verb::Missing,
+            RequestBody::Events(_) => Verb::Events,
+            RequestBody::Prefetch(_) => Verb::Prefetch,
+            RequestBody::View(..) => Verb::View,
+            RequestBody::Hold(_) => Verb::Hold,
+            RequestBody::Release(_) => Verb::Release,
+            RequestBody::Used(..) => Verb::Used,
         }
     }
 }
 
 /// Encode the body of a request. Nothing is checked; [`decode`] checks.
-pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
+pub fn encode(terms: RequestOptions, ask: &RequestBody<'_>) -> Vec<u8> {
     let mut head: RequestHead = bytemuck::Zeroable::zeroed();
     head.verb = ask.verb() as u8;
     (head.deadline_ms, head.depth, head.request) = (terms.deadline_ms, terms.depth, terms.request);
     head.flags = if terms.of_store { FLAG_STORE } else { 0 };
     let mut parts: [&[u8]; 3] = [&[]; 3];
     match ask {
-        Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) | Ask::Prefetch(keys) => {
+        RequestBody::Exists(keys)
+        | RequestBody::ExistsPrefix(keys)
+        | RequestBody::Remove(keys)
+        | RequestBody::Prefetch(keys) => {
             (head.item_count, parts[0]) = (keys.len() as u32, keys.bytes());
         }
-        Ask::Get(items) => (head.item_count, parts[0]) = (items.len() as u32, items.bytes()),
-        Ask::Put(puts) => {
+        RequestBody::Get(items) => (head.item_count, parts[0]) = (items.len() as u32, items.bytes()),
+        RequestBody::Put(puts) => {
             head.item_count = puts.items().len() as u32;
             head.group_count = puts.group_count();
             head.checksum_count = puts.checksums().len() as u32;
@@ -342,24 +345,29 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
             head.number = puts.open().or(puts.steady()).unwrap_or(0);
             parts = [puts.items().bytes(), keys.bytes(), puts.checksums().bytes()];
         }
-        Ask::Pin(number, keys)
-        | Ask::View(number, keys)
-        | Ask::Used(number, keys)
-        | Ask::Lease(number, keys)
-        | Ask::Begin(number, keys) => {
+        RequestBody::Pin(number, keys)
+        | RequestBody::View(number, keys)
+        | RequestBody::Used(number, keys)
+        | RequestBody::Lease(number, keys)
+        | RequestBody::Begin(number, keys) => {
             (head.number, head.item_count, parts[0]) = (*number, keys.len() as u32, keys.bytes());
         }
-        Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => head.number = *name,
-        Ask::Hold(number) | Ask::Release(number) | Ask::Events(number) => head.number = *number,
-        Ask::Clear(namespace) => head.namespace = *namespace,
-        Ask::Flush | Ask::Stats | Ask::Ping => {}
+        RequestBody::Unpin(name)
+        | RequestBody::Commit(name)
+        | RequestBody::Abort(name)
+        | RequestBody::Missing(name) => head.number = *name,
+        RequestBody::Hold(number) | RequestBody::Release(number) | RequestBody::Events(number) => {
+            head.number = *number
+        }
+        RequestBody::Clear(namespace) => head.namespace = *namespace,
+        RequestBody::Flush | RequestBody::Stats | RequestBody::Ping => {}
     }
     [bytemuck::bytes_of(&head), parts[0], parts[1], parts[2]].concat()
 }
 
 /// Read a request. `Ok` means that every key and number is valid; the caller must check that the
 /// peer is authorized.
-pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
+pub fn decode(body: &[u8]) -> Result<(RequestOptions, RequestBody<'_>), FormatError> {
     let have = body.len() as u64;
     let head: RequestHead =
         read(body).ok_or(FormatError::Short { structure: WHAT, need: RequestHead::BYTES as u64, have })?;
@@ -374,7 +382,8 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
         return Err(FormatError::field(WHAT, "length", have));
     }
     let of_store = head.flags & FLAG_STORE != 0;
-    let terms = Terms { deadline_ms: head.deadline_ms, depth: head.depth, request: head.request, of_store };
+    let terms =
+        RequestOptions { deadline_ms: head.deadline_ms, depth: head.depth, request: head.request, of_store };
     Ok((terms, ask))
 }
 
@@ -409,7 +418,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     }
 }
 
-fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<Ask<'a>, FormatError> {
+fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<RequestBody<'a>, FormatError> {
     let missing = |field| move || FormatError::field(WHAT, field, "beyond the end of the body");
     let keys = |rest: &mut &'a [u8], count| -> Result<List<'a, ObjectKey>, FormatError> {
         let keys = List::<ObjectKey>::take(rest, count).ok_or_else(missing("item_count"))?;
@@ -417,27 +426,27 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
         Ok(keys)
     };
     Ok(match verb {
-        Verb::Exists => Ask::Exists(keys(rest, head.item_count)?),
-        Verb::ExistsPrefix => Ask::ExistsPrefix(keys(rest, head.item_count)?),
-        Verb::Remove => Ask::Remove(keys(rest, head.item_count)?),
-        Verb::Prefetch => Ask::Prefetch(keys(rest, head.item_count)?),
-        Verb::Pin => Ask::Pin(head.number, keys(rest, head.item_count)?),
-        Verb::View => Ask::View(head.number, keys(rest, head.item_count)?),
-        Verb::Used => Ask::Used(head.number, keys(rest, head.item_count)?),
-        Verb::Lease => Ask::Lease(head.number, keys(rest, head.item_count)?),
-        Verb::Unpin => Ask::Unpin(head.number),
-        Verb::Begin => Ask::Begin(head.number, keys(rest, head.item_count)?),
-        Verb::Commit => Ask::Commit(head.number),
-        Verb::Abort => Ask::Abort(head.number),
-        Verb::Missing => Ask::Missing(head.number),
-        Verb::Events => Ask::Events(head.number),
-        Verb::Hold => Ask::Hold(head.number),
-        Verb::Release => Ask::Release(head.number),
+        Verb::Exists => RequestBody::Exists(keys(rest, head.item_count)?),
+        Verb::ExistsPrefix => RequestBody::ExistsPrefix(keys(rest, head.item_count)?),
+        Verb::Remove => RequestBody::Remove(keys(rest, head.item_count)?),
+        Verb::Prefetch => RequestBody::Prefetch(keys(rest, head.item_count)?),
+        Verb::Pin => RequestBody::Pin(head.number, keys(rest, head.item_count)?),
+        Verb::View => RequestBody::View(head.number, keys(rest, head.item_count)?),
+        Verb::Used => RequestBody::Used(head.number, keys(rest, head.item_count)?),
+        Verb::Lease => RequestBody::Lease(head.number, keys(rest, head.item_count)?),
+        Verb::Unpin => RequestBody::Unpin(head.number),
+        Verb::Begin => RequestBody::Begin(head.number, keys(rest, head.item_count)?),
+        Verb::Commit => RequestBody::Commit(head.number),
+        Verb::Abort => RequestBody::Abort(head.number),
+        Verb::Missing => RequestBody::Missing(head.number),
+        Verb::Events => RequestBody::Events(head.number),
+        Verb::Hold => RequestBody::Hold(head.number),
+        Verb::Release => RequestBody::Release(head.number),
         Verb::Get => {
             let items = List::<GetItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
             let mut keys = KeyCheck::default();
             items.iter().try_for_each(|item| keys.check(&item.key).and_then(|()| item.check_rest()))?;
-            Ask::Get(items)
+            RequestBody::Get(items)
         }
         Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::PutInto => {
             let items = List::<PutItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
@@ -450,11 +459,11 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
             let sums =
                 List::<Checksum>::take(rest, head.checksum_count).ok_or_else(missing("checksum_count"))?;
             let steady = if verb == Verb::PutInto { 0 } else { head.number };
-            Ask::Put(Puts::checked(items, with, sums, head.block_bytes, head.group_count, steady)?)
+            RequestBody::Put(Puts::checked(items, with, sums, head.block_bytes, head.group_count, steady)?)
         }
-        Verb::Clear => Ask::Clear(head.namespace),
-        Verb::Flush => Ask::Flush,
-        Verb::Stats => Ask::Stats,
-        Verb::Ping => Ask::Ping,
+        Verb::Clear => RequestBody::Clear(head.namespace),
+        Verb::Flush => RequestBody::Flush,
+        Verb::Stats => RequestBody::Stats,
+        Verb::Ping => RequestBody::Ping,
     })
 }

@@ -53,7 +53,7 @@ const SHOWN: &str = "shown";
 const TAKEN: &str = "taken";
 
 /// Identifies a range of an item on a link: operation, item, and position in the item.
-pub type Stretch = (OpId, u32, u64);
+pub type ItemRange = (OpId, u32, u64);
 
 impl ShownPiece {
     /// A range of a region.
@@ -110,15 +110,15 @@ pub fn decode(body: &[u8]) -> Result<Shown<'_>, FormatError> {
 }
 
 /// Encode the body of a frame that lists ranges no longer read.
-pub fn encode_taken(stretches: &[Stretch]) -> Vec<u8> {
+pub fn encode_released(stretches: &[ItemRange]) -> Vec<u8> {
     let item =
-        |(op, item, offset): &Stretch| TakenItem { op: op.0, item: *item, reserved: 0, offset: *offset };
+        |(op, item, offset): &ItemRange| TakenItem { op: op.0, item: *item, reserved: 0, offset: *offset };
     bytemuck::cast_slice(&stretches.iter().map(item).collect::<Vec<_>>()).to_vec()
 }
 
 /// Read the body of a frame that lists ranges no longer read. The receiver must ignore ranges that
 /// it never passed.
-pub fn decode_taken(body: &[u8]) -> Result<impl Iterator<Item = Stretch>, FormatError> {
+pub fn decode_taken(body: &[u8]) -> Result<impl Iterator<Item = ItemRange>, FormatError> {
     let count = (body.len() / TakenItem::BYTES) as u32;
     let mut rest = body;
     let items =

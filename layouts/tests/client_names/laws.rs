@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use pagelith_layouts::client_names::sglang::{HeadLayers, Road, SglangConfig, SglangNames};
+use pagelith_layouts::client_names::sglang::{HeadLayers, SglangBackend, SglangConfig, SglangNames};
 use pagelith_layouts::client_names::vllm::{StoreFormat, VllmConfig};
 use pagelith_layouts::client_names::{ClientNames, OPAQUE_POOL, key_of, opaque_key};
 use pagelith_layouts::ids::PrefixHash;
@@ -53,7 +53,7 @@ prop_compose! {
             head_layers: if shares { head_layers(pp_size) } else { Vec::new() },
             rank_replicated,
             draft_rank_replicated,
-            road: if linker { Road::DirectLinker } else { Road::HostPools },
+            road: if linker { SglangBackend::DirectLinker } else { SglangBackend::HostPools },
         }
     }
 }
@@ -310,10 +310,10 @@ fn distinct_texts_have_distinct_keys() {
         for (rank_replicated, draft_rank_replicated) in
             [(false, false), (false, true), (true, false), (true, true)]
         {
-            for road in [Road::HostPools, Road::DirectLinker] {
+            for road in [SglangBackend::HostPools, SglangBackend::DirectLinker] {
                 let base =
                     SglangConfig { rank_replicated, draft_rank_replicated, road, ..Default::default() };
-                if !rank_replicated && road == Road::HostPools {
+                if !rank_replicated && road == SglangBackend::HostPools {
                     let (tp_lcm_size, head_layers) = (Some(3), head_layers(pp_size));
                     let split = SglangConfig { tp_lcm_size, head_layers, pp_size, ..base.clone() };
                     read.push(no_two_alike(&super::sglang(split), texts.iter().cloned()));

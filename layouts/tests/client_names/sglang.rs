@@ -1,7 +1,7 @@
 //! SGLang's Mooncake backend, row by row.
 
 use pagelith_layouts::client_names::ClientNames;
-use pagelith_layouts::client_names::sglang::{HeadLayers, Road, SglangConfig, SglangNames};
+use pagelith_layouts::client_names::sglang::{HeadLayers, SglangBackend, SglangConfig, SglangNames};
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::Role;
 
@@ -285,7 +285,7 @@ fn prefix_before_hash_is_parsed_and_printed() {
 
 #[test]
 fn direct_linker_names_any_pool() {
-    let linker = |config| SglangConfig { road: Road::DirectLinker, ..config };
+    let linker = |config| SglangConfig { road: SglangBackend::DirectLinker, ..config };
     rows(
         linker(sharded(4, 2)),
         &[
@@ -314,7 +314,7 @@ fn direct_linker_names_any_pool() {
 
 #[test]
 fn inconsistent_sglang_config_is_refused_by_field() {
-    let linker = Road::DirectLinker;
+    let linker = SglangBackend::DirectLinker;
     let kv = |pp_rank, from, to| layers(Role::Target, "kv", pp_rank, from, to);
     let page = Some(64);
     let cases = [

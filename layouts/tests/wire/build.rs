@@ -8,12 +8,12 @@ use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{self, Feature, Greeting, Reason, Refusal};
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::outcome::{
-    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, Lies, TierTag, Verdict, ViewItem,
-    Written, digest,
+    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, RegionExtent, TierTag, Verdict,
+    ViewItem, Written, digest,
 };
 use pagelith_layouts::wire::pull::{self, PullItem};
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions, Verb};
 use pagelith_layouts::wire::shown::{self, ShownPiece};
 use pagelith_layouts::wire::{Frame, Kind, List, VERSION_GREETING, outcome};
 
@@ -68,9 +68,9 @@ pub(crate) fn refusal() -> Refusal {
 }
 
 /// A put of one group of two objects, and of one group whose checksums the server computes.
-pub(crate) fn put() -> PutDraft {
+pub(crate) fn put() -> PutBuilder {
     let [k, v, draft] = keys();
-    let mut put = PutDraft::new(BLOCK_BYTES);
+    let mut put = PutBuilder::new(BLOCK_BYTES);
     put.group(None);
     put.object(k, 70_000, &checksums(&bytes(1, 70_000), BLOCK_BYTES));
     put.object(v, 4096, &checksums(&bytes(2, 4096), BLOCK_BYTES));
@@ -80,17 +80,17 @@ pub(crate) fn put() -> PutDraft {
 }
 
 /// Objects attached to a group.
-pub(crate) fn attached() -> PutDraft {
-    let mut put = PutDraft::new(BLOCK_BYTES);
+pub(crate) fn attached() -> PutBuilder {
+    let mut put = PutBuilder::new(BLOCK_BYTES);
     put.group(Some(keys()[0]));
     put.object(key(1, Role::Target, "mamba", "temporal"), 100, &[checksum(&bytes(3, 100))]);
     put
 }
 
 /// A part of a group of two objects.
-pub(crate) fn parts() -> PutDraft {
+pub(crate) fn parts() -> PutBuilder {
     let [k, v, _] = keys();
-    let mut put = PutDraft::of_parts(BLOCK_BYTES, &[k, v]);
+    let mut put = PutBuilder::of_parts(BLOCK_BYTES, &[k, v]);
     put.group(None);
     put.object(v, 4096, &checksums(&bytes(2, 4096), BLOCK_BYTES));
     put
@@ -113,9 +113,9 @@ pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
 }
 
 /// An object that is shown by its client's word, and one with checksums beside it.
-pub(crate) fn steady() -> PutDraft {
+pub(crate) fn steady() -> PutBuilder {
     let [k, v, _] = keys();
-    let mut put = PutDraft::new(BLOCK_BYTES);
+    let mut put = PutBuilder::new(BLOCK_BYTES);
     put.group(None);
     put.object(k, 70_000, &[]);
     put.shown(1, 8192);
@@ -126,47 +126,47 @@ pub(crate) fn steady() -> PutDraft {
 }
 
 /// An object of an open group.
-pub(crate) fn into_open() -> PutDraft {
-    let mut put = PutDraft::into_open(BLOCK_BYTES, 6);
+pub(crate) fn into_open() -> PutBuilder {
+    let mut put = PutBuilder::into_open(BLOCK_BYTES, 6);
     put.group(None);
     put.object(keys()[1], 4096, &checksums(&bytes(2, 4096), BLOCK_BYTES));
     put
 }
 
 fn requests() -> Vec<Named> {
-    let (keys, terms) = (keys(), Terms { deadline_ms: 250, depth: 3, request: 7, of_store: false });
+    let (keys, terms) = (keys(), RequestOptions { deadline_ms: 250, depth: 3, request: 7, of_store: false });
     let (put, attached, parts, into_open) = (put(), attached(), parts(), into_open());
     let steady = steady();
     let gets = [GetItem::new(keys[0], None, 70_000), GetItem::new(keys[1], Some(100..4096), 0)];
     let gets_how = [gets[0].sent(), gets[0].read_by_client(), gets[1].read_by_client()];
     let asks = [
-        ("request_exists", Ask::Exists(List::of(&keys))),
-        ("request_exists_prefix", Ask::ExistsPrefix(List::of(&keys))),
-        ("request_get", Ask::Get(List::of(&gets))),
-        ("request_get_how", Ask::Get(List::of(&gets_how))),
-        ("request_put", Ask::Put(put.puts().expect("a put"))),
-        ("request_put_attached", Ask::Put(attached.puts().expect("a put"))),
-        ("request_put_parts", Ask::Put(parts.puts().expect("a put"))),
-        ("request_put_steady", Ask::Put(steady.puts().expect("a put"))),
-        ("request_remove", Ask::Remove(List::of(&keys[..1]))),
-        ("request_clear", Ask::Clear(NAMESPACE)),
-        ("request_flush", Ask::Flush),
-        ("request_stats", Ask::Stats),
-        ("request_ping", Ask::Ping),
-        ("request_pin", Ask::Pin(5, List::of(&keys))),
-        ("request_unpin", Ask::Unpin(5)),
-        ("request_begin", Ask::Begin(6, List::of(&keys[..2]))),
-        ("request_put_into", Ask::Put(into_open.puts().expect("a put"))),
-        ("request_commit", Ask::Commit(6)),
-        ("request_abort", Ask::Abort(6)),
-        ("request_missing", Ask::Missing(6)),
-        ("request_lease", Ask::Lease(60_000, List::of(&keys[..2]))),
-        ("request_events", Ask::Events(41)),
-        ("request_view", Ask::View(7, List::of(&keys[..2]))),
-        ("request_prefetch", Ask::Prefetch(List::of(&keys[..2]))),
-        ("request_hold", Ask::Hold(8)),
-        ("request_release", Ask::Release(8)),
-        ("request_used", Ask::Used(135_536, List::of(&keys[..2]))),
+        ("request_exists", RequestBody::Exists(List::of(&keys))),
+        ("request_exists_prefix", RequestBody::ExistsPrefix(List::of(&keys))),
+        ("request_get", RequestBody::Get(List::of(&gets))),
+        ("request_get_how", RequestBody::Get(List::of(&gets_how))),
+        ("request_put", RequestBody::Put(put.puts().expect("a put"))),
+        ("request_put_attached", RequestBody::Put(attached.puts().expect("a put"))),
+        ("request_put_parts", RequestBody::Put(parts.puts().expect("a put"))),
+        ("request_put_steady", RequestBody::Put(steady.puts().expect("a put"))),
+        ("request_remove", RequestBody::Remove(List::of(&keys[..1]))),
+        ("request_clear", RequestBody::Clear(NAMESPACE)),
+        ("request_flush", RequestBody::Flush),
+        ("request_stats", RequestBody::Stats),
+        ("request_ping", RequestBody::Ping),
+        ("request_pin", RequestBody::Pin(5, List::of(&keys))),
+        ("request_unpin", RequestBody::Unpin(5)),
+        ("request_begin", RequestBody::Begin(6, List::of(&keys[..2]))),
+        ("request_put_into", RequestBody::Put(into_open.puts().expect("a put"))),
+        ("request_commit", RequestBody::Commit(6)),
+        ("request_abort", RequestBody::Abort(6)),
+        ("request_missing", RequestBody::Missing(6)),
+        ("request_lease", RequestBody::Lease(60_000, List::of(&keys[..2]))),
+        ("request_events", RequestBody::Events(41)),
+        ("request_view", RequestBody::View(7, List::of(&keys[..2]))),
+        ("request_prefetch", RequestBody::Prefetch(List::of(&keys[..2]))),
+        ("request_hold", RequestBody::Hold(8)),
+        ("request_release", RequestBody::Release(8)),
+        ("request_used", RequestBody::Used(135_536, List::of(&keys[..2]))),
     ];
     let frame = |ask| control(&Frame::new(Kind::Request, OP, request::encode(terms, ask)));
     asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
@@ -185,7 +185,7 @@ fn outcomes() -> Vec<Named> {
         Happened::Forgot(TierTag::Ssd),
     ];
     let events = happened.map(|happened| EventItem::of(&happened));
-    let lies = Lies { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
+    let lies = RegionExtent { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
     let views = [Some(lies), None].map(|lies| ViewItem::of(key_hash(&keys()[0]), lies));
     let hit = |members, base| Item {
         key_hash: key_hash(&keys()[0]),
@@ -265,7 +265,7 @@ pub(crate) fn frames() -> Vec<Named> {
             control(&Frame::new(
                 Kind::Taken,
                 OpId(0),
-                shown::encode_taken(&[(OP, 1, 4096), (OpId(3), 0, 0)]),
+                shown::encode_released(&[(OP, 1, 4096), (OpId(3), 0, 0)]),
             )),
         ),
     ];

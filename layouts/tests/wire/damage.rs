@@ -6,7 +6,7 @@ use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, Answer, EventItem, ViewItem, Written};
 use pagelith_layouts::wire::put::With;
-use pagelith_layouts::wire::request::{self, Ask, Terms};
+use pagelith_layouts::wire::request::{self, RequestBody, RequestOptions};
 use pagelith_layouts::wire::{Kind, List, head, pull, shown};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -61,7 +61,7 @@ fn read_all(kind: Kind, body: &[u8]) -> bool {
 #[test]
 fn forged_pin_counts_are_refused() {
     let keys = keys();
-    let pin = request::encode(Terms::default(), &Ask::Pin(5, List::of(&keys)));
+    let pin = request::encode(RequestOptions::default(), &RequestBody::Pin(5, List::of(&keys)));
     assert!(request::decode(&pin).is_ok());
     let refused = |name: &str, body: &[u8], at: usize, value: &[u8]| {
         let mut forged = body.to_vec();
@@ -77,13 +77,18 @@ fn forged_pin_counts_are_refused() {
         refused(name, &pin, 8, &count.to_le_bytes());
     }
     refused("number", &pin, 56, &0u64.to_le_bytes());
-    let unpin = request::encode(Terms::default(), &Ask::Unpin(5));
+    let unpin = request::encode(RequestOptions::default(), &RequestBody::Unpin(5));
     refused("number", &unpin, 56, &0u64.to_le_bytes());
     refused("item_count", &unpin, 8, &1u32.to_le_bytes());
-    for held in [Ask::Hold(5), Ask::Release(5)] {
-        refused("number", &request::encode(Terms::default(), &held), 56, &0u64.to_le_bytes());
+    for held in [RequestBody::Hold(5), RequestBody::Release(5)] {
+        refused("number", &request::encode(RequestOptions::default(), &held), 56, &0u64.to_le_bytes());
     }
-    refused("number", &request::encode(Terms::default(), &Ask::Ping), 56, &1u64.to_le_bytes());
+    refused(
+        "number",
+        &request::encode(RequestOptions::default(), &RequestBody::Ping),
+        56,
+        &1u64.to_le_bytes(),
+    );
 }
 
 /// An invalid role, and a wrong name length, in each key of each frame separately.
@@ -112,27 +117,36 @@ fn invalid_key_is_refused_at_every_place_in_frames() {
 fn read_request(body: &[u8]) -> bool {
     let Ok((terms, ask)) = request::decode(body) else { return false };
     match ask {
-        Ask::Exists(keys)
-        | Ask::ExistsPrefix(keys)
-        | Ask::Remove(keys)
-        | Ask::Prefetch(keys)
-        | Ask::View(_, keys)
-        | Ask::Used(_, keys)
-        | Ask::Pin(_, keys)
-        | Ask::Lease(_, keys)
-        | Ask::Begin(_, keys) => {
+        RequestBody::Exists(keys)
+        | RequestBody::ExistsPrefix(keys)
+        | RequestBody::Remove(keys)
+        | RequestBody::Prefetch(keys)
+        | RequestBody::View(_, keys)
+        | RequestBody::Used(_, keys)
+        | RequestBody::Pin(_, keys)
+        | RequestBody::Lease(_, keys)
+        | RequestBody::Begin(_, keys) => {
             assert!(keys.iter().all(|key| key.to_string().parse() == Ok(key)));
         }
-        Ask::Get(items) => assert!(items.iter().all(|i| i.stretch().end - i.stretch().start == i.length())),
-        Ask::Put(puts) => {
+        RequestBody::Get(items) => {
+            assert!(items.iter().all(|i| i.stretch().end - i.stretch().start == i.length()))
+        }
+        RequestBody::Put(puts) => {
             let groups = puts.objects().map(|o| o.group).max().map(|last| last + 1);
             assert_eq!(groups, Some(puts.group_count()));
             let attached = matches!(puts.with(), With::Bases(_));
             assert!(puts.objects().all(|o| puts.base(o.group).is_some() == attached));
         }
-        Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping | Ask::Events(_) => {}
-        Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => assert!(name > 0),
-        Ask::Hold(name) | Ask::Release(name) => assert!(name > 0),
+        RequestBody::Clear(_)
+        | RequestBody::Flush
+        | RequestBody::Stats
+        | RequestBody::Ping
+        | RequestBody::Events(_) => {}
+        RequestBody::Unpin(name)
+        | RequestBody::Commit(name)
+        | RequestBody::Abort(name)
+        | RequestBody::Missing(name) => assert!(name > 0),
+        RequestBody::Hold(name) | RequestBody::Release(name) => assert!(name > 0),
     }
     assert_eq!(request::encode(terms, &ask), body, "encoding the decoded request gives the same bytes");
     true

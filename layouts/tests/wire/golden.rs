@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, Answer, Happened, Lies, TierTag, digest};
+use pagelith_layouts::wire::outcome::{self, Answer, Happened, RegionExtent, TierTag, digest};
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::With;
-use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
+use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions, Verb};
 use pagelith_layouts::wire::{Kind, List, head, shown};
 
 use super::build::*;
@@ -79,28 +79,28 @@ fn golden_greetings_and_refusals_are_read() {
 
 #[test]
 fn golden_requests_are_read_in_every_field() {
-    let read = |name: &str, check: &dyn Fn(Ask<'_>)| {
+    let read = |name: &str, check: &dyn Fn(RequestBody<'_>)| {
         let (kind, body) = body(&format!("request_{name}.bin"));
         let (terms, ask) = request::decode(&body).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(
             (kind, terms),
-            (Kind::Request, Terms { deadline_ms: 250, depth: 3, request: 7, of_store: false })
+            (Kind::Request, RequestOptions { deadline_ms: 250, depth: 3, request: 7, of_store: false })
         );
         check(ask);
     };
     read("exists", &|ask| {
-        let Ask::Exists(keys) = ask else { panic!("{ask:?}") };
+        let RequestBody::Exists(keys) = ask else { panic!("{ask:?}") };
         assert_eq!(keys.iter().collect::<Vec<_>>(), super::build::keys());
     });
     read("get", &|ask| {
-        let Ask::Get(items) = ask else { panic!("{ask:?}") };
+        let RequestBody::Get(items) = ask else { panic!("{ask:?}") };
         let whole = |i: GetItem| (i.key, i.range(), i.length(), i.stretch());
         let [k, v, _] = keys();
         let expected = [(k, None, 70_000, 0..70_000), (v, Some(100..4096), 3996, 100..4096)];
         assert_eq!(items.iter().map(whole).collect::<Vec<_>>(), expected);
     });
     read("put", &|ask| {
-        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        let RequestBody::Put(puts) = ask else { panic!("{ask:?}") };
         let objects: Vec<_> = puts.objects().collect();
         let shape = objects.iter().map(|o| (o.number, o.key, o.length, o.group, o.checksums.len()));
         let [k, v, draft] = keys();
@@ -112,41 +112,41 @@ fn golden_requests_are_read_in_every_field() {
         assert_eq!(puts.steady(), None);
     });
     read("put_attached", &|ask| {
-        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        let RequestBody::Put(puts) = ask else { panic!("{ask:?}") };
         assert_eq!((puts.base(0), puts.base(1), puts.required()), (Some(keys()[0]), None, None));
     });
     read("put_parts", &|ask| {
-        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        let RequestBody::Put(puts) = ask else { panic!("{ask:?}") };
         let required = puts.required().map(|keys| keys.iter().collect::<Vec<_>>());
         assert_eq!((puts.group_count(), puts.base(0), required), (1, None, Some(keys()[..2].to_vec())));
         assert_eq!(puts.objects().map(|o| (o.key, o.length)).collect::<Vec<_>>(), [(keys()[1], 4096)]);
     });
     read("put_steady", &|ask| {
-        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        let RequestBody::Put(puts) = ask else { panic!("{ask:?}") };
         let shown = puts.objects().map(|o| (o.shown, o.checksums.len())).collect::<Vec<_>>();
         assert_eq!(
             (puts.steady(), puts.open(), shown),
             (Some(9), None, vec![(Some((1, 8192)), 0), (None, 1)])
         );
     });
-    read("clear", &|ask| assert_eq!(ask, Ask::Clear(NAMESPACE)));
-    read("pin", &|ask| assert_eq!(ask, Ask::Pin(5, List::of(&keys()))));
-    read("unpin", &|ask| assert_eq!(ask, Ask::Unpin(5)));
-    read("begin", &|ask| assert_eq!(ask, Ask::Begin(6, List::of(&keys()[..2]))));
+    read("clear", &|ask| assert_eq!(ask, RequestBody::Clear(NAMESPACE)));
+    read("pin", &|ask| assert_eq!(ask, RequestBody::Pin(5, List::of(&keys()))));
+    read("unpin", &|ask| assert_eq!(ask, RequestBody::Unpin(5)));
+    read("begin", &|ask| assert_eq!(ask, RequestBody::Begin(6, List::of(&keys()[..2]))));
     read("put_into", &|ask| {
-        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        let RequestBody::Put(puts) = ask else { panic!("{ask:?}") };
         assert_eq!((puts.open(), puts.with(), puts.group_count()), (Some(6), With::Open(6), 1));
     });
-    read("commit", &|ask| assert_eq!(ask, Ask::Commit(6)));
-    read("abort", &|ask| assert_eq!(ask, Ask::Abort(6)));
-    read("missing", &|ask| assert_eq!(ask, Ask::Missing(6)));
-    read("view", &|ask| assert_eq!(ask, Ask::View(7, List::of(&keys()[..2]))));
-    read("prefetch", &|ask| assert_eq!(ask, Ask::Prefetch(List::of(&keys()[..2]))));
-    read("events", &|ask| assert_eq!(ask, Ask::Events(41)));
-    read("hold", &|ask| assert_eq!(ask, Ask::Hold(8)));
-    read("release", &|ask| assert_eq!(ask, Ask::Release(8)));
-    read("used", &|ask| assert_eq!(ask, Ask::Used(135_536, List::of(&keys()[..2]))));
-    read("lease", &|ask| assert_eq!(ask, Ask::Lease(60_000, List::of(&keys()[..2]))));
+    read("commit", &|ask| assert_eq!(ask, RequestBody::Commit(6)));
+    read("abort", &|ask| assert_eq!(ask, RequestBody::Abort(6)));
+    read("missing", &|ask| assert_eq!(ask, RequestBody::Missing(6)));
+    read("view", &|ask| assert_eq!(ask, RequestBody::View(7, List::of(&keys()[..2]))));
+    read("prefetch", &|ask| assert_eq!(ask, RequestBody::Prefetch(List::of(&keys()[..2]))));
+    read("events", &|ask| assert_eq!(ask, RequestBody::Events(41)));
+    read("hold", &|ask| assert_eq!(ask, RequestBody::Hold(8)));
+    read("release", &|ask| assert_eq!(ask, RequestBody::Release(8)));
+    read("used", &|ask| assert_eq!(ask, RequestBody::Used(135_536, List::of(&keys()[..2]))));
+    read("lease", &|ask| assert_eq!(ask, RequestBody::Lease(60_000, List::of(&keys()[..2]))));
     for (name, verb) in [
         ("exists_prefix", Verb::ExistsPrefix),
         ("remove", Verb::Remove),
@@ -219,7 +219,7 @@ fn golden_pulls_and_outcomes_are_read() {
         panic!("views")
     };
     let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
-    let lies = Lies { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
+    let lies = RegionExtent { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
     assert_eq!(views.iter().map(|view| view.lies()).collect::<Vec<_>>(), [Some(lies), None]);
     assert!(views.iter().all(|view| view.key_hash() == key_hash(&keys()[0])));
     let failed = body("outcome_failed.bin").1;

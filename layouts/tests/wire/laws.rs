@@ -9,8 +9,8 @@ use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::outcome::{
     self, Answer, Base, CauseTag, ErrorTag, Failure, Item, TierTag, Verdict, Written,
 };
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::{self, GetItem, RequestBody, RequestOptions, Verb};
 use pagelith_layouts::wire::{CONTROL_BODY_MAX, DATA_BODY_MAX, Kind, List};
 use proptest::prelude::*;
 
@@ -31,8 +31,8 @@ fn keys() -> impl Strategy<Value = Vec<ObjectKey>> {
     prop::collection::vec(key(), 1..20)
 }
 
-fn terms() -> impl Strategy<Value = Terms> {
-    any::<(u32, u32, u64, bool)>().prop_map(|(deadline_ms, depth, request, of_store)| Terms {
+fn terms() -> impl Strategy<Value = RequestOptions> {
+    any::<(u32, u32, u64, bool)>().prop_map(|(deadline_ms, depth, request, of_store)| RequestOptions {
         deadline_ms,
         depth,
         request,
@@ -55,11 +55,11 @@ fn put() -> impl Strategy<Value = (Vec<Planned>, usize)> {
     (prop::collection::vec((key(), any::<bool>(), 1..200_000u64, any::<bool>()), 1..12), 0..3usize)
 }
 
-fn draft(objects: &[Planned], kind: usize, sums: &[Checksum]) -> PutDraft {
+fn draft(objects: &[Planned], kind: usize, sums: &[Checksum]) -> PutBuilder {
     let required: Vec<ObjectKey> = objects.iter().map(|(key, ..)| *key).collect();
     let mut put = match kind {
-        2 => PutDraft::of_parts(BLOCK_BYTES, &required),
-        _ => PutDraft::new(BLOCK_BYTES),
+        2 => PutBuilder::of_parts(BLOCK_BYTES, &required),
+        _ => PutBuilder::new(BLOCK_BYTES),
     };
     for (i, (key, begins, length, summed)) in objects.iter().enumerate() {
         if i == 0 || *begins {
@@ -126,15 +126,15 @@ proptest! {
     #[test]
     fn requests_with_keys_round_trip(terms in terms(), keys in keys(), number in 1..u64::MAX, verb in 0..5u8) {
         let list = List::of(&keys);
-        let named = [Ask::Pin(number, list), Ask::Lease(number, list)];
-        let ask = [&[Ask::Exists(list), Ask::ExistsPrefix(list), Ask::Remove(list)][..], &named].concat()[usize::from(verb)];
+        let named = [RequestBody::Pin(number, list), RequestBody::Lease(number, list)];
+        let ask = [&[RequestBody::Exists(list), RequestBody::ExistsPrefix(list), RequestBody::Remove(list)][..], &named].concat()[usize::from(verb)];
         let body = request::encode(terms, &ask);
         prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
     }
 
     #[test]
     fn get_round_trips(terms in terms(), items in prop::collection::vec(get_item(), 1..20)) {
-        let ask = Ask::Get(List::of(&items));
+        let ask = RequestBody::Get(List::of(&items));
         let body = request::encode(terms, &ask);
         prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
     }
@@ -143,10 +143,10 @@ proptest! {
     fn put_round_trips(terms in terms(), (objects, kind) in put(), seed in any::<u64>()) {
         let sums = some_checksums(seed);
         let put = draft(&objects, kind, &sums);
-        let ask = Ask::Put(put.puts().expect("a put"));
+        let ask = RequestBody::Put(put.puts().expect("a put"));
         let body = request::encode(terms, &ask);
         prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
-        let (_, Ask::Put(read)) = request::decode(&body).expect("just read") else { panic!("a put") };
+        let (_, RequestBody::Put(read)) = request::decode(&body).expect("just read") else { panic!("a put") };
         prop_assert_eq!((read.base(0).is_some(), read.required().is_some()), (kind == 1, kind == 2));
         for (object, (key, _, length, summed)) in read.objects().zip(&objects) {
             prop_assert_eq!((object.key, object.length), (*key, *length));

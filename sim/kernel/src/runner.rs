@@ -82,11 +82,11 @@ pub fn run(args: &Args) -> ExitCode {
             match start(sum.lane, seed) {
                 End::Seen(seen) => sum.seen.add(seen),
                 End::Skipped(why) => sum.skipped = Some(why),
-                End::Failed(said) => {
+                End::Failed(output) => {
                     failures += 1;
                     println!("{} FAILED: --lane {} --seed {seed} --runs 1", sum.lane.name, sum.lane.name);
-                    println!("{said}");
-                    sum.seen.add(counters_of_failure(&said));
+                    println!("{output}");
+                    sum.seen.add(counters_of_failure(&output));
                 }
             }
         }
@@ -121,15 +121,15 @@ fn append(path: &Path, lines: &str) -> std::io::Result<()> {
 }
 
 /// The counters of a failed run, derived from its output.
-fn counters_of_failure(said: &str) -> Seen {
+fn counters_of_failure(output: &str) -> Seen {
     let mut seen = Seen { runs: 1, ..Seen::default() };
-    if said.contains(" is back") {
+    if output.contains(" is back") {
         seen.phantom = 1;
-    } else if said.contains("durable pages are missing") {
+    } else if output.contains("durable pages are missing") {
         seen.synced_lost = 1;
-    } else if said.contains("wrong bytes")
-        || said.contains("stale bytes")
-        || said.contains("group is not whole")
+    } else if output.contains("wrong bytes")
+        || output.contains("stale bytes")
+        || output.contains("group is not whole")
     {
         seen.wrong = 1;
     }

@@ -183,8 +183,8 @@ impl Life {
         match self.timed("remove", |options| store.remove(&[key(page, 0)], options)) {
             Ok(_) => {
                 self.model.hear(Word::Removed(page));
-                let here = store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
-                assert_eq!(here, [false, false], "removed page is back at once {page:?}");
+                let exists = store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
+                assert_eq!(exists, [false, false], "removed page is back at once {page:?}");
             }
             Err(e) => self.check_error("remove", &e),
         }
@@ -250,8 +250,8 @@ impl Life {
         }
         if hits == 1 {
             // The other get failed: then neither object exists.
-            let here = store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
-            assert_eq!(here[0], here[1], "group is not whole {page:?}");
+            let exists = store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
+            assert_eq!(exists[0], exists[1], "group is not whole {page:?}");
         }
     }
 

@@ -95,8 +95,8 @@ impl State {
         let mut done = Done::of(ordered, struck);
         let half = |rng: &mut SplitMix64| if rng.one_in(2) { Fate::New } else { Fate::Old };
         let Written { landed, effect } = match (ordered, struck) {
-            (None, None) => Written::honest(no, offset, blocks),
-            (Some(_), _) => Written::honest(no, offset, named.file.partial_write(offset, &blocks, rng, half)),
+            (None, None) => Written::intact(no, offset, blocks),
+            (Some(_), _) => Written::intact(no, offset, named.file.partial_write(offset, &blocks, rng, half)),
             (None, Some(fault)) => strikes.write(fault, files, (no, offset), blocks),
         };
         let mut wrote = None;

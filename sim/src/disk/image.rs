@@ -159,7 +159,7 @@ mod tests {
         let mut out = [9; 6];
         image.read(border - 3, &mut out);
         assert_eq!(out, [0, 1, 2, 3, 4, 0]);
-        assert!(image.written(0).is_none(), "a block that nobody wrote");
+        assert!(image.written(0).is_none(), "a block without writes");
     }
 
     #[test]

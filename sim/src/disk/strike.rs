@@ -35,7 +35,7 @@ pub(crate) struct FaultInjector {
     /// By kind of operation, the delays and the others: each fault with the cumulative rate.
     tables: [[Vec<(DiskFault, u64)>; 2]; OPS.len()],
     /// Planned faults, and how many operations remain, 1 if the next one is struck.
-    ordered: Vec<(DiskFault, u64)>,
+    scheduled: Vec<(DiskFault, u64)>,
     rng: SplitMix64,
     struck: Vec<Struck>,
     /// Whether any fault may strike.
@@ -50,7 +50,7 @@ impl Default for FaultInjector {
         FaultInjector {
             rates: FaultRates::new(0),
             tables: Default::default(),
-            ordered: Vec::new(),
+            scheduled: Vec::new(),
             rng: SplitMix64::new(0),
             struck: Vec::new(),
             armed: false,
@@ -77,9 +77,9 @@ impl FaultInjector {
     }
 
     /// Strikes the `nth` next operation that `fault` can strike.
-    pub(crate) fn order(&mut self, fault: DiskFault, nth: u64) {
+    pub(crate) fn schedule(&mut self, fault: DiskFault, nth: u64) {
         assert!(nth > 0, "faults are counted from 1 fault={fault}");
-        self.ordered.push((fault, nth));
+        self.scheduled.push((fault, nth));
         self.arm();
     }
 
@@ -95,13 +95,13 @@ impl FaultInjector {
 
     fn arm(&mut self) {
         let any = |tables: &[Vec<(DiskFault, u64)>; 2]| tables.iter().any(|t| !t.is_empty());
-        self.armed = !self.ordered.is_empty() || self.tables.iter().any(any);
+        self.armed = !self.scheduled.is_empty() || self.tables.iter().any(any);
     }
 
     /// Whether a read may return previous block contents.
     pub(crate) fn needs_previous(&self) -> bool {
         let stale = DiskFault::StaleRead;
-        self.rates.rate(stale) > 0 || self.ordered.iter().any(|(fault, _)| *fault == stale)
+        self.rates.rate(stale) > 0 || self.scheduled.iter().any(|(fault, _)| *fault == stale)
     }
 
     /// The faults that struck.
@@ -120,16 +120,16 @@ impl FaultInjector {
             return None;
         }
         let mut due = None;
-        for (i, (fault, left)) in self.ordered.iter_mut().enumerate() {
+        for (i, (fault, left)) in self.scheduled.iter_mut().enumerate() {
             if fault.strikes(op) && fault.delays() == delays {
                 *left -= 1;
                 due = due.or((*left == 0).then_some((i, *fault)));
             }
         }
         if let Some((i, fault)) = due {
-            self.ordered.remove(i);
+            self.scheduled.remove(i);
             // Two were due for the same operation: the other one strikes the next.
-            self.ordered.iter_mut().for_each(|(_, left)| *left = (*left).max(1));
+            self.scheduled.iter_mut().for_each(|(_, left)| *left = (*left).max(1));
             self.arm();
             return Some(fault);
         }
@@ -228,7 +228,7 @@ impl FaultInjector {
         (no, offset): (FileNo, u64),
         mut blocks: Vec<Block>,
     ) -> Written {
-        let Some(named) = files.get(no) else { return Written::honest(no, offset, blocks) };
+        let Some(named) = files.get(no) else { return Written::intact(no, offset, blocks) };
         let differs = |file: &SimFile, offset: u64, blocks: &[Block]| {
             (offset / ALIGN..).zip(blocks).any(|(n, new)| file.block(n) != *new)
         };
@@ -252,7 +252,7 @@ impl FaultInjector {
                 let found = self.other_range(files, no, offset, (blocks.len() * BLOCK) as u64);
                 let Some((other, to, target)) = found.and_then(|(no, to)| Some((no, to, files.get(no)?)))
                 else {
-                    return Written::honest(no, offset, blocks);
+                    return Written::intact(no, offset, blocks);
                 };
                 let effective = differs(&named.file, offset, &blocks) || differs(&target.file, to, &blocks);
                 Written {
@@ -267,7 +267,7 @@ impl FaultInjector {
                 let effect = Some((Some(named.place(offset + at)), true));
                 Written { landed: Some((no, offset, blocks)), effect }
             }
-            _ => Written::honest(no, offset, blocks),
+            _ => Written::intact(no, offset, blocks),
         }
     }
 
@@ -291,7 +291,7 @@ impl FaultInjector {
     /// A random aligned range of `len` bytes, disjoint from the addressed one, in a file of the
     /// same kind.
     fn other_range(&mut self, files: &FileTable, no: FileNo, offset: u64, len: u64) -> Option<(FileNo, u64)> {
-        let meant = files.get(no)?;
+        let target = files.get(no)?;
         // Candidate ranges before the addressed one, and in total.
         let places = |other: FileNo, file_len: u64| {
             let count = |room: u64| if room < len { 0 } else { (room - len) / ALIGN + 1 };
@@ -300,10 +300,10 @@ impl FaultInjector {
                 false => (0, count(file_len)),
             }
         };
-        let kin = files.iter().filter(|(_, f)| f.kind() == meant.kind());
-        let kin: Vec<_> = kin.map(|(other, f)| (other, places(other, f.file.len))).collect();
-        let kin: Vec<_> = kin.into_iter().filter(|(_, (_, all))| *all > 0).collect();
-        let (other, (before, all)) = *kin.get(self.rng.below(kin.len() as u64) as usize)?;
+        let same_kind = files.iter().filter(|(_, f)| f.kind() == target.kind());
+        let same_kind: Vec<_> = same_kind.map(|(other, f)| (other, places(other, f.file.len))).collect();
+        let same_kind: Vec<_> = same_kind.into_iter().filter(|(_, (_, all))| *all > 0).collect();
+        let (other, (before, all)) = *same_kind.get(self.rng.below(same_kind.len() as u64) as usize)?;
         let place = self.rng.below(all);
         let skipped = if other == no && place >= before { offset + len } else { 0 };
         let first = if skipped > 0 { place - before } else { place };
@@ -321,7 +321,7 @@ pub(crate) struct Written {
 
 impl Written {
     /// The whole write, in the addressed range.
-    pub(crate) fn honest(no: FileNo, offset: u64, blocks: Vec<Block>) -> Written {
+    pub(crate) fn intact(no: FileNo, offset: u64, blocks: Vec<Block>) -> Written {
         Written { landed: Some((no, offset, blocks)), effect: None }
     }
 }

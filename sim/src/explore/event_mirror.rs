@@ -75,7 +75,7 @@ impl EventMirror {
     }
 }
 
-fn brief(event: &Event) -> String {
+fn event_text(event: &Event) -> String {
     match event {
         Event::Stored { tier, key, new } => format!("stored {tier:?} {key} new={new}"),
         Event::Removed { tier, key, gone } => format!("removed {tier:?} {key} gone={gone}"),
@@ -92,11 +92,11 @@ impl Run<'_> {
             self.report(FindingKind::Wrong, format!("events were dropped count={}", page.lost));
         }
         for event in page.events {
-            self.trace(|| format!("  event {}", brief(&event)));
+            self.trace(|| format!("  event {}", event_text(&event)));
             if !self.event_mirror.note(&event) {
                 self.report(
                     FindingKind::Wrong,
-                    format!("event contradicts earlier events {}", brief(&event)),
+                    format!("event contradicts earlier events {}", event_text(&event)),
                 );
             }
         }
@@ -113,13 +113,13 @@ impl Run<'_> {
     }
 
     /// Checks that events and a look-up agree about an object.
-    pub(super) fn check_event_presence(&mut self, oid: Oid, expected: Option<bool>, here: bool) {
+    pub(super) fn check_event_presence(&mut self, oid: Oid, expected: Option<bool>, exists: bool) {
         // An attached object is visible only with its base.
-        let hidden = !here && base_of(oid).next().is_some();
-        if expected.is_some_and(|expected| expected != here) && !hidden {
+        let hidden = !exists && base_of(oid).next().is_some();
+        if expected.is_some_and(|expected| expected != exists) && !hidden {
             self.report(
                 FindingKind::Wrong,
-                format!("look-up and events differ exists={here} events={expected:?} oid={oid}"),
+                format!("look-up and events differ exists={exists} events={expected:?} oid={oid}"),
             );
         }
     }

@@ -14,13 +14,13 @@ use super::run::Run;
 const PINS_MAX: usize = 10;
 
 impl Run<'_> {
-    fn hasty(timeout: Option<Duration>) -> Options {
+    fn with_timeout(timeout: Option<Duration>) -> Options {
         Options { timeout, ..Options::default() }
     }
 
     /// Removes up to three objects; `timeout` of the call.
     pub(super) fn remove(&mut self, timeout: Option<Duration>) {
-        self.perhaps_drain();
+        self.drain_half_the_time();
         let mut oids: Vec<Oid> = (0..1 + self.rng.below(3)).map(|_| self.some_oid()).collect();
         oids.sort_unstable();
         oids.dedup();
@@ -37,16 +37,16 @@ impl Run<'_> {
                 }
             }
         }
-        let outcome = self.timed("remove", timeout, |store| store.remove(&keys, Self::hasty(timeout)));
+        let outcome = self.timed("remove", timeout, |store| store.remove(&keys, Self::with_timeout(timeout)));
         self.trace(|| format!("  remove {oids:?} {outcome:?}"));
         let now = self.oracle.tick();
         match outcome {
-            Some(Ok(here)) => {
-                self.fold_hash(here as u64);
-                if here > keys.len() {
+            Some(Ok(removed)) => {
+                self.fold_hash(removed as u64);
+                if removed > keys.len() {
                     self.report(
                         FindingKind::Wrong,
-                        format!("remove reports too many objects removed={here} requested={}", keys.len()),
+                        format!("remove reports too many objects removed={removed} requested={}", keys.len()),
                     );
                 }
                 for oid in &oids {
@@ -99,7 +99,7 @@ impl Run<'_> {
     }
 
     pub(super) fn clear(&mut self, timeout: Option<Duration>) {
-        self.perhaps_drain();
+        self.drain_half_the_time();
         let ns = self.rng.below(NAMESPACES as u64) as usize;
         self.clear_one(ns, timeout);
     }
@@ -113,7 +113,8 @@ impl Run<'_> {
             self.oracle.removal_begun(oid);
         }
         let namespace = objects::namespace(ns);
-        let outcome = self.timed("clear", timeout, |store| store.clear(namespace, Self::hasty(timeout)));
+        let outcome =
+            self.timed("clear", timeout, |store| store.clear(namespace, Self::with_timeout(timeout)));
         self.trace(|| format!("  clear {ns} {outcome:?}"));
         self.oracle.tick();
         match outcome {
@@ -131,16 +132,16 @@ impl Run<'_> {
         for _ in 0..1 + self.rng.below(3) {
             let oid = self.some_oid();
             let pin = store.pin(&[key(oid)]);
-            let here = pin.pinned() == 1;
+            let pinned = pin.pinned() == 1;
             let now = self.oracle.tick();
             // With equal fingerprints it may be a pin of another object.
-            let tells = !self.plan.setup.constant;
-            if !here && tells && !self.world.disk.stopped() {
+            let is_exact = !self.plan.setup.constant;
+            if !pinned && is_exact && !self.world.disk.stopped() {
                 let answer = self.oracle.miss(oid, now, "pin");
                 self.judge(answer);
             }
-            self.trace(|| format!("  pin {oid} here={here}"));
-            let counts = here && tells && !self.struck;
+            self.trace(|| format!("  pin {oid} pinned={pinned}"));
+            let counts = pinned && is_exact && !self.struck;
             if counts {
                 self.oracle.pinned(oid);
             }
@@ -174,7 +175,7 @@ impl Run<'_> {
     }
 
     pub(super) fn flush(&mut self) {
-        self.perhaps_drain();
+        self.drain_half_the_time();
         let timeout = self.rng.one_in(6).then(|| Duration::from_millis(self.rng.below(5)));
         let start = self.oracle.tick();
         let outcome =
@@ -218,7 +219,7 @@ impl Run<'_> {
 
     /// A call that waits for the disk may also wait for a reader that only this thread could poll:
     /// half of the time there is none.
-    fn perhaps_drain(&mut self) {
+    fn drain_half_the_time(&mut self) {
         if self.rng.one_in(2) {
             self.drain();
         }

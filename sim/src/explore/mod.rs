@@ -33,13 +33,13 @@ pub fn explore(plan: &Plan) -> (Sums, Vec<Finding>) {
     explore_with_trace(plan, None)
 }
 
-/// Like [`explore`]; passes every step and answer to `tell`.
-pub fn explore_with_trace(plan: &Plan, tell: Option<Box<dyn FnMut(String)>>) -> (Sums, Vec<Finding>) {
+/// Like [`explore`]; passes every step and answer to `trace_to`.
+pub fn explore_with_trace(plan: &Plan, trace_to: Option<Box<dyn FnMut(String)>>) -> (Sums, Vec<Finding>) {
     let mut run = Run::new(plan);
-    if let Some(tell) = tell {
-        run.set_trace(tell);
+    if let Some(trace_to) = trace_to {
+        run.set_trace(trace_to);
     }
-    let outcome = catch_unwind(AssertUnwindSafe(|| run.go()));
+    let outcome = catch_unwind(AssertUnwindSafe(|| run.execute_all()));
     if let Err(panic) = outcome {
         let text = format!("panicked: {}", message(&*panic));
         run.report(FindingKind::Panic, text);

@@ -152,9 +152,9 @@ impl Plan {
         let ops = (0..ops).map(|at| {
             let mut left = rng.below(u64::from(total)) as u32;
             let heavier = |(_, w): &&(Verb, u32)| {
-                let here = left < *w;
+                let is_chosen = left < *w;
                 left = left.saturating_sub(*w);
-                here
+                is_chosen
             };
             let verb = WEIGHTS.iter().find(heavier).map_or(Verb::Get, |(verb, _)| *verb);
             (at, Op { verb, r: rng.next_u64() })

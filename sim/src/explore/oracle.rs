@@ -65,11 +65,11 @@ struct Object {
 }
 
 impl Object {
-    fn doubt_all(&mut self) {
+    fn mark_uncertain(&mut self) {
         self.certain = NEVER;
         // Also uncovered versions: the next flush may cover a write that no look-up finds.
-        let here = self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
-        here.for_each(|v| v.state = State::Maybe);
+        let stored = self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
+        stored.for_each(|v| v.state = State::Maybe);
     }
 }
 
@@ -85,11 +85,11 @@ pub struct Oracle {
     /// Stored by this process and not covered by a flush.
     dirty: Vec<(Oid, u32)>,
     /// The device may lie: removed objects may come back.
-    lies: bool,
+    lying: bool,
     /// The device has lied: a lost segment head or tombstone may bring back any removed object.
-    lied: bool,
+    removed_may_return: bool,
     /// Blocks became bad, or the device lied: a flush proves nothing any more.
-    rotten: bool,
+    flush_unreliable: bool,
     /// When a read was last struck, and how often in this process.
     read_struck: u32,
     reads_struck: u32,
@@ -120,9 +120,9 @@ impl Oracle {
             roomy,
             blind,
             dirty: Vec::new(),
-            lies: false,
-            lied: false,
-            rotten: false,
+            lying: false,
+            removed_may_return: false,
+            flush_unreliable: false,
             read_struck: 0,
             reads_struck: 0,
             quarantine_after: 1000,
@@ -135,14 +135,14 @@ impl Oracle {
     }
 
     /// A process read wrong bytes at open: it may have missed tombstones, and sealed its scan.
-    pub fn was_misled(&mut self) {
-        self.lied = true;
-        self.rotten = true;
+    pub fn opened_with_wrong_bytes(&mut self) {
+        self.removed_may_return = true;
+        self.flush_unreliable = true;
         self.may_all_be_dropped();
     }
 
     /// Sets the number of failed reads after which a segment is quarantined.
-    pub fn quarantines_after(&mut self, reads: u32) {
+    pub fn set_quarantine_after(&mut self, reads: u32) {
         self.quarantine_after = reads;
     }
 
@@ -177,17 +177,17 @@ impl Oracle {
 
     /// A page's objects may have been dropped for good.
     pub fn may_be_dropped(&mut self, page: usize) {
-        self.objects[page * PARTS..(page + 1) * PARTS].iter_mut().for_each(Object::doubt_all);
+        self.objects[page * PARTS..(page + 1) * PARTS].iter_mut().for_each(Object::mark_uncertain);
     }
 
     /// Any object may have been dropped for good.
     pub fn may_all_be_dropped(&mut self) {
-        self.objects.iter_mut().for_each(Object::doubt_all);
+        self.objects.iter_mut().for_each(Object::mark_uncertain);
     }
 
     /// The device may lie.
-    pub fn may_be_lied_to(&mut self) {
-        self.lies = true;
+    pub fn set_lying(&mut self) {
+        self.lying = true;
     }
 
     /// The next tick.
@@ -207,9 +207,9 @@ impl Oracle {
 
     /// A put begins now.
     pub fn put_begun(&mut self, oid: Oid, no: u32, len: usize) {
-        let (start, oldest, lies) = (self.now, self.oldest, self.lies);
+        let (start, oldest, lying) = (self.now, self.oldest, self.lying);
         let o = self.at(oid);
-        if o.versions.len() >= 12 && !lies {
+        if o.versions.len() >= 12 && !lying {
             o.versions.retain(|v| v.gone >= oldest);
         }
         let (done, dead, gone) = (NEVER, NEVER, NEVER);
@@ -239,7 +239,8 @@ impl Oracle {
     /// The put was stored: earlier versions were not present when it took effect.
     pub fn put_stored(&mut self, oid: Oid, no: u32) {
         let (now, roomy, blind) = (self.now, self.roomy, self.blind);
-        let may_be_certain = !self.rotten && !self.write_failed && self.reads_struck < self.quarantine_after;
+        let may_be_certain =
+            !self.flush_unreliable && !self.write_failed && self.reads_struck < self.quarantine_after;
         let read_struck = self.read_struck;
         let o = self.at(oid);
         let Some(mine) = o.versions.iter_mut().rfind(|v| v.no == no) else { return };
@@ -294,7 +295,7 @@ impl Oracle {
 
     /// A flush that began at `start` succeeded.
     pub fn flushed(&mut self, start: u32) {
-        if self.rotten {
+        if self.flush_unreliable {
             return;
         }
         let objects = &mut self.objects;
@@ -325,9 +326,9 @@ impl Oracle {
                 self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
             Struck::Lie | Struck::Rot => {
-                self.rotten = true;
+                self.flush_unreliable = true;
                 if what == Struck::Lie {
-                    self.lied = true;
+                    self.removed_may_return = true;
                 }
                 self.may_all_be_dropped();
             }
@@ -341,14 +342,14 @@ impl Oracle {
             self.may_all_be_dropped();
         }
         self.now += 1;
-        let (now, roomy, lies, held) = (self.now, self.roomy, self.lies, self.held);
+        let (now, roomy, lying, held) = (self.now, self.roomy, self.lying, self.held);
         // A later version that no flush covered may have replaced the durable one, and be lost.
         let last = |o: &Object| o.versions.last().is_some_and(|v| v.state == State::Durable);
         let durable: Vec<bool> = self.objects.iter().map(last).collect();
         for (oid, o) in (0..).zip(&mut self.objects) {
             // An attached object may be lost with its base, if that was put again.
             let held = held && o.pins > 0 && base_of(oid).chain([oid]).all(|o| durable[usize::from(o)]);
-            o.versions.retain(|v| v.gone == NEVER || lies);
+            o.versions.retain(|v| v.gone == NEVER || lying);
             for v in &mut o.versions {
                 v.done = v.done.min(now);
                 if v.state != State::Durable {
@@ -377,15 +378,15 @@ impl Oracle {
     }
 
     /// Whether a lasting fault struck since the store was made.
-    pub fn is_rotten(&self) -> bool {
-        self.rotten
+    pub fn is_flush_unreliable(&self) -> bool {
+        self.flush_unreliable
     }
 
     /// All files are removed: no version is present.
     pub fn wiped(&mut self) {
         self.now += 1;
         self.objects.iter_mut().for_each(|o| o.versions.clear());
-        (self.lied, self.rotten) = (false, false);
+        (self.removed_may_return, self.flush_unreliable) = (false, false);
     }
 
     /// The length to request for the object: that of its last put, if any.
@@ -410,9 +411,9 @@ impl Oracle {
     }
 
     /// Whether it may have been present at any time since `start`.
-    pub fn may_be_here(&self, oid: Oid, start: u32) -> bool {
+    pub fn may_be_present(&self, oid: Oid, start: u32) -> bool {
         let o = &self.objects[usize::from(oid)];
-        o.versions.iter().any(|v| v.dead >= start || self.lied)
+        o.versions.iter().any(|v| v.dead >= start || self.removed_may_return)
     }
 
     /// Whether a remove or clear of it began at `start` or later.
@@ -428,10 +429,10 @@ impl Oracle {
         pieces: impl Iterator<Item = (usize, &'a [u8])> + Clone,
         len: Option<usize>,
     ) -> Result<Seen, Wrong> {
-        let (now, lied, roomy) = (self.now, self.lied, self.roomy);
+        let (now, removed_may_return, roomy) = (self.now, self.removed_may_return, self.roomy);
         // A struck read of this or another batch in flight may still drop objects near its own.
         let whole = self.read_struck < start.min(self.oldest);
-        let clear = whole && !self.rotten && self.reads_struck < self.quarantine_after;
+        let clear = whole && !self.flush_unreliable && self.reads_struck < self.quarantine_after;
         let weak = self.write_failed;
         let is = |v: &Version| {
             let content = Content::of(oid, v.no);
@@ -453,7 +454,7 @@ impl Oracle {
                     return Err(Wrong::Bytes(text));
                 };
                 let v = o.versions[dead];
-                if !lied {
+                if !removed_may_return {
                     let what = if v.gone < NEVER { "removed or cleared" } else { "replaced" };
                     let text = format!("{what} bytes returned oid={oid} no={} {o:?} start={start}", v.no);
                     return Err(Wrong::Bytes(text));

@@ -217,11 +217,11 @@ impl Run<'_> {
             }
             let from = get.from;
             let pieces = get.target.pieces().map(move |(at, bytes)| (from + at, bytes));
-            let asked = match get.whole {
+            let request = match get.whole {
                 Some(len) => Asked::Whole(len),
                 None => Asked::Range(get.from..get.from + get.len),
             };
-            let no = self.answered(get.oid, start, &asked, &outcome, pieces);
+            let no = self.answered(get.oid, start, &request, &outcome, pieces);
             seen.push((no, outcome));
             if !self.memory.retire(get.target) {
                 self.report(FindingKind::Memory, "memory changed after get had ended");
@@ -237,7 +237,7 @@ impl Run<'_> {
         &mut self,
         oid: Oid,
         start: u32,
-        asked: &Asked,
+        request: &Asked,
         outcome: &Result<GetOutcome>,
         pieces: impl Iterator<Item = (usize, &'a [u8])> + Clone,
     ) -> Option<u32> {
@@ -248,10 +248,10 @@ impl Run<'_> {
                 self.fold_hash(*bytes ^ (u64::from(*tier == Tier::Ssd) << 40));
                 self.sums.reads_checked += 1;
                 self.sums.bytes_checked += bytes;
-                if *bytes != asked.len() as u64 {
+                if *bytes != request.len() as u64 {
                     self.report(FindingKind::Wrong, format!("hit has wrong length oid={oid} bytes={bytes}"));
                 }
-                let answer = self.oracle.hit(oid, start, pieces, asked.whole());
+                let answer = self.oracle.hit(oid, start, pieces, request.whole());
                 let seen = self.judge(answer)?;
                 self.sums.returned += u64::from(seen.returned);
                 self.fold_hash(u64::from(seen.no));
@@ -282,11 +282,11 @@ impl Run<'_> {
             Err(error) => {
                 self.fold_hash(error.kind as u64 ^ 0x1e44);
                 let invalid = error.kind == pagelith::ErrorKind::Invalid;
-                let fits_not = match asked {
+                let has_wrong_length = match request {
                     Asked::Whole(len) => self.oracle.may_have_another_length(oid, *len),
                     Asked::Range(range) => self.oracle.may_be_shorter(oid, range.end),
                 };
-                let known = self.plan.setup.constant || fits_not;
+                let known = self.plan.setup.constant || has_wrong_length;
                 if !(invalid && known) {
                     self.check_error("get", error);
                 }
@@ -376,26 +376,26 @@ impl Run<'_> {
 
     pub(super) fn check_exists(&mut self, store: &Rc<pagelith::Store>, oids: &[Oid]) {
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
-        let told = self.expected_presence(store, oids);
-        let here = store.exists_batch(&keys, Options::default());
+        let expected_present = self.expected_presence(store, oids);
+        let exists = store.exists_batch(&keys, Options::default());
         let prefix = store.exists_prefix(&keys, Options::default());
         let now = self.oracle.tick();
-        let holes = here.iter().position(|here| !here).unwrap_or(here.len());
+        let holes = exists.iter().position(|exists| !exists).unwrap_or(exists.len());
         if prefix != holes {
-            self.report(FindingKind::Wrong, format!("exists_prefix={prefix} exists={here:?}"));
+            self.report(FindingKind::Wrong, format!("exists_prefix={prefix} exists={exists:?}"));
         }
-        let bits = here.iter().fold(0u64, |bits, here| bits.rotate_left(1) ^ u64::from(*here));
+        let bits = exists.iter().fold(0u64, |bits, exists| bits.rotate_left(1) ^ u64::from(*exists));
         self.fold_hash(bits);
         // With equal fingerprints the index cannot distinguish objects.
         if self.plan.setup.constant || self.world.disk.stopped() {
             return;
         }
-        for ((oid, here), told) in oids.iter().zip(&here).zip(told) {
-            self.check_event_presence(*oid, told, *here);
-            if *here && !self.oracle.may_be_here(*oid, now) {
+        for ((oid, exists), expected_present) in oids.iter().zip(&exists).zip(expected_present) {
+            self.check_event_presence(*oid, expected_present, *exists);
+            if *exists && !self.oracle.may_be_present(*oid, now) {
                 self.report(FindingKind::Wrong, format!("exists though never put or removed oid={oid}"));
             }
-            if !here {
+            if !exists {
                 let answer = self.oracle.miss(*oid, now, "exists");
                 self.judge(answer);
             } else {
@@ -407,7 +407,7 @@ impl Run<'_> {
             let page = objects::page_of(of[0]);
             let grouped = matches!(objects::kind(page), PageKind::Pair | PageKind::Many);
             let whole = of.len() == objects::base_form(page).len();
-            let some = &here[at..at + of.len()];
+            let some = &exists[at..at + of.len()];
             if grouped && whole && some.iter().any(|h| *h) && !some.iter().all(|h| *h) {
                 self.report(FindingKind::Wrong, format!("group exists partially page={page} {some:?}"));
             }
@@ -439,14 +439,14 @@ impl Run<'_> {
             Ok(found) => found,
             Err(error) => return self.check_error("exists_groups", &error),
         };
-        let here = |parts: &[usize]| -> Vec<bool> {
+        let exists = |parts: &[usize]| -> Vec<bool> {
             let ask = |page: &usize| {
                 let keys: Vec<_> = parts.iter().map(|part| key(objects::oid(*page, *part))).collect();
-                store.exists_batch(&keys, Options::default()).iter().all(|here| *here)
+                store.exists_batch(&keys, Options::default()).iter().all(|exists| *exists)
             };
             pages.iter().map(ask).collect()
         };
-        let expected = pages_found(&here(&anchor), &[(here(&mamba), 1), (here(&swa), window)]);
+        let expected = pages_found(&exists(&anchor), &[(exists(&mamba), 1), (exists(&swa), window)]);
         self.fold_hash(found.usable_pages as u64);
         if found != expected {
             self.report(FindingKind::Wrong, format!("exists_groups {found:?} expected={expected:?}"));
@@ -480,9 +480,9 @@ impl Run<'_> {
 /// The expected [`pagelith::Store::exists_groups`]: pages present in the anchor and, with the needed
 /// tail, in each pool.
 fn pages_found(anchor: &[bool], pools: &[(Vec<bool>, usize)]) -> PagesFound {
-    let boundary = anchor.iter().position(|here| !here).unwrap_or(anchor.len());
-    let allows = |(here, window): &(Vec<bool>, usize), length: usize| {
-        length > 0 && here[length.saturating_sub(*window)..length].iter().all(|here| *here)
+    let boundary = anchor.iter().position(|exists| !exists).unwrap_or(anchor.len());
+    let allows = |(exists, window): &(Vec<bool>, usize), length: usize| {
+        length > 0 && exists[length.saturating_sub(*window)..length].iter().all(|exists| *exists)
     };
     let longest = |pool| (1..=boundary).rev().find(|length| allows(pool, *length)).unwrap_or(0);
     let stops: Vec<usize> =

@@ -57,7 +57,7 @@ impl Run<'_> {
                 Ok(store) => {
                     let whole = self.take_count() == before;
                     if self.misled {
-                        self.oracle.was_misled();
+                        self.oracle.opened_with_wrong_bytes();
                     }
                     self.opened(Rc::new(store), whole);
                     if !during || attempt >= OPENINGS {
@@ -81,7 +81,7 @@ impl Run<'_> {
                         return self
                             .report(FindingKind::Leak, format!("file lock was not released error={error}"));
                     }
-                    if refused && self.oracle.is_rotten() {
+                    if refused && self.oracle.is_flush_unreliable() {
                         self.sums.refused_opens += 1;
                         self.ledger.detected(1);
                         self.disarm();
@@ -138,7 +138,7 @@ impl Run<'_> {
         }
         // Damage from a lying write lasts, and so does a bad block; other faults ended with the
         // last process.
-        self.struck = self.oracle.is_rotten() || self.sync_unproven || !whole;
+        self.struck = self.oracle.is_flush_unreliable() || self.sync_unproven || !whole;
         self.lateness_excused = !whole;
         if report.made {
             return;
@@ -359,12 +359,12 @@ impl Run<'_> {
             }
         }
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
-        let here = store.exists_batch(&keys, Options::default());
+        let present = store.exists_batch(&keys, Options::default());
         // A write buffer keeps nothing of a tier that stopped writing meanwhile; and while the
         // index was full, each object replaced the one before.
         let well = well && store.stats().ssd_state_changes == changes && !refused;
-        if here.iter().any(|here| !here) && well && !self.plan.setup.constant {
-            self.report(FindingKind::Lost, format!("empty store lost objects just put {here:?}"));
+        if present.iter().any(|present| !present) && well && !self.plan.setup.constant {
+            self.report(FindingKind::Lost, format!("empty store lost objects just put {present:?}"));
         }
         drop(store);
         if !well || !self.findings.is_empty() {
@@ -386,7 +386,7 @@ impl Run<'_> {
         match Store::open_in(config, self.world.env()) {
             Ok(store) => self.opened(Rc::new(store), true),
             // Only an operator repairs a manifest that the device corrupted silently.
-            Err(error) if error.kind == ErrorKind::Damaged && self.oracle.is_rotten() => {}
+            Err(error) if error.kind == ErrorKind::Damaged && self.oracle.is_flush_unreliable() => {}
             Err(error) => self.report(FindingKind::Error, format!("store does not open error={error}")),
         }
         self.drain();

@@ -77,7 +77,7 @@ pub struct Run<'p> {
     done: BTreeMap<Verb, u64>,
     hash: u64,
     /// Receives a line for each step.
-    pub(super) tell: Option<Box<dyn FnMut(String)>>,
+    pub(super) trace_to: Option<Box<dyn FnMut(String)>>,
 }
 
 impl<'p> Run<'p> {
@@ -91,9 +91,9 @@ impl<'p> Run<'p> {
         }
         let mut oracle = Oracle::new(setup.roomy, setup.constant);
         if !plan.faults.is_empty() {
-            oracle.may_be_lied_to();
+            oracle.set_lying();
         }
-        oracle.quarantines_after(setup.quarantine_after);
+        oracle.set_quarantine_after(setup.quarantine_after);
         // With pages kept in memory, a pinned object may have left its segment before.
         if setup.objects >= 2048 && setup.dram_kib == 0 && !setup.constant {
             oracle.keeps_pins();
@@ -130,17 +130,17 @@ impl<'p> Run<'p> {
             at: 0,
             done: BTreeMap::new(),
             hash: plan.seed,
-            tell: None,
+            trace_to: None,
         }
     }
 
-    /// Passes each step to `tell`.
-    pub fn set_trace(&mut self, tell: Box<dyn FnMut(String)>) {
-        self.tell = Some(tell);
+    /// Passes each step to `trace_to`.
+    pub fn set_trace(&mut self, trace_to: Box<dyn FnMut(String)>) {
+        self.trace_to = Some(trace_to);
     }
 
     /// Executes all operations, up to the first finding.
-    pub fn go(&mut self) {
+    pub fn execute_all(&mut self) {
         self.open();
         for (at, op) in &self.plan.ops {
             if !self.findings.is_empty() {
@@ -174,8 +174,8 @@ impl<'p> Run<'p> {
     }
 
     pub(super) fn trace(&mut self, text: impl FnOnce() -> String) {
-        if let Some(tell) = self.tell.as_mut() {
-            tell(text());
+        if let Some(trace_to) = self.trace_to.as_mut() {
+            trace_to(text());
         }
     }
 

@@ -164,7 +164,7 @@ impl Run<'_> {
                 Ok(PutOutcome::Waiting) if put.open.is_none() => self.oracle.put_waits(*oid, put.no),
                 Ok(PutOutcome::AlreadyPresent) => {
                     self.oracle.put_nothing(*oid, put.no);
-                    if !self.oracle.may_be_here(*oid, start) {
+                    if !self.oracle.may_be_present(*oid, start) {
                         let text = format!("present though never put or removed oid={oid} no={}", put.no);
                         self.report(FindingKind::Wrong, text);
                     }
@@ -287,7 +287,7 @@ impl Run<'_> {
             let filled = self.groups[at].filled.contains(oid);
             match outcome {
                 Ok(PutOutcome::Waiting) => self.groups[at].filled.push(*oid),
-                Ok(PutOutcome::AlreadyPresent) if filled || self.oracle.may_be_here(*oid, start) => {}
+                Ok(PutOutcome::AlreadyPresent) if filled || self.oracle.may_be_present(*oid, start) => {}
                 Ok(other) => self.report(FindingKind::Wrong, format!("put into a group oid={oid} {other:?}")),
                 // Its deadline has passed, or its namespace was cleared.
                 Err(error) if error.kind == ErrorKind::Unavailable => {}

@@ -10,13 +10,13 @@ use pagelith_io::runtime::Runtime;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::greeting::Feature;
-use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
+use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
 use pagelith_layouts::wire::{Frame, Kind, Side, VERSION_MAX};
 use pagelith_transport::closed::Closed;
 use pagelith_transport::limits::Limits;
 use pagelith_transport::link::{Counts, Event, Facts, Link, Push, Room};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::shown::{Regions, Shown};
+use pagelith_transport::shown::{LinkRegions, Shown};
 
 use super::exposed::ExposedMemory;
 use super::owed_outcomes::OwedOutcomes;
@@ -54,7 +54,7 @@ pub struct SimLink {
 enum Queued {
     Frame(Frame),
     Push(Mono, Push),
-    Taken(Stretch),
+    Taken(ItemRange),
 }
 
 impl SimLink {
@@ -111,7 +111,7 @@ impl SimLink {
 
     /// This end on the same host as the other: what each side has handed over.
     #[must_use]
-    pub fn sharing(mut self, regions: Regions) -> SimLink {
+    pub fn sharing(mut self, regions: LinkRegions) -> SimLink {
         self.sharing.regions = regions;
         self
     }
@@ -340,7 +340,7 @@ impl Link for SimLink {
         }
     }
 
-    fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
+    fn view(&self, stretch: ItemRange, (region, at): (u32, u64), length: u64) -> Option<Shown> {
         self.sharing.arrived(stretch, std::iter::once(ShownPiece::new(region, at, length)).collect())
     }
 
@@ -377,11 +377,11 @@ impl Link for SimLink {
         self.finished.insert(op);
         match self.plant {
             Plant::KeptAfterRetract => {
-                let said = self.exposed.names(op).map(|(op, item, offset)| {
+                let events = self.exposed.names(op).map(|(op, item, offset)| {
                     let parts = Vec::new();
                     Event::Retracted { op, item, offset, parts }
                 });
-                self.ready.extend(said);
+                self.ready.extend(events);
             }
             _ => self.exposed.retract(Some(op), &mut self.ready),
         }

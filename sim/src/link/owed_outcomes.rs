@@ -15,7 +15,7 @@ const CANCELLED_MAX: Duration = Duration::from_millis(100);
 #[derive(Default)]
 pub(super) struct OwedOutcomes {
     /// How often each request arrived; packets may be duplicated.
-    asked: BTreeMap<OpId, u32>,
+    requests: BTreeMap<OpId, u32>,
     /// Requests that were cancelled, and when.
     cancelled: BTreeMap<OpId, Mono>,
 }
@@ -24,8 +24,8 @@ impl OwedOutcomes {
     /// A frame arrived at the server's end.
     pub fn arrived(&mut self, frame: &Frame, now: Mono) {
         match frame.kind {
-            Kind::Request => *self.asked.entry(frame.op).or_default() += 1,
-            Kind::Cancel if self.asked.contains_key(&frame.op) => {
+            Kind::Request => *self.requests.entry(frame.op).or_default() += 1,
+            Kind::Cancel if self.requests.contains_key(&frame.op) => {
                 self.cancelled.entry(frame.op).or_insert(now);
             }
             _ => {}
@@ -37,10 +37,10 @@ impl OwedOutcomes {
         if frame.kind != Kind::Outcome {
             return true;
         }
-        let Some(times) = self.asked.get_mut(&frame.op) else { return false };
+        let Some(times) = self.requests.get_mut(&frame.op) else { return false };
         *times -= 1;
         if *times == 0 {
-            self.asked.remove(&frame.op);
+            self.requests.remove(&frame.op);
         }
         // A request that arrived again after the cancel is a new request.
         self.cancelled.remove(&frame.op);
@@ -72,7 +72,7 @@ mod tests {
             owed.arrived(&request(op), at(0));
         }
         assert!(owed.sent(&outcome(1)) && !owed.sent(&outcome(1)), "one, and no second");
-        assert!(owed.sent(&outcome(2)) && owed.sent(&outcome(2)) && !owed.sent(&outcome(2)), "asked twice");
+        assert!(owed.sent(&outcome(2)) && owed.sent(&outcome(2)) && !owed.sent(&outcome(2)), "sent twice");
         [1, 3].into_iter().for_each(|op| owed.arrived(&cancel(op), at(10)));
         assert_eq!([50, 110, 500].map(|ms| owed.overdue(at(ms))), [0, 1, 0], "of 1 there was one");
         owed.arrived(&request(4), at(500));

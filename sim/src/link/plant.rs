@@ -64,7 +64,7 @@ impl ArrivedSums {
     /// The outcome with the checksums of the bytes that arrived instead of the checksums that were
     /// sent.
     pub fn replace_checksums(&self, frame: Frame) -> Frame {
-        let said = match (frame.kind, outcome::decode(&frame.body)) {
+        let body = match (frame.kind, outcome::decode(&frame.body)) {
             (Kind::Outcome, Ok((verb, Answer::Items(items)))) => {
                 let block_bytes = items.block_bytes();
                 let mut all: Vec<Item<'_>> = items.iter().collect();
@@ -80,6 +80,6 @@ impl ArrivedSums {
             }
             _ => return frame,
         };
-        Frame::new(frame.kind, frame.op, said)
+        Frame::new(frame.kind, frame.op, body)
     }
 }

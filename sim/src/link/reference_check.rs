@@ -9,15 +9,15 @@ use std::ops::Range;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::outcome::{self, Answer, Verdict};
-use pagelith_layouts::wire::request::{self, Ask};
-use pagelith_layouts::wire::shown::Stretch;
+use pagelith_layouts::wire::request::{self, RequestBody};
+use pagelith_layouts::wire::shown::ItemRange;
 use pagelith_layouts::wire::{Frame, Side};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// Ranges that each side passes by reference now, with the checksum at the start.
 #[derive(Default)]
-pub(super) struct ReferenceCheck([BTreeMap<Stretch, Checksum>; 2]);
+pub(super) struct ReferenceCheck([BTreeMap<ItemRange, Checksum>; 2]);
 
 /// The checksum of all bytes.
 pub(super) fn sum(bytes: &[u8]) -> Checksum {
@@ -25,15 +25,15 @@ pub(super) fn sum(bytes: &[u8]) -> Checksum {
 }
 
 impl ReferenceCheck {
-    fn of(&mut self, side: Side) -> &mut BTreeMap<Stretch, Checksum> {
+    fn of(&mut self, side: Side) -> &mut BTreeMap<ItemRange, Checksum> {
         &mut self.0[usize::from(side == Side::Server)]
     }
 
-    pub fn show(&mut self, side: Side, stretch: Stretch, bytes: Checksum) {
+    pub fn show(&mut self, side: Side, stretch: ItemRange, bytes: Checksum) {
         self.of(side).insert(stretch, bytes);
     }
 
-    pub fn forget(&mut self, side: Side, stretch: Stretch) {
+    pub fn forget(&mut self, side: Side, stretch: ItemRange) {
         self.of(side).remove(&stretch);
     }
 
@@ -44,7 +44,7 @@ impl ReferenceCheck {
 
     /// Whether the bytes that the other end reads are unchanged; `None` if the reference was
     /// withdrawn.
-    pub fn look(&mut self, side: Side, stretch: Stretch, bytes: Checksum) -> Option<bool> {
+    pub fn look(&mut self, side: Side, stretch: ItemRange, bytes: Checksum) -> Option<bool> {
         self.of(side).get(&stretch).map(|shown| *shown == bytes)
     }
 }
@@ -53,20 +53,20 @@ impl ReferenceCheck {
 /// reference.
 #[derive(Default)]
 pub(super) struct OutcomeCheck {
-    asked: BTreeMap<OpId, Vec<Range<u64>>>,
+    requested: BTreeMap<OpId, Vec<Range<u64>>>,
     shown: BTreeMap<(OpId, u32), Vec<Checksum>>,
 }
 
 impl OutcomeCheck {
-    pub fn asked(&mut self, frame: &Frame) {
-        if let Ok((_, Ask::Get(items))) = request::decode(&frame.body) {
-            self.asked.insert(frame.op, items.iter().map(|item| item.stretch()).collect());
+    pub fn on_request(&mut self, frame: &Frame) {
+        if let Ok((_, RequestBody::Get(items))) = request::decode(&frame.body) {
+            self.requested.insert(frame.op, items.iter().map(|item| item.stretch()).collect());
         }
     }
 
     /// Records a reference to all of an item; references to parts are not checked.
-    pub fn shown(&mut self, (op, item, offset): Stretch, bytes: &[u8]) {
-        let stretch = self.asked.get(&op).and_then(|all| all.get(item as usize));
+    pub fn shown(&mut self, (op, item, offset): ItemRange, bytes: &[u8]) {
+        let stretch = self.requested.get(&op).and_then(|all| all.get(item as usize));
         let whole = |stretch: &&Range<u64>| offset == 0 && stretch.end - stretch.start == bytes.len() as u64;
         if let Some(stretch) = stretch.filter(whole) {
             self.shown.insert((op, item), sums(stretch, bytes));
@@ -76,8 +76,8 @@ impl OutcomeCheck {
     /// Whether an outcome's checksums match the bytes passed by reference; its operation is
     /// finished.
     pub fn outcome(&mut self, frame: &Frame) -> bool {
-        let said = outcome::decode(&frame.body);
-        let Ok((_, Answer::Items(items))) = said else { return true };
+        let decoded = outcome::decode(&frame.body);
+        let Ok((_, Answer::Items(items))) = decoded else { return true };
         let is_shown = |(item, at): (_, u32)| match item {
             Verdict::Hit { checksums, .. } => {
                 self.shown.get(&(frame.op, at)).is_none_or(|own| checksums.iter().eq(own.iter().copied()))
@@ -90,7 +90,7 @@ impl OutcomeCheck {
     }
 
     pub fn forget(&mut self, op: Option<OpId>) {
-        self.asked.retain(|of, _| op.is_some_and(|op| op != *of));
+        self.requested.retain(|of, _| op.is_some_and(|op| op != *of));
         self.shown.retain(|(of, _), _| op.is_some_and(|op| op != *of));
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     use pagelith_layouts::key::{ObjectKey, Role};
     use pagelith_layouts::shard::Shard;
     use pagelith_layouts::wire::outcome::{Item, TierTag, Written};
-    use pagelith_layouts::wire::request::{GetItem, Terms, Verb};
+    use pagelith_layouts::wire::request::{GetItem, RequestOptions, Verb};
     use pagelith_layouts::wire::{Kind, List};
 
     use super::*;
@@ -140,13 +140,14 @@ mod tests {
             Frame::new(
                 Kind::Request,
                 OpId(op),
-                request::encode(Terms::default(), &Ask::Get(List::of(&items))),
+                request::encode(RequestOptions::default(), &RequestBody::Get(List::of(&items))),
             )
         };
-        let said = sums(&range, &object[100..40_000]);
-        assert_eq!(said, [checksum(&object[100..32_768]), checksum(&object[32_768..40_000])]);
+        let checksums_sent = sums(&range, &object[100..40_000]);
+        assert_eq!(checksums_sent, [checksum(&object[100..32_768]), checksum(&object[32_768..40_000])]);
         let outcome = |op| {
-            let (tier, length, checksums) = (TierTag::Memory, range.end - range.start, List::of(&said));
+            let (tier, length, checksums) =
+                (TierTag::Memory, range.end - range.start, List::of(&checksums_sent));
             let verdict = Verdict::Hit { tier, length, checksums, members: 1, base: None };
             let items = [Item { key_hash: key_hash(&key), verdict }];
             let body = outcome::encode(Verb::Get, &Written::Items(&items, BLOCK_BYTES));
@@ -154,11 +155,11 @@ mod tests {
         };
         let mut outcome_check = OutcomeCheck::default();
         for (op, from, right) in [(1, 100, true), (2, 0, false)] {
-            outcome_check.asked(&request(op));
+            outcome_check.on_request(&request(op));
             outcome_check.shown((OpId(op), 0, 0), &object[from..from + 39_900]);
             assert_eq!(outcome_check.outcome(&outcome(op)), right, "from={from}");
         }
-        outcome_check.asked(&request(3));
+        outcome_check.on_request(&request(3));
         assert!(outcome_check.outcome(&outcome(3)), "nothing of it was shown");
     }
 }

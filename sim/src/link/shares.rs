@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
+use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
 use pagelith_layouts::wire::{Frame, Kind, Side};
 use pagelith_transport::link::{Event, Push};
-use pagelith_transport::shown::{Regions, Shown};
+use pagelith_transport::shown::{LinkRegions, Shown};
 
 use super::reference_check::{OutcomeCheck, sum};
 use super::wire::{Packet, Wire};
@@ -21,15 +21,15 @@ use super::wire::{Packet, Wire};
 #[derive(Default)]
 pub(super) struct SharingState {
     /// What each side has handed over, as this end has it. The default is nothing: as between two hosts.
-    pub regions: Regions,
+    pub regions: LinkRegions,
     /// References sent to the other end and not yet released.
-    shown: BTreeMap<Stretch, Push>,
+    shown: BTreeMap<ItemRange, Push>,
     /// Checks that outcomes match the referenced bytes.
     outcome_check: OutcomeCheck,
 }
 
 /// The identity of a push.
-fn stretch_of(push: &Push) -> Stretch {
+fn stretch_of(push: &Push) -> ItemRange {
     (push.op, push.item, push.offset)
 }
 
@@ -69,7 +69,7 @@ impl SharingState {
     }
 
     /// The other end released a reference.
-    pub fn taken(&mut self, wire: &mut Wire, side: Side, stretch: Stretch) -> Option<Event> {
+    pub fn taken(&mut self, wire: &mut Wire, side: Side, stretch: ItemRange) -> Option<Event> {
         wire.reference_check.forget(side, stretch);
         self.shown.remove(&stretch).map(|push| pushed_event(push, true))
     }
@@ -88,7 +88,7 @@ impl SharingState {
     }
 
     /// The reference that the other end sent; `None` if that end shares no such memory.
-    pub fn arrived(&self, stretch: Stretch, pieces: Vec<ShownPiece>) -> Option<Shown> {
+    pub fn arrived(&self, stretch: ItemRange, pieces: Vec<ShownPiece>) -> Option<Shown> {
         self.regions.shown(stretch, pieces.into_iter())
     }
 
@@ -104,7 +104,7 @@ impl SharingState {
     /// A request arrived at this end, or an outcome leaves it.
     pub fn passes(&mut self, wire: &mut Wire, frame: &Frame) {
         match frame.kind {
-            Kind::Request => self.outcome_check.asked(frame),
+            Kind::Request => self.outcome_check.on_request(frame),
             Kind::Outcome => wire.net_stats.broken += u64::from(!self.outcome_check.outcome(frame)),
             _ => {}
         }

@@ -84,8 +84,8 @@ fn link_without_faults_delivers_in_order() {
     let bytes = content(1, 0, 100_000);
     world.client.expose(OpId(1), 0, 0, memory(&vec![0; bytes.len()])).expect("room");
     world.client.send(request(1)).expect("room");
-    let (_, asked) = settle(&mut world);
-    assert_eq!(event_names(&asked), ["Request 1"]);
+    let (_, request) = settle(&mut world);
+    assert_eq!(event_names(&request), ["Request 1"]);
     world.server.push(push(1, 0, &bytes)).expect("room");
     world.server.send(outcome(1)).expect("room");
     let (got, sent) = settle(&mut world);
@@ -133,7 +133,7 @@ fn half_open_partitioned_and_cut_links_report_their_reason() {
     apart.net.partition(dead / 2);
     assert_eq!(event_names(&settle(&mut apart).0), Vec::<String>::new());
     apart.clock.advance(dead / 2);
-    assert_eq!(event_names(&settle(&mut apart).0), ["landed 1 0"], "what was held arrives");
+    assert_eq!(event_names(&settle(&mut apart).0), ["landed 1 0"], "the held packet arrives");
 
     let mut broken = world(4);
     pending(&mut broken);
@@ -250,7 +250,7 @@ fn length(op: u64) -> usize {
 /// Returned memory has the bytes of its own operation, or none.
 fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
     for event in events {
-        assert!(!*ended, "an event behind the last: {event:?}");
+        assert!(!*ended, "an event after the last: {event:?}");
         match event {
             Event::Landed { op, item, parts, .. } => {
                 tally.landed += 1;
@@ -266,7 +266,7 @@ fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
                 assert!(clean, "another operation's bytes landed {op} item={item}");
             }
             Event::Closed(_) => *ended = true,
-            Event::Shown { .. } => panic!("nothing is shown here"),
+            Event::Shown { .. } => panic!("this test registers no memory"),
             Event::Frame(_) | Event::Pushed { .. } => {}
         }
     }

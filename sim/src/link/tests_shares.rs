@@ -4,7 +4,7 @@ use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::shm::{Region, View};
 use pagelith_layouts::ids::OpId;
 use pagelith_transport::link::{Event, Link, Push};
-use pagelith_transport::shown::Regions;
+use pagelith_transport::shown::LinkRegions;
 
 use super::*;
 use crate::runtime::SimRuntime;
@@ -24,8 +24,8 @@ fn world(region: &Arc<Region>) -> World {
     let runtime: Arc<dyn Runtime> = Arc::new(SimRuntime::new(clock.clone(), 1));
     let (net, client, server) = SimNet::new(1, clock.clone(), &runtime, Limits::default());
     let view = View::of(region.as_fd().try_clone_to_owned().expect("a descriptor")).expect("memory");
-    let own = Regions { own: vec![region.clone()], ..Regions::default() };
-    let theirs = Regions { theirs: vec![Arc::new(view)], ..Regions::default() };
+    let own = LinkRegions { own: vec![region.clone()], ..LinkRegions::default() };
+    let theirs = LinkRegions { theirs: vec![Arc::new(view)], ..LinkRegions::default() };
     World { clock, net, client: client.sharing(theirs), server: server.sharing(own) }
 }
 

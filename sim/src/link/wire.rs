@@ -9,7 +9,7 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::signal::Signal;
 use pagelith_layouts::checksum::checksum64;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
+use pagelith_layouts::wire::shown::{ItemRange, ShownPiece};
 use pagelith_layouts::wire::{Frame, Kind, Side};
 
 use super::reference_check::ReferenceCheck;
@@ -29,11 +29,11 @@ pub(super) enum Packet {
     },
     /// A reference to bytes in the sender's memory.
     Shown {
-        stretch: Stretch,
+        stretch: ItemRange,
         pieces: Vec<ShownPiece>,
     },
     /// The sender no longer reads the bytes of a reference.
-    Taken(Stretch),
+    Taken(ItemRange),
     /// The sender closed: with a goodbye, or because its process ended.
     End {
         goodbye: bool,
@@ -174,8 +174,8 @@ impl Wire {
     /// Packets that have arrived at `side` by now, in order of arrival.
     pub fn receive(&mut self, side: Side) -> Vec<Packet> {
         let now = self.clock.now();
-        let here = self.in_transit.range(..=(now, u64::MAX)).filter(|(_, (to, _))| *to == side);
-        let names: Vec<_> = here.map(|(name, _)| *name).collect();
+        let due = self.in_transit.range(..=(now, u64::MAX)).filter(|(_, (to, _))| *to == side);
+        let names: Vec<_> = due.map(|(name, _)| *name).collect();
         let arrived: Vec<Packet> =
             names.iter().filter_map(|name| self.in_transit.remove(name)).map(|(_, packet)| packet).collect();
         if self.ends[index(side)].deaf_since.is_some() {

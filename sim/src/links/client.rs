@@ -203,7 +203,7 @@ impl StoreHandle {
 /// Requests of stores to their peers that one object of a client's get or put, or one call, may
 /// cause; without faults it is a third of one. `QUESTIONS_FREE` more are allowed, since many calls
 /// run at once.
-const QUESTIONS_MAX: u64 = 2;
+const QUESTIONS_PER_CALL_MAX: u64 = 2;
 const QUESTIONS_FREE: u64 = 100;
 /// Longer than any deadline.
 pub(super) const FOREVER: Duration = Duration::from_secs(60);
@@ -329,7 +329,7 @@ impl Client {
         let questions = self.questions.load(Relaxed);
         let mut tally = self.shared.tally();
         let cause = tally.operations + tally.gets + tally.puts;
-        let is_forwarding = questions > QUESTIONS_FREE + QUESTIONS_MAX * cause;
+        let is_forwarding = questions > QUESTIONS_FREE + QUESTIONS_PER_CALL_MAX * cause;
         if is_forwarding && tally.circles == 0 {
             tally.circles = 1;
             tally.add_finding(format!("stores forward requests of peers requests={questions} calls={cause}"));

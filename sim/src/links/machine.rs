@@ -8,10 +8,10 @@ use std::time::Duration;
 use pagelith::rpc::Peer;
 use pagelith::server::Server;
 use pagelith::transport::closed::Closed;
-use pagelith::transport::dial::{Dial, Dialing, Dialled};
+use pagelith::transport::dial::{Dial, DialProgress, Dialing};
 use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
-use pagelith::transport::shown::Regions;
+use pagelith::transport::shown::LinkRegions;
 use pagelith::{Facts, Options, Store};
 use pagelith_io::runtime::{Env, Runtime, Step, Task};
 use pagelith_io::shm::{Region, View};
@@ -299,7 +299,7 @@ impl Dial for PeerDial {
 }
 
 /// A process on a machine's host: it reads the store's memory and shares its own
-///.
+/// memory.
 pub struct LocalProcess {
     machine: Machine,
     memory: Vec<(Arc<Region>, Arc<View>)>,
@@ -319,10 +319,10 @@ impl Dial for LocalProcess {
 }
 
 /// The regions of one side: its own and the other's.
-fn regions(own: &[(Arc<Region>, Arc<View>)], theirs: &[(Arc<Region>, Arc<View>)]) -> Regions {
+fn regions(own: &[(Arc<Region>, Arc<View>)], theirs: &[(Arc<Region>, Arc<View>)]) -> LinkRegions {
     let own = own.iter().map(|(region, _)| region.clone()).collect();
     let theirs = theirs.iter().map(|(_, view)| view.clone()).collect();
-    Regions { own, theirs, ..Regions::default() }
+    LinkRegions { own, theirs, ..LinkRegions::default() }
 }
 
 impl Machine {
@@ -341,7 +341,7 @@ impl Machine {
         let (seed, clock) = (inner.rng.next_u64(), inner.clock.clone());
         let (net, client, server) = SimNet::new(seed, clock, &runtime, limits);
         net.set_faults(inner.faults);
-        let (mut of_client, mut of_server) = (Regions::default(), Regions::default());
+        let (mut of_client, mut of_server) = (LinkRegions::default(), LinkRegions::default());
         if let Some(own) = local_process {
             (of_client, of_server) = (regions(own, &memory), regions(&memory, own));
         }
@@ -376,11 +376,11 @@ impl Task for Serve {
 struct ReadyDial(Box<dyn Link>);
 
 impl Dialing for ReadyDial {
-    fn poll(self: Box<Self>) -> Dialled {
-        Dialled::Ready(self.0)
+    fn poll(self: Box<Self>) -> DialProgress {
+        DialProgress::Ready(self.0)
     }
 
-    fn wait(self: Box<Self>, _timeout: Duration) -> Dialled {
+    fn wait(self: Box<Self>, _timeout: Duration) -> DialProgress {
         self.poll()
     }
 }

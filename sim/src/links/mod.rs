@@ -128,7 +128,7 @@ pub fn run(plan: &Plan) -> Tally {
     let (oracle, tally) = (Mutex::new(Oracle::new()), Mutex::default());
     let (asked_last, put_last, removing) = Default::default();
     let shared = Shared { oracle: Arc::new(oracle), tally: Arc::new(tally), asked_last, put_last, removing };
-    let ended = catch_unwind(AssertUnwindSafe(|| go(plan, &shared)));
+    let ended = catch_unwind(AssertUnwindSafe(|| run_plan(plan, &shared)));
     let mut tally = shared.tally().clone();
     tally.seeds = 1;
     if let Err(panic) = ended {
@@ -138,7 +138,7 @@ pub fn run(plan: &Plan) -> Tally {
     tally
 }
 
-fn go(plan: &Plan, shared: &Shared) {
+fn run_plan(plan: &Plan, shared: &Shared) {
     let mut rng = SplitMix64::new(plan.seed);
     let clock = SimClock::new();
     let runtime = SimRuntime::new(clock.clone(), rng.next_u64());

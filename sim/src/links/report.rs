@@ -48,7 +48,7 @@ pub struct Tally {
     /// Ranges passed by reference to memory.
     #[serde(default)]
     pub shown: u64,
-    /// Of `shown` and `lent`, ranges read after the reference was withdrawn.
+    /// Of `shown`, ranges read after the reference was withdrawn.
     #[serde(default)]
     pub looked_late: u64,
     /// Valid views of objects: every byte was compared, twice.

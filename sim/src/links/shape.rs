@@ -24,7 +24,7 @@ pub enum Shape {
     Behind,
     /// One or two stores with the same two peers, and sessions of these stores.
     Fronts,
-    /// Clients on the host of a store process: both sides pass bytes by reference,.
+    /// Clients on the host of a store process: both sides pass bytes by reference.
     Shown,
     /// Two or three store processes that are each other's peers, and clients attached to each.
     Mutual,

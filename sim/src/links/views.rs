@@ -9,7 +9,7 @@ use super::oracle::length;
 use crate::entropy::SplitMix64;
 
 /// Most views that a client holds at once.
-const MOST: usize = 4;
+const VIEWS_MAX: usize = 4;
 
 /// A view, and the bytes that it had first.
 struct HeldView {
@@ -76,8 +76,8 @@ impl Views {
         }
     }
 
-    /// Whether the client holds [`MOST`] views.
+    /// Whether the client holds [`VIEWS_MAX`] views.
     pub fn is_full(&self) -> bool {
-        self.0.len() >= MOST
+        self.0.len() >= VIEWS_MAX
     }
 }

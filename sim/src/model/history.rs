@@ -3,7 +3,7 @@
 use super::{Allowed, Put};
 
 /// Puts after which an object is still in the newest part of the log.
-const PUTS_IN_FRONT: u32 = 4;
+const NEWEST_PUTS: u32 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -59,12 +59,12 @@ impl History {
         self.items[at].state = State::Stored;
     }
 
-    pub fn begin_taking(&mut self) {
+    pub fn begin_removal(&mut self) {
         self.doubt = self.items.len();
         self.pending = true;
     }
 
-    pub fn end_taking(&mut self) {
+    pub fn end_removal(&mut self) {
         self.take(self.items.len());
         self.pending = false;
     }
@@ -75,7 +75,7 @@ impl History {
     }
 
     pub fn pin(&mut self) {
-        self.pinned |= self.since <= PUTS_IN_FRONT;
+        self.pinned |= self.since <= NEWEST_PUTS;
     }
 
     pub fn died(&mut self) {

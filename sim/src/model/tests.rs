@@ -12,7 +12,7 @@ fn key(component: &str) -> ObjectKey {
     ObjectKey::new(ns, PrefixHash([1; 32]), Role::Target, "kv", component, Shard::Whole).expect("a key")
 }
 
-fn told(evicts: bool, events: &[Event]) -> Model {
+fn model_after(evicts: bool, events: &[Event]) -> Model {
     let mut model = Model::new(evicts);
     events.iter().for_each(|e| model.apply(e));
     model
@@ -32,7 +32,7 @@ fn allowed(events: &[Event]) -> (Vec<u64>, bool) {
 }
 
 fn allowed_of(component: &str, events: &[Event]) -> (Vec<u64>, bool) {
-    let Allowed { puts, miss } = told(false, events).allowed(&key(component));
+    let Allowed { puts, miss } = model_after(false, events).allowed(&key(component));
     (puts.into_iter().map(|p| p.0).collect(), miss)
 }
 
@@ -80,7 +80,7 @@ fn seen_answer_stays_after_crash() {
 fn partial_group_is_judged_wrong() {
     let events = [&put(1, &["k", "v"])[..], &[Event::Died]].concat();
     let judge = |k: Option<Put>, v: Option<Put>| {
-        told(false, &events).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
+        model_after(false, &events).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
     };
     assert_eq!(judge(None, None), 0);
     assert_eq!(judge(Some(Put(1)), Some(Put(1))), 0);
@@ -91,9 +91,9 @@ fn partial_group_is_judged_wrong() {
 #[test]
 fn wrapping_log_may_miss_unpinned_objects_only() {
     let events = [&put(1, &["k"])[..], &[Event::FlushBegun, Event::FlushEnded(true)]].concat();
-    assert!(told(true, &events).allowed(&key("k")).miss);
+    assert!(model_after(true, &events).allowed(&key("k")).miss);
     let pinned = [&events[..], &[Event::Pinned(key("k")), Event::Died]].concat();
-    assert!(!told(true, &pinned).allowed(&key("k")).miss);
+    assert!(!model_after(true, &pinned).allowed(&key("k")).miss);
 }
 
 const FLUSH: [Event; 2] = [Event::FlushBegun, Event::FlushEnded(true)];
@@ -116,15 +116,20 @@ fn kept_member_keeps_bytes_and_is_judged_with_group() {
     assert_eq!(allowed_of("v", &events), (vec![1], false));
     let judge = |k, v| {
         let died = [&events[..], &[Event::Died]].concat();
-        told(false, &died).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
+        model_after(false, &died).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
     };
     assert_eq!(judge(Some(Put(2)), Some(Put(1))), 0);
-    assert_eq!(judge(None, Some(Put(1))), 0, "the group is lost, what was flushed is not");
+    assert_eq!(judge(None, Some(Put(1))), 0, "the group is lost, but not the flushed object");
     assert_eq!(judge(Some(Put(2)), None), 2);
-    let before = |events: &[Event]| BTreeMap::from([(key("v"), told(false, events).allowed(&key("v")))]);
-    let here = before(&put(1, &["v"]));
-    assert_eq!(Model::judge_end(&here, &PutEnd::Stored(vec![key("v")])).len(), 0);
-    assert_eq!(Model::judge_end(&here, &PutEnd::Stored(vec![])).len(), 1, "other bytes took its place");
+    let before =
+        |events: &[Event]| BTreeMap::from([(key("v"), model_after(false, events).allowed(&key("v")))]);
+    let allowed_before = before(&put(1, &["v"]));
+    assert_eq!(Model::judge_end(&allowed_before, &PutEnd::Stored(vec![key("v")])).len(), 0);
+    assert_eq!(
+        Model::judge_end(&allowed_before, &PutEnd::Stored(vec![])).len(),
+        1,
+        "other bytes took its place"
+    );
     assert_eq!(Model::judge_end(&before(&[]), &PutEnd::Stored(vec![key("v")])).len(), 1);
 }
 
@@ -150,7 +155,7 @@ fn attached_group_is_visible_only_with_base() {
     assert_eq!(allowed_of("m", &based), (vec![2], true), "dropped by recovery, and on SSD still");
     let judge = |k, m, n| {
         let answers = [("k", k), ("v", k), ("m", m), ("n", n)].map(|(c, put)| (key(c), put));
-        told(true, &both).judge(&BTreeMap::from(answers)).len()
+        model_after(true, &both).judge(&BTreeMap::from(answers)).len()
     };
     assert_eq!(judge(Some(Put(1)), Some(Put(2)), Some(Put(2))), 0);
     assert_eq!(judge(Some(Put(1)), None, None), 0);

@@ -40,7 +40,7 @@ pub struct LinksArgs {
     #[arg(long)]
     hunt: bool,
     /// The bug to plant in the clients' ends of links: `StaleOutcome`, `KeptAfterRetract`,
-    /// `PushedEarly`, `Unverified`.
+    /// `PushedEarly` or `Unverified`.
     #[arg(long, default_value = "None")]
     plant: Plant,
     /// Print the sums as a JSON object instead of a line.

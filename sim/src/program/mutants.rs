@@ -178,11 +178,11 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    let mut said = String::new();
+    let mut output = String::new();
     if let Some(mut out) = child.stdout.take() {
-        std::io::Read::read_to_string(&mut out, &mut said)?;
+        std::io::Read::read_to_string(&mut out, &mut output)?;
     }
-    let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no output").to_owned();
+    let last = output.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no output").to_owned();
     Ok((failed, last))
 }
 

@@ -94,11 +94,11 @@ pub fn replay(args: &ReplayArgs) -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::from_default_env();
     tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stdout).init();
     println!("{:?}\n{:?}", plan.setup, plan.faults);
-    let tell: Option<Box<dyn FnMut(String)>> = match args.quiet {
+    let trace_to: Option<Box<dyn FnMut(String)>> = match args.quiet {
         true => None,
         false => Some(Box::new(|line| println!("{line}"))),
     };
-    let (sums, findings) = explore_with_trace(&plan, tell);
+    let (sums, findings) = explore_with_trace(&plan, trace_to);
     println!("ops={} trace_hash={:016x}", sums.ops, sums.trace_hash);
     for finding in &findings {
         println!("FOUND {:?}: {}", finding.kind, finding.text);

@@ -27,7 +27,7 @@ const BLOCK: u64 = 100;
 /// Time limit of one seed: a seed that exceeds it loops without progress of simulated time.
 const SEED_TIME: Duration = Duration::from_secs(120);
 /// Interval of progress messages.
-const SAY_EVERY: Duration = Duration::from_secs(15);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(15);
 
 #[derive(Args)]
 pub struct RunArgs {
@@ -40,8 +40,8 @@ pub struct RunArgs {
     #[arg(long, default_value_t = 2)]
     jobs: usize,
     /// Number of failing seeds to print and shorten.
-    #[arg(long, default_value_t = 3)]
-    tell: usize,
+    #[arg(long = "tell", default_value_t = 3)]
+    findings_max: usize,
     /// Most runs to shorten a failing plan.
     #[arg(long, default_value_t = 150)]
     shrink: usize,
@@ -220,7 +220,7 @@ fn note(file: &Path, args: &RunArgs, block: &Range<u64>, sums: &Sums) {
 
 /// Prints progress, and ends the program if a seed hangs.
 fn watch(shared: &Shared<'_>, began: Instant, finished: impl Fn() -> bool) {
-    let mut said = Instant::now();
+    let mut last_progress = Instant::now();
     while !finished() {
         std::thread::sleep(Duration::from_millis(50));
         for busy in &shared.busy {
@@ -231,8 +231,8 @@ fn watch(shared: &Shared<'_>, began: Instant, finished: impl Fn() -> bool) {
                 std::process::exit(1);
             }
         }
-        if said.elapsed() > SAY_EVERY {
-            said = Instant::now();
+        if last_progress.elapsed() > PROGRESS_INTERVAL {
+            last_progress = Instant::now();
             let done = shared.seeds_done.load(Ordering::SeqCst);
             let all = shared.args.seeds.end - shared.args.seeds.start;
             let failed = lock(&shared.failed).len();
@@ -246,7 +246,7 @@ fn end(shared: &Shared<'_>, plan: &str, began: Instant) -> ExitCode {
     let version = args.commit();
     let mut failed = std::mem::take(&mut *lock(&shared.failed));
     failed.sort_by_key(|(seed, _)| *seed);
-    for (seed, finding) in failed.iter().take(args.tell) {
+    for (seed, finding) in failed.iter().take(args.findings_max) {
         println!("seed {seed}, commit {version}: {:?}: {}", finding.kind, finding.text);
         println!("replay: pagelith-sim replay --seed {seed} {plan}");
         if args.shrink == 0 {

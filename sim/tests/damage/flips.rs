@@ -13,7 +13,7 @@ use pagelith_sim::disk::FaultPlan;
 use pagelith_sim::entropy::SplitMix64;
 
 use super::report::Sums;
-use super::scene::{Made, SEGMENT, Scene, Seen};
+use super::scene::{BuiltStore, SEGMENT, Scene, Seen};
 
 /// Of the bits that are zero in every store, one in this many is flipped, unless all are requested.
 const PADDING_ONE_IN: usize = 211;
@@ -33,7 +33,7 @@ impl Flip {
     }
 }
 
-impl Made {
+impl BuiltStore {
     /// Reopens with these bits flipped.
     fn flipped(&mut self, flips: &[Flip]) -> Seen {
         self.reopen(|disk| {
@@ -78,7 +78,7 @@ fn headers(scene: Scene, by: usize, what: &str, sort: impl Fn(RecordKind, GroupK
     let mut sums = Sums::default();
     let which = thin(bits(0..used, records[0].header_bytes), by);
     for turn in turns(&which, records.len()) {
-        let flip = |(r, bit): (&super::scene::Placed, &u64)| Flip::new("segments", r.at, *bit);
+        let flip = |(r, bit): (&super::scene::LoggedRecord, &u64)| Flip::new("segments", r.at, *bit);
         let flips: Vec<Flip> = records.iter().zip(&turn).map(flip).collect();
         let seen = made.flipped(&flips);
         assert!(seen.is_whole() && seen.look.lost.is_subset(&may), "flips={flips:?} {seen:?}");
@@ -121,7 +121,7 @@ fn record_headers_with_checkpoint() {
 fn tombstones() {
     let is = |kind, _| kind == RecordKind::Tombstones;
     let open = headers(Scene::Open, 3, "tombstones", is);
-    assert!(open.returned <= open.injected, "no more than what was hit {open:?}");
+    assert!(open.returned <= open.injected, "more than the injected faults {open:?}");
     for scene in [Scene::Sealed, Scene::Closed] {
         let sums = headers(scene, 5, "tombstones", is);
         assert_eq!((sums.detected, sums.returned), (0, 0), "{scene:?}");
@@ -263,10 +263,16 @@ fn damage_in_both_manifest_copies_is_refused_by_name() {
 fn checkpoints() {
     const CHUNK: u64 = 65_536;
     let heads = ["checkpoint.0", "checkpoint.1"].map(|file| (file, 0));
-    let told = |_: &Seen, seen: &Seen| 2 * u64::from(!seen.from_checkpoint);
-    harmless(Scene::Closed, "heads of both checkpoints", &heads, &thin(bits(0..128, ALIGN), 3), told);
+    let expected_reports = |_: &Seen, seen: &Seen| 2 * u64::from(!seen.from_checkpoint);
+    harmless(
+        Scene::Closed,
+        "heads of both checkpoints",
+        &heads,
+        &thin(bits(0..128, ALIGN), 3),
+        expected_reports,
+    );
     // Without the newer one, records since the older one are replayed.
-    let told = |before: &Seen, seen: &Seen| u64::from(seen.footers > before.footers);
+    let expected_reports = |before: &Seen, seen: &Seen| u64::from(seen.footers > before.footers);
     let mut noticed = Vec::new();
     for file in ["checkpoint.0", "checkpoint.1"] {
         // Marks of segments, then entries: those of a kind are alike, so some are taken in full.
@@ -283,7 +289,7 @@ fn checkpoints() {
                 which.retain(|bit| bit % 17 == 0);
             }
             let what = format!("{file} {what}");
-            let sums = harmless(Scene::Closed, &what, &[(file, start)], &which, told);
+            let sums = harmless(Scene::Closed, &what, &[(file, start)], &which, expected_reports);
             noticed.push(if sums.detected == sums.injected { 1 } else { sums.detected });
         }
     }

@@ -98,8 +98,8 @@ impl Ledger {
     /// Puts components of a page together, attached to `base` if given.
     pub fn put(&mut self, store: &Store, page: u32, base: Option<&str>, components: &[&str]) {
         let keys: Vec<ObjectKey> = components.iter().map(|c| key(page, c)).collect();
-        let news: Vec<Vec<u8>> = keys.iter().map(|k| self.next(k)).collect();
-        let pieces: Vec<[&[u8]; 1]> = news.iter().map(|new| [&new[..]]).collect();
+        let contents: Vec<Vec<u8>> = keys.iter().map(|k| self.next(k)).collect();
+        let pieces: Vec<[&[u8]; 1]> = contents.iter().map(|new| [&new[..]]).collect();
         let objects: Vec<PutSlice<'_>> =
             keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
         let outcome = match base {
@@ -110,7 +110,7 @@ impl Ledger {
         if let Err(error) = &outcome {
             self.errors.push(format!("put page={page} error={error}"));
         }
-        for (key, new) in keys.into_iter().zip(news) {
+        for (key, new) in keys.into_iter().zip(contents) {
             let thing = self.things.entry(key).or_default();
             let version = thing.versions.len();
             match &outcome {
@@ -208,12 +208,13 @@ impl Ledger {
         look.lost = self.things.iter().filter(missing).map(|(key, _)| *key).collect();
         for key in self.things.keys() {
             // A late object is not missing, so its group may be present.
-            let here = |component| got.get(&sibling(key, component)).copied();
-            let alike =
-                |a, b| here(a).is_none() == here(b).is_none() || [here(a), here(b)].contains(&Some(false));
+            let got_of = |component| got.get(&sibling(key, component)).copied();
+            let alike = |a, b| {
+                got_of(a).is_none() == got_of(b).is_none() || [got_of(a), got_of(b)].contains(&Some(false))
+            };
             let whole = match key.component() {
                 "v" => alike("k", "v"),
-                "n" => alike("m", "n") && (here("n").is_none() || here("k").is_some()),
+                "n" => alike("m", "n") && (got_of("n").is_none() || got_of("k").is_some()),
                 _ => true,
             };
             if !whole {

@@ -7,9 +7,9 @@ use pagelith::layouts::align::ALIGN;
 use pagelith_sim::disk::FaultPlan;
 
 use super::report::{Sums, all};
-use super::scene::{Made, Placed, SEGMENT, Scene, Seen};
+use super::scene::{BuiltStore, LoggedRecord, SEGMENT, Scene, Seen};
 
-impl Made {
+impl BuiltStore {
     /// Reopens with the data of the first place also at the second; with `moved`, the first place
     /// has zeros, as if the write was misdirected.
     fn misdirected(&mut self, from: (&str, u64), to: (&str, u64), len: u64, moved: bool) -> Seen {
@@ -26,7 +26,7 @@ impl Made {
     }
 }
 
-fn touches(record: &Placed, at: u64, len: u64) -> bool {
+fn touches(record: &LoggedRecord, at: u64, len: u64) -> bool {
     record.at < at + len && at < record.at + record.bytes
 }
 
@@ -44,7 +44,7 @@ fn records(scene: Scene) {
             continue;
         }
         let seen = made.misdirected(("segments", a.at), ("segments", b.at), len, moved);
-        let hit = |r: &&Placed| touches(r, b.at, len) || (moved && r.at == a.at);
+        let hit = |r: &&LoggedRecord| touches(r, b.at, len) || (moved && r.at == a.at);
         let may: BTreeSet<_> = records.iter().filter(hit).flat_map(|r| r.needed_by.clone()).collect();
         let place = format!("{scene:?} from={} to={} moved={moved}", a.at, b.at);
         assert!(seen.is_whole() && seen.look.lost.is_subset(&may), "{place} {seen:?}");

@@ -30,16 +30,16 @@ pub enum Scene {
 }
 
 /// A store of a scene.
-pub struct Made {
+pub struct BuiltStore {
     pub disk: DiskSnapshot,
     pub ledger: Ledger,
     pub scratch: AlignedBuf,
-    pub records: Vec<Placed>,
+    pub records: Vec<LoggedRecord>,
 }
 
 /// A record of the log.
 #[derive(Clone, Debug)]
-pub struct Placed {
+pub struct LoggedRecord {
     /// Byte offset in the file of segments.
     pub at: u64,
     pub header_bytes: u64,
@@ -122,16 +122,16 @@ fn life(ledger: &mut Ledger, store: &Store, life: u32) {
 
 impl Scene {
     /// Makes the store.
-    pub fn make(self) -> Made {
-        self.made(0)
+    pub fn make(self) -> BuiltStore {
+        self.build(0)
     }
 
     /// Makes it with other bytes in every object, and otherwise identical.
-    pub fn twin(self) -> Made {
-        self.made(1 << 16)
+    pub fn twin(self) -> BuiltStore {
+        self.build(1 << 16)
     }
 
-    fn made(self, salt: usize) -> Made {
+    fn build(self, salt: usize) -> BuiltStore {
         let world = SimWorld::new(7);
         let mut ledger = Ledger { salt, ..Ledger::default() };
         let lives = if self == Scene::Open { 1 } else { 4 };
@@ -154,7 +154,7 @@ impl Scene {
         assert_eq!(ledger.errors, Vec::<String>::new());
         assert!(ledger.things.values().all(|t| t.must || t.allowed.is_empty()), "all is known");
         let scratch = AlignedBuf::new(1 << 17).expect("memory");
-        let mut made = Made { disk: world.disk.snapshot(), ledger, scratch, records: Vec::new() };
+        let mut made = BuiltStore { disk: world.disk.snapshot(), ledger, scratch, records: Vec::new() };
         made.records = made.find_records(&world.disk);
         let seen = made.reopen(|_| ());
         assert!(seen.look.lost.is_empty() && seen.look.returned.is_empty() && seen.is_whole(), "{seen:?}");
@@ -182,13 +182,13 @@ impl Seen {
     }
 }
 
-impl Made {
+impl BuiltStore {
     /// Segments that hold records.
     pub fn segments(&self) -> BTreeSet<u64> {
         self.records.iter().map(|r| r.at / SEGMENT).collect()
     }
 
-    fn find_records(&self, disk: &SimDisk) -> Vec<Placed> {
+    fn find_records(&self, disk: &SimDisk) -> Vec<LoggedRecord> {
         let len = disk.peek(0, "segments", 0, 0).map(|_| config().ssd_bytes() / SEGMENT * SEGMENT);
         let mut records = Vec::new();
         // Nothing wraps in a scene: every block that decodes as a record is one.
@@ -197,7 +197,7 @@ impl Made {
             let Ok(record) = Record::decode(&head) else { continue };
             let facts = record.facts();
             let blocks: usize = record.members().map(|m| record.checksums(&m).len()).sum();
-            records.push(Placed {
+            records.push(LoggedRecord {
                 at,
                 header_bytes: record.header_bytes(),
                 used_bytes: (RecordHead::BYTES + record.member_count() * Member::BYTES + blocks * 16) as u64,

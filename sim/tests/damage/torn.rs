@@ -9,13 +9,13 @@ use pagelith::layouts::record::{GroupKind, RecordKind};
 use pagelith_sim::disk::{FaultPlan, SimDisk};
 
 use super::report::Sums;
-use super::scene::{Made, Placed, Scene};
+use super::scene::{BuiltStore, LoggedRecord, Scene};
 
 const SECTOR: usize = 512;
 
 /// The old content of the sectors that were not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Under {
+enum OldSectors {
     Zeros,
     Twin,
 }
@@ -35,13 +35,13 @@ fn tears(count: usize) -> Vec<Vec<bool>> {
     tears
 }
 
-fn bytes_of(disk: &SimDisk, record: &Placed) -> Vec<u8> {
+fn bytes_of(disk: &SimDisk, record: &LoggedRecord) -> Vec<u8> {
     disk.peek(0, "segments", record.at, record.bytes as usize).expect("a record")
 }
 
 /// The ranges of a record that checksums cover: its header, and its payloads without the zeros
 /// after them.
-fn covered(record: &Placed) -> impl Iterator<Item = Range<usize>> + '_ {
+fn covered(record: &LoggedRecord) -> impl Iterator<Item = Range<usize>> + '_ {
     let payloads = record.payloads.iter().map(|(start, len)| {
         let start = (start - record.at) as usize;
         start..start + *len as usize
@@ -49,20 +49,20 @@ fn covered(record: &Placed) -> impl Iterator<Item = Range<usize>> + '_ {
     std::iter::once(0..record.header_bytes as usize).chain(payloads)
 }
 
-fn record_of(made: &Made, group: GroupKind) -> Placed {
-    let of = |r: &&Placed| r.kind == RecordKind::Data && r.group == group && !r.needed_by.is_empty();
+fn record_of(made: &BuiltStore, group: GroupKind) -> LoggedRecord {
+    let of = |r: &&LoggedRecord| r.kind == RecordKind::Data && r.group == group && !r.needed_by.is_empty();
     made.records.iter().find(of).expect("a record of each group kind").clone()
 }
 
-fn tear(scene: Scene, group: GroupKind, under: Under) {
+fn tear(scene: Scene, group: GroupKind, under: OldSectors) {
     let (mut made, twin) = (scene.make(), scene.twin());
     let record = record_of(&made, group);
     let new = bytes_of(&made.on_disk(), &record);
     let old = match under {
-        Under::Zeros => vec![0; new.len()],
-        Under::Twin => bytes_of(&twin.on_disk(), &record),
+        OldSectors::Zeros => vec![0; new.len()],
+        OldSectors::Twin => bytes_of(&twin.on_disk(), &record),
     };
-    assert!(under == Under::Zeros || record_of(&twin, group).at == record.at, "twins");
+    assert!(under == OldSectors::Zeros || record_of(&twin, group).at == record.at, "twins");
     let mut sums = Sums::default();
     for landed in tears(new.len() / SECTOR) {
         let mut bytes = old.clone();
@@ -72,7 +72,7 @@ fn tear(scene: Scene, group: GroupKind, under: Under) {
         }
         let differs = covered(&record).any(|range| bytes[range.clone()] != new[range]);
         let is_old = |range: &Range<usize>| bytes[range.clone()] == old[range.clone()];
-        if under == Under::Twin
+        if under == OldSectors::Twin
             && is_old(&(0..record.header_bytes as usize))
             && covered(&record).skip(1).any(|range| is_old(&range))
         {
@@ -101,7 +101,7 @@ fn tear(scene: Scene, group: GroupKind, under: Under) {
 
 fn tear_all(scene: Scene) {
     for group in [GroupKind::Single, GroupKind::Base, GroupKind::Attached] {
-        [Under::Zeros, Under::Twin].into_iter().for_each(|under| tear(scene, group, under));
+        [OldSectors::Zeros, OldSectors::Twin].into_iter().for_each(|under| tear(scene, group, under));
     }
 }
 

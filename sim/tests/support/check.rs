@@ -23,7 +23,7 @@ pub const CRASHES: [(CrashMode, u64); 5] = [
 const NEW_PAGE: u32 = 999_983;
 
 /// Changes after the reopening at which it crashes again: recovery itself makes fewer.
-const RECOVERY_MOST: usize = 8;
+const RECOVERY_CHANGES_MAX: usize = 8;
 /// Puts by a reopened store are numbered from here.
 const PUTS_AFTER: u64 = 1 << 20;
 
@@ -95,22 +95,28 @@ impl Recorded {
         }
     }
 
-    /// Crashes in each of `ways` after each change, reopens, and checks; with `twice`, crashes also
+    /// Crashes in each of `crashes` after each change, reopens, and checks; with `twice`, crashes also
     /// at each change of the recovery. Returns about `most` findings.
-    pub fn findings(&self, ways: &[(CrashMode, u64)], twice: bool, most: usize) -> Vec<String> {
+    pub fn findings(&self, crashes: &[(CrashMode, u64)], twice: bool, most: usize) -> Vec<String> {
         let mut found = self.wrong.clone();
         let contents = self.contents();
         for (n, point) in self.points.iter().enumerate() {
             let model = self.model_at(n as u64);
-            for (i, &(mode, fall)) in ways.iter().enumerate() {
+            for (i, &(mode, crash_seed)) in crashes.iter().enumerate() {
                 if found.len() >= most {
                     return found;
                 }
                 if self.is_same_next(n as u64, mode) {
                     continue;
                 }
-                let crash =
-                    Crash { recorded: self, model: &model, n: n as u64, mode, fall, contents: &contents };
+                let crash = Crash {
+                    recorded: self,
+                    model: &model,
+                    n: n as u64,
+                    mode,
+                    crash_seed,
+                    contents: &contents,
+                };
                 // Recovery is checked for one kind of crash after the other.
                 found.extend(crash.check(point, twice && (n + i) % 3 == 0 && i < 3));
             }
@@ -125,7 +131,7 @@ struct Crash<'a> {
     model: &'a Model,
     n: u64,
     mode: CrashMode,
-    fall: u64,
+    crash_seed: u64,
     contents: &'a Contents,
 }
 
@@ -134,20 +140,23 @@ impl Crash<'_> {
         let (mut wrong, recovery) = self.reopen(point, twice);
         let mut second = Vec::new();
         // The first point is the crash itself.
-        for (m, again) in recovery.iter().enumerate().skip(1).take(RECOVERY_MOST) {
-            for (mode, fall) in [(CrashMode::DropAll, 0), (CrashMode::Random, self.n + m as u64)] {
-                let deeper = Crash { mode, fall, ..self };
+        for (m, again) in recovery.iter().enumerate().skip(1).take(RECOVERY_CHANGES_MAX) {
+            for (mode, crash_seed) in [(CrashMode::DropAll, 0), (CrashMode::Random, self.n + m as u64)] {
+                let deeper = Crash { mode, crash_seed, ..self };
                 let (more, _) = deeper.reopen(again, false);
                 second.extend(more.into_iter().map(|w| format!("second crash m={m} {mode:?}: {w}")));
             }
         }
         wrong.extend(second);
-        let Crash { recorded, n, mode, fall, .. } = self;
+        let Crash { recorded, n, mode, crash_seed, .. } = self;
         let log = &recorded.log;
         let line = |w: String| {
             let end = log.iter().position(|l| l.starts_with(&format!("n={} ", n + 1))).unwrap_or(log.len());
             let tail = log[end.saturating_sub(12)..end].join("\n    ");
-            format!("plan={} n={n} mode={mode:?} fall={fall}: {w}\n    {tail}", recorded.plan.name)
+            format!(
+                "plan={} n={n} mode={mode:?} crash_seed={crash_seed}: {w}\n    {tail}",
+                recorded.plan.name
+            )
         };
         wrong.into_iter().map(line).collect()
     }
@@ -158,7 +167,7 @@ impl Crash<'_> {
         let shape = Shape { promote: false, ..self.recorded.plan.shape };
         let world = SimWorld::with_dirs(2, shape.dirs);
         world.disk.restore(point);
-        world.disk.crash(self.mode, self.fall);
+        world.disk.crash(self.mode, self.crash_seed);
         let mut run = Run::new(&world, shape);
         run.model = self.model.clone();
         run.contents = self.contents.clone();

@@ -68,7 +68,7 @@ impl Run<'_> {
         let base_before = base.map(|base| self.model.allowed(&base));
         self.event(Event::PutBegun(put, base, keys.to_vec()));
         let contents = self.contents.clone();
-        let outcomes = self.insist(&store, |session| {
+        let outcomes = self.submit_until_accepted(&store, |session| {
             let source = |key: &ObjectKey| Source::shared(contents.of(key, put));
             let objects = keys.iter().map(|key| pagelith::Put { key: *key, source: source(key) });
             session.submit_put(vec![PutGroup { objects: objects.collect(), base }], Options::default())
@@ -82,7 +82,8 @@ impl Run<'_> {
         match (&end, base_before) {
             (PutEnd::Waiting, None) => self.wrong.push(format!("it has no base and waits put={put:?}")),
             (PutEnd::Waiting, Some(base)) if !base.miss => {
-                self.wrong.push(format!("its base is here and it waits put={put:?} base={base:?}"));
+                self.wrong
+                    .push(format!("group waits although its base is present put={put:?} base={base:?}"));
             }
             (PutEnd::Stored(_), Some(base)) if base.puts.is_empty() && !self.shape.constant => {
                 self.wrong.push(format!("stored without its base put={put:?} base={base:?}"));
@@ -103,7 +104,7 @@ impl Run<'_> {
     }
 
     /// Submits until the store is not busy any more; returns one outcome per object.
-    fn insist(&mut self, store: &Store, submit: impl Fn(&mut Session) -> Ticket) -> Outcomes {
+    fn submit_until_accepted(&mut self, store: &Store, submit: impl Fn(&mut Session) -> Ticket) -> Outcomes {
         let until = self.world.clock.now().after(BUSY);
         loop {
             let done = store.session().map(|mut session| {
@@ -163,11 +164,11 @@ impl Run<'_> {
         end
     }
 
-    /// Checks an error: objects in two groups conflict, or the error is excused anyway.
+    /// Checks an error: objects in two groups conflict, or the error is allowed anyway.
     fn refused(&mut self, base: Option<ObjectKey>, keys: &[ObjectKey], error: &Error) {
         let conflict = || self.model.may_conflict(base, keys) || self.opened.conflict(keys);
         if error.kind != ErrorKind::Invalid || !conflict() {
-            self.excused("put", error);
+            self.check_error("put", error);
         }
     }
 
@@ -177,7 +178,8 @@ impl Run<'_> {
         for (key, answer) in &answers {
             let allowed = self.model.allowed(key);
             if answer.map_or(!self.shape.evicts, |put| !allowed.puts.contains(&put)) {
-                self.wrong.push(format!("put said present key={key} got={answer:?} {allowed:?}"));
+                self.wrong
+                    .push(format!("put reported an existing object key={key} got={answer:?} {allowed:?}"));
             }
         }
     }
@@ -233,7 +235,7 @@ impl Run<'_> {
                     Ok(PutOutcome::Waiting) if filled.insert(*key) => {}
                     Ok(PutOutcome::AlreadyPresent) if was || !allowed.puts.is_empty() => {}
                     Ok(other) => self.wrong.push(format!("put into a group key={key} outcome={other:?}")),
-                    Err(error) => self.excused("put into a group", &error),
+                    Err(error) => self.check_error("put into a group", &error),
                 }
             }
         }
@@ -248,7 +250,8 @@ impl Run<'_> {
             let put = self.opened.0[at].put;
             let before = self.before(keys);
             self.event(Event::PutBegun(put, None, keys.to_vec()));
-            let outcomes = self.insist(&store, |session| session.submit_commit(id, Options::default()));
+            let outcomes =
+                self.submit_until_accepted(&store, |session| session.submit_commit(id, Options::default()));
             let end = self.end(None, keys, &before, &outcomes);
             let Opened { filled, unsure, .. } = &self.opened.0[at];
             let put_here = |key: &ObjectKey| filled.contains(key) || unsure.contains(key);
@@ -299,7 +302,7 @@ impl Run<'_> {
         let Some(store) = &self.store else { return };
         let waiting = store.stats().groups_waiting;
         if waiting > 0 && !self.world.disk.stopped() {
-            self.wrong.push(format!("groups wait behind their deadline groups={waiting}"));
+            self.wrong.push(format!("groups wait past their deadline groups={waiting}"));
         }
     }
 }

@@ -103,7 +103,7 @@ impl<'a> Run<'a> {
     }
 
     /// Accepts an error that is no bug: the disk is stopped, or the arena was full for too long.
-    pub(super) fn excused(&mut self, what: &str, error: &pagelith::Error) {
+    pub(super) fn check_error(&mut self, what: &str, error: &pagelith::Error) {
         if !self.world.disk.stopped() && error.kind != ErrorKind::Busy && !self.faulty {
             self.wrong.push(format!("{what} failed error={error}"));
         }
@@ -176,7 +176,7 @@ impl<'a> Run<'a> {
                 self.wrong.push(format!("flush lost objects {report:?}"))
             }
             Ok(_) => {}
-            Err(error) => self.excused("flush", error),
+            Err(error) => self.check_error("flush", error),
         }
         self.event(Event::FlushEnded(outcome.is_ok()));
     }
@@ -186,7 +186,7 @@ impl<'a> Run<'a> {
         let Some(store) = &self.store else { return };
         let outcome = store.remove(&[key], Options::default());
         if let Err(error) = &outcome {
-            self.excused("remove", error);
+            self.check_error("remove", error);
         }
         self.opened.removed(&key);
         self.event(Event::RemoveEnded(key, outcome.is_ok()));
@@ -199,7 +199,7 @@ impl<'a> Run<'a> {
         let Some(store) = &self.store else { return };
         let outcome = store.clear(ns, Options::default());
         if let Err(error) = &outcome {
-            self.excused("clear", error);
+            self.check_error("clear", error);
         }
         self.event(Event::ClearEnded(ns, outcome.is_ok()));
     }
@@ -225,7 +225,7 @@ impl<'a> Run<'a> {
             self.checkpoints += store.stats().checkpoints;
             let closed = store.close();
             if let Err(error) = &closed {
-                self.excused("close", error);
+                self.check_error("close", error);
             }
             self.event(Event::FlushEnded(closed.is_ok()));
         }
@@ -254,7 +254,7 @@ impl<'a> Run<'a> {
         let Some(store) = &self.store else { return };
         let damaged = store.stats().damaged;
         if damaged > 0 && !self.world.disk.stopped() {
-            self.wrong.push(format!("what is not intact was indexed damaged={damaged}"));
+            self.wrong.push(format!("a record that is not intact was indexed damaged={damaged}"));
         }
     }
 
@@ -295,7 +295,7 @@ impl<'a> Run<'a> {
             for (((key, buf), outcome), exists) in some.iter().zip(&bufs).zip(outcomes).zip(exists) {
                 let answer = match outcome {
                     Ok(GetOutcome::Hit { .. }) => {
-                        Some(self.contents.whose(key, buf.bytes()).unwrap_or(UNKNOWN_PUT))
+                        Some(self.contents.put_of_bytes(key, buf.bytes()).unwrap_or(UNKNOWN_PUT))
                     }
                     Ok(GetOutcome::Miss(cause)) => {
                         let torn = cause == MissCause::Damaged || cause == MissCause::Late;

@@ -128,7 +128,7 @@ impl Contents {
     }
 
     /// The put that wrote all of these bytes; `None` if none did.
-    pub fn whose(&self, key: &ObjectKey, bytes: &[u8]) -> Option<Put> {
+    pub fn put_of_bytes(&self, key: &ObjectKey, bytes: &[u8]) -> Option<Put> {
         let put = Put(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?));
         let known = self.lock().get(&(*key, put))?.clone();
         (*known == *bytes).then_some(put)

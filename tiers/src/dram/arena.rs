@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapRaw};
 use pagelith_io::buffer::{Keep, Part};
-use pagelith_io::fused::{Copier, Piece, Stores};
+use pagelith_io::fused::{Copier, Piece, StoreKind};
 use pagelith_io::shm::Region;
 use pagelith_layouts::align::{ALIGN, is_aligned};
 use pagelith_layouts::checksum::{Checksum, Checksums, block_count, block_lengths};
@@ -272,7 +272,7 @@ impl ExtentWriter<'_> {
         if block_bytes > 0 {
             sums.reserve(block_count(self.extent.bytes, block_bytes) as usize);
         }
-        self.fill_by(&mut Copier::new(Stores::PastCache), parts, block_bytes, |sum| sums.push(sum))?;
+        self.fill_by(&mut Copier::new(StoreKind::PastCache), parts, block_bytes, |sum| sums.push(sum))?;
         Ok(sums)
     }
 

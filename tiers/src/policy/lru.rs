@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::order::{Order, Walk};
 use super::slab::Slab;
-use super::{FrameId, FramePolicy, Recency, Touches};
+use super::{FrameId, FramePolicy, LastRequests, Recency};
 
 /// LRU eviction. Memory is about 50 bytes per frame of a request with many pages, and three times
 /// that for a request with one page.
@@ -19,12 +19,12 @@ pub struct Lru {
     order: Order,
     /// The recency under which each frame is in `order`.
     placed: Slab<Recency>,
-    touches: Arc<Touches>,
+    touches: Arc<LastRequests>,
 }
 
 impl Lru {
     /// An empty one, of frames whose last requests `touches` has.
-    pub fn new(touches: Arc<Touches>) -> Lru {
+    pub fn new(touches: Arc<LastRequests>) -> Lru {
         Lru { order: Order::new(), placed: Slab::new(), touches }
     }
 }
@@ -100,7 +100,7 @@ mod tests {
     const FRAMES: u32 = 32;
 
     fn lru(frames: u32) -> Lru {
-        Lru::new(Arc::new(Touches::new(frames as usize).expect("memory")))
+        Lru::new(Arc::new(LastRequests::new(frames as usize).expect("memory")))
     }
 
     #[derive(Clone, Debug)]

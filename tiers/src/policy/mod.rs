@@ -36,7 +36,7 @@ pub use lowest_mean_recency::LowestMeanRecency;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 pub use segment_fifo::SegmentFifo;
-pub use touches::Touches;
+pub use touches::LastRequests;
 
 /// Names that [`frame_policy`] accepts, for configuration messages.
 pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];
@@ -97,7 +97,7 @@ pub trait FramePolicy: Send {
     /// an `at` older than the known one changes nothing.
     fn touch(&mut self, frame: FrameId, at: Recency);
     /// Whether every request must be reported with [`touch`](FramePolicy::touch). If not, only the
-    /// last request of a frame counts, which [`Touches`] records without the store's lock.
+    /// last request of a frame counts, which [`LastRequests`] records without the store's lock.
     fn counts_touches(&self) -> bool;
     /// Remove a frame that leaves without being a victim (removed, cleared, damaged). Unknown
     /// frames are ignored.
@@ -163,7 +163,7 @@ pub trait SegmentPolicy: Send {
 
 /// The DRAM policy with this name, `None` if it is unknown (see [`FRAME_POLICIES`]). `touches` has
 /// the last requests for its frames.
-pub fn frame_policy(name: &str, touches: &Arc<Touches>) -> Option<Box<dyn FramePolicy>> {
+pub fn frame_policy(name: &str, touches: &Arc<LastRequests>) -> Option<Box<dyn FramePolicy>> {
     match name {
         "lru" => Some(Box::new(Lru::new(touches.clone()))),
         "fifo" => Some(Box::new(Fifo::new())),
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn policies_are_found_only_by_their_names() {
-        let touches = Arc::new(Touches::new(1).expect("memory"));
+        let touches = Arc::new(LastRequests::new(1).expect("memory"));
         for name in FRAME_POLICIES {
             assert_eq!(frame_policy(name, &touches).map(|p| p.name()), Some(name));
         }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::{FrameId, FramePolicy, Lru, Recency, Touches};
+use super::{FrameId, FramePolicy, LastRequests, Lru, Recency};
 
 const CAPACITY: usize = 300;
 const REQUESTS: usize = 4000;
@@ -80,7 +80,7 @@ struct Store {
 
 impl Store {
     fn new() -> Store {
-        let touches = Arc::new(Touches::new(CAPACITY).expect("memory"));
+        let touches = Arc::new(LastRequests::new(CAPACITY).expect("memory"));
         Store { lru: Lru::new(touches), frame_of: BTreeMap::new(), page_of: BTreeMap::new() }
     }
 

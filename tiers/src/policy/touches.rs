@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith_io::prefetch;
-use pagelith_io::words::Words;
+use pagelith_io::words::AtomicArray;
 
 use super::{FrameId, Recency};
 
@@ -17,14 +17,14 @@ const EPOCH_MAX: u64 = u64::MAX >> DEPTH_BITS;
 ///
 /// A thread may record a request after the frame's number was reused for another page. That page
 /// then counts as requested, and the only effect is that it is evicted later.
-pub struct Touches {
-    words: Words,
+pub struct LastRequests {
+    words: AtomicArray,
 }
 
-impl Touches {
+impl LastRequests {
     /// A table for frame numbers below `frames`. Fails if the system has no memory.
-    pub fn new(frames: usize) -> std::io::Result<Touches> {
-        Ok(Touches { words: Words::new(frames)? })
+    pub fn new(frames: usize) -> std::io::Result<LastRequests> {
+        Ok(LastRequests { words: AtomicArray::new(frames)? })
     }
 
     /// The last request for a frame; `None` for a number beyond the table.
@@ -59,7 +59,7 @@ impl Touches {
     }
 }
 
-impl std::fmt::Debug for Touches {
+impl std::fmt::Debug for LastRequests {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Touches(frames={})", self.words.len())
     }
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn latest_request_wins_in_any_order() {
-        let touches = Touches::new(2).expect("memory");
+        let touches = LastRequests::new(2).expect("memory");
         let (early, late) = (Recency { epoch: 4, depth: 0 }, Recency { epoch: 5, depth: 9 });
         touches.raise(FrameId(1), late);
         touches.raise(FrameId(1), early);

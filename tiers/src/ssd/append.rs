@@ -34,7 +34,7 @@ pub struct Unit {
     /// Whether reclaim re-appends it.
     pub moved: bool,
     /// Key, length and block checksums of each member.
-    pub members: Vec<UnitMember>,
+    pub members: Vec<RecordMember>,
     /// The payload: each member's bytes padded with zeros to a multiple of 4096, in order, in any
     /// number of parts.
     pub payload: Vec<Part>,
@@ -42,7 +42,7 @@ pub struct Unit {
 
 /// One object of a unit.
 #[derive(Debug)]
-pub struct UnitMember {
+pub struct RecordMember {
     /// Whole key.
     pub key: ObjectKey,
     /// Length in bytes.

@@ -9,7 +9,7 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::{SegmentId, StoreId};
 use pagelith_layouts::{names, segment};
 
-use super::serial::Serial;
+use super::serial::SerialQueue;
 use super::volume::VolumeError;
 
 fn misplaced(disk: &dyn Disk, dir: usize, found: String) -> VolumeError {
@@ -44,7 +44,7 @@ fn ordinal(first: bool) -> &'static str {
 /// that segment.
 pub(super) fn check_heads(
     disk: &dyn Disk,
-    serial: &mut Serial,
+    serial: &mut SerialQueue,
     store: StoreId,
     segments: &[FileId],
 ) -> Result<(), VolumeError> {

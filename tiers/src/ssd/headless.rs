@@ -14,14 +14,14 @@ use pagelith_layouts::ids::{Incarnation, SegmentId, Sequence};
 use pagelith_layouts::manifest::Manifest;
 
 use super::recover::{Recovered, UNREADABLE_SEQUENCES};
-use super::serial::Serial;
+use super::serial::SerialQueue;
 use super::volume::{Full, Volume};
 
 /// Raise the incarnation of free segments that may have records of their current incarnation.
 pub(super) fn raise_incarnations(
     volume: &Volume,
     manifest: &mut Manifest,
-    serial: &mut Serial,
+    serial: &mut SerialQueue,
     ids: &[SegmentId],
     found: &mut Recovered,
 ) -> Result<(), IoFault> {

@@ -9,7 +9,7 @@
 //! - Records are appended in the order in which they are submitted: a tombstone follows every
 //!   record that it shadows.
 //! - After a failed sync nothing is appended or sealed with a footer, and nothing written since the
-//!   last successful sync is trusted. The sync is never retried; [`Log::trust_again`] starts again
+//!   last successful sync is trusted. The sync is never retried; [`Log::resume_after_sync_fault`] starts again
 //!   with other segments.
 
 use std::collections::{HashMap, VecDeque};
@@ -176,7 +176,7 @@ impl Log {
     }
 
     /// Mark a copy of the manifest as outdated: the next change rewrites all of it.
-    pub fn suspect_manifest(&mut self, copy: usize) {
+    pub fn mark_manifest_copy_stale(&mut self, copy: usize) {
         self.manifest.suspect(copy);
     }
 
@@ -283,7 +283,7 @@ impl Log {
     /// Accept records again after a failed sync; false, without effect, while operations from
     /// before the failure are in flight. Untrusted records stay untrusted: their segment is sealed,
     /// and no later sync covers them.
-    pub fn trust_again(&mut self) -> bool {
+    pub fn resume_after_sync_fault(&mut self) -> bool {
         let over =
             self.idle() && self.open.is_none() && self.unsynced.is_empty() && self.in_sync_round.is_empty();
         if self.sync_fault.is_some() && over {
@@ -411,7 +411,7 @@ impl Log {
     }
 
     /// Drop all queued writes; returns the identifiers of their records.
-    pub fn drop_made(&mut self) -> Vec<u64> {
+    pub fn drop_queued(&mut self) -> Vec<u64> {
         let mut ids = Vec::new();
         for (token, _) in std::mem::take(&mut self.queued) {
             self.syncs.write_dropped(token);
@@ -439,7 +439,7 @@ impl Log {
         }
         self.sync_fault = Some(fault.clone());
         // One event for all: the owner requeues these records in this order, before all others.
-        let mut unwritten = self.drop_made();
+        let mut unwritten = self.drop_queued();
         if let Some(mut segment) = self.open.take() {
             segment.skip_footer = true;
             if let Some(GatheredWrite { units, .. }) = segment.take() {

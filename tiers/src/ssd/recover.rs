@@ -20,7 +20,7 @@ use pagelith_mutants::{self as mutant, Mutant};
 use super::headless::{keep_incarnations, raise_incarnations};
 use super::scan_result::ScanResult;
 use super::segments::{Segment, SegmentState, SegmentTable};
-use super::serial::{Serial, no_memory};
+use super::serial::{SerialQueue, no_memory};
 use super::volume::{Full, Volume};
 
 /// Larger than the number of sequences assigned since any segment was opened.
@@ -82,7 +82,7 @@ pub struct Recovered {
 pub fn recover(
     volume: &Volume,
     (manifest, manifest_stale): (&mut Manifest, bool),
-    serial: &mut Serial,
+    serial: &mut SerialQueue,
     use_checkpoint: bool,
     sink: &mut dyn Sink,
 ) -> Result<Recovered, IoFault> {
@@ -142,7 +142,7 @@ pub fn recover(
 fn newest_checkpoint(
     volume: &Volume,
     manifest: &Manifest,
-    serial: &mut Serial,
+    serial: &mut SerialQueue,
     use_it: bool,
     sink: &mut dyn Sink,
     found: &mut Recovered,
@@ -209,7 +209,7 @@ impl CheckpointRefusal {
 fn load_checkpoint(
     volume: &Volume,
     manifest: &Manifest,
-    serial: &mut Serial,
+    serial: &mut SerialQueue,
     file: pagelith_io::disk::FileId,
     facts: &CheckpointFacts,
     sink: &mut dyn Sink,
@@ -269,7 +269,7 @@ fn load_checkpoint(
 
 fn replay_segment(
     volume: &Volume,
-    serial: &mut Serial,
+    serial: &mut SerialQueue,
     id: SegmentId,
     sink: &mut dyn Sink,
     found: &mut Recovered,
@@ -330,7 +330,7 @@ fn replay_segment(
 /// segment: if it is empty or of another incarnation, nothing was synced under this incarnation.
 /// The exception is a device that acknowledged the header and lost it; then a footer or a record
 /// proves the use. A damaged header proves nothing, and footer and records decide.
-fn is_unused(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity) -> Result<bool, IoFault> {
+fn is_unused(volume: &Volume, serial: &mut SerialQueue, identity: SegmentIdentity) -> Result<bool, IoFault> {
     let (file, start) = volume.place(identity.segment, 0);
     let block = match serial.read(file, start, ALIGN as usize) {
         Ok(block) => block,
@@ -346,7 +346,7 @@ fn is_unused(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity) ->
 /// Whether a segment without a header of its incarnation has a footer or a first record. Other
 /// content is not searched for, because most segments without a header were only prepared as spare
 /// ones.
-fn was_used(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity) -> bool {
+fn was_used(volume: &Volume, serial: &mut SerialQueue, identity: SegmentIdentity) -> bool {
     let footer = read_footer(volume, serial, identity).is_ok_and(|f| f.is_ok());
     let (file, at) = volume.place(identity.segment, ALIGN);
     let first =
@@ -360,7 +360,7 @@ fn was_used(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity) -> 
 
 /// An error if an operation timed out: a device that does not respond says nothing about the store,
 /// so the store is not opened. After a failed read, only the data at that place is lost.
-fn fail_if_late(serial: &Serial, fault: IoFault) -> Result<(), IoFault> {
+fn fail_if_late(serial: &SerialQueue, fault: IoFault) -> Result<(), IoFault> {
     if serial.is_late() { Err(fault) } else { Ok(()) }
 }
 
@@ -391,7 +391,7 @@ pub type Footer = (FooterFacts, Vec<FooterEntry>);
 /// valid footer.
 pub fn read_footer(
     volume: &Volume,
-    serial: &mut Serial,
+    serial: &mut SerialQueue,
     identity: SegmentIdentity,
 ) -> Result<Result<Footer, FormatError>, IoFault> {
     let segment_bytes = volume.geometry.segment_bytes;
@@ -415,7 +415,7 @@ pub fn read_footer(
 /// Scan a segment record by record; returns its footer, or `None` if no record is valid.
 fn scan_segment(
     volume: &Volume,
-    serial: &mut Serial,
+    serial: &mut SerialQueue,
     identity: SegmentIdentity,
     order: SegmentOrder,
     found: &mut Recovered,
@@ -456,7 +456,7 @@ fn scan_segment(
 
 /// Whether a record begins at `end`, where a scan found no more records. The end is read again
 /// because the footer makes it permanent.
-fn record_follows(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity, end: u64) -> bool {
+fn record_follows(volume: &Volume, serial: &mut SerialQueue, identity: SegmentIdentity, end: u64) -> bool {
     if end + ALIGN > volume.geometry.segment_bytes {
         return false;
     }
@@ -475,7 +475,7 @@ fn record_follows(volume: &Volume, serial: &mut Serial, identity: SegmentIdentit
 }
 
 /// Write the footer of a scanned segment; returns its length in bytes.
-fn seal(volume: &Volume, serial: &mut Serial, (facts, entries): &Footer) -> Result<u64, IoFault> {
+fn seal(volume: &Volume, serial: &mut SerialQueue, (facts, entries): &Footer) -> Result<u64, IoFault> {
     let (file, start) = volume.place(facts.identity.segment, 0);
     // The scan read the records, but they may not be durable; a footer is written only after a
     // sync.

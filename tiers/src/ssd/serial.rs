@@ -7,17 +7,17 @@ use pagelith_io::disk::{Disk, FileId, Op, Queue};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
 /// An I/O queue for one operation at a time, each with a time limit.
-pub struct Serial {
+pub struct SerialQueue {
     queue: Box<dyn Queue>,
     timeout: Duration,
     token: u64,
     timed_out: bool,
 }
 
-impl Serial {
+impl SerialQueue {
     /// A new queue on `disk`; each operation may take at most `timeout`.
-    pub fn new(disk: &dyn Disk, timeout: Duration) -> Result<Serial, IoFault> {
-        Ok(Serial { queue: disk.queue(1)?, timeout, token: 0, timed_out: false })
+    pub fn new(disk: &dyn Disk, timeout: Duration) -> Result<SerialQueue, IoFault> {
+        Ok(SerialQueue { queue: disk.queue(1)?, timeout, token: 0, timed_out: false })
     }
 
     /// Whether an operation timed out. No further operation is submitted then: the late completion

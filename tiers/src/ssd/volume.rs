@@ -14,7 +14,7 @@ use pagelith_layouts::manifest::{self, Manifest, Superblock};
 use pagelith_layouts::names;
 
 use super::dir_check;
-use super::serial::Serial;
+use super::serial::SerialQueue;
 pub use super::volume_error::VolumeError;
 
 /// Fewest segments of a store: one open, one spare, one being reclaimed, one with data.
@@ -162,7 +162,7 @@ impl Full {
 
 /// Open the store in `disk`'s directories, or create one if they are empty. `owner` is written to
 /// the LOCK file for people. If creation fails, no files are left.
-pub fn open_or_make(
+pub fn open_or_create(
     disk: Arc<dyn Disk>,
     geometry: Geometry,
     entropy: &dyn Entropy,
@@ -195,7 +195,7 @@ fn inspect_dirs(disk: &dyn Disk) -> Result<DirsState, VolumeError> {
             without.get_or_insert(dir);
         }
         for (name, _) in files {
-            if !names::is_ours(&name) {
+            if !names::is_store_file(&name) {
                 return Err(VolumeError::NotAStore { dir: disk.dir_name(dir), file: name });
             }
             if name == names::CREATING {
@@ -240,7 +240,7 @@ fn remove_files(disk: &dyn Disk) -> Result<(), IoFault> {
     for dir in 0..disk.dirs() {
         let files = disk.list(dir)?;
         // The marker is removed last: while it exists, the other files are known to be incomplete.
-        for (name, _) in files.iter().filter(|(n, _)| names::is_ours(n) && n != names::CREATING) {
+        for (name, _) in files.iter().filter(|(n, _)| names::is_store_file(n) && n != names::CREATING) {
             disk.remove(dir, name)?;
         }
     }
@@ -281,7 +281,7 @@ fn create_files(
     entropy.fill(&mut key);
     let manifest = Manifest::new(StoreId(entropy.bytes16()), geometry.superblock(key));
     let mut manifests = [FileId(0); 2];
-    let mut serial = Serial::new(&**disk, timeout)?;
+    let mut serial = SerialQueue::new(&**disk, timeout)?;
     let copy = manifest.copy();
     for (i, file) in manifests.iter_mut().enumerate() {
         *file =
@@ -317,7 +317,7 @@ fn open(
     for dir in 0..dirs as usize {
         segments.push(lock(&*disk, dir, names::SEGMENTS)?);
     }
-    let mut serial = Serial::new(&*disk, timeout)?;
+    let mut serial = SerialQueue::new(&*disk, timeout)?;
     let mut files = [None; 2];
     let mut copies = [Vec::new(), Vec::new()];
     for i in 0..2 {
@@ -406,7 +406,7 @@ fn check_config(disk: &dyn Disk, wanted: &Geometry, found: &Superblock) -> Resul
 }
 
 /// A copy of the manifest, with zeros for unreadable blocks: the other copy may have them.
-fn read_copy(serial: &mut Serial, file: FileId, len: usize) -> Vec<u8> {
+fn read_copy(serial: &mut SerialQueue, file: FileId, len: usize) -> Vec<u8> {
     if let Ok(whole) = serial.read(file, 0, len) {
         return whole.to_vec();
     }
@@ -423,7 +423,7 @@ fn read_copy(serial: &mut Serial, file: FileId, len: usize) -> Vec<u8> {
 /// may be lost.
 fn repair_manifests(
     disk: &dyn Disk,
-    serial: &mut Serial,
+    serial: &mut SerialQueue,
     geometry: &Geometry,
     manifest: &Manifest,
     files: [Option<(FileId, u64)>; 2],

@@ -4,7 +4,7 @@ use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
 use pagelith_layouts::wire::List;
-use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::put::PutBuilder;
 use pagelith_layouts::wire::request::GetItem;
 
 use super::*;
@@ -23,10 +23,10 @@ fn own() -> Rights {
 #[test]
 fn foreign_namespace_among_a_parts_required_keys_is_refused() {
     let part = |required| {
-        let mut put = PutDraft::of_parts(32 << 10, &[key(OWN), key(required)]);
+        let mut put = PutBuilder::of_parts(32 << 10, &[key(OWN), key(required)]);
         put.group(None);
         put.object(key(OWN), 100, &[]);
-        own().check(&Ask::Put(put.puts().expect("a put")))
+        own().check(&RequestBody::Put(put.puts().expect("a put")))
     };
     assert_eq!(part(OWN), Ok(()));
     assert_eq!(part(FOREIGN), Err(NotAllowed { verb: Verb::PutParts, namespace: Some(FOREIGN) }));
@@ -34,49 +34,55 @@ fn foreign_namespace_among_a_parts_required_keys_is_refused() {
 
 #[test]
 fn foreign_namespace_in_any_key_of_a_request_is_refused() {
-    let refused = |ask: Ask<'_>| own().check(&ask).expect_err("foreign").namespace;
+    let refused = |ask: RequestBody<'_>| own().check(&ask).expect_err("foreign").namespace;
     let keys = [key(OWN), key(FOREIGN)];
     for ask in [
-        Ask::Exists(List::of(&keys)),
-        Ask::ExistsPrefix(List::of(&keys)),
-        Ask::Remove(List::of(&keys)),
-        Ask::Pin(1, List::of(&keys)),
-        Ask::Lease(1, List::of(&keys)),
-        Ask::Prefetch(List::of(&keys)),
-        Ask::View(1, List::of(&keys)),
-        Ask::Used(1, List::of(&keys)),
-        Ask::Begin(1, List::of(&keys)),
+        RequestBody::Exists(List::of(&keys)),
+        RequestBody::ExistsPrefix(List::of(&keys)),
+        RequestBody::Remove(List::of(&keys)),
+        RequestBody::Pin(1, List::of(&keys)),
+        RequestBody::Lease(1, List::of(&keys)),
+        RequestBody::Prefetch(List::of(&keys)),
+        RequestBody::View(1, List::of(&keys)),
+        RequestBody::Used(1, List::of(&keys)),
+        RequestBody::Begin(1, List::of(&keys)),
     ] {
         assert_eq!(refused(ask), Some(FOREIGN), "{:?}", ask.verb());
     }
     let gets = keys.map(|key| GetItem::new(key, None, 1));
-    assert_eq!(refused(Ask::Get(List::of(&gets))), Some(FOREIGN));
-    assert_eq!(refused(Ask::Clear(FOREIGN)), Some(FOREIGN));
+    assert_eq!(refused(RequestBody::Get(List::of(&gets))), Some(FOREIGN));
+    assert_eq!(refused(RequestBody::Clear(FOREIGN)), Some(FOREIGN));
     for (base, object) in [(None, FOREIGN), (Some(key(FOREIGN)), OWN)] {
-        let mut put = PutDraft::new(4096);
+        let mut put = PutBuilder::new(4096);
         put.group(base);
         put.object(key(object), 1, &[]);
-        assert_eq!(refused(Ask::Put(put.puts().expect("a put"))), Some(FOREIGN), "{base:?}");
+        assert_eq!(refused(RequestBody::Put(put.puts().expect("a put"))), Some(FOREIGN), "{base:?}");
     }
-    assert_eq!(own().check(&Ask::Exists(List::of(&keys[..1]))), Ok(()));
-    assert_eq!(own().check(&Ask::Clear(OWN)), Ok(()));
-    assert_eq!(own().check(&Ask::Hold(1)), Ok(()));
-    assert_eq!(Rights::all().check(&Ask::Exists(List::of(&keys))), Ok(()));
+    assert_eq!(own().check(&RequestBody::Exists(List::of(&keys[..1]))), Ok(()));
+    assert_eq!(own().check(&RequestBody::Clear(OWN)), Ok(()));
+    assert_eq!(own().check(&RequestBody::Hold(1)), Ok(()));
+    assert_eq!(Rights::all().check(&RequestBody::Exists(List::of(&keys))), Ok(()));
 }
 
 #[test]
 fn request_without_its_right_is_refused_by_verb() {
     let readers = Rights { write: false, remove: false, ..own() };
-    for ask in [Ask::Flush, Ask::Clear(OWN), Ask::Hold(1), Ask::Release(1), Ask::Stats] {
+    for ask in [
+        RequestBody::Flush,
+        RequestBody::Clear(OWN),
+        RequestBody::Hold(1),
+        RequestBody::Release(1),
+        RequestBody::Stats,
+    ] {
         let refused = readers.check(&ask).expect_err("no right");
         assert_eq!((refused.verb, refused.namespace), (ask.verb(), None));
     }
-    assert_eq!(readers.check(&Ask::Ping), Ok(()));
-    assert_eq!(readers.check(&Ask::Events(0)), Ok(()));
-    assert_eq!((readers.may_hear(OWN), readers.may_hear(FOREIGN)), (true, false));
+    assert_eq!(readers.check(&RequestBody::Ping), Ok(()));
+    assert_eq!(readers.check(&RequestBody::Events(0)), Ok(()));
+    assert_eq!((readers.may_receive_events(OWN), readers.may_receive_events(FOREIGN)), (true, false));
     let writers = Rights { read: false, ..own() };
-    assert!(writers.check(&Ask::Events(0)).is_err() && !writers.may_hear(OWN));
-    let text = own().check(&Ask::Clear(FOREIGN)).expect_err("foreign").to_string();
+    assert!(writers.check(&RequestBody::Events(0)).is_err() && !writers.may_receive_events(OWN));
+    let text = own().check(&RequestBody::Clear(FOREIGN)).expect_err("foreign").to_string();
     assert_eq!(text, format!("not allowed on this connection: namespace={FOREIGN} verb=Clear"));
 }
 
@@ -117,37 +123,37 @@ fn checked(rights: &Rights, verb: Verb, namespace: NamespaceId) -> Result<(), No
     let keys = [key(namespace)];
     let gets = keys.map(|key| GetItem::new(key, None, 1));
     let list = List::of(&keys);
-    let put = |mut draft: PutDraft, base| {
+    let put = |mut draft: PutBuilder, base| {
         draft.group(base);
         draft.object(keys[0], 1, &[]);
-        rights.check(&Ask::Put(draft.puts().expect("a put")))
+        rights.check(&RequestBody::Put(draft.puts().expect("a put")))
     };
     let ask = match verb {
-        Verb::Put => return put(PutDraft::new(4096), None),
-        Verb::PutAttached => return put(PutDraft::new(4096), Some(keys[0])),
-        Verb::PutParts => return put(PutDraft::of_parts(4096, &keys), None),
-        Verb::PutInto => return put(PutDraft::into_open(4096, 1), None),
-        Verb::Exists => Ask::Exists(list),
-        Verb::ExistsPrefix => Ask::ExistsPrefix(list),
-        Verb::Get => Ask::Get(List::of(&gets)),
-        Verb::Remove => Ask::Remove(list),
-        Verb::Clear => Ask::Clear(namespace),
-        Verb::Flush => Ask::Flush,
-        Verb::Stats => Ask::Stats,
-        Verb::Ping => Ask::Ping,
-        Verb::Pin => Ask::Pin(1, list),
-        Verb::Unpin => Ask::Unpin(1),
-        Verb::Lease => Ask::Lease(1, list),
-        Verb::View => Ask::View(1, list),
-        Verb::Prefetch => Ask::Prefetch(list),
-        Verb::Used => Ask::Used(1, list),
-        Verb::Events => Ask::Events(0),
-        Verb::Begin => Ask::Begin(1, list),
-        Verb::Commit => Ask::Commit(1),
-        Verb::Abort => Ask::Abort(1),
-        Verb::Missing => Ask::Missing(1),
-        Verb::Hold => Ask::Hold(1),
-        Verb::Release => Ask::Release(1),
+        Verb::Put => return put(PutBuilder::new(4096), None),
+        Verb::PutAttached => return put(PutBuilder::new(4096), Some(keys[0])),
+        Verb::PutParts => return put(PutBuilder::of_parts(4096, &keys), None),
+        Verb::PutInto => return put(PutBuilder::into_open(4096, 1), None),
+        Verb::Exists => RequestBody::Exists(list),
+        Verb::ExistsPrefix => RequestBody::ExistsPrefix(list),
+        Verb::Get => RequestBody::Get(List::of(&gets)),
+        Verb::Remove => RequestBody::Remove(list),
+        Verb::Clear => RequestBody::Clear(namespace),
+        Verb::Flush => RequestBody::Flush,
+        Verb::Stats => RequestBody::Stats,
+        Verb::Ping => RequestBody::Ping,
+        Verb::Pin => RequestBody::Pin(1, list),
+        Verb::Unpin => RequestBody::Unpin(1),
+        Verb::Lease => RequestBody::Lease(1, list),
+        Verb::View => RequestBody::View(1, list),
+        Verb::Prefetch => RequestBody::Prefetch(list),
+        Verb::Used => RequestBody::Used(1, list),
+        Verb::Events => RequestBody::Events(0),
+        Verb::Begin => RequestBody::Begin(1, list),
+        Verb::Commit => RequestBody::Commit(1),
+        Verb::Abort => RequestBody::Abort(1),
+        Verb::Missing => RequestBody::Missing(1),
+        Verb::Hold => RequestBody::Hold(1),
+        Verb::Release => RequestBody::Release(1),
     };
     assert_eq!(ask.verb(), verb);
     rights.check(&ask)

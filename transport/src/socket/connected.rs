@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::peer;
-use pagelith_io::shm::{MapBound, Region, SharedMemory, View};
+use pagelith_io::shm::{MapLimits, Region, SharedMemory, View};
 use pagelith_io::system::SystemClock;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
@@ -19,15 +19,15 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use super::rings::Rings;
 use crate::closed::Closed;
 use crate::limits::Limits;
-use crate::shown::{REGIONS_MAX, Regions};
-use crate::stream::{Moved, Stream};
+use crate::shown::{LinkRegions, REGIONS_MAX};
+use crate::stream::{IoResult, Stream};
 
 /// Time that an end polls its socket before it sleeps: bytes in flight arrive sooner than the
 /// kernel puts a core to sleep and wakes it again (decision 0032 has the results of gets with 0, 20
 /// and 50 us).
 const SPIN: Duration = Duration::from_micros(50);
 /// Memory that a socket maps before its peer is identified: none.
-const NOTHING: MapBound = MapBound { all: 0, of_peer: 0, peer: 0 };
+const NOTHING: MapLimits = MapLimits { all: 0, of_peer: 0, peer: 0 };
 
 /// A TCP or Unix socket.
 pub struct Socket {
@@ -36,7 +36,7 @@ pub struct Socket {
     /// Memory of this end that it hands over if that is agreed.
     shared_regions: Vec<Arc<Region>>,
     /// Bounds on the mapped memory of a client.
-    bound: MapBound,
+    bound: MapLimits,
     /// The last wait found nothing. An idle socket is not polled at each visit of its thread.
     idle: bool,
 }
@@ -50,7 +50,7 @@ enum Carrier {
     /// Rings, as soon as the server's regions are handed over too. Holds the peer's memory.
     RingsPending(Rings, Vec<Arc<View>>),
     /// Rings in shared memory, and the regions of both ends.
-    Rings(Rings, Regions),
+    Rings(Rings, LinkRegions),
 }
 
 impl Socket {
@@ -81,13 +81,13 @@ impl Socket {
     /// The same, which maps the memory of the process that connected within the limits.
     pub(super) fn mapping_within(self, limits: &Limits) -> Socket {
         let (all, of_peer) = (limits.mapped_max, limits.mapped_of_peer_max);
-        let bound = MapBound { all, of_peer, peer: peer::number(&self.fd).unwrap_or(0) };
+        let bound = MapLimits { all, of_peer, peer: peer::number(&self.fd).unwrap_or(0) };
         Socket { bound, ..self }
     }
 
     /// Bytes of the peer's memory that are not mapped, but read by system calls.
     pub fn unmapped_bytes(&self) -> u64 {
-        let unmapped = |regions: &Regions| {
+        let unmapped = |regions: &LinkRegions| {
             regions.theirs.iter().filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum()
         };
         if let Carrier::Rings(_, regions) = &self.carrier { unmapped(regions) } else { 0 }
@@ -149,17 +149,17 @@ impl AsFd for Socket {
 }
 
 impl Stream for Socket {
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> IoResult {
         if let Carrier::Rings(rings, _) = &mut self.carrier {
             return rings.read(&self.fd, parts);
         }
         match retry_on_intr(|| readv(&self.fd, parts)) {
-            Ok(0) => Moved::Ended,
+            Ok(0) => IoResult::Ended,
             other => moved("recv", other),
         }
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
         if let Carrier::Rings(rings, _) = &mut self.carrier {
             return rings.write(&self.fd, parts, true);
         }
@@ -168,7 +168,7 @@ impl Stream for Socket {
         moved("send", retry_on_intr(|| sendmsg(&self.fd, parts, &mut no_control, flags)))
     }
 
-    fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+    fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
         match &mut self.carrier {
             Carrier::Rings(rings, _) => rings.write(&self.fd, parts, false),
             Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => self.write(parts),
@@ -247,26 +247,28 @@ impl Stream for Socket {
             return Ok(false);
         }
         self.carrier = match std::mem::replace(&mut self.carrier, Carrier::Socket) {
-            Carrier::RingsPending(rings, theirs) => Carrier::Rings(rings, Regions { own, theirs }),
+            Carrier::RingsPending(rings, theirs) => Carrier::Rings(rings, LinkRegions { own, theirs }),
             other => other,
         };
         Ok(true)
     }
 
-    fn regions(&self) -> Regions {
+    fn regions(&self) -> LinkRegions {
         match &self.carrier {
             Carrier::Rings(_, regions) => regions.clone(),
-            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => Regions::default(),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => {
+                LinkRegions::default()
+            }
         }
     }
 }
 
-fn moved(operation: &'static str, result: Result<usize, Errno>) -> Moved {
+fn moved(operation: &'static str, result: Result<usize, Errno>) -> IoResult {
     match result {
-        Ok(bytes) => Moved::Bytes(bytes),
-        Err(Errno::AGAIN) => Moved::Blocked,
-        Err(Errno::CONNRESET | Errno::PIPE) => Moved::Ended,
-        Err(e) => Moved::Failed { operation, errno: e.raw_os_error() },
+        Ok(bytes) => IoResult::Bytes(bytes),
+        Err(Errno::AGAIN) => IoResult::Blocked,
+        Err(Errno::CONNRESET | Errno::PIPE) => IoResult::Ended,
+        Err(e) => IoResult::Failed { operation, errno: e.raw_os_error() },
     }
 }
 

@@ -39,7 +39,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// The address of a listener, and the clients that it admits.
 #[derive(Clone, Debug)]
-pub struct Listen {
+pub struct ListenConfig {
     /// The address; port 0 for any free port. For a host name, all addresses to which it resolves.
     /// The file of a Unix socket is created with access for its user only, and removed with the
     /// listener. It replaces the file of a process that has ended.
@@ -57,7 +57,7 @@ pub enum ListenError {
     /// The host name could not be resolved.
     #[error(transparent)]
     Unresolved(Closed),
-    /// The address is reachable from other hosts without [`Listen::beyond_this_host`].
+    /// The address is reachable from other hosts without [`ListenConfig::beyond_this_host`].
     #[error(
         "the address is not loopback: allow other hosts (--beyond-this-host, with keys) or listen at loopback address={0}"
     )]
@@ -111,19 +111,19 @@ pub struct Listener {
 impl Listener {
     /// Listen.
     pub fn new(
-        listen: &Listen,
+        listen: &ListenConfig,
         offer: Offer,
         entropy: Arc<dyn Entropy>,
         clock: Arc<dyn Clock>,
         limits: Limits,
     ) -> Result<Listener, ListenError> {
-        Listener::resolved_by(&Resolver::default(), listen, offer, entropy, clock, limits)
+        Listener::with_resolver(&Resolver::default(), listen, offer, entropy, clock, limits)
     }
 
     /// As [`Listener::new`], with a resolver for an address with a host name.
-    pub fn resolved_by(
+    pub fn with_resolver(
         resolver: &Resolver,
-        listen: &Listen,
+        listen: &ListenConfig,
         offer: Offer,
         entropy: Arc<dyn Entropy>,
         clock: Arc<dyn Clock>,
@@ -173,7 +173,7 @@ impl Listener {
     /// Share `regions` with clients of this host, at most
     /// [`REGIONS_MAX`](crate::shown::REGIONS_MAX): only with clients that may read every namespace,
     /// since they can read all of the memory.
-    pub fn showing(self, regions: Vec<Arc<Region>>) -> Listener {
+    pub fn with_shared_regions(self, regions: Vec<Arc<Region>>) -> Listener {
         let shared_regions = if self.may_share() { regions } else { Vec::new() };
         Listener { shared_regions, ..self }
     }

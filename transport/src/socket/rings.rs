@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::shm::{
-    Broken, MapBound, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, View, pair,
+    Broken, MapLimits, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, View, pair,
 };
 use pagelith_io::system::SystemClock;
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::connected::wait_for;
 use super::fd_passing;
 use crate::closed::Closed;
-use crate::stream::Moved;
+use crate::stream::IoResult;
 
 /// Time that an end polls the rings before it sleeps: longer than a small request takes, and than
 /// the other end needs to wake it (decision 0032 has the results of puts with 50, 100 and 200 us).
@@ -96,7 +96,7 @@ impl Rings {
     pub fn receive_memory(
         socket: &OwnedFd,
         regions_max: usize,
-        bound: &MapBound,
+        bound: &MapLimits,
     ) -> Result<Option<ClientMemory>, Closed> {
         let Some(fds) = fd_passing::receive_fds(socket, TAG_RINGS)? else { return Ok(None) };
         let mut fds = fds.into_iter();
@@ -121,7 +121,7 @@ impl Rings {
         views(fds.into_iter(), None).map(Some)
     }
 
-    pub fn read(&mut self, socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> Moved {
+    pub fn read(&mut self, socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> IoResult {
         let mut total = 0;
         for part in parts.iter_mut() {
             match self.incoming.read(part) {
@@ -140,7 +140,7 @@ impl Rings {
             if self.incoming.publish() {
                 self.wake(socket);
             }
-            return Moved::Bytes(total);
+            return IoResult::Bytes(total);
         }
         self.idle_reads += 1;
         if self.armed.get() || self.idle_reads >= IDLE_READS {
@@ -148,19 +148,19 @@ impl Rings {
             self.drain(socket);
             // Bytes that were written before the end are delivered first.
             if self.ended && self.incoming.available() == Ok(0) {
-                return Moved::Ended;
+                return IoResult::Ended;
             }
         }
         match self.ended && self.incoming.available() == Ok(0) {
-            true => Moved::Ended,
-            false => Moved::Blocked,
+            true => IoResult::Ended,
+            false => IoResult::Blocked,
         }
     }
 
     /// Write, and with `wakes` wake the other end if it sleeps.
-    pub fn write(&mut self, socket: &OwnedFd, parts: &[IoSlice<'_>], wakes: bool) -> Moved {
+    pub fn write(&mut self, socket: &OwnedFd, parts: &[IoSlice<'_>], wakes: bool) -> IoResult {
         if self.ended {
-            return Moved::Ended;
+            return IoResult::Ended;
         }
         let mut total = 0;
         for part in parts {
@@ -175,15 +175,15 @@ impl Rings {
             }
         }
         if total == 0 {
-            return Moved::Blocked;
+            return IoResult::Blocked;
         }
         self.unannounced = !wakes;
         if !wakes {
-            self.out.publish_quietly();
+            self.out.publish_without_wake();
         } else if self.out.publish() {
             self.wake(socket);
         }
-        Moved::Bytes(total)
+        IoResult::Bytes(total)
     }
 
     /// Wake the other end if it sleeps, before a write.
@@ -285,7 +285,7 @@ impl Rings {
     }
 }
 
-fn views(fds: impl Iterator<Item = OwnedFd>, bound: Option<&MapBound>) -> Result<Vec<Arc<View>>, Closed> {
+fn views(fds: impl Iterator<Item = OwnedFd>, bound: Option<&MapLimits>) -> Result<Vec<Arc<View>>, Closed> {
     fds.map(|fd| View::shared(fd, bound).map_err(|e| unmapped(&e))).collect()
 }
 
@@ -298,8 +298,8 @@ fn unmapped(e: &std::io::Error) -> Closed {
     }
 }
 
-fn failed(_: Broken) -> Moved {
-    Moved::Failed { operation: "shared memory", errno: Errno::PROTO.raw_os_error() }
+fn failed(_: Broken) -> IoResult {
+    IoResult::Failed { operation: "shared memory", errno: Errno::PROTO.raw_os_error() }
 }
 
 #[cfg(test)]
@@ -334,7 +334,7 @@ mod tests {
         assert!(!theirs.ready(&there, false, Duration::ZERO), "no bytes followed");
         assert!(!theirs.arm(false));
         ours.nudge(&here);
-        assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], true), Moved::Bytes(1));
+        assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], true), IoResult::Bytes(1));
         assert!(theirs.ready(&there, false, Duration::from_secs(60)));
         let woken = recv(&there, &mut [0u8; 8][..], RecvFlags::DONTWAIT).map(|(_, bytes)| bytes);
         assert_eq!(woken, Ok(1), "the write sent no second wake-up");
@@ -347,7 +347,7 @@ mod tests {
         assert!(!theirs.arm(false));
         assert!(!ours.ready(&here, false, Duration::ZERO));
         assert!(!is_woken(), "nothing was written");
-        assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], false), Moved::Bytes(1));
+        assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], false), IoResult::Bytes(1));
         assert!(!is_woken(), "a quiet write wakes no one");
         assert!(!ours.ready(&here, false, Duration::ZERO));
         assert!(is_woken(), "otherwise both ends would sleep");

@@ -25,7 +25,7 @@ use pagelith_transport::limits::Limits;
 use pagelith_transport::link::{Event, Link, Push};
 use pagelith_transport::pending::{Pending, Progress};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::stream::{Moved, Stream};
+use pagelith_transport::stream::{IoResult, Stream};
 
 /// A clock that only the test advances.
 #[derive(Default)]
@@ -90,7 +90,7 @@ pub fn lock(way: &Mutex<Way>) -> MutexGuard<'_, Way> {
 }
 
 impl Stream for Pipe {
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> IoResult {
         let mut way = lock(&self.reads);
         let mut moved = 0;
         for place in parts.iter_mut().flat_map(|part| part.iter_mut()).take(self.step) {
@@ -98,23 +98,23 @@ impl Stream for Pipe {
             (*place, moved) = (byte, moved + 1);
         }
         match moved {
-            0 if way.ended => Moved::Ended,
-            0 => Moved::Blocked,
-            n => Moved::Bytes(n),
+            0 if way.ended => IoResult::Ended,
+            0 => IoResult::Blocked,
+            n => IoResult::Bytes(n),
         }
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
         let mut way = lock(&self.writes);
         if way.ended {
-            return Moved::Ended;
+            return IoResult::Ended;
         }
         let room = if way.most == 0 { usize::MAX } else { way.most.saturating_sub(way.bytes.len()) };
         let bytes: Vec<u8> =
             parts.iter().flat_map(|part| part.iter().copied()).take(self.step.min(room)).collect();
         way.bytes.extend(&bytes);
         way.record.extend(&bytes);
-        if bytes.is_empty() { Moved::Blocked } else { Moved::Bytes(bytes.len()) }
+        if bytes.is_empty() { IoResult::Blocked } else { IoResult::Bytes(bytes.len()) }
     }
 
     fn ready(&mut self, write: bool, _: Duration) -> bool {

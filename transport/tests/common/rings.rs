@@ -29,8 +29,8 @@ use pagelith_transport::limits::Limits;
 use pagelith_transport::link::{Event, Link};
 use pagelith_transport::pending::Pending;
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{Arrival, Listen, Listener, SocketLink};
-use pagelith_transport::stream::{Moved, Stream};
+use pagelith_transport::socket::{Arrival, ListenConfig, Listener, SocketLink};
+use pagelith_transport::stream::{IoResult, Stream};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Offset of a ring's bytes.
@@ -68,14 +68,14 @@ pub struct Met {
 struct Recorder(Arc<Mutex<Vec<u8>>>);
 
 impl Stream for Recorder {
-    fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> Moved {
-        Moved::Blocked
+    fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> IoResult {
+        IoResult::Blocked
     }
 
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> IoResult {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.iter().for_each(|part| kept.extend_from_slice(part));
-        Moved::Bytes(parts.iter().map(|part| part.len()).sum())
+        IoResult::Bytes(parts.iter().map(|part| part.len()).sum())
     }
 
     fn ready(&mut self, _: bool, _: Duration) -> bool {
@@ -92,7 +92,7 @@ impl Host {
     pub fn new(path: &Path) -> Host {
         let address = Address::Unix(path.to_owned());
         let admission = Admission::Connection(Rights::all());
-        let listen = Listen { address, admission, beyond_this_host: false };
+        let listen = ListenConfig { address, admission, beyond_this_host: false };
         let offer = Offer::of_this_build([1; 16]);
         let listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
         let sent = Recorder::default();

@@ -80,9 +80,9 @@ impl Fio {
             bail!("fio failed: {}", String::from_utf8_lossy(&out.stderr).trim());
         }
         // Notes may precede it.
-        let start = out.stdout.iter().position(|b| *b == b'{').context("fio says nothing")?;
-        let said: Value = serde_json::from_slice(&out.stdout[start..])?;
-        phase(&said["jobs"][0], direction).context("fio does not say what it did")
+        let start = out.stdout.iter().position(|b| *b == b'{').context("fio printed no JSON")?;
+        let report: Value = serde_json::from_slice(&out.stdout[start..])?;
+        phase(&report["jobs"][0], direction).context("fio's output lacks the figures of the job")
     }
 }
 

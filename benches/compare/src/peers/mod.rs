@@ -39,11 +39,11 @@ pub(crate) fn sides(
     #[cfg(not(feature = "rocksdb"))]
     skipped.push(("rocksdb".to_owned(), "built without the feature `rocksdb`".to_owned()));
     let mut programs: Vec<(&str, anyhow::Result<Box<dyn Side>>)> = Vec::new();
-    if args.wants(fio::NAME) {
+    if args.is_selected(fio::NAME) {
         programs.push((fio::NAME, fio::Fio::find(work, dir)));
     }
     for name in [nixl::VERIFIED, nixl::BARE] {
-        if args.wants(name) {
+        if args.is_selected(name) {
             programs.push((name, nixl::Nixl::start(name, work, dir, &args.python)));
         }
     }
@@ -53,8 +53,8 @@ pub(crate) fn sides(
             Err(why) => skipped.push((name.to_owned(), format!("{why:#}"))),
         }
     }
-    sides.retain(|side| args.wants(side.name()));
-    skipped.retain(|(side, _)| args.wants(side));
+    sides.retain(|side| args.is_selected(side.name()));
+    skipped.retain(|(side, _)| args.is_selected(side));
     (sides, skipped)
 }
 

@@ -57,9 +57,9 @@ impl Nixl {
         let mut ready = String::new();
         from.read_line(&mut ready)?;
         if ready.trim() != "ready" {
-            let said = child.wait_with_output()?;
-            let said = String::from_utf8_lossy(&said.stderr);
-            bail!("{}", said.lines().last().unwrap_or("it ended without a word"));
+            let stderr = child.wait_with_output()?;
+            let stderr = String::from_utf8_lossy(&stderr.stderr);
+            bail!("{}", stderr.lines().last().unwrap_or("it exited without output"));
         }
         // Drain warnings, so that the pipe does not fill up.
         let errors = child.stderr.take();

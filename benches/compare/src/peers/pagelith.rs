@@ -26,7 +26,7 @@ use crate::rng::mix;
 /// have.
 const SEGMENT_BYTES: u64 = 32 << 20;
 /// Longer than any of the store's own deadlines.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 struct Pagelith {
     setup: Setup,
@@ -155,7 +155,7 @@ impl Peer for Pagelith {
 
     fn end_get(&mut self) -> anyhow::Result<Duration> {
         let Batch { ticket, begun, taken } = self.under_way.pop_front().context("no batch is under way")?;
-        let done = self.parts()?.1.wait(ticket, PATIENCE).context("no answer")?;
+        let done = self.parts()?.1.wait(ticket, TIME_LIMIT).context("no answer")?;
         let Done::Get(done) = done else { bail!("a get was answered with something else") };
         for ((number, slot), get) in taken.into_iter().zip(done) {
             match get.outcome? {

@@ -27,7 +27,7 @@ impl Bare {
 
     /// Sends a request byte and receives the batch's objects, checksummed in their buffers.
     pub fn get(&mut self, buffers: &mut [AlignedBuf]) {
-        self.0.write_all(&[1]).expect("asked");
+        self.0.write_all(&[1]).expect("the peer process runs");
         for buffer in buffers {
             self.0.read_exact(buffer).expect("received");
             for block in buffer.chunks(BLOCK_BYTES as usize) {
@@ -43,8 +43,8 @@ fn serve(listener: TcpListener, object_bytes: usize) {
     let objects = DATA / object_bytes;
     let mut far = AlignedBuf::many(objects, object_bytes).expect("memory");
     far.iter_mut().for_each(|object| object.fill(1));
-    let (mut asked, mut turn) = ([0], 0u64);
-    while stream.read_exact(&mut asked).is_ok() {
+    let (mut byte, mut turn) = ([0], 0u64);
+    while stream.read_exact(&mut byte).is_ok() {
         for i in 0..BATCH as u64 {
             turn += 1;
             if stream.write_all(&far[(mix(turn + i) % objects as u64) as usize]).is_err() {

@@ -8,23 +8,23 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 /// Duration of the check: several turns of the schedulers that were seen, which are of 4 ms.
-const LOOK: Duration = Duration::from_millis(12);
+const CHECK_TIME: Duration = Duration::from_millis(12);
 /// Duration of the check of one core alone.
-const ALONE: Duration = Duration::from_millis(3);
+const CHECK_TIME_ALONE: Duration = Duration::from_millis(3);
 /// Longest time between two clock reads of a running thread: an interrupt takes less.
 const STEP_MAX: Duration = Duration::from_micros(100);
 /// Largest share of the time in which a core may be unavailable.
-const AWAY_MAX: f64 = 0.1;
+const UNAVAILABLE_MAX: f64 = 0.1;
 /// Two threads with one core each do as much per thread as one alone; two that share a core hardly
 /// more than half.
-const PACE_LEAST: f64 = 0.8;
+const RATE_MIN: f64 = 0.8;
 
 /// The measurement of a thread.
-struct Seen {
+struct Measured {
     /// Share of the time in which it did not run.
-    away: f64,
+    unavailable: f64,
     /// Work per second while it ran.
-    pace: f64,
+    rate: f64,
 }
 
 /// Independent multiplications: a core has one unit for them, shared by its hardware threads.
@@ -35,26 +35,29 @@ fn work(numbers: &mut [u64; 8]) {
     }
 }
 
-fn look(time: Duration) -> Seen {
-    let (begun, mut away, mut done) = (Instant::now(), Duration::ZERO, 0u32);
+fn measure(time: Duration) -> Measured {
+    let (begun, mut unavailable, mut done) = (Instant::now(), Duration::ZERO, 0u32);
     let (mut last, mut numbers) = (begun, [1, 3, 5, 7, 9, 11, 13, 15]);
     while last - begun < time {
         work(&mut numbers);
         done += 1;
         let now = Instant::now();
-        away += Some(now - last).filter(|step| *step > STEP_MAX).unwrap_or_default();
+        unavailable += Some(now - last).filter(|step| *step > STEP_MAX).unwrap_or_default();
         last = now;
     }
     let all = last - begun;
-    Seen { away: away.as_secs_f64() / all.as_secs_f64(), pace: f64::from(done) / (all - away).as_secs_f64() }
+    Measured {
+        unavailable: unavailable.as_secs_f64() / all.as_secs_f64(),
+        rate: f64::from(done) / (all - unavailable).as_secs_f64(),
+    }
 }
 
 /// Whether two threads get one core each now.
-pub fn two_run() -> bool {
-    let alone = look(ALONE);
+pub fn has_two_cores() -> bool {
+    let alone = measure(CHECK_TIME_ALONE);
     let both = std::thread::scope(|scope| {
-        let other = scope.spawn(|| look(LOOK));
-        [look(LOOK), other.join().expect("no panic")]
+        let other = scope.spawn(|| measure(CHECK_TIME));
+        [measure(CHECK_TIME), other.join().expect("no panic")]
     });
-    both.iter().all(|seen| seen.away < AWAY_MAX && seen.pace >= PACE_LEAST * alone.pace)
+    both.iter().all(|seen| seen.unavailable < UNAVAILABLE_MAX && seen.rate >= RATE_MIN * alone.rate)
 }

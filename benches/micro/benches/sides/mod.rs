@@ -18,8 +18,8 @@ use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::shown::Shows;
-use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::transport::shown::SharedRegions;
+use pagelith::transport::socket::{Arrival, ListenConfig, Listener};
 use pagelith::{
     AlignedBuf, Config, Destination, Done, Facts, Get, GetSlice, Options, Put, PutGroup, PutSlice, Session,
     Size, Source, Store, client,
@@ -32,7 +32,7 @@ pub const DEPTH: usize = 4;
 /// Bytes of the objects that gets choose from.
 pub const DATA: usize = 256 << 20;
 const WAIT: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 pub fn store() -> Store {
     let mut config = Config::default();
@@ -43,7 +43,7 @@ pub fn store() -> Store {
     Store::open(config).expect("a store")
 }
 
-/// A store, embedded or behind a link.
+/// A store, embedded or attached over a link.
 pub enum Side<'a> {
     Embedded(&'a Store),
     Attached(Box<Attached>),
@@ -113,8 +113,8 @@ impl<'a> Flights<'a> {
             return buffers;
         }
         let done = match &mut self.way {
-            Way::Embedded(session) => session.wait_any(PATIENCE),
-            Way::Attached(session) => session.wait_any(PATIENCE),
+            Way::Embedded(session) => session.wait_any(TIME_LIMIT),
+            Way::Attached(session) => session.wait_any(TIME_LIMIT),
         };
         match done.expect("done").1 {
             Done::Get(done) => done
@@ -195,14 +195,16 @@ pub fn attach<'s, 'e>(
         offer if shares == Shares::Nothing => offer.without(Feature::SharedMemory),
         offer => offer,
     };
-    let listen = Listen { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
+    let listen =
+        ListenConfig { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
     let mut listener =
         Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), Limits::default()).expect("listens");
     let (staging, staging_memory) = StagingPool::shared(256 << 20).expect("memory");
     // As `pagelith serve` does.
     staging_memory.prefault().expect("memory");
     if shares.has_arena() {
-        listener = listener.showing(store.shared_memory().into_iter().chain([staging_memory]).collect());
+        listener =
+            listener.with_shared_regions(store.shared_memory().into_iter().chain([staging_memory]).collect());
     }
     let address = listener.address().clone();
     scope.spawn(move || {
@@ -223,7 +225,7 @@ pub fn attach<'s, 'e>(
         }
     });
     let limits = Limits::default();
-    let shows = Shows::default();
+    let shows = SharedRegions::default();
     if shares.has_arena() {
         assert!(shows.add(memory.clone()));
     }

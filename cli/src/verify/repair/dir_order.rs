@@ -17,7 +17,8 @@ pub(super) fn check(disk: &OnDisk) -> anyhow::Result<()> {
     let last = dirs.len() - 1;
     for (i, dir) in dirs.iter().enumerate() {
         let names = list_if_exists(dir)?.unwrap_or_default();
-        if let Some(other) = names.iter().find(|name| !names::is_ours(name) && dir.join(name).is_file()) {
+        if let Some(other) = names.iter().find(|name| !names::is_store_file(name) && dir.join(name).is_file())
+        {
             bail!("directory holds other things than a store file={}", dir.join(other).display());
         }
         let stray = |name: &&String| {

@@ -24,7 +24,7 @@ use super::super::metadata::StoreMetadata;
 use super::segment::{Plan, Rewrite, plan};
 use super::survey::survey;
 use super::{MAY_RETURN, Repair, RepairOptions, Report};
-use crate::machine::{Access, open_own};
+use crate::machine::{Access, open_store_file};
 use crate::on_disk::OnDisk;
 use crate::on_disk::files::Files;
 
@@ -127,7 +127,7 @@ pub(super) fn loss(disk: &OnDisk, metadata: &StoreMetadata, options: RepairOptio
 fn is_not_empty(path: &std::path::Path) -> bool {
     use std::io::Read;
     let mut block = vec![0; ALIGN as usize];
-    let read = open_own(path, Access::Read).map(|fd| std::fs::File::from(fd).read_exact(&mut block));
+    let read = open_store_file(path, Access::Read).map(|fd| std::fs::File::from(fd).read_exact(&mut block));
     !matches!(read, Ok(Ok(()))) || block.iter().any(|b| *b != 0)
 }
 

@@ -6,7 +6,7 @@ use pagelith_layouts::ids::{Generation, GroupId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::{GroupKind, RecordKind};
 use pagelith_mutants::{self as mutant, Mutant};
-use pagelith_tiers::ssd::append::{Unit, UnitMember};
+use pagelith_tiers::ssd::append::{RecordMember, Unit};
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use super::{Flusher, PendingUnit, SyncPurpose};
@@ -14,11 +14,11 @@ use crate::api::error::{Error, ErrorKind};
 use crate::background::reclaim::Reclaim;
 use crate::memory::frames::FrameState;
 use crate::state::core::{Core, Job, JobResult, SsdCore};
-use crate::state::frame_access::Held;
+use crate::state::frame_access::FrameGuard;
 
 /// The next work from the queue.
 enum Next {
-    Frames(Vec<Held>),
+    Frames(Vec<FrameGuard>),
     Other(Job),
 }
 
@@ -79,7 +79,7 @@ impl Flusher {
 
     /// Append frames until the log begins a write beyond `before` or one has to wait for a segment;
     /// the remaining frames return to the queue.
-    fn append_frames(&mut self, frames: Vec<Held>, before: usize) {
+    fn append_frames(&mut self, frames: Vec<FrameGuard>, before: usize) {
         let mut frames = frames.into_iter();
         for held in frames.by_ref() {
             let unit = self.frame_unit(held);
@@ -115,7 +115,7 @@ impl Flusher {
             if queued.map(|f| f.state = FrameState::Writing).is_none() {
                 continue;
             }
-            if let Some(held) = Held::new(&mut core, frame) {
+            if let Some(held) = FrameGuard::new(&mut core, frame) {
                 bytes += held.data.bytes();
                 core.ssd.iter_mut().for_each(|ssd| ssd.written.add(held.data.namespace));
                 frames.push(held);
@@ -178,7 +178,7 @@ impl Flusher {
         self.appended.push((place.identity.segment, bytes, data.then_some(sequence)));
         let answer = match self.units.get(&id) {
             Some(PendingUnit::Tombstones(answer)) => *answer,
-            Some(PendingUnit::Frame(_) | PendingUnit::Moved(_)) | None => None,
+            Some(PendingUnit::Frame(_) | PendingUnit::IoResult(_)) | None => None,
         };
         if let Some(answer) = answer {
             if mutant::on(Mutant::TombstoneBeforeSync) {
@@ -189,10 +189,10 @@ impl Flusher {
         Ok(())
     }
 
-    fn frame_unit(&mut self, held: Held) -> Unit {
+    fn frame_unit(&mut self, held: FrameGuard) -> Unit {
         let id = self.unit_id();
         let data = &held.data;
-        let member = |m: &crate::memory::frames::FrameMember| UnitMember {
+        let member = |m: &crate::memory::frames::FrameMember| RecordMember {
             key: m.key,
             length: m.extent.bytes,
             checksums: m.checksums.clone(),
@@ -238,7 +238,7 @@ impl Flusher {
             moved: answer.is_none(),
             members: keys
                 .iter()
-                .map(|k| UnitMember { key: *k, length: 0, checksums: Default::default() })
+                .map(|k| RecordMember { key: *k, length: 0, checksums: Default::default() })
                 .collect(),
             payload: Vec::new(),
         }

@@ -8,7 +8,7 @@ use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::FrameId;
-use pagelith_tiers::ssd::append::{RecordPlace, Unit, UnitMember};
+use pagelith_tiers::ssd::append::{RecordMember, RecordPlace, Unit};
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_tiers::ssd::segments::SegmentState;
 
@@ -94,7 +94,7 @@ impl Flusher {
         match unit {
             Some(unit) => {
                 r.ready.push(unit);
-                self.units.insert(id, PendingUnit::Moved(survivor.members));
+                self.units.insert(id, PendingUnit::IoResult(survivor.members));
             }
             None => {
                 tracing::warn!(
@@ -121,7 +121,7 @@ impl Flusher {
             let Some(unit) = self.reclaim.as_mut().and_then(|r| r.ready.pop()) else { break };
             let id = unit.id;
             let members = match self.units.get(&id) {
-                Some(PendingUnit::Moved(members)) => members.clone(),
+                Some(PendingUnit::IoResult(members)) => members.clone(),
                 _ => Vec::new(),
             };
             let (alive, pinned) = {
@@ -239,7 +239,7 @@ fn decode_unit(id: u64, part: Part, identity: SegmentIdentity, offset: u64) -> O
         let bytes = part.bytes().get(from..from + m.length as usize)?;
         let mut verifier = Verifier::new(checksums.iter().copied(), 0, m.length, facts.block_bytes);
         verifier.update(bytes).ok()?;
-        members.push(UnitMember { key: m.key, length: m.length, checksums });
+        members.push(RecordMember { key: m.key, length: m.length, checksums });
     }
     let header = record.header_bytes() as usize;
     let payload = part.split(header).1;

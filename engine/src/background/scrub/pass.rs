@@ -207,7 +207,7 @@ impl Pass {
         }
         core.suspect(segment, now);
         drop(core);
-        shared.work.raise();
+        shared.flusher_signal.raise();
     }
 
     /// Every header was read. Entries whose record has no valid header are lost if a second read of

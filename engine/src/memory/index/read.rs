@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use pagelith_io::versions::Mark;
+use pagelith_io::versions::ReadStamp;
 
 use super::entry::{Entry, stored};
 use super::table::Table;
@@ -17,7 +17,7 @@ pub struct IndexReader {
 /// Versions of the stripes that a reader read.
 #[derive(Default)]
 pub struct ReadStamps {
-    stamps: RefCell<Vec<Mark>>,
+    stamps: RefCell<Vec<ReadStamp>>,
     /// A stripe was being changed when it was read.
     torn: Cell<bool>,
 }

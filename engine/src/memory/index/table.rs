@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith_io::prefetch;
-use pagelith_io::versions::{Mark, Versions};
-use pagelith_io::words::Words;
+use pagelith_io::versions::{ReadStamp, SeqLocks};
+use pagelith_io::words::AtomicArray;
 
 use super::entry::{Entry, PackedEntry, SLOT_BYTES, SLOT_WORDS, fingerprint_of, link_of, name_of, stored};
 
@@ -23,9 +23,9 @@ const STRIPES_MAX: usize = 1 << 16;
 /// Mapped rather than allocated: pages are zeroed and allocated on first touch, a mapping is
 /// aligned so that no slot crosses a cache line, and a failure is a value instead of an abort.
 pub(crate) struct Table {
-    words: Words,
+    words: AtomicArray,
     count: usize,
-    versions: Versions,
+    versions: SeqLocks,
     /// A slot's stripe is its number shifted right by this.
     stripe_shift: u32,
 }
@@ -37,8 +37,8 @@ impl Table {
         let stripe = most.div_ceil(STRIPES_MAX).max(STRIPE_SLOTS_MIN).next_power_of_two();
         let stripes = most.div_ceil(stripe);
         let count = (bytes - stripes * size_of::<u32>()) / SLOT_BYTES;
-        let words = Words::new(count * SLOT_WORDS)?;
-        Ok(Table { words, count, versions: Versions::new(stripes), stripe_shift: stripe.trailing_zeros() })
+        let words = AtomicArray::new(count * SLOT_WORDS)?;
+        Ok(Table { words, count, versions: SeqLocks::new(stripes), stripe_shift: stripe.trailing_zeros() })
     }
 
     /// Fault in the memory of the slots now.
@@ -95,13 +95,13 @@ impl Table {
     /// Version of a slot's stripe, to be taken before the slot is read; `None` if the stripe is
     /// being changed.
     #[inline]
-    pub(crate) fn stamp(&self, at: usize) -> Option<Mark> {
+    pub(crate) fn stamp(&self, at: usize) -> Option<ReadStamp> {
         self.versions.mark(at >> self.stripe_shift)
     }
 
     /// Whether no stripe has changed since its version was taken.
     #[inline]
-    pub(crate) fn validate(&self, stamps: &[Mark]) -> bool {
+    pub(crate) fn validate(&self, stamps: &[ReadStamp]) -> bool {
         self.versions.hold(stamps)
     }
 

@@ -9,7 +9,7 @@ use crate::api::outcome::{GetOutcome, MissCause, Tier};
 use crate::api::request::{GetSlice, Options, PutSlice};
 use crate::config::{Config, Facts};
 use crate::state::frame_access::Unpublished;
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 const LENGTH: usize = 80_000;
 

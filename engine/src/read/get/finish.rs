@@ -12,7 +12,7 @@ pub(crate) struct Finished {
     pub done: Vec<GetDone>,
     /// Misses that peers may have.
     pub missed: Vec<MissedItem>,
-    pub manner: CallOptions,
+    pub options: CallOptions,
 }
 
 impl GetBatch {
@@ -50,8 +50,8 @@ impl GetBatch {
         if io.shared.config.batch_summary() {
             crate::read::summary::log_gets(&self.slots);
         }
-        let manner = CallOptions { recency: self.at, deadline: self.deadline };
-        Finished { done: self.slots.iter_mut().map(Slot::take_done).collect(), missed, manner }
+        let options = CallOptions { recency: self.at, deadline: self.deadline };
+        Finished { done: self.slots.iter_mut().map(Slot::take_done).collect(), missed, options }
     }
 
     /// Misses that peers may have.

@@ -22,7 +22,7 @@ impl GetBatch {
         for token in tokens {
             let Some(flight) = self.in_flight.get(&token) else { continue };
             if direct(flight) {
-                io.shared.sick.store(true, Ordering::Relaxed);
+                io.shared.direct_reads_suspended.store(true, Ordering::Relaxed);
                 io.shared.late_reads.fetch_add(1, Ordering::Relaxed);
                 io.shared.lock().counters.late_direct += 1;
             } else if let Some(flight) = self.in_flight.remove(&token) {

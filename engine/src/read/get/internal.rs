@@ -12,7 +12,7 @@ use super::GetBatch;
 use crate::api::outcome::GetOutcome;
 use crate::memory::index::SsdPlace;
 use crate::read::slot::{Slot, SlotCold};
-use crate::state::reserve::Arriving;
+use crate::state::reserve::ArenaReservation;
 use crate::state::session_io::SessionIo;
 
 /// An object that a probe found.
@@ -34,7 +34,7 @@ impl GetBatch {
     /// Read these objects into arena memory that is reserved for them, and keep them there.
     pub fn prefetch(
         io: &mut SessionIo,
-        objects: Vec<(ObjectKey, (Arriving, Part))>,
+        objects: Vec<(ObjectKey, (ArenaReservation, Part))>,
         at: Recency,
         deadline: Mono,
     ) -> GetBatch {

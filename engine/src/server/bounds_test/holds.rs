@@ -7,8 +7,8 @@ use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
-use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_layouts::wire::put::PutBuilder;
+use pagelith_layouts::wire::request::{RequestBody, RequestOptions};
 
 use super::{BoundsEnv, CLIENTS, LEN, PADDED, key, put, wait_for_reply};
 use crate::api::error::{ErrorKind, Result};
@@ -19,14 +19,14 @@ use crate::server::tests::{TIMEOUT, object};
 
 /// A client without pins can still pin.
 fn check_another_client_can_pin(env: &mut BoundsEnv, client: usize) {
-    let reply = env.send(client, &Ask::Pin(9, List::of(&[key(0, "k")])));
+    let reply = env.send(client, &RequestBody::Pin(9, List::of(&[key(0, "k")])));
     assert_eq!(reply, Ok(ControlReply::Number(1)), "client={client}");
 }
 
 pub(crate) fn pins_per_link() {
     let mut env = BoundsEnv::new(1, false);
     let many = vec![key(0, "k"); 4096];
-    let accepted = env.until_busy(CLIENTS - 1, |n, _, ask| ask(Ask::Pin(n, List::of(&many))));
+    let accepted = env.until_busy(CLIENTS - 1, |n, _, ask| ask(RequestBody::Pin(n, List::of(&many))));
     assert_eq!(accepted, [env.value(Bound::PinnedByLink) / 4096; CLIENTS - 1]);
     check_another_client_can_pin(&mut env, CLIENTS - 1);
 }
@@ -34,8 +34,8 @@ pub(crate) fn pins_per_link() {
 /// `clients` clients pin or lease objects one by one; returns the bytes of each.
 fn pinned(env: &mut BoundsEnv, clients: usize, leases: bool) -> Vec<u64> {
     let accepted = env.until_busy(clients, |n, key, ask| match leases {
-        true => ask(Ask::Lease(60_000, List::of(&[key]))),
-        false => ask(Ask::Pin(n, List::of(&[key]))),
+        true => ask(RequestBody::Lease(60_000, List::of(&[key]))),
+        false => ask(RequestBody::Pin(n, List::of(&[key]))),
     });
     accepted.into_iter().map(|accepted| accepted * PADDED).collect()
 }
@@ -69,7 +69,7 @@ fn leased(env: &mut BoundsEnv, clients: usize) -> Vec<u64> {
     }
     let mut has = vec![0; clients];
     for (n, some) in keys.chunks(100).enumerate() {
-        match env.send(n % clients, &Ask::Lease(60_000, List::of(some))) {
+        match env.send(n % clients, &RequestBody::Lease(60_000, List::of(some))) {
             Ok(_) => has[n % clients] += some.len() as u64,
             Err(error) => assert_eq!(error.kind, ErrorKind::Busy),
         }
@@ -96,16 +96,16 @@ pub(crate) fn lease() {
     let mut env = BoundsEnv::new(1, false);
     let (most, keys) = (env.value(Bound::Lease), [key(0, "k")]);
     for client in 0..CLIENTS {
-        assert!(env.send(client, &Ask::Lease(most, List::of(&keys))).is_ok());
-        let refused = env.send(client, &Ask::Lease(most + 1, List::of(&keys))).expect_err("too long");
+        assert!(env.send(client, &RequestBody::Lease(most, List::of(&keys))).is_ok());
+        let refused = env.send(client, &RequestBody::Lease(most + 1, List::of(&keys))).expect_err("too long");
         assert_eq!(refused.kind, ErrorKind::Invalid);
     }
 }
 
 pub(crate) fn viewed() {
     let mut env = BoundsEnv::new(40, true);
-    let accepted = env.until_busy(CLIENTS, |n, key, ask| ask(Ask::View(n, List::of(&[key]))));
-    let (most, viewed) = (env.value(Bound::Viewed), env.store.shared.viewed.load(Relaxed));
+    let accepted = env.until_busy(CLIENTS, |n, key, ask| ask(RequestBody::View(n, List::of(&[key]))));
+    let (most, viewed) = (env.value(Bound::Viewed), env.store.shared.viewed_bytes.load(Relaxed));
     assert!(viewed <= most && viewed + PADDED > most, "viewed={viewed} most={most}");
     assert_eq!(viewed, accepted.iter().sum::<u64>() * PADDED, "{accepted:?}");
 }
@@ -116,7 +116,7 @@ fn begun(env: &mut BoundsEnv, clients: usize) -> Vec<u64> {
     let names: Vec<String> = (0..1024).map(|n| format!("c{n}")).collect();
     let accepted = env.until_busy(clients, |n, _, ask| {
         let keys: Vec<ObjectKey> = names.iter().map(|name| key(n, name)).collect();
-        ask(Ask::Begin(n, List::of(&keys)));
+        ask(RequestBody::Begin(n, List::of(&keys)));
     });
     accepted.into_iter().map(|accepted| accepted * 1024).collect()
 }
@@ -125,7 +125,7 @@ pub(crate) fn groups_of_link() {
     let mut env = BoundsEnv::new(0, false);
     assert_eq!(begun(&mut env, 1), [env.value(Bound::GroupsOfLink)]);
     let keys = [key(999, "k")];
-    assert_eq!(env.send(1, &Ask::Begin(1, List::of(&keys))), Ok(ControlReply::Number(1)));
+    assert_eq!(env.send(1, &RequestBody::Begin(1, List::of(&keys))), Ok(ControlReply::Number(1)));
 }
 
 pub(crate) fn groups_of_all() {
@@ -135,7 +135,7 @@ pub(crate) fn groups_of_all() {
     let begun = begun(&mut env, CLIENTS);
     assert_eq!(begun.iter().sum::<u64>(), env.value(Bound::GroupsOfAll), "{begun:?}");
     let keys = [key(999, "k")];
-    let begin = Ask::Begin(1, List::of(&keys));
+    let begin = RequestBody::Begin(1, List::of(&keys));
     assert_eq!(env.send(CLIENTS, &begin).expect_err("one more").kind, ErrorKind::Busy);
     // Groups of a client that disconnects free their share.
     drop(env.clients.remove(0));
@@ -143,16 +143,16 @@ pub(crate) fn groups_of_all() {
 }
 
 /// Puts an object of a group that is begun and not committed.
-fn put_into(env: &mut BoundsEnv, client: usize, n: u64) -> Result<crate::PutOutcome> {
+fn put_into(env: &mut BoundsEnv, client: usize, n: u64) -> Result<crate::api::outcome::PutOutcome> {
     let bytes = object(7, LEN);
-    let mut draft = PutDraft::into_open(BLOCK_BYTES, n + 1);
+    let mut draft = PutBuilder::into_open(BLOCK_BYTES, n + 1);
     draft.group(None);
     let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
     draft.object(key(n, "k"), LEN as u64, &sums);
     let (server, caller) = &mut env.clients[client];
     let lend = Box::new(move |_| vec![Part::from_shared(Arc::from(&bytes[..]))]);
     let deadline = env.clock.now().after(TIMEOUT);
-    caller.put(1, &draft, lend, Terms::default(), deadline).expect("link capacity");
+    caller.put(1, &draft, lend, RequestOptions::default(), deadline).expect("link capacity");
     match wait_for_reply(&*env.clock, server, caller) {
         Response::Put(mut outcomes) => outcomes.remove(0),
         other => panic!("unexpected reply {other:?}"),
@@ -164,7 +164,7 @@ pub(crate) fn waiting() {
     for n in 0..60 {
         let client = n as usize % CLIENTS;
         let keys = [key(n, "k"), key(n, "v")];
-        env.send(client, &Ask::Begin(n + 1, List::of(&keys))).expect("begun");
+        env.send(client, &RequestBody::Begin(n + 1, List::of(&keys))).expect("begun");
     }
     let mut stored = 0;
     for n in 0..60 {
@@ -181,6 +181,6 @@ pub(crate) fn waiting() {
 
 pub(crate) fn holds() {
     let mut env = BoundsEnv::new(0, false);
-    let accepted = env.until_busy(CLIENTS, |n, _, ask| ask(Ask::Hold(n)));
+    let accepted = env.until_busy(CLIENTS, |n, _, ask| ask(RequestBody::Hold(n)));
     assert_eq!(accepted, [env.value(Bound::Holds); CLIENTS]);
 }

@@ -2,7 +2,7 @@
 //! checksums.
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::Stores;
+use pagelith_io::fused::StoreKind;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::ssd::read::Verifier;
@@ -10,7 +10,7 @@ use pagelith_transport::shown::Shown;
 
 use super::super::op_outcome::ItemVerdict;
 use crate::rpc::verify;
-use crate::state::reserve::{Arrived, Arriving};
+use crate::state::reserve::{ArenaReservation, FilledReservation};
 use crate::write::put::client_memory::ClientPayload;
 
 /// An offered object.
@@ -30,9 +30,9 @@ pub(crate) struct OfferedObject {
 pub(crate) enum ObjectBuffer {
     None,
     /// Reserved in the arena; the link may write the bytes.
-    Reserved(Arriving),
+    Reserved(ArenaReservation),
     /// Arrived, and the checksums match.
-    Verified(Arrived),
+    Verified(FilledReservation),
     /// Arrived, and the checksums differ.
     Mismatch,
 }
@@ -40,12 +40,13 @@ pub(crate) enum ObjectBuffer {
 impl OfferedObject {
     /// Takes the bytes that arrived in `parts`, or copies them from `shown`, and verifies them.
     pub fn receive(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
-        let ObjectBuffer::Reserved(arriving) = std::mem::replace(&mut self.buffer, ObjectBuffer::None) else {
+        let ObjectBuffer::Reserved(reservation) = std::mem::replace(&mut self.buffer, ObjectBuffer::None)
+        else {
             return;
         };
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
-            (Some(shown), parts) => verify::copy_and_checksum(parts, &all, shown, Stores::PastCache),
+            (Some(shown), parts) => verify::copy_and_checksum(parts, &all, shown, StoreKind::PastCache),
             (None, parts) => verify::block_checksums(parts, &all),
         };
         let part = parts.pop();
@@ -60,7 +61,7 @@ impl OfferedObject {
             None => false,
         };
         self.buffer = match (sums.filter(matches), part) {
-            (Some(sums), Some(part)) => ObjectBuffer::Verified(arriving.arrived(vec![part], sums)),
+            (Some(sums), Some(part)) => ObjectBuffer::Verified(reservation.fill(vec![part], sums)),
             _ => ObjectBuffer::Mismatch,
         };
     }
@@ -71,9 +72,9 @@ impl OfferedObject {
     }
 
     /// The reserved memory with its verified bytes.
-    pub fn take(&mut self) -> Option<Arrived> {
+    pub fn take(&mut self) -> Option<FilledReservation> {
         match std::mem::replace(&mut self.buffer, ObjectBuffer::None) {
-            ObjectBuffer::Verified(arrived) => Some(arrived),
+            ObjectBuffer::Verified(filled) => Some(filled),
             ObjectBuffer::None | ObjectBuffer::Reserved(_) | ObjectBuffer::Mismatch => None,
         }
     }

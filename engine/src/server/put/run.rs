@@ -50,7 +50,7 @@ mod tests {
     use super::super::{CallContext, OfferedGroup};
     use super::*;
     use crate::api::request::Options;
-    use crate::state::put_types::Came;
+    use crate::state::put_types::PutOrigin;
 
     /// A put of `objects` objects of `length` bytes each.
     fn put(objects: usize, length: u64) -> PutOp {
@@ -67,7 +67,11 @@ mod tests {
         };
         let group = |at: usize| OfferedGroup { base: None, objects: at..at + 1, state: OfferedState::New };
         PutOp {
-            call: CallContext { options: Options::default(), deadline: Mono::default(), origin: Came::Put },
+            call: CallContext {
+                options: Options::default(),
+                deadline: Mono::default(),
+                origin: PutOrigin::Put,
+            },
             verb: Verb::Put,
             block_bytes: BLOCK_BYTES,
             offered: (0..objects).map(offered).collect(),

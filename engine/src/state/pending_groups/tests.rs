@@ -3,7 +3,7 @@ use pagelith_layouts::shard::Shard;
 
 use super::*;
 use crate::config::{Config, Facts};
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 const NAMESPACE: NamespaceId = NamespaceId([3; 16]);
 const FAR: Mono = Mono(u64::MAX / 2);
@@ -28,23 +28,23 @@ fn at() -> Recency {
 }
 
 fn begin(core: &mut Core, required: &[ObjectKey], deadline: Mono, over_link: bool) -> Result<u64> {
-    core.waiting.join(required, Generation::FIRST, at(), deadline, over_link).map(|(id, _)| id)
+    core.pending_groups.join(required, Generation::FIRST, at(), deadline, over_link).map(|(id, _)| id)
 }
 
-/// As many objects as all open groups may require are begun and given up, twice in each way: there is room for as many again.
+/// Begins groups up to the limit and ends them, twice in each way: the full limit is free again.
 #[test]
-fn groups_given_up_in_any_way_leave_their_room() {
+fn ended_group_frees_its_share_of_required_limit() {
     let groups: Vec<Vec<ObjectKey>> =
         (0..64).map(|n| (0..REQUIRED_MAX / 64).map(|part| key(n, part)).collect()).collect();
     let one_more = [key(1000, 0)];
     type GiveUp = fn(&mut Core, &[u64]);
     let ways: [(&str, bool, GiveUp); 6] = [
         ("aborted", false, |core, ids| ids.iter().for_each(|id| core.close_group(*id))),
-        ("committed", false, |core, ids| ids.iter().for_each(|id| drop(core.waiting.take(*id)))),
-        ("left by its link", true, |core, ids| core.leave_groups(ids.iter().copied(), Mono(5))),
-        ("over", false, |core, _| core.drop_expired_groups(FAR)),
-        ("cleared", false, |core, _| core.clear_waiting_groups(NAMESPACE)),
-        ("closed", false, |core, _| core.drop_waiting_groups()),
+        ("committed", false, |core, ids| ids.iter().for_each(|id| drop(core.pending_groups.take(*id)))),
+        ("link ended", true, |core, ids| core.release_group_links(ids.iter().copied(), Mono(5))),
+        ("expired", false, |core, _| core.drop_expired_groups(FAR)),
+        ("cleared", false, |core, _| core.clear_pending_groups(NAMESPACE)),
+        ("closed", false, |core, _| core.drop_pending_groups()),
     ];
     let store = store();
     let mut core = store.shared.lock();
@@ -53,76 +53,81 @@ fn groups_given_up_in_any_way_leave_their_room() {
             let begun = groups.iter().map(|group| begin(&mut core, group, FAR, over_link).expect(way));
             let ids: Vec<u64> = begun.collect();
             let error = begin(&mut core, &one_more, FAR, false).expect_err("no room");
-            assert_eq!(error.kind, crate::ErrorKind::Busy, "{way}");
+            assert_eq!(error.kind, crate::api::error::ErrorKind::Busy, "{way}");
             give_up(&mut core, &ids);
-            assert_eq!((core.waiting.len(), core.waiting.required), (0, 0), "{way} round={round}");
+            assert_eq!(
+                (core.pending_groups.len(), core.pending_groups.required),
+                (0, 0),
+                "{way} round={round}"
+            );
         }
     }
 }
 
-/// Groups are begun all the time, with deadlines in any order: each goes at its own, and none before.
+/// Groups are begun continuously, with deadlines in any order.
 #[test]
-fn group_goes_at_its_own_deadline_however_many_are_begun() {
+fn open_group_is_dropped_exactly_at_its_deadline() {
     let store = store();
     let mut core = store.shared.lock();
     let mut open: Vec<(u64, u64)> = Vec::new();
     for now in 0..500u64 {
-        // From 1 to 13 later, so that a later one is begun behind an earlier one, and before.
+        // From 1 to 13 later, so that a group may expire before or after the group begun before it.
         let deadline = now + 1 + now * 7 % 13;
         let id = begin(&mut core, &[key(now, 0)], Mono(deadline), false).expect("room");
         open.push((id, deadline));
         if now % 11 == 3 {
-            // One that is committed meanwhile changes nothing about the others.
+            // A committed group does not change the deadlines of the others.
             let (id, _) = open.remove(open.len() / 2);
-            core.waiting.take(id).expect("open");
+            core.pending_groups.take(id).expect("open");
         }
         core.drop_expired_groups(Mono(now));
         open.retain(|(_, deadline)| *deadline > now);
-        let there: Vec<u64> = core.waiting.open.keys().copied().collect();
-        assert_eq!(there, open.iter().map(|(id, _)| *id).collect::<Vec<_>>(), "now={now}");
+        let present: Vec<u64> = core.pending_groups.open.keys().copied().collect();
+        assert_eq!(present, open.iter().map(|(id, _)| *id).collect::<Vec<_>>(), "now={now}");
     }
     core.drop_expired_groups(FAR);
-    assert_eq!(core.waiting.len(), 0);
+    assert_eq!(core.pending_groups.len(), 0);
 }
 
-/// The same of what waits for its base, among groups that are begun.
+/// The open groups have later deadlines.
 #[test]
-fn what_waits_for_its_base_goes_at_its_own_deadline() {
+fn attached_group_is_dropped_exactly_at_its_deadline() {
     let store = store();
     let mut core = store.shared.lock();
     let mut due = Vec::new();
     for now in 0..200u64 {
         let deadline = now + 1 + now * 5 % 9;
-        let (base, members, here) = (key(now, 0), Members::new(), Vec::new());
-        let attached = Attached { base, generation: Generation::FIRST, at: at(), members, here };
-        core.waiting.wait(attached, Mono(deadline));
+        let (base, members, existing) = (key(now, 0), Members::new(), Vec::new());
+        let attached = AttachedGroup { base, generation: Generation::FIRST, at: at(), members, existing };
+        core.pending_groups.add_attached(attached, Mono(deadline));
         due.push(deadline);
         begin(&mut core, &[key(10_000 + now, 0)], FAR, false).expect("room");
         core.drop_expired_groups(Mono(now));
         due.retain(|deadline| *deadline > now);
-        let waits = core.waiting.attached.values().map(Vec::len).sum::<usize>();
-        assert_eq!(waits, due.len(), "now={now}");
+        let pending = core.pending_groups.attached.values().map(Vec::len).sum::<usize>();
+        assert_eq!(pending, due.len(), "now={now}");
     }
 }
 
-/// Between the moment when it hands out its objects and the one when they are visible: the generation alone tells that it was cleared.
+/// Between the moment when a commit takes the objects and the moment when they are visible, only
+/// the generation shows that the namespace was cleared.
 #[test]
-fn clear_of_a_namespace_whose_only_group_is_being_committed_raises_its_generation() {
+fn clear_during_commit_of_only_group_raises_generation() {
     let store = store();
     let (shared, key) = (&store.shared, key(1, 0));
-    let group = store.begin_group(&[key], crate::Options::default()).expect("begun");
+    let group = store.begin_group(&[key], crate::api::request::Options::default()).expect("begun");
     let put = crate::PutSlice { key, pieces: &[b"bytes"] };
-    group.put(&[put], crate::Options::default()).remove(0).expect("put");
+    group.put(&[put], crate::api::request::Options::default()).remove(0).expect("put");
     let clear = || crate::store::remove::begin_clear(shared, NAMESPACE).expect("cleared").0;
-    let hand_out = |core: &mut Core| {
-        let (_, open) = core.waiting.open.iter_mut().next().expect("an open group");
-        open.hand_out(0).expect("its object")
+    let take_member = |core: &mut Core| {
+        let (_, open) = core.pending_groups.open.iter_mut().next().expect("an open group");
+        open.take_member(0).expect("its object")
     };
-    let member = hand_out(&mut shared.lock());
+    let member = take_member(&mut shared.lock());
     assert_eq!(clear(), Generation(2));
     let mut core = shared.lock();
-    let (_, open) = core.waiting.open.iter_mut().next().expect("still open");
-    assert!(open.take_back(member).is_none());
+    let (_, open) = core.pending_groups.open.iter_mut().next().expect("still open");
+    assert!(open.restore_member(member).is_none());
     drop(core);
     group.abort();
     assert_eq!(clear(), Generation(3), "a namespace that has a row keeps it");

@@ -10,7 +10,7 @@ use crate::api::error::Result;
 use crate::api::outcome::Ticket;
 use crate::state::prefetch::Hint;
 use crate::state::reserve;
-use crate::state::reserve::SetAside;
+use crate::state::reserve::ReserveResult;
 use crate::state::shared::Shared;
 use crate::store::session::Session;
 
@@ -68,19 +68,19 @@ impl Reader {
             let hints = self.next();
             let Some(first) = hints.first().copied() else { return true };
             let lengths: Vec<u64> = hints.iter().map(|hint| hint.length).collect();
-            match reserve::set_aside(&self.shared, &lengths) {
-                SetAside::Now(memory) => {
+            match reserve::reserve_all(&self.shared, &lengths) {
+                ReserveResult::Reserved(memory) => {
                     let objects = hints.iter().map(|hint| hint.key).zip(memory).collect();
-                    let ticket = self.session.begin_ahead(objects, first.at, first.deadline);
+                    let ticket = self.session.begin_prefetch(objects, first.at, first.deadline);
                     self.in_flight.insert(ticket, hints);
                 }
-                SetAside::Later => {
+                ReserveResult::OverLimit => {
                     let mut queue = self.shared.prefetch.queue();
                     hints.into_iter().rev().for_each(|hint| queue.hints.push_front(hint));
                     return false;
                 }
                 // The pages in DRAM are in use: a hint evicts none of them.
-                SetAside::Full => self.finish(&hints),
+                ReserveResult::ArenaFull => self.finish(&hints),
             }
         }
         true

@@ -15,7 +15,9 @@ use crate::memory::visibility::VisibilityFilter;
 use crate::read::get::Probed;
 use crate::state::core::Core;
 use crate::state::put_types;
-use crate::state::put_types::{At, Came, Kind, Room, Size, expire, group_conflict};
+use crate::state::put_types::{
+    Location, ObjectSize, PutKind, PutOrigin, Reservation, expire, group_conflict,
+};
 use crate::state::shared::Shared;
 
 /// A member of the group that is already stored as a single object. Its bytes must be read, so that
@@ -27,7 +29,7 @@ pub(crate) struct StandaloneMember {
     /// Length in bytes.
     pub length: u64,
     /// Its location. Bytes that were read from another location are not accepted.
-    pub at: At,
+    pub location: Location,
 }
 
 /// Result of the admission of a group, before its bytes are read.
@@ -49,7 +51,7 @@ pub(crate) enum Admission {
 
 /// An object that is already present.
 struct PresentObject {
-    at: At,
+    location: Location,
     length: u64,
     kind: GroupKind,
     /// It is attached to a base that is absent: it is invisible, and a put replaces it.
@@ -81,10 +83,10 @@ enum GroupState {
 pub(crate) fn admit(
     shared: &Shared,
     core: &mut Core,
-    kind: Kind<'_>,
-    group: &[Size],
+    kind: PutKind<'_>,
+    group: &[ObjectSize],
     probed: Option<&[Option<Probed>]>,
-    adopted: &[Option<At>],
+    adopted: &[Option<Location>],
 ) -> Admission {
     let generation = core.generation(group[0].key.namespace());
     let fingerprints: Vec<u128> = group.iter().map(|o| shared.fingerprint(&o.key, generation)).collect();
@@ -110,7 +112,7 @@ pub(crate) fn admit(
         return Admission::NeedHeaders(need_headers);
     }
     let group_state =
-        core.waiting.check_overlap(kind, group).and_then(|()| classify_group(kind, group, &found));
+        core.pending_groups.check_overlap(kind, group).and_then(|()| classify_group(kind, group, &found));
     let standalone_members = match group_state {
         Err(error) => return Admission::Done(Err(error)),
         Ok(GroupState::Present) => {
@@ -123,7 +125,7 @@ pub(crate) fn admit(
     if group.iter().enumerate().any(|(i, object)| object.length.is_none() && standalone(i).is_none()) {
         return Admission::MissingObjects;
     }
-    let was_read = |a: &StandaloneMember| adopted.get(a.member).copied().flatten() == Some(a.at);
+    let was_read = |a: &StandaloneMember| adopted.get(a.member).copied().flatten() == Some(a.location);
     if !standalone_members.iter().all(was_read) {
         return Admission::NeedObjects(standalone_members.into_iter().filter(|a| !was_read(a)).collect());
     }
@@ -142,11 +144,11 @@ pub(crate) fn admit(
             return Admission::Done(Err(error));
         }
     }
-    let room = Room::of(sizes.len());
-    let mut admission = reserve_memory(shared, core, (generation, fingerprints), &sizes, room);
+    let reservation = Reservation::with_capacity(sizes.len());
+    let mut admission = reserve_memory(shared, core, (generation, fingerprints), &sizes, reservation);
     if let Admission::Admitted(admitted) = &mut admission {
         if found.iter().any(Option::is_some) {
-            admitted.here = found.iter().map(|f| f.as_ref().map(|f| f.at)).collect();
+            admitted.existing = found.iter().map(|f| f.as_ref().map(|f| f.location)).collect();
         }
         admitted.adopts = adopts;
     }
@@ -159,10 +161,10 @@ pub(crate) fn reserve_memory(
     shared: &Shared,
     core: &mut Core,
     (generation, fingerprints): (Generation, Vec<u128>),
-    group: &[Size],
-    mut room: Room,
+    group: &[ObjectSize],
+    mut reservation: Reservation,
 ) -> Admission {
-    let mut reserve = |core: &mut Core| put_types::set_aside(core, group, &mut room);
+    let mut reserve = |core: &mut Core| put_types::reserve_group(core, group, &mut reservation);
     let reserved = reserve(core) || {
         expire(shared, core);
         reserve(core)
@@ -170,8 +172,16 @@ pub(crate) fn reserve_memory(
     if !reserved {
         return Admission::NoMemory(group.iter().filter_map(|o| o.length).sum());
     }
-    let (here, adopts, open, came) = (Vec::new(), Vec::new(), None, Came::Put);
-    Admission::Admitted(Admitted { generation, fingerprints, room, here, adopts, open, came })
+    let (existing, adopts, open_group, origin) = (Vec::new(), Vec::new(), None, PutOrigin::Put);
+    Admission::Admitted(Admitted {
+        generation,
+        fingerprints,
+        reservation,
+        existing,
+        adopts,
+        open_group,
+        origin,
+    })
 }
 
 /// Whether one object is present. `probed` is `None` before headers were requested, and
@@ -188,7 +198,7 @@ fn key_state(
         let Some(frame) = core.frames.get(id.id) else { return KeyState::Unclear };
         let seen = core.index.find(fingerprint).any(|e| e.frame == Some(id.id.0) && core.is_visible(&e));
         return KeyState::Present(PresentObject {
-            at: At::Frame(id),
+            location: Location::Frame(id),
             length: frame.data.members[member].extent.bytes,
             kind: frame.data.group_kind,
             hidden: !seen,
@@ -215,7 +225,7 @@ fn key_state(
                 .find(|e| is_own_record(e) && probed.generation == Some(generation));
             match (entry, own, probed.kind) {
                 (Some(entry), Some(place), Some(kind)) => KeyState::Present(PresentObject {
-                    at: At::Ssd(place),
+                    location: Location::Ssd(place),
                     length: probed.length,
                     kind,
                     hidden: !core.is_visible(&entry),
@@ -230,12 +240,17 @@ fn key_state(
 }
 
 /// Decide from the members that are present whether the group is present, new or in conflict.
-fn classify_group(kind: Kind<'_>, group: &[Size], found: &[Option<PresentObject>]) -> Result<GroupState> {
+fn classify_group(
+    kind: PutKind<'_>,
+    group: &[ObjectSize],
+    found: &[Option<PresentObject>],
+) -> Result<GroupState> {
     let mut given: Option<BTreeSet<ObjectKey>> = None;
     let mut same = true;
     let mut standalone_members = Vec::new();
     for (member, (object, found)) in group.iter().zip(found).enumerate() {
-        let (Size { key, length, .. }, Some(found)) = (object, found.as_ref().filter(|f| !f.hidden)) else {
+        let (ObjectSize { key, length, .. }, Some(found)) = (object, found.as_ref().filter(|f| !f.hidden))
+        else {
             same = false;
             continue;
         };
@@ -245,18 +260,22 @@ fn classify_group(kind: Kind<'_>, group: &[Size], found: &[Option<PresentObject>
                 format!("key is present with another length key={key} present={present} given={length}");
             return Err(Error::invalid(detail));
         }
-        if kind == Kind::Single {
+        if kind == PutKind::Single {
             return Ok(GroupState::Present);
         }
         if found.kind == GroupKind::Single {
             same = false;
-            standalone_members.push(StandaloneMember { member, length: found.length, at: found.at });
+            standalone_members.push(StandaloneMember {
+                member,
+                length: found.length,
+                location: found.location,
+            });
             continue;
         }
         let attached = found.kind == GroupKind::Attached;
         let present: BTreeSet<ObjectKey> = found.members.iter().copied().collect();
         let given = given.get_or_insert_with(|| group.iter().map(|o| o.key).collect());
-        if present != *given || attached != matches!(kind, Kind::Attached(_)) {
+        if present != *given || attached != matches!(kind, PutKind::Attached(_)) {
             return Err(group_conflict(key, &found.members, group.iter().map(|o| &o.key)));
         }
     }

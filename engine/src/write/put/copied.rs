@@ -24,7 +24,7 @@ use crate::api::error::{Error, ErrorKind};
 use crate::memory::frames::{FrameData, FrameMember, FrameNumber, Members};
 use crate::state::core::Core;
 use crate::state::frame_access::Unpublished;
-use crate::state::put_types::{At, Came, Room};
+use crate::state::put_types::{Location, PutOrigin, Reservation};
 use crate::state::reserve;
 
 /// Source of one object of a group to be put.
@@ -34,7 +34,7 @@ pub(crate) enum MemberSource {
     /// Already in the arena, in an open group.
     InArena(Box<FrameMember>),
     /// Already in the arena, in a filled reservation.
-    Filled(ObjectKey, reserve::Arrived),
+    Filled(ObjectKey, reserve::FilledReservation),
 }
 
 /// Location of the bytes of an object to be copied.
@@ -54,10 +54,10 @@ pub(crate) struct CopiedGroup {
     pub(crate) data: Arc<FrameData>,
     pub(crate) number: Option<FrameNumber>,
     /// From [`Admitted`].
-    pub(crate) here: Vec<Option<At>>,
-    pub(crate) open: Option<u64>,
+    pub(crate) existing: Vec<Option<Location>>,
+    pub(crate) open_group: Option<u64>,
     /// From [`Admitted`].
-    pub(crate) came: Came,
+    pub(crate) origin: PutOrigin,
     /// All objects are in the arena, or have memory there to be copied to.
     pub(crate) complete: bool,
     /// Index of an object whose copy does not have the client's checksums.
@@ -102,7 +102,7 @@ impl CopiedGroup {
     pub fn mismatch_error(&self) -> Option<Error> {
         let member = self.data.members.get(self.mismatch?);
         let no_member = || Error::new(ErrorKind::Internal, "a group without objects");
-        Some(member.map_or_else(no_member, |m| super::unlike(&m.key)))
+        Some(member.map_or_else(no_member, |m| super::checksum_mismatch(&m.key)))
     }
 
     /// Free its memory: the group is not published.
@@ -122,14 +122,14 @@ pub(crate) fn prepare(
     admitted: Admitted,
     at: Recency,
 ) -> CopiedGroup {
-    let Admitted { generation, fingerprints, room, here, open, came, .. } = admitted;
-    let Room { extents, number } = room;
+    let Admitted { generation, fingerprints, reservation, existing, open_group, origin, .. } = admitted;
+    let Reservation { extents, number } = reservation;
     let mut members = Members::with_capacity(group.len());
     let mut complete = true;
     for ((object, extent), fingerprint) in group.zip(extents).zip(fingerprints) {
         let member = match (object, extent) {
             (MemberSource::InArena(member), _) => Some(*member),
-            (MemberSource::Filled(key, arrived), _) => arrived.into_member(key, fingerprint),
+            (MemberSource::Filled(key, filled), _) => filled.into_member(key, fingerprint),
             (MemberSource::ToCopy(key), Some(extent)) => {
                 let blocks = block_count(extent.bytes, BLOCK_BYTES);
                 let checksums = Checksums::with_capacity(blocks as usize);
@@ -152,7 +152,7 @@ pub(crate) fn prepare(
         depth: at.depth,
         members,
     };
-    CopiedGroup { data: Arc::new(data), number, here, open, came, complete, mismatch: None }
+    CopiedGroup { data: Arc::new(data), number, existing, open_group, origin, complete, mismatch: None }
 }
 
 impl GroupCopy<'_> {
@@ -209,8 +209,8 @@ mod tests {
             depth: 0,
             members,
         });
-        let (number, here, open, came) = (None, Vec::new(), None, Came::Put);
-        CopiedGroup { data, number, here, open, came, complete: true, mismatch: None }
+        let (number, existing, open_group, origin) = (None, Vec::new(), None, PutOrigin::Put);
+        CopiedGroup { data, number, existing, open_group, origin, complete: true, mismatch: None }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use pagelith_layouts::key::ObjectKey;
 use super::admit::{Admission, reserve_memory};
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
-use crate::state::put_types::{Kind, Room, Size};
+use crate::state::put_types::{ObjectSize, PutKind, Reservation};
 use crate::state::shared::Shared;
 
 /// The keys of a group that the index had no entry for when it was read.
@@ -18,18 +18,18 @@ pub(crate) struct NewKeys {
     /// Fingerprints of the group's objects in the index.
     fingerprints: Vec<u128>,
     /// Holds the reservation made on admission.
-    room: Room,
+    reservation: Reservation,
 }
 
 /// Determine which groups are new, all in one snapshot. Groups not marked here take the admission
 /// path under the lock.
-pub(crate) fn find_new(shared: &Shared, groups: &mut [(&[Size], &mut Option<NewKeys>)]) {
+pub(crate) fn find_new(shared: &Shared, groups: &mut [(&[ObjectSize], &mut Option<NewKeys>)]) {
     let pin = crossbeam_epoch::pin();
     let snapshot = shared.read_view.read(&pin);
-    let keys_of = |group: &[Size]| {
+    let keys_of = |group: &[ObjectSize]| {
         let generation = snapshot.visibility.generation(group[0].key.namespace());
         let fingerprints = group.iter().map(|object| shared.fingerprint(&object.key, generation)).collect();
-        NewKeys { generation, fingerprints, room: Room::of(group.len()) }
+        NewKeys { generation, fingerprints, reservation: Reservation::with_capacity(group.len()) }
     };
     let mut objects = 0;
     for (group, new_keys) in &mut *groups {
@@ -68,16 +68,16 @@ impl NewKeys {
         self,
         shared: &Shared,
         core: &mut Core,
-        kind: Kind<'_>,
-        group: &[Size],
+        kind: PutKind<'_>,
+        group: &[ObjectSize],
     ) -> Option<Admission> {
         let complete = group.iter().all(|object| object.length.is_some());
         if !complete || core.generation(group[0].key.namespace()) != self.generation {
             return None;
         }
-        if let Err(error) = core.waiting.check_overlap(kind, group) {
+        if let Err(error) = core.pending_groups.check_overlap(kind, group) {
             return Some(Admission::Done(Err::<PutOutcome, _>(error)));
         }
-        Some(reserve_memory(shared, core, (self.generation, self.fingerprints), group, self.room))
+        Some(reserve_memory(shared, core, (self.generation, self.fingerprints), group, self.reservation))
     }
 }

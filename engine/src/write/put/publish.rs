@@ -8,7 +8,7 @@ use pagelith_layouts::record::GroupKind;
 use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::{FrameId, Recency};
 
-use super::Stored;
+use super::PublishResult;
 use super::copied::CopiedGroup;
 use crate::api::error::{Error, ErrorKind};
 use crate::api::outcome::{FlushReport, PutOutcome, Tier};
@@ -16,22 +16,22 @@ use crate::memory::frames::{FrameData, FrameMember, FrameRef, FrameState, Member
 use crate::memory::index::{Entry, TICK_MODULUS, name_of};
 use crate::memory::visibility::VisibilityFilter;
 use crate::state::core::Core;
-use crate::state::pending_groups::Attached;
-use crate::state::put_types::{At, Came, Kind};
+use crate::state::pending_groups::AttachedGroup;
+use crate::state::put_types::{Location, PutKind, PutOrigin};
 use crate::state::shared::Shared;
 
 /// Make a group visible.
 pub(crate) fn publish(
     shared: &Shared,
     core: &mut Core,
-    kind: Kind<'_>,
+    kind: PutKind<'_>,
     copied: CopiedGroup,
     at: Recency,
-) -> Stored {
+) -> PublishResult {
     let (mismatch, complete) = (copied.mismatch_error(), copied.is_complete());
-    let CopiedGroup { mut data, number, here, open, came, .. } = copied;
+    let CopiedGroup { mut data, number, existing, open_group, origin, .. } = copied;
     core.frames.give_back(number);
-    let (fetched, generation) = (came == Came::Fetched, data.generation);
+    let (fetched, generation) = (origin == PutOrigin::Fetched, data.generation);
     if let Some(error) = mismatch {
         return return_to_caller(error, data);
     }
@@ -43,10 +43,10 @@ pub(crate) fn publish(
     if core.generation(data.namespace) != generation {
         // The namespace was cleared while the group was copied: stored, and removed by the clear.
         free_members(core, &data.members);
-        return Stored::Done(PutOutcome::Stored, Vec::new());
+        return PublishResult::Done(PutOutcome::Stored, Vec::new());
     }
-    if let Came::OfStore(since) = came
-        && !since.is_some_and(|since| shared.removals.is_unchanged_since(since))
+    if let PutOrigin::Offered(since) = origin
+        && !since.is_some_and(|since| shared.removal_fence.is_unchanged_since(since))
         && !mutant::on(Mutant::ToldBeforeOffers)
     {
         core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
@@ -56,13 +56,14 @@ pub(crate) fn publish(
         );
     }
     // Most keys that are put are new, and then no existing object has to be replaced.
-    let meets_existing = !here.is_empty() || data.members.iter().any(|m| core.index.contains(m.fingerprint));
+    let meets_existing =
+        !existing.is_empty() || data.members.iter().any(|m| core.index.contains(m.fingerprint));
     if meets_existing && is_present(core, kind, &data.members, generation) {
         free_members(core, &data.members);
         core.counters.puts_present += if fetched { 0 } else { objects };
-        return Stored::Done(PutOutcome::AlreadyPresent, Vec::new());
+        return PublishResult::Done(PutOutcome::AlreadyPresent, Vec::new());
     }
-    let first_changed = || changed_member(shared, core, &data.members, &here, generation);
+    let first_changed = || changed_member(shared, core, &data.members, &existing, generation);
     if let Some(key) = meets_existing.then(first_changed).flatten() {
         let error = Error::busy(format!("an object was put, removed or is being written key={key}"));
         if !fetched {
@@ -70,7 +71,7 @@ pub(crate) fn publish(
         }
         return return_to_caller(error, data);
     }
-    if let Some(error) = open.and_then(|id| commit_error(core, id)) {
+    if let Some(error) = open_group.and_then(|id| commit_error(core, id)) {
         core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
         return return_to_caller(error, data);
     }
@@ -79,18 +80,18 @@ pub(crate) fn publish(
         // No tier is left to keep the group.
         return refuse(core, &data.members);
     }
-    if let Kind::Attached(base) = kind {
-        let attached = Attached { base: *base, generation, at, members: members_of(data), here };
+    if let PutKind::Attached(base) = kind {
+        let attached = AttachedGroup { base: *base, generation, at, members: members_of(data), existing };
         if core.is_base_present(name_of(shared.fingerprint(base, generation))) {
-            return attach(shared, core, attached, came);
+            return attach(shared, core, attached, origin);
         }
-        if came == Came::Put {
+        if origin == PutOrigin::Put {
             return wait_for_base(shared, core, attached);
         }
         // Attached groups from peers do not wait: without their base they are not stored.
         free_members(core, &attached.members);
         core.counters.puts_refused += if fetched { 0 } else { objects };
-        return Stored::Done(PutOutcome::Refused, Vec::new());
+        return PublishResult::Done(PutOutcome::Refused, Vec::new());
     }
     // Reserved before any change, so that a refusal leaves the state as it was.
     if !reserve_index_entries(core, objects) {
@@ -104,17 +105,17 @@ pub(crate) fn publish(
     }
     let bytes = data.object_bytes();
     Arc::make_mut(&mut data).sequence = core.next_sequence();
-    let frame = match insert_frame(core, &data, at, came) {
+    let frame = match insert_frame(core, &data, at, origin) {
         Ok(frame) => frame,
         Err(()) => return return_to_caller(too_many_frames(), data),
     };
     let mut frames: Vec<FrameRef> = frame.into_iter().collect();
-    count_put(core, came, objects, bytes);
-    if core.waiting.has_attached() {
+    count_put(core, origin, objects, bytes);
+    if core.pending_groups.has_attached() {
         let keys: Vec<_> = data.members.iter().map(|m| m.key).collect();
         publish_waiting(shared, core, &keys, generation, &mut frames);
     }
-    Stored::Done(PutOutcome::Stored, frames)
+    PublishResult::Done(PutOutcome::Stored, frames)
 }
 
 /// Publish the attached groups that waited for these objects of their base.
@@ -125,23 +126,23 @@ fn publish_waiting(
     generation: Generation,
     frames: &mut Vec<FrameRef>,
 ) {
-    for attached in core.waiting.take_attached(keys) {
+    for attached in core.pending_groups.take_attached(keys) {
         // The objects that were present at its admission may have changed while it waited.
-        if changed_member(shared, core, &attached.members, &attached.here, generation).is_some() {
+        if changed_member(shared, core, &attached.members, &attached.existing, generation).is_some() {
             free_members(core, &attached.members);
             core.counters.groups_dropped += 1;
             continue;
         }
-        match attach(shared, core, attached, Came::Put) {
-            Stored::Done(_, more) => frames.extend(more),
-            Stored::Back(_, members) => free_members(core, &members),
+        match attach(shared, core, attached, PutOrigin::Put) {
+            PublishResult::Done(_, more) => frames.extend(more),
+            PublishResult::Returned(_, members) => free_members(core, &members),
         }
     }
 }
 
 /// Refuse the group with `error`: its memory belongs to the caller again.
-fn return_to_caller(error: Error, data: Arc<FrameData>) -> Stored {
-    Stored::Back(error, members_of(data).into_vec())
+fn return_to_caller(error: Error, data: Arc<FrameData>) -> PublishResult {
+    PublishResult::Returned(error, members_of(data).into_vec())
 }
 
 /// The objects of a group that is not visible; the caller has the only reference.
@@ -152,9 +153,9 @@ fn members_of(data: Arc<FrameData>) -> Members {
 /// The reason why an admitted open group cannot be committed: it was aborted since, or objects of
 /// it were removed during the commit. Removed objects must not reappear with the group.
 fn commit_error(core: &Core, id: u64) -> Option<Error> {
-    match core.waiting.get(id) {
+    match core.pending_groups.get(id) {
         None => Some(crate::write::groups::not_open()),
-        Some(open) if open.lost_some => {
+        Some(open) if open.lost_members => {
             Some(Error::busy(format!("an object of the group was removed key={}", open.required[0])))
         }
         Some(_) => None,
@@ -162,23 +163,23 @@ fn commit_error(core: &Core, id: u64) -> Option<Error> {
 }
 
 /// Keep attached objects until their base is visible.
-fn wait_for_base(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
-    if core.waiting.waits(&attached.base, &attached.members) {
+fn wait_for_base(shared: &Shared, core: &mut Core, attached: AttachedGroup) -> PublishResult {
+    if core.pending_groups.contains_attached(&attached.base, &attached.members) {
         free_members(core, &attached.members);
-        return Stored::Done(PutOutcome::Waiting, Vec::new());
+        return PublishResult::Done(PutOutcome::Waiting, Vec::new());
     }
     let bytes = attached.members.iter().map(|m| m.extent.padded_bytes()).sum();
-    if let Err(error) = core.room_to_wait(shared.now(), None, bytes) {
+    if let Err(error) = core.check_pending_capacity(shared.now(), None, bytes) {
         core.count_busy(attached.members.iter().map(|m| &m.key), shared.now());
-        return Stored::Back(error, attached.members.into_vec());
+        return PublishResult::Returned(error, attached.members.into_vec());
     }
-    core.waiting.wait(attached, shared.group_deadline());
-    Stored::Done(PutOutcome::Waiting, Vec::new())
+    core.pending_groups.add_attached(attached, shared.group_deadline());
+    PublishResult::Done(PutOutcome::Waiting, Vec::new())
 }
 
 /// Make attached objects visible; their base is present.
-fn attach(shared: &Shared, core: &mut Core, attached: Attached, came: Came) -> Stored {
-    let Attached { base, generation, at, members, .. } = attached;
+fn attach(shared: &Shared, core: &mut Core, attached: AttachedGroup, origin: PutOrigin) -> PublishResult {
+    let AttachedGroup { base, generation, at, members, .. } = attached;
     let objects = members.len() as u64;
     let name = name_of(shared.fingerprint(&base, generation));
     // Each object takes an entry and a link. The evictions may remove the base.
@@ -186,7 +187,7 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached, came: Came) -> S
         return refuse(core, &members);
     }
     if core.frames.is_full() {
-        return Stored::Back(too_many_frames(), members.into_vec());
+        return PublishResult::Returned(too_many_frames(), members.into_vec());
     }
     remove_replaced(shared, core, &members, generation);
     let bytes: u64 = members.iter().map(|m| m.extent.bytes).sum();
@@ -201,7 +202,7 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached, came: Came) -> S
         members,
     };
     let data = Arc::new(data);
-    let frames = match insert_frame(core, &data, at, came) {
+    let frames = match insert_frame(core, &data, at, origin) {
         Ok(frame) => frame.into_iter().collect(),
         Err(()) => return return_to_caller(too_many_frames(), data),
     };
@@ -209,14 +210,14 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached, came: Came) -> S
         let linked = core.index.insert_link(m.fingerprint, name);
         debug_assert!(linked.is_ok(), "{linked:?}");
     }
-    count_put(core, came, objects, bytes);
-    Stored::Done(PutOutcome::Stored, frames)
+    count_put(core, origin, objects, bytes);
+    PublishResult::Done(PutOutcome::Stored, frames)
 }
 
-fn count_put(core: &mut Core, came: Came, objects: u64, bytes: u64) {
-    match came {
-        Came::Fetched => core.counters.promoted += 1,
-        Came::Put | Came::OfStore(_) => {
+fn count_put(core: &mut Core, origin: PutOrigin, objects: u64, bytes: u64) {
+    match origin {
+        PutOrigin::Fetched => core.counters.promoted += 1,
+        PutOrigin::Put | PutOrigin::Offered(_) => {
             core.counters.puts_stored += objects;
             core.counters.bytes_put += bytes;
         }
@@ -231,18 +232,18 @@ fn free_members(core: &mut Core, members: &[FrameMember]) {
     members.iter().for_each(|m| core.space.free(m.extent));
 }
 
-fn refuse(core: &mut Core, members: &[FrameMember]) -> Stored {
+fn refuse(core: &mut Core, members: &[FrameMember]) -> PublishResult {
     free_members(core, members);
     core.counters.puts_refused += members.len() as u64;
     if let Some(first) = members.first() {
         let refused = FlushReport { refused_objects: members.len() as u64, ..FlushReport::default() };
         core.flushes.add(first.key.namespace(), &refused);
     }
-    Stored::Done(PutOutcome::Refused, Vec::new())
+    PublishResult::Done(PutOutcome::Refused, Vec::new())
 }
 
 /// Whether DRAM holds exactly this group, visible to all readers.
-fn is_present(core: &Core, kind: Kind<'_>, members: &[FrameMember], generation: Generation) -> bool {
+fn is_present(core: &Core, kind: PutKind<'_>, members: &[FrameMember], generation: Generation) -> bool {
     let Some(first) = members.first() else { return false };
     let Some((frame, _)) = core.find_memory(&first.key, first.fingerprint, generation) else { return false };
     let visible =
@@ -251,35 +252,35 @@ fn is_present(core: &Core, kind: Kind<'_>, members: &[FrameMember], generation: 
     let holds = |n: &FrameMember| data.members.iter().any(|m| m.key == n.key);
     let same = data.members.len() == members.len() && members.iter().all(holds);
     match kind {
-        Kind::Single => true,
-        Kind::Base => same && !data.is_attached(),
-        Kind::Attached(_) => same && data.is_attached(),
+        PutKind::Single => true,
+        PutKind::Base => same && !data.is_attached(),
+        PutKind::Attached(_) => same && data.is_attached(),
     }
 }
 
-/// The first object that is no longer at the location that admission found (`here`; absent if
-/// `here` has no location), or whose frame is not yet written to SSD. Such a frame must not be
+/// The first object that is no longer at the location that admission found (`existing`; absent if
+/// `existing` has no location), or whose frame is not yet written to SSD. Such a frame must not be
 /// replaced: a flush may have reported it as durable. An object that disappeared may
 /// have been removed, and must not reappear with the group.
 fn changed_member(
     shared: &Shared,
     core: &Core,
     members: &[FrameMember],
-    here: &[Option<At>],
+    existing: &[Option<Location>],
     generation: Generation,
 ) -> Option<ObjectKey> {
     let is_unchanged = |(i, m): (usize, &FrameMember)| {
-        let here = here.get(i).copied().flatten();
+        let existing = existing.get(i).copied().flatten();
         let frame = core.find_memory(&m.key, m.fingerprint, generation).map(|(frame, _)| frame);
-        match (here, frame) {
-            (Some(At::Frame(admitted)), Some(frame)) => {
+        match (existing, frame) {
+            (Some(Location::Frame(admitted)), Some(frame)) => {
                 admitted == frame && core.frames.get(frame.id).is_some_and(|f| f.state == FrameState::Clean)
             }
-            (Some(At::Ssd(admitted)), None) => {
+            (Some(Location::Ssd(admitted)), None) => {
                 core.find_ssd(m.fingerprint).iter().any(|e| e.ssd == Some(admitted))
             }
             (None, None) => shared.config.constant_fingerprint() || core.find_ssd(m.fingerprint).is_empty(),
-            (Some(At::Frame(_)), None) | (Some(At::Ssd(_)) | None, Some(_)) => false,
+            (Some(Location::Frame(_)), None) | (Some(Location::Ssd(_)) | None, Some(_)) => false,
         }
     };
     members.iter().enumerate().find(|m| !is_unchanged(*m)).map(|(_, m)| m.key)
@@ -324,12 +325,12 @@ fn insert_frame(
     core: &mut Core,
     data: &Arc<FrameData>,
     at: Recency,
-    came: Came,
+    origin: PutOrigin,
 ) -> std::result::Result<Option<FrameRef>, ()> {
     let ssd_writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     let frame = core.frames.insert(data.clone(), FrameState::Queued, at).ok_or(())?;
     index_frame(core, frame.id, data);
-    if came == Came::Put
+    if origin == PutOrigin::Put
         && let Some(remote) = core.remote.as_mut()
     {
         core.counters.remote_skipped += remote.push_frame(frame, data.members.len() as u64);
@@ -339,7 +340,7 @@ fn insert_frame(
         ssd.unqueued.insert(frame.serial, frame);
         return Ok(Some(frame));
     }
-    if core.ssd.is_some() && came != Came::Fetched {
+    if core.ssd.is_some() && origin != PutOrigin::Fetched {
         core.count_lost(data.namespace, data.members.len());
     }
     core.mark_frame_clean(frame);

@@ -8,7 +8,7 @@
 //! - A group that finds no memory after others of its run were admitted is tried again in the next
 //!   run.
 
-use pagelith_io::fused::{Copier, Stores};
+use pagelith_io::fused::{Copier, StoreKind};
 use pagelith_tiers::policy::Recency;
 
 use super::{BatchGroup, GroupSource, Needs, PutBatch};
@@ -16,14 +16,14 @@ use crate::api::error::Error;
 use crate::api::outcome::PutOutcome;
 use crate::state::core::Core;
 use crate::state::put_types;
-use crate::state::put_types::Size;
+use crate::state::put_types::ObjectSize;
 use crate::state::shared::Shared;
 use crate::write::put;
 use crate::write::put::admit::{Admission, admit};
 use crate::write::put::copied::CopiedGroup;
 use crate::write::put::new_keys;
 use crate::write::put::new_keys::NewKeys;
-use crate::write::put::{Admitted, Stored};
+use crate::write::put::{Admitted, PublishResult};
 
 /// Groups in a run. Sixteen were slower than four with one thread.
 const RUN_GROUPS_MAX: usize = 4;
@@ -36,7 +36,7 @@ const ENQUEUE_BYTES: u64 = 4 << 20;
 /// A group of a run, by its number in the batch.
 struct RunGroup {
     group: usize,
-    sizes: Vec<Size>,
+    sizes: Vec<ObjectSize>,
     /// Set if a lookup without the lock found none of its keys.
     fresh: Option<NewKeys>,
 }
@@ -50,7 +50,7 @@ struct CopyingGroup {
     copied: Result<CopiedGroup, Box<Admitted>>,
 }
 
-/// Vectors that a session reuses between runs and batches; all are empty between two batches.
+/// Vectors that a batch reuses between its runs.
 #[derive(Default)]
 pub(crate) struct RunScratch {
     /// The run that is about to be admitted.
@@ -61,7 +61,7 @@ pub(crate) struct RunScratch {
     copied: Vec<CopyingGroup>,
 }
 
-fn total_bytes(sizes: &[Size]) -> u64 {
+fn total_bytes(sizes: &[ObjectSize]) -> u64 {
     sizes.iter().filter_map(|size| size.length).sum()
 }
 
@@ -102,7 +102,7 @@ impl PutBatch {
         let (end, full) = self.admit(shared, &mut core, runs, end);
         drop(core);
         if queued || full {
-            shared.work.raise();
+            shared.flusher_signal.raise();
         }
         end
     }
@@ -179,10 +179,10 @@ impl PutBatch {
             let admit_by_lookup = || admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted);
             match fresh.unwrap_or_else(admit_by_lookup) {
                 Admission::Admitted(mut one) => {
-                    let met_some = one.met_some();
-                    one.came = self.came;
+                    let has_existing = one.has_existing();
+                    one.origin = self.origin;
                     admitted.push((at, one));
-                    if met_some {
+                    if has_existing {
                         // The objects that it replaces must still be present when it is published,
                         // so nothing may be evicted before.
                         end = member.group + 1;
@@ -210,7 +210,7 @@ impl PutBatch {
         let at = self.recency_of(run_group.group);
         let group = &mut self.groups[run_group.group];
         if let GroupSource::Open(id, _) = &group.source {
-            admitted.open = Some(*id);
+            admitted.open_group = Some(*id);
         }
         let adopts = admitted.adopts.clone();
         let copied = group.prepare(shared, admitted, at);
@@ -224,7 +224,7 @@ impl PutBatch {
             Some((&self.groups[*group], &adopts[..], copied.as_mut().ok()?.begin_copy()?))
         };
         let mut filling: Vec<_> = run.iter_mut().filter_map(filling).collect();
-        let mut copier = Copier::new(Stores::PastCache);
+        let mut copier = Copier::new(StoreKind::PastCache);
         for (group, adopts, filling) in &mut filling {
             filling.fill(&shared.memory, &mut copier, |member| group.member_bytes(adopts, member));
         }
@@ -259,14 +259,14 @@ impl PutBatch {
         number: usize,
         adopts: &[bool],
         copied: CopiedGroup,
-    ) -> crate::Result<PutOutcome> {
+    ) -> crate::api::error::Result<PutOutcome> {
         let (group, at) = (&self.groups[number], self.recency_of(number));
         match put::publish::publish(shared, core, group.kind(), copied, at) {
-            Stored::Done(outcome, frames) => {
+            PublishResult::Done(outcome, frames) => {
                 self.frames.extend(frames);
                 Ok(outcome)
             }
-            Stored::Back(error, members) => {
+            PublishResult::Returned(error, members) => {
                 group.take_back(core, adopts, members);
                 Err(error)
             }
@@ -276,7 +276,7 @@ impl PutBatch {
 
 impl BatchGroup {
     /// Set the outcome or the needed reads of a group without memory after admission.
-    fn not_admitted(&mut self, admission: Admission, first: &Size) {
+    fn not_admitted(&mut self, admission: Admission, first: &ObjectSize) {
         // A read that did not yield the object once is not repeated.
         let changed_again =
             || Err(Error::busy(format!("object changed during the put, retry it key={}", first.key)));

@@ -30,7 +30,7 @@ const WHAT: &str = "view";
 
 /// Location of an object in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lies {
+pub struct RegionExtent {
     /// Number of the region.
     pub region: u32,
     /// Offset in the region, in bytes.
@@ -48,9 +48,9 @@ pub fn digest(checksums: &[Checksum]) -> Checksum {
 
 impl ViewItem {
     /// The item of the object whose key has this hash; `lies` is `None` if it is not in memory.
-    pub fn of(key_hash: Checksum, lies: Option<Lies>) -> ViewItem {
+    pub fn of(key_hash: Checksum, lies: Option<RegionExtent>) -> ViewItem {
         let item = ViewItem { key_hash, ..bytemuck::Zeroable::zeroed() };
-        lies.map_or(item, |Lies { region, at, length, digest }| ViewItem {
+        lies.map_or(item, |RegionExtent { region, at, length, digest }| ViewItem {
             digest,
             at,
             length,
@@ -65,9 +65,9 @@ impl ViewItem {
     }
 
     /// Location of the object; `None` if it is not in memory.
-    pub fn lies(&self) -> Option<Lies> {
+    pub fn lies(&self) -> Option<RegionExtent> {
         let ViewItem { region, at, length, digest, .. } = *self;
-        (length > 0).then_some(Lies { region, at, length, digest })
+        (length > 0).then_some(RegionExtent { region, at, length, digest })
     }
 
     fn check(&self) -> Result<(), FormatError> {

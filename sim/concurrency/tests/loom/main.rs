@@ -1,6 +1,6 @@
 //! The small kernels under loom, every order of their steps. Run by `sim/concurrency.sh`.
 #![cfg(loom)]
-#![allow(clippy::disallowed_methods, clippy::print_stdout, reason = "says how long it searched")]
+#![allow(clippy::disallowed_methods, clippy::print_stdout, reason = "prints the duration of the search")]
 #![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
 
 mod flusher;

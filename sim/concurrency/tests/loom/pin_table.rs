@@ -1,6 +1,6 @@
 //! Lock-free readers of a frame against a thread that drops, frees and refills it: the rule of
 //! `locate` and `Core::drop_frame`, with the production reader counts, table and versions. Loom's
-//! cells stand for the frame's page number and for its memory.
+//! cells model the frame's page number and its memory.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use loom::sync::Mutex;
 use loom::sync::atomic::AtomicU64;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
-use pagelith_io::kept::{Keeper, Kept};
-use pagelith_io::versions::Versions;
+use pagelith_io::kept::{Kept, PinTableOwner};
+use pagelith_io::versions::SeqLocks;
 
 use super::every_order;
 
@@ -20,7 +20,7 @@ const FRAME: usize = 0;
 /// A page's number, in a cell whose accesses loom checks.
 struct Page(UnsafeCell<u64>);
 
-// SAFETY: the cell is what is tested; loom reports an access that is not ordered with the others.
+// SAFETY: the test checks access to the cell; loom reports an access that is not ordered with the others.
 unsafe impl Sync for Page {}
 // SAFETY: as above.
 unsafe impl Send for Page {}
@@ -44,7 +44,7 @@ impl Page {
 }
 
 struct Core {
-    keeper: Keeper<Page>,
+    keeper: PinTableOwner<Page>,
     /// The frame was dropped and is not freed yet.
     dead: bool,
 }
@@ -52,7 +52,7 @@ struct Core {
 struct Store {
     core: Mutex<Core>,
     kept: Kept<Page>,
-    versions: Versions,
+    versions: SeqLocks,
     /// The page that the index finds in the frame; 0 is none.
     entry: AtomicU64,
     memory: Page,
@@ -61,11 +61,11 @@ struct Store {
 impl Store {
     /// With page 1 in its frame.
     fn new() -> Arc<Store> {
-        let mut keeper = Keeper::new(1);
+        let mut keeper = PinTableOwner::new(1);
         let kept = keeper.kept();
         assert!(keeper.fill(FRAME, Arc::new(Page::new(1))));
         let core = Mutex::new(Core { keeper, dead: false });
-        let (versions, entry, memory) = (Versions::new(1), AtomicU64::new(1), Page::new(1));
+        let (versions, entry, memory) = (SeqLocks::new(1), AtomicU64::new(1), Page::new(1));
         Arc::new(Store { core, kept, versions, entry, memory })
     }
 

@@ -1,7 +1,7 @@
 //! A segment's readers against its reuse: the rule of `locate`, `release_segment` and
 //! `Flusher::leave`, with the production guards and versions. Shuttle tests the rule as the engine
 //! implements it (`tests/shuttle/reclaim.rs`). Here loom tries every order of its steps, and loom's
-//! cell stands for the bytes.
+//! cell models the bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use loom::sync::atomic::AtomicU64;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 use pagelith_io::signal::Signal;
-use pagelith_io::versions::Versions;
+use pagelith_io::versions::SeqLocks;
 use pagelith_layouts::ids::{Incarnation, SegmentId};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::{SegmentState, SegmentTable};
@@ -22,7 +22,7 @@ const SEGMENT: SegmentId = SegmentId(0);
 
 struct Shared {
     guards: SegmentGuards,
-    versions: Versions,
+    versions: SeqLocks,
     /// The incarnation in which the index finds an object; 0 is none.
     entry: AtomicU64,
     /// Raised when a reader leaves; the engine's flusher polls instead.
@@ -30,7 +30,7 @@ struct Shared {
     bytes: UnsafeCell<u64>,
 }
 
-// SAFETY: the cell is what is tested; loom reports an access that is not ordered with the others.
+// SAFETY: the test checks access to the cell; loom reports an access that is not ordered with the others.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
@@ -41,7 +41,7 @@ fn new() -> Arc<Shared> {
     table.get_mut(SEGMENT).incarnation = Incarnation(1);
     Arc::new(Shared {
         guards: SegmentGuards::of(&table),
-        versions: Versions::new(1),
+        versions: SeqLocks::new(1),
         entry: AtomicU64::new(1),
         left: Signal::default(),
         bytes: UnsafeCell::new(1),

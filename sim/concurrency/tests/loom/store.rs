@@ -164,7 +164,7 @@ fn cleared_while_put() {
         );
         let found = get(&store, key(1, "k"), SMALL);
         if hidden.load(std::sync::atomic::Ordering::SeqCst) {
-            assert_eq!(found, None, "cleared and here");
+            assert_eq!(found, None, "cleared but present");
         }
         ends_clean(&store);
     });
@@ -186,9 +186,9 @@ fn two_commit() {
             }
         };
         run_both(&store, one(0), one(1));
-        let here = store.exists_batch(&required, NOW);
-        assert_eq!(here[0], here[1], "half of a group is here");
-        if !here[0] {
+        let exists = store.exists_batch(&required, NOW);
+        assert_eq!(exists[0], exists[1], "half of a group is present");
+        if !exists[0] {
             let group = store.begin_group(&required, NOW).unwrap();
             assert_eq!(group.missing(), [], "a member was lost");
             assert_eq!(group.commit(NOW), Ok(PutOutcome::Stored));

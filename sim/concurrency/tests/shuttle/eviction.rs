@@ -21,7 +21,7 @@ fn first_writer() {
             thread(&scenario, move |p| {
                 let outcome = p.put(1, value);
                 assert!(is_allowed(&outcome), "{outcome:?}");
-                let first = p.get(1).expect("what was put is not there");
+                let first = p.get(1).expect("put object is missing");
                 assert_eq!(p.get(1), Some(first), "a present key changed its bytes");
             })
         };
@@ -134,13 +134,15 @@ fn events_of_what_came_and_went() {
             })
         };
         run_all(vec![putter([1, 2, 3, 1]), putter([3, 1, 4, 3]), putter([2, 1, 2, 3])]);
-        let told = scenario.store.take_events(1000);
-        assert_eq!(told.lost, 0);
-        let mut here = std::collections::BTreeSet::new();
-        for event in told.events {
+        let batch = scenario.store.take_events(1000);
+        assert_eq!(batch.lost, 0);
+        let mut mirrored = std::collections::BTreeSet::new();
+        for event in batch.events {
             match event {
-                Event::Stored { key, new: true, .. } => assert!(here.insert(key), "came twice"),
-                Event::Removed { key, gone: true, .. } => assert!(here.remove(&key), "left before it came"),
+                Event::Stored { key, new: true, .. } => assert!(mirrored.insert(key), "came twice"),
+                Event::Removed { key, gone: true, .. } => {
+                    assert!(mirrored.remove(&key), "left before it came")
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -148,7 +150,7 @@ fn events_of_what_came_and_went() {
             let part = part(key, 0);
             assert_eq!(
                 scenario.store.exists_batch(&[part], Options::default()),
-                [here.contains(&part)],
+                [mirrored.contains(&part)],
                 "{key}"
             );
         }

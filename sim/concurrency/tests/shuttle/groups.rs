@@ -55,11 +55,11 @@ fn is_expected_error(error: &Error) -> bool {
 }
 
 fn assert_whole_or_absent(p: &Scenario) -> bool {
-    let here = p.store.exists_batch(&required(), Options::default());
-    assert_eq!(here[0], here[1], "half of a group is here");
+    let exists = p.store.exists_batch(&required(), Options::default());
+    assert_eq!(exists[0], exists[1], "half of a group is present");
     let found = get_pair(p, 1);
     assert_eq!(found[0].is_some(), found[1].is_some(), "half of a group was got {found:?}");
-    here[0]
+    exists[0]
 }
 
 /// Two threads each put a member and both commit; a third reads.
@@ -139,7 +139,7 @@ fn removed_while_committed() {
                 assert_eq!(
                     p.store.exists_batch(&required(), Options::default()),
                     [false; 2],
-                    "removed and here"
+                    "removed but present"
                 );
             }),
             thread(&scenario, |p| {
@@ -148,7 +148,7 @@ fn removed_while_committed() {
                 }
             }),
         ]);
-        assert!(!assert_whole_or_absent(&scenario), "removed and here");
+        assert!(!assert_whole_or_absent(&scenario), "removed but present");
         scenario.ends_clean();
     });
 }
@@ -225,9 +225,9 @@ fn attached_while_its_base_comes_and_goes() {
             }),
             thread(&scenario, |p| {
                 let keys = [part(1, 0), part(1, 1), part(1, 5)];
-                let here = p.store.exists_batch(&keys, Options::default());
-                assert_eq!(here[0], here[1], "half of a group is here");
-                assert!(here[0] || !here[2], "what is attached is here without its base");
+                let exists = p.store.exists_batch(&keys, Options::default());
+                assert_eq!(exists[0], exists[1], "half of a group is present");
+                assert!(exists[0] || !exists[2], "an attached object is present without its base");
                 get_pair(p, 1);
             }),
         ]);

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 /// An act on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Act {
+enum Change {
     Put(u64),
     Remove,
 }
@@ -13,7 +13,7 @@ enum Act {
 #[derive(Clone, Debug)]
 struct Event {
     key: u64,
-    act: Act,
+    act: Change,
     from: u64,
     /// `None` while it is in progress.
     to: Option<u64>,
@@ -41,7 +41,7 @@ impl History {
         log.now
     }
 
-    fn begin(&self, key: u64, act: Act) -> Begun {
+    fn begin(&self, key: u64, act: Change) -> Begun {
         let from = self.now();
         let mut log = self.0.lock().expect("history");
         log.events.push(Event { key, act, from, to: None, void: false });
@@ -49,11 +49,11 @@ impl History {
     }
 
     pub fn begin_put(&self, key: u64, value: u64) -> Begun {
-        self.begin(key, Act::Put(value))
+        self.begin(key, Change::Put(value))
     }
 
     pub fn begin_remove(&self, key: u64) -> Begun {
-        self.begin(key, Act::Remove)
+        self.begin(key, Change::Remove)
     }
 
     pub fn end(&self, begun: Begun, took_effect: bool) {
@@ -69,10 +69,12 @@ impl History {
         let mine: Vec<&Event> = log.events.iter().filter(|e| e.key == key && !e.void).collect();
         let removed_since = |put: &Event| {
             mine.iter().any(|r| {
-                r.act == Act::Remove && put.to.is_some_and(|t| t < r.from) && r.to.is_some_and(|t| t < from)
+                r.act == Change::Remove
+                    && put.to.is_some_and(|t| t < r.from)
+                    && r.to.is_some_and(|t| t < from)
             })
         };
-        let fair = mine.iter().any(|p| p.act == Act::Put(found) && !removed_since(p));
+        let fair = mine.iter().any(|p| p.act == Change::Put(found) && !removed_since(p));
         assert!(fair, "get found a value never put or removed key={key} value={found} from={from} {mine:?}");
     }
 
@@ -80,8 +82,8 @@ impl History {
     pub fn stored(&self, key: u64) -> Vec<u64> {
         let log = self.0.lock().expect("history");
         let of = |e: &Event| match e.act {
-            Act::Put(value) if e.key == key && !e.void => Some(value),
-            Act::Put(_) | Act::Remove => None,
+            Change::Put(value) if e.key == key && !e.void => Some(value),
+            Change::Put(_) | Change::Remove => None,
         };
         log.events.iter().filter_map(of).collect()
     }

@@ -4,7 +4,7 @@
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
-    reason = "says how long it searched, and what it found"
+    reason = "prints the duration of the search and its findings"
 )]
 #![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
 

@@ -118,7 +118,7 @@ fn removed_while_moved() {
         // Pinned, so that it is moved; a remove overrides a pin.
         let pin = scenario.store.pin(&[part(1, 0)]);
         assert_eq!(pin.pinned(), 1);
-        let gone = |p: &Scenario| assert_eq!(get_pair(p, 1), [None; 2], "removed and here");
+        let gone = |p: &Scenario| assert_eq!(get_pair(p, 1), [None; 2], "removed but present");
         run_all(vec![
             thread(&scenario, |p| put_and_flush(p, 10..14)),
             thread(&scenario, move |p| {

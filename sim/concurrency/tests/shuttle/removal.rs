@@ -36,7 +36,7 @@ fn removed_while_put() {
     });
 }
 
-/// The same with an SSD tier: the flusher writes and drops frames, and gets promote what they read.
+/// The same with an SSD tier: the flusher writes and drops frames, and gets promote their objects.
 #[test]
 fn removed_while_written_and_promoted() {
     explore("removed_while_written_and_promoted", 1500, || {
@@ -53,7 +53,7 @@ fn removed_while_written_and_promoted() {
         }));
         threads.push(thread(&scenario, |p| {
             p.remove(1);
-            assert_eq!(p.get(1).filter(|v| *v == 10), None, "removed and here");
+            assert_eq!(p.get(1).filter(|v| *v == 10), None, "removed but present");
         }));
         threads.push(thread(&scenario, |p| {
             assert!(is_allowed(&p.put(1, 11)));
@@ -103,6 +103,6 @@ fn adopted(config: pagelith::Config) {
 
 /// The second component of a page is visible only with the first.
 fn assert_whole_or_absent(scenario: &Arc<Scenario>, page: u64) {
-    let here = scenario.store.exists_batch(&[part(page, 0), part(page, 1)], Options::default());
-    assert!(here[0] || !here[1], "half of a group is here {here:?}");
+    let exists = scenario.store.exists_batch(&[part(page, 0), part(page, 1)], Options::default());
+    assert!(exists[0] || !exists[1], "half of a group is present {exists:?}");
 }

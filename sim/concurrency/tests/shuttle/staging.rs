@@ -36,7 +36,7 @@ fn permits() {
                     assert!(owned.lock().expect("set").insert(mine.addr()), "memory that another has");
                     mine.bytes_mut().expect("exclusive").fill(who);
                     assert!(pool.in_use() >= 4096);
-                    assert!(mine.bytes().iter().all(|b| *b == who), "another wrote here");
+                    assert!(mine.bytes().iter().all(|b| *b == who), "another thread wrote here");
                     owned.lock().expect("set").remove(&mine.addr());
                 }
             };

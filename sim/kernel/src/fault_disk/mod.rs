@@ -1,4 +1,4 @@
-//! A file system in memory behind FUSE, with faults controlled by a test. The store meets them
+//! An in-memory FUSE file system, with faults controlled by a test. The store meets them
 //! through the real kernel, io_uring and O_DIRECT.
 //!
 //! Names are durable at once; only bytes of files can be lost. No process may write during a power
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fuser::{BackgroundSession, Config, MountOption};
 
 pub use image::{Cut, Image};
-pub use rules::{Fault, On, Rule};
+pub use rules::{Fault, FileOp, Rule};
 
 use crate::killed::content::Rng;
 

@@ -4,7 +4,7 @@ use crate::killed::content::Rng;
 
 /// An operation on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum On {
+pub enum FileOp {
     /// Reading.
     Read,
     /// Writing.
@@ -38,7 +38,7 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
     /// Kind of operation.
-    pub on: On,
+    pub on: FileOp,
     /// Prefix of the file name.
     pub file: &'static str,
     /// One in this many operations.
@@ -48,7 +48,7 @@ pub struct Rule {
 }
 
 /// The fault that strikes an operation.
-pub fn draw_fault(rules: &[Rule], rng: &mut Rng, on: On, file: &str) -> Option<Fault> {
-    let meant = |rule: &&Rule| rule.on == on && file.starts_with(rule.file) && rng.below(rule.one_in) == 0;
-    rules.iter().find(meant).map(|rule| rule.fault)
+pub fn draw_fault(rules: &[Rule], rng: &mut Rng, on: FileOp, file: &str) -> Option<Fault> {
+    let applies = |rule: &&Rule| rule.on == on && file.starts_with(rule.file) && rng.below(rule.one_in) == 0;
+    rules.iter().find(applies).map(|rule| rule.fault)
 }

@@ -11,7 +11,7 @@ use fuser::{
 };
 
 use super::image::Image;
-use super::rules::{Fault, On, draw_fault};
+use super::rules::{Fault, FileOp, draw_fault};
 use super::{State, lock};
 
 /// Nothing is cached in the kernel, because bytes may change at rest.
@@ -35,7 +35,7 @@ impl State {
         self.files.get_mut(number(inode)?).map(|(_, image)| image)
     }
 
-    fn draw_fault(&mut self, on: On, inode: INodeNo) -> Option<Fault> {
+    fn draw_fault(&mut self, on: FileOp, inode: INodeNo) -> Option<Fault> {
         let (name, _) = self.files.get(number(inode)?)?;
         let fault = draw_fault(&self.rules, &mut self.rng, on, name);
         self.injected += u64::from(fault.is_some());
@@ -250,7 +250,7 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let fault = lock(&self.0).draw_fault(On::Read, ino);
+        let fault = lock(&self.0).draw_fault(FileOp::Read, ino);
         let state = self.0.clone();
         run_at(fault, move || {
             let read = lock(&state).read(ino, offset as usize, size as usize, fault);
@@ -273,7 +273,7 @@ impl Filesystem for Server {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let fault = lock(&self.0).draw_fault(On::Write, ino);
+        let fault = lock(&self.0).draw_fault(FileOp::Write, ino);
         let (state, data) = (self.0.clone(), data.to_vec());
         run_at(fault, move || {
             let written = lock(&state).write(ino, offset as usize, &data, fault);
@@ -285,7 +285,7 @@ impl Filesystem for Server {
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let fault = lock(&self.0).draw_fault(On::Sync, ino);
+        let fault = lock(&self.0).draw_fault(FileOp::Sync, ino);
         let state = self.0.clone();
         run_at(fault, move || {
             let synced = lock(&state).sync(ino, fault);

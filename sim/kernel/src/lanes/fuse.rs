@@ -6,7 +6,7 @@ use std::time::Duration;
 use pagelith::Store;
 
 use super::Skip;
-use crate::fault_disk::{Fault, FaultDisk, On, Rule};
+use crate::fault_disk::{Fault, FaultDisk, FileOp, Rule};
 use crate::killed::model::Device;
 use crate::report::Seen;
 use crate::work::Life;
@@ -55,7 +55,7 @@ fn life_with(dir: &Path, seed: u64, rules: &[Rule], device: Device, timeout: Dur
     }
     life.work(&store, 350);
     (life.timeout, life.over_max) = usual;
-    if rules.iter().any(|r| r.on == On::Read && r.fault == Fault::Short && r.one_in == 1) {
+    if rules.iter().any(|r| r.on == FileOp::Read && r.fault == Fault::Short && r.one_in == 1) {
         // None of its reads transferred all bytes.
         assert_eq!(store.stats().hits_ssd, 0, "wrong bytes: a short read was a hit");
     }
@@ -83,7 +83,7 @@ pub(super) fn done(disk: &FaultDisk, life: Life) -> Seen {
 
 const USUAL: Duration = Duration::from_secs(2);
 
-fn on(on: On, one_in: u64, fault: Fault) -> [Rule; 3] {
+fn on(on: FileOp, one_in: u64, fault: Fault) -> [Rule; 3] {
     FILES.map(|file| Rule { on, file, one_in, fault })
 }
 
@@ -92,7 +92,7 @@ pub fn torn_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(
         dir,
         seed,
-        &[Rule { on: On::Write, file: DATA, one_in: 6, fault: Fault::Torn }],
+        &[Rule { on: FileOp::Write, file: DATA, one_in: 6, fault: Fault::Torn }],
         Device::Lying,
         USUAL,
     )
@@ -103,7 +103,7 @@ pub fn lost_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(
         dir,
         seed,
-        &[Rule { on: On::Write, file: DATA, one_in: 6, fault: Fault::Lost }],
+        &[Rule { on: FileOp::Write, file: DATA, one_in: 6, fault: Fault::Lost }],
         Device::Lying,
         USUAL,
     )
@@ -114,7 +114,7 @@ pub fn misdirected_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(
         dir,
         seed,
-        &[Rule { on: On::Write, file: DATA, one_in: 6, fault: Fault::Misdirected }],
+        &[Rule { on: FileOp::Write, file: DATA, one_in: 6, fault: Fault::Misdirected }],
         Device::Lying,
         USUAL,
     )
@@ -122,12 +122,12 @@ pub fn misdirected_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 
 /// Reads return the bytes of another offset.
 pub fn misdirected_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    life_with(dir, seed, &on(On::Read, 6, Fault::Misdirected), Device::Sick, USUAL)
+    life_with(dir, seed, &on(FileOp::Read, 6, Fault::Misdirected), Device::Sick, USUAL)
 }
 
 /// Bits flip in reads.
 pub fn flip_in_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    life_with(dir, seed, &on(On::Read, 6, Fault::Flip), Device::Sick, USUAL)
+    life_with(dir, seed, &on(FileOp::Read, 6, Fault::Flip), Device::Sick, USUAL)
 }
 
 /// Bits flip in writes.
@@ -135,7 +135,7 @@ pub fn flip_in_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(
         dir,
         seed,
-        &[Rule { on: On::Write, file: DATA, one_in: 6, fault: Fault::Flip }],
+        &[Rule { on: FileOp::Write, file: DATA, one_in: 6, fault: Fault::Flip }],
         Device::Lying,
         USUAL,
     )
@@ -143,8 +143,8 @@ pub fn flip_in_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 
 /// Transfers of which half is done, again and again, until the kernel gives up with a byte missing.
 pub fn short(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    let [reads, ..] = on(On::Read, 1, Fault::Short);
-    let [writes, ..] = on(On::Write, 1, Fault::Short);
+    let [reads, ..] = on(FileOp::Read, 1, Fault::Short);
+    let [writes, ..] = on(FileOp::Write, 1, Fault::Short);
     let reading = seed.is_multiple_of(2);
     life_with(
         dir,
@@ -157,17 +157,17 @@ pub fn short(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 
 /// Reads fail.
 pub fn eio_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    life_with(dir, seed, &on(On::Read, 4, Fault::Eio), Device::Sick, USUAL)
+    life_with(dir, seed, &on(FileOp::Read, 4, Fault::Eio), Device::Sick, USUAL)
 }
 
 /// Writes fail.
 pub fn eio_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    life_with(dir, seed, &on(On::Write, 8, Fault::Eio), Device::Well, USUAL)
+    life_with(dir, seed, &on(FileOp::Write, 8, Fault::Eio), Device::Well, USUAL)
 }
 
 /// The file system below has no space for allocated blocks: thin provisioning, snapshots.
 pub fn no_space(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    life_with(dir, seed, &on(On::Write, 8, Fault::NoSpace), Device::Well, USUAL)
+    life_with(dir, seed, &on(FileOp::Write, 8, Fault::NoSpace), Device::Well, USUAL)
 }
 
 /// Delay of a late operation.
@@ -178,14 +178,20 @@ const STALLED_CALL_MAX: Duration = Duration::from_millis(LATE_MS as u64 * 2 / 3)
 /// Reads, writes and syncs take much longer than the timeout of calls.
 pub fn stall(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     let late = |on| Rule { on, file: DATA, one_in: 30, fault: Fault::Late(LATE_MS) };
-    life_with(dir, seed, &[On::Read, On::Write, On::Sync].map(late), Device::Well, Duration::from_millis(150))
+    life_with(
+        dir,
+        seed,
+        &[FileOp::Read, FileOp::Write, FileOp::Sync].map(late),
+        Device::Well,
+        Duration::from_millis(150),
+    )
 }
 
 /// All faults at once.
 pub fn all(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     let mut rules = Vec::new();
     for fault in [Fault::Eio, Fault::Misdirected, Fault::Flip, Fault::Short, Fault::Late(300)] {
-        rules.push(Rule { on: On::Read, file: DATA, one_in: 40, fault });
+        rules.push(Rule { on: FileOp::Read, file: DATA, one_in: 40, fault });
     }
     for fault in [
         Fault::Eio,
@@ -197,7 +203,7 @@ pub fn all(dir: &Path, seed: u64) -> Result<Seen, Skip> {
         Fault::Short,
         Fault::Late(300),
     ] {
-        rules.push(Rule { on: On::Write, file: DATA, one_in: 60, fault });
+        rules.push(Rule { on: FileOp::Write, file: DATA, one_in: 60, fault });
     }
     life_with(dir, seed, &rules, Device::Lying, USUAL)
 }

@@ -1,4 +1,4 @@
-//! A store on its own ext4 on a loop device; faults are made in the file behind the device.
+//! A store on its own ext4 on a loop device; faults are made in the backing file of the device.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -282,7 +282,7 @@ pub fn full(_: &Path, seed: u64) -> Result<Seen, Skip> {
     for _ in 0..3 {
         let error = other.try_open().expect_err("no room");
         assert_eq!(error.kind, pagelith::ErrorKind::NoSpace, "{error}");
-        assert!(!fs.path().join("other").exists() && fs.free_bytes() == free, "something is left behind");
+        assert!(!fs.path().join("other").exists() && fs.free_bytes() == free, "files are left");
         life.noticed += 1;
     }
     let store = life.open();

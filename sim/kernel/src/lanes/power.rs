@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::Skip;
 use super::fuse::{disk_and_life, done};
-use crate::fault_disk::{Cut, Fault, On, Rule};
+use crate::fault_disk::{Cut, Fault, FileOp, Rule};
 use crate::killed::Victim;
 use crate::killed::model::{Device, Model};
 use crate::killed::points::POINTS;
@@ -27,13 +27,18 @@ pub fn cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 
 /// Syncs fail before the cut: their data may be lost, and all older flushed data is present.
 pub fn failed_sync_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    let rule = |file| Rule { on: On::Sync, file, one_in: 10, fault: Fault::Eio };
+    let rule = |file| Rule { on: FileOp::Sync, file, one_in: 10, fault: Fault::Eio };
     cuts(dir, seed, &["segments", "manifest", "checkpoint"].map(rule), Device::Well)
 }
 
 /// Syncs that lie. Flushed pages may be missing; no answer may be wrong.
 pub fn lost_sync_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    cuts(dir, seed, &[Rule { on: On::Sync, file: "segments", one_in: 3, fault: Fault::Lost }], Device::Lying)
+    cuts(
+        dir,
+        seed,
+        &[Rule { on: FileOp::Sync, file: "segments", one_in: 3, fault: Fault::Lost }],
+        Device::Lying,
+    )
 }
 
 /// Like [`cut`], while segments are reclaimed all the time: removed pages stay gone wherever

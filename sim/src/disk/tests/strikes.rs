@@ -119,7 +119,7 @@ fn lost_write_is_acknowledged_and_changes_nothing() {
     let mut b = b.reopen();
     strike(&b, DiskFault::LostWrite);
     b.write(5, 1, 6);
-    assert!(!only(&b).effective, "what was there already is not missed");
+    assert!(!only(&b).effective, "an unchanged block is not lost data");
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn bit_flip_changes_one_bit_in_memory_or_at_rest() {
 fn stale_read_returns_content_before_last_write() {
     let mut b = full(1);
     strike(&b, DiskFault::StaleRead);
-    assert_eq!(see(&mut b, 0, 1), Ok(vec![1; 4096]), "nobody has written since");
+    assert_eq!(see(&mut b, 0, 1), Ok(vec![1; 4096]), "no write since");
     assert_eq!(b.disk.struck(), []);
     b.disk.set_faults(FaultRates::new(1).with(DiskFault::StaleRead, 1_000_000));
     b.write(4, 1, 50);
@@ -275,7 +275,7 @@ fn stale_read_returns_content_before_last_write() {
     b.sync();
     b.disk.crash(CrashMode::DropAll, 0);
     let mut b = b.reopen();
-    assert_eq!(see(&mut b, 4, 1), Ok(vec![5; 4096]), "but what was durable is remembered through a crash");
+    assert_eq!(see(&mut b, 4, 1), Ok(vec![5; 4096]), "but a crash keeps the durable bytes");
     b.disk.clear_faults();
     assert_eq!(see(&mut b, 4, 1), Ok(vec![70; 4096]));
 }
@@ -317,7 +317,7 @@ fn delayed_operation_is_late_and_executes_once() {
         let mut done = Vec::new();
         b.queue.wait(&mut done, Duration::from_millis(1));
         let tokens: Vec<u64> = done.drain(..).map(|c| c.token).collect();
-        assert_eq!((tokens, b.block(3)), (vec![2], 4), "the one behind it overtakes it");
+        assert_eq!((tokens, b.block(3)), (vec![2], 4), "the next one overtakes it");
         b.disk.clear_faults();
         let ops = b.disk.ops_done();
         b.queue.wait(&mut done, Duration::from_secs(60));

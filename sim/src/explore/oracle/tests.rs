@@ -138,7 +138,7 @@ fn miss_without_eviction_is_wrong() {
     c.oracle.rebooted(false);
     assert!(c.miss(), "the process that runs could not read everything");
     c.oracle.rebooted(true);
-    assert!(c.miss(), "and its checkpoint is of what it read");
+    assert!(c.miss(), "and its checkpoint has what it read");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn failed_write_excuses_unflushed_objects() {
     c.oracle.struck(Struck::Write);
     assert!(c.miss(), "the tier may be turned off");
     c.oracle.rebooted(true);
-    assert!(c.hit(put) && !c.miss(), "but what was flushed is there for the next process");
+    assert!(c.hit(put) && !c.miss(), "but the next process has the flushed object");
     c.oracle.struck(Struck::Write);
     c.take(true);
     c.put();
@@ -188,7 +188,7 @@ fn failed_write_excuses_unflushed_objects() {
 fn removed_object_returns_only_after_lie() {
     for (what, comes_back) in [(Struck::Rot, false), (Struck::Lie, true)] {
         let mut c = Case::new(true);
-        c.oracle.may_be_lied_to();
+        c.oracle.set_lying();
         let put = c.put();
         c.flush();
         c.take(true);
@@ -250,7 +250,7 @@ fn hit_during_struck_read_is_not_made_durable_by_flush() {
     assert!(c.hit(put));
     c.flush();
     c.oracle.rebooted(true);
-    assert!(!c.miss(), "what is seen later is there");
+    assert!(!c.miss(), "an object that is seen later is present");
 }
 
 #[test]
@@ -266,17 +266,17 @@ fn open_group_committed_twice_is_one_put() {
     // The second commit finds no such group.
     c.oracle.put_nothing(A, 1);
     let start = c.oracle.tick();
-    assert!(c.oracle.may_be_here(A, start));
+    assert!(c.oracle.may_be_present(A, start));
 }
 
 #[test]
 fn after_failed_sync_only_machine_crash_proves_durability() {
-    for fell in [false, true] {
+    for crashed in [false, true] {
         let mut c = Case::new(true);
         let put = c.put();
         c.oracle.struck(Struck::Write);
         c.oracle.began_after_failed_sync();
-        if fell {
+        if crashed {
             c.oracle.machine_crashed();
         }
         c.oracle.rebooted(true);
@@ -285,7 +285,7 @@ fn after_failed_sync_only_machine_crash_proves_durability() {
         assert!(c.hit(put));
         c.flush();
         c.oracle.rebooted(true);
-        assert_eq!(c.miss(), !fell, "the device may have kept it in its cache alone");
+        assert_eq!(c.miss(), !crashed, "the device may have kept it in its cache alone");
     }
 }
 

@@ -11,7 +11,7 @@ use pagelith_layouts::ids::{GroupId, Sequence, StoreId};
 use pagelith_layouts::record::{GroupKind, RecordKind};
 
 use super::*;
-use crate::ssd::append::UnitMember;
+use crate::ssd::append::RecordMember;
 use crate::ssd::volume::Geometry;
 
 const SEGMENTS: FileId = FileId(9);
@@ -187,7 +187,7 @@ impl Rig {
     fn append(&mut self, id: u64) {
         let mut payload = AlignedBuf::new(4096).expect("memory");
         payload.fill(id as u8);
-        let member = UnitMember {
+        let member = RecordMember {
             key: opaque_key(NAMESPACE, &id.to_le_bytes()),
             length: 4096,
             checksums: payload.chunks(BLOCK_BYTES as usize).map(checksum).collect(),
@@ -313,7 +313,7 @@ fn queued_writes_are_dropped_after_failed_sync() {
     assert!(events.iter().any(|event| matches!(event, Event::Sealed(_, false))), "{events:?}");
 
     // Dropped writes do not delay a later sync.
-    assert!(rig.log.trust_again());
+    assert!(rig.log.resume_after_sync_fault());
     rig.prepare(1);
     rig.fill(20);
     rig.log.sync();

@@ -1,4 +1,4 @@
-//! The end of a session with reads under way.
+//! The drop of a session with reads in flight.
 
 use pagelith_io::clock::Mono;
 
@@ -6,17 +6,18 @@ use super::{Batch, Session, WAIT_STEP, release_segment};
 use crate::api::outcome::Ticket;
 
 impl Session {
-    /// Have its end wait for reads under way no longer than until `by`: what the device has even then keeps its memory, the ring and
-    /// the files.
-    pub(crate) fn end_by(&mut self, by: Mono) {
-        self.drop_by = Some(by);
+    /// Limit the wait for reads in flight when the session is dropped. Reads that the device still
+    /// has after `deadline` keep their memory, the ring and the files.
+    pub(crate) fn set_drop_deadline(&mut self, deadline: Mono) {
+        self.drop_deadline = Some(deadline);
     }
 }
 
 impl Drop for Session {
-    /// Waits for reads under way: their memory is the caller's. The queue's own drop bounds the wait.
+    /// Waits for reads in flight, since they write to the caller's memory. The drop of the queue
+    /// limits the wait.
     fn drop(&mut self) {
-        let deadline = self.drop_by.unwrap_or_else(|| self.io.shared.deadline(None));
+        let deadline = self.drop_deadline.unwrap_or_else(|| self.io.shared.deadline(None));
         let tickets: Vec<Ticket> = self.batches.iter().map(|(t, _)| *t).collect();
         for ticket in tickets {
             while self.io.shared.now() < deadline {
@@ -27,14 +28,15 @@ impl Drop for Session {
                 }
             }
         }
-        // The queue's own end waits for what is left, as long as anything can. What the kernel has even then it reads into
-        // memory that nobody will look at: it must not keep segments from being reclaimed for ever.
+        // The drop of the queue waits for the remaining reads. If the kernel still has reads after
+        // that, their memory stays allocated and unused; they must not keep segments from being
+        // reclaimed.
         let mut queue = self.io.queue.take();
-        if let (Some(queue), Some(by)) = (&mut queue, self.drop_by) {
-            queue.limit_drop(by.since(self.io.shared.now()));
+        if let (Some(queue), Some(deadline)) = (&mut queue, self.drop_deadline) {
+            queue.limit_drop(deadline.since(self.io.shared.now()));
         }
         drop(queue);
-        self.arrived.clear();
+        self.completions.clear();
         for (_, batch) in &mut self.batches {
             match batch {
                 Batch::Get(b) => b.abandon(&self.io),

@@ -5,7 +5,7 @@ use pagelith_layouts::key::ObjectKey;
 use crate::api::error::{Error, Result};
 use crate::api::outcome::PutOutcome;
 use crate::api::request::{Options, PutSlice};
-use crate::store::store::Store;
+use crate::store::embedded::Store;
 
 /// See [`Store::put_parts`].
 pub(crate) fn put(
@@ -15,7 +15,7 @@ pub(crate) fn put(
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
     let shared = &store.shared;
-    let (deadline, room) = (shared.deadline(options.timeout), shared.room_deadline(&options));
+    let (deadline, room) = (shared.deadline(options.timeout), shared.arena_wait_deadline(&options));
     // All groups of one call are equally recent.
     let request = Some(options.request.unwrap_or_else(|| store.begin_request()));
     let depths = (0..).map(|page| options.depth.saturating_add(page));

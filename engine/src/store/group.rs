@@ -1,0 +1,115 @@
+//! A base group that a caller puts in several calls.
+
+use std::time::Duration;
+
+use pagelith_layouts::key::ObjectKey;
+
+use crate::api::error::{Error, ErrorKind, Result};
+use crate::api::outcome::{Done, PutOutcome};
+use crate::api::request::{Options, PutSlice};
+use crate::store::embedded::Store;
+use crate::write::groups::{GroupId, JoinedGroup, join};
+
+/// A base group of one page that was begun and is not committed yet. Created by
+/// [`Store::begin_group`]; may be used by several threads at once. Dropping it leaves the group
+/// open until its deadline, for other callers that joined it.
+pub struct Group<'a> {
+    store: &'a Store,
+    joined: JoinedGroup,
+}
+
+/// See [`Store::begin_group`].
+pub(crate) fn begin<'a>(store: &'a Store, required: &[ObjectKey], options: Options) -> Result<Group<'a>> {
+    join(&store.shared, required, &options, false).map(|joined| Group { store, joined })
+}
+
+/// See [`Store::open_group`].
+pub(crate) fn open(store: &Store, id: GroupId) -> Option<Group<'_>> {
+    JoinedGroup::of(&store.shared, id).map(|joined| Group { store, joined })
+}
+
+impl Group<'_> {
+    /// The group's identifier, for [`crate::Session::submit_commit`].
+    pub fn id(&self) -> GroupId {
+        self.joined.id()
+    }
+
+    /// The objects of the group, in the order in which they are stored on SSD: the order given by
+    /// the call that began it.
+    pub fn required(&self) -> &[ObjectKey] {
+        self.joined.required()
+    }
+
+    /// Put objects of the group, in any order; one outcome for each. On success the outcome is
+    /// `Waiting`: the bytes are in the store, and become visible when the group is committed. An
+    /// object that the store already has, in this group or by itself, is `AlreadyPresent`, and its
+    /// bytes are not read; if it is evicted before the commit, it is missing again. If the arena or
+    /// the limit on open groups is full, the call waits until the timeout, then returns `Busy`.
+    ///
+    /// # Errors
+    /// `Invalid` for an object that the group does not require, that has no bytes, that has another
+    /// length than the object present, or that is too large by itself or with the others;
+    /// `Unavailable` if the group is not open any more.
+    pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        let deadline = self.store.shared.arena_wait_deadline(&options);
+        let put = |object| self.store.shared.while_busy(deadline, || self.try_put(object));
+        objects.iter().map(put).collect()
+    }
+
+    /// As [`Group::put`] for one object, without waiting: a full arena is `Busy` at once.
+    pub fn try_put(&self, object: &PutSlice<'_>) -> Result<PutOutcome> {
+        self.joined.put(&self.store.shared, object)
+    }
+
+    /// The required objects that are neither put nor in the store.
+    pub fn missing(&self) -> Vec<ObjectKey> {
+        self.joined.missing(&self.store.shared)
+    }
+
+    /// Make the whole group visible at once. `Stored` if this call made it visible,
+    /// `AlreadyPresent` if it was visible before, `Waiting` if objects are missing (see
+    /// [`Group::missing`]): then it stays open, and more objects may be put. Objects that the store
+    /// has by themselves count as put.
+    ///
+    /// # Errors
+    /// `Invalid` if the group is too large, or one of its objects is in another group; `Busy` if
+    /// the store had no room in time (the group stays open); `Unavailable` if the group was not
+    /// open any more.
+    pub fn commit(&self, options: Options) -> Result<PutOutcome> {
+        let shared = &self.store.shared;
+        let deadline = shared.deadline(options.timeout);
+        let room = shared.arena_wait_deadline(&options);
+        // Each attempt has the remaining time.
+        let left = || Some(deadline.since(shared.now()));
+        shared.while_busy(room, || self.commit_once(Options { timeout: left(), ..options }))
+    }
+
+    fn commit_once(&self, options: Options) -> Result<PutOutcome> {
+        let outcomes = self.store.with_session(options.timeout, |session| {
+            let ticket = session.submit_commit(self.joined.id(), options);
+            loop {
+                if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
+                    break done;
+                }
+            }
+        })?;
+        let Done::Put(done) = outcomes else {
+            return Err(Error::new(ErrorKind::Internal, "commit returned no put outcomes"));
+        };
+        self.joined.commit_outcome(&self.store.shared, done)
+    }
+
+    /// Abort the group: its objects are dropped, including those of other callers that joined it.
+    pub fn abort(self) {
+        self.joined.abort(&self.store.shared);
+    }
+}
+
+impl std::fmt::Debug for Group<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Group")
+            .field("id", &self.id())
+            .field("required", &self.required())
+            .finish_non_exhaustive()
+    }
+}
